@@ -95,7 +95,8 @@ class Verdicts:
             outcome.evidence = bet_once(outcome, self._others(case.key))
             return verdict_on(worker, submission, outcome, log_index)
 
-        envelope = await self._trusted.append_verdict(verdict_at)
+        is_new = self._peer.run.evicted(worker) is None
+        envelope = await self._trusted.append_verdict(verdict_at)  # evicts for a proven fault
         contradicting = self._docket.give(envelope)
         self._inbox.let_go(key)
         await self._queue.remove(key)
@@ -106,7 +107,7 @@ class Verdicts:
         elif binds(verdict) and not verdict.proven_fault:
             self._peer.blobs.register(verdict.submission, path_of(key), 0, verdict.size_bytes)
         else:
-            if outcome.proven_fault and self._peer.run.evicted(worker) is None:
+            if outcome.proven_fault and is_new:
                 await self._keep_evidence(case)
             await self._inbox.remove(key)
         self._peer.gossip.publish(envelope)
@@ -169,12 +170,21 @@ class Verdicts:
             self._trusted.faults.lend(record)
 
     def _record_of(self, case: Case) -> FaultRecord | None:
+        """The signed messages of a case; None if they do not prove anything to others.
+
+        The step's version of the manifest may be forgotten. And when the owner has replaced the
+        trainer in the middle of a step, that version does not name the trainer that goes on.
+        """
         signed = self._peer.run.version(case.order.run_digest)
         if signed is None:
-            return None  # the version was forgotten meanwhile
-        return FaultRecord(
+            return None
+        record = FaultRecord(
             announcement=case.announced.raw, order=case.ordered.raw, manifest=signed.raw
         )
+        try:
+            return record if record.opened else None
+        except ValueError:
+            return None
 
     def if_evicted(self, worker: str) -> Outcome | None:
         """The outcome for a submission of an evicted worker; None for any other worker."""
@@ -257,13 +267,8 @@ class Verdicts:
             )
 
     async def _evict_if_due(self, worker: str, digest: bytes, outcome: Outcome) -> None:
-        """Evict for a proven fault, or when honest chance cannot explain a worker's evidence."""
-        if self._peer.run.evicted(worker) is not None:
-            return
-        if outcome.proven_fault:
-            await self._trusted.evict(worker, f"proven fault: {outcome.detail}", digest, 1.0, 0.0)
-            return
-        if not outcome.evidence.tokens:
+        """Evict a worker when honest chance cannot explain the evidence against it."""
+        if self._peer.run.evicted(worker) is not None or not outcome.evidence.tokens:
             return
         limit = self._peer.run.manifest.thresholds.eviction_p_value
         standing = self._records.standing(worker)

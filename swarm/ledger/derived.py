@@ -78,20 +78,23 @@ class DerivedTables:
         )
         return [(position, entry, envelope) for position, entry, envelope in rows]
 
-    def judged_count(self, worker: str) -> int:
-        """Count the verdicts on a worker's submissions in all logs."""
+    def judged_counts(self, worker: str, start: int) -> dict[int, int]:
+        """Count the verdicts on a worker's submissions of each step from `start` on, in all
+        logs."""
         rows = self._database.read(
-            "SELECT COUNT(*) FROM judged WHERE worker = ? ORDER BY 1", (worker,)
+            "SELECT step, COUNT(*) FROM judged WHERE worker = ? AND step >= ? "
+            "GROUP BY step ORDER BY step",
+            (worker, start),
         )
-        return int(rows[0][0])
+        return {int(step): int(count) for step, count in rows}
 
-    def judged_of(self, worker: str, start: int) -> list[Record]:
-        """Return the verdicts on a worker's submissions from step `start` on, in all logs."""
+    def judged_at(self, worker: str, step: int) -> list[Record]:
+        """Return the verdicts on a worker's submissions of a step, in all logs."""
         rows = self._database.read(
             "SELECT j.owner, j.position, e.entry FROM judged j JOIN entries e "
             "ON e.owner = j.owner AND e.position = j.position "
-            "WHERE j.worker = ? AND j.step >= ? ORDER BY j.owner, j.position",
-            (worker, start),
+            "WHERE j.worker = ? AND j.step = ? ORDER BY j.owner, j.position",
+            (worker, step),
         )
         return [Record(owner, position, decode(entry)) for owner, position, entry in rows]
 

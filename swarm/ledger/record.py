@@ -95,6 +95,12 @@ def fine(refused: Judged, safety: float) -> int:
     return round(max(0.0, safety / refused.share - 1) * refused.tokens)
 
 
+def stake_of(balances: Mapping[int, int], step: int, rules: Rules) -> int:
+    """The stake before a submission for `step` (`Work.stake`), from the balances by step."""
+    start = step - rules.stake_steps
+    return max(0, sum(balance for each, balance in balances.items() if each > start))
+
+
 @dataclass(frozen=True)
 class Work:
     """One worker's submissions that decide its record, each once."""
@@ -112,14 +118,17 @@ class Work:
         Steps after it count too: they are known only if an earlier step is judged late, or after
         a rollback.
         """
-        start = step - rules.stake_steps
-        earned = sum(
-            self.credited[submission].tokens
-            for submission in self.verified
-            if self.credited[submission].step > start
-        )
-        lost = sum(fine(refused, rules.safety) for refused in self.refuted if refused.step > start)
-        return max(0, earned - lost)
+        balances = self.balances(rules)
+        return stake_of(balances, step, rules)
+
+    def balances(self, rules: Rules) -> dict[int, int]:
+        """Tokens that add to the stake, less fines, by step."""
+        balances: defaultdict[int, int] = defaultdict(int)
+        for submission in self.verified:
+            balances[self.credited[submission].step] += self.credited[submission].tokens
+        for refused in self.refuted:
+            balances[refused.step] -= fine(refused, rules.safety)
+        return dict(balances)
 
     def standings(
         self, newest_step: int, evicted_at: int | None, rules: Rules

@@ -14,7 +14,7 @@ from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger import ruling
 from swarm.ledger.entries import Consumed, Entry, Evicted, Judged, Outcome, Reinstated
 from swarm.ledger.record import Rules, Standing, Work, refutation
-from swarm.messages import Eviction, RunManifest
+from swarm.messages import Eviction, Reinstatement, RunManifest
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,19 @@ class Authority:
     """In order of rank."""
     trusted: Sequence[str]
     rules: Rules
+    run: str
+    """The run's id, which signed evictions and reinstatements name."""
 
     @classmethod
     def of(cls, owner: str, manifest: RunManifest) -> Authority:
         """The authority that a manifest of this owner gives."""
-        return cls(owner, manifest.validator_ids(), manifest.trusted_ids(), Rules.of(manifest))
+        return cls(
+            owner,
+            manifest.validator_ids(),
+            manifest.trusted_ids(),
+            Rules.of(manifest),
+            f"{owner}/{manifest.name}",
+        )
 
 
 @dataclass
@@ -194,7 +202,7 @@ def _standings(
     newest_step = max(newest, found.newest)[1]
     standings: dict[bytes, Standing] = {}
     for worker, work in works.items():
-        eviction = _eviction_in_force(found.expulsions.get(worker, ()), authority)
+        eviction = _eviction_in_force(worker, found.expulsions.get(worker, ()), authority)
         evicted_at = None
         if eviction is not None:
             case = found.cases.get((eviction.submission, worker), {})
@@ -203,18 +211,25 @@ def _standings(
     return dict(sorted(standings.items()))
 
 
-def _eviction_in_force(envelopes: Iterable[bytes], authority: Authority) -> Eviction | None:
-    """A worker's newest eviction, unless its newest reinstatement is newer."""
+def _eviction_in_force(
+    worker: str, envelopes: Iterable[bytes], authority: Authority
+) -> Eviction | None:
+    """A worker's newest eviction, unless its newest reinstatement is newer.
+
+    An entry of a log may hold any bytes, so only the signed message says whom it is about.
+    """
     newest: Envelope | None = None
     for raw in sorted(envelopes):
         try:
             envelope = open_envelope(raw)
         except Dropped:
             continue
+        message = envelope.message
         allowed = (
-            envelope.sender in authority.trusted
-            if isinstance(envelope.message, Eviction)
-            else envelope.sender == authority.owner
+            isinstance(message, (Eviction, Reinstatement))
+            and (message.peer, envelope.body.run) == (worker, authority.run)
+            and envelope.sender
+            in (authority.trusted if isinstance(message, Eviction) else [authority.owner])
         )
         if allowed and (newest is None or envelope.body.issued_ms >= newest.body.issued_ms):
             newest = envelope

@@ -21,7 +21,8 @@ from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror, forks_in
 from swarm.ledger.serving import serving_ledger
-from swarm.ledger.state import Authority, ledger_state
+from swarm.ledger.stakes import Stakes
+from swarm.ledger.state import Authority
 from swarm.messages import Eviction, Heartbeat, LogHead, Present, Reinstatement, StepOrder, Verdict
 from swarm.messenger import Messenger
 from swarm.node.invites import Invites
@@ -52,10 +53,6 @@ STATUS_SECONDS = 1.0
 
 REINSTATEMENTS_WAITING_MAX = 1000
 """Most received reinstatements that wait to be logged. An owner signs only a few."""
-
-
-STAKES_REMEMBERED_MAX = 4096
-"""Most stakes remembered, so that heartbeats do not read the logs again."""
 
 
 class TrustedPart:
@@ -97,8 +94,7 @@ class TrustedPart:
         self._signed_head: Envelope | None = None
         self._status: tuple[float, tuple[list[bytes], list[Present]]] = (-math.inf, ([], []))
         """Time of the last status, and the status."""
-        self._stakes: dict[str, tuple[tuple[int, int, int], int]] = {}
-        """Stakes by worker, and what each was computed from: number of verdicts, step, version."""
+        self._stakes = Stakes(self.tables)
         self._heard_reinstatement, self._reinstatements = trio.open_memory_channel[Envelope](
             REINSTATEMENTS_WAITING_MAX
         )
@@ -144,36 +140,49 @@ class TrustedPart:
     async def append_verdict(self, verdict_at: Callable[[int], Verdict]) -> Envelope:
         """Sign and append the verdict that `verdict_at` makes for its index in the log.
 
-        One transaction makes the log entry and the envelope durable before the return.
+        One transaction makes the log entry and the envelope durable before the return, and with a
+        proven fault the eviction, so that no restart comes between them.
         """
         await self._restored.wait()
         async with self._appending:
             verdict = verdict_at(self._log.size())
             envelope = await self._seal(verdict, VERDICT_LIFETIME_SECONDS)
-            entry = judged(verdict)
+            entries: list[Entry] = [judged(verdict)]
+            eviction = None
+            if verdict.proven_fault and self._run.evicted(verdict.worker) is None:
+                reason, digest = f"proven fault: {verdict.detail}", verdict.submission
+                eviction, entry = await self._eviction(verdict.worker, reason, digest, 1.0, 0.0)
+                entries.append(entry)
 
             def keep(connection: sqlite3.Connection, index: int) -> None:
                 assert index == verdict.log_index, "somebody else appended to this log"
                 keep_verdict(connection, index, envelope)
-                deriving(self._log.owner, [entry])(connection, index)
+                deriving(self._log.owner, entries)(connection, index)
 
-            written = await self._log.append([entry], keep)
+            written = await self._log.append(entries, keep)
         self._grown.set(written.stop)
+        if eviction is not None:
+            self._gossip.publish(eviction)
         return envelope
 
     async def evict(
         self, peer: str, reason: str, submission: bytes, figure: float, threshold: float
     ) -> None:
         """Evict a peer from the run. The log makes the eviction durable before it is announced."""
+        envelope, entry = await self._eviction(peer, reason, submission, figure, threshold)
+        await self.append([entry])
+        self._gossip.publish(envelope)
+
+    async def _eviction(
+        self, peer: str, reason: str, submission: bytes, figure: float, threshold: float
+    ) -> tuple[Envelope, Evicted]:
         reason = reason[:500]
         eviction = Eviction(
             peer=peer, reason=reason, submission=submission, figure=figure, threshold=threshold
         )
         envelope = await self._seal(eviction, EVICTION_LIFETIME_SECONDS)
-        await self.append(
-            [Evicted(peer=peer, reason=reason, submission=submission, envelope=envelope.raw)]
-        )
-        self._gossip.publish(envelope)
+        entry = Evicted(peer=peer, reason=reason, submission=submission, envelope=envelope.raw)
+        return envelope, entry
 
     async def _admitted(self, peer: str, roles: Sequence[str]) -> None:
         """Log a peer's admission unless a log of a trusted peer already has one."""
@@ -202,15 +211,9 @@ class TrustedPart:
 
     def stake(self, worker: str, step: int) -> int:
         """Return a worker's stake before a submission for `step` (`swarm.ledger.record`)."""
-        verdicts = self.tables.judged_count(worker)
-        known = (verdicts, step, self._run.manifest.version)
-        held = self._stakes.get(worker)
-        if held is None or held[0] != known:
-            stake = self._stake_in_logs(worker, step) if verdicts else 0
-            if len(self._stakes) >= STAKES_REMEMBERED_MAX:
-                self._stakes.clear()
-            held = self._stakes[worker] = (known, stake)
-        return held[1]
+        manifest = self._run.manifest
+        authority = Authority.of(self._run.owner, manifest)
+        return self._stakes.stake(worker, step, authority, manifest.version)
 
     def is_on_trial(self, worker: str) -> bool:
         """Whether a worker may have only one unjudged submission."""
@@ -218,12 +221,6 @@ class TrustedPart:
         if worker in manifest.trusted_ids() or not manifest.admissions.trial:
             return False
         return self._stake_now(worker) == 0
-
-    def _stake_in_logs(self, worker: str, step: int) -> int:
-        authority = Authority.of(self._run.owner, self._run.manifest)
-        start = step - authority.rules.stake_steps + 1
-        work = ledger_state(self.tables.judged_of(worker, start), authority).works.get(worker)
-        return 0 if work is None else work.stake(step, authority.rules)
 
     def _stake_now(self, worker: str) -> int:
         """Return a worker's stake at the newest step."""

@@ -54,6 +54,7 @@ def read_accounts(swarm: Swarm) -> Accounts:
         validators=swarm.validators,
         trusted=[peer.identity.peer_id for peer in trusted],
         rules=Rules(stake_steps=100, hold_steps=110, safety=3.0),
+        run="",
     )
     state = ledger_state(records, authority)
     trained: set[bytes] = set()

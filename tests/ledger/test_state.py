@@ -16,7 +16,7 @@ from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, sealed
 VALIDATORS = [ALICE.peer_id, BOB.peer_id]
 TRUSTED = [TRAINER.peer_id, *VALIDATORS]
 RULES = Rules(stake_steps=10, hold_steps=15, safety=3.0)
-AUTHORITY = Authority(OWNER.peer_id, VALIDATORS, TRUSTED, RULES)
+AUTHORITY = Authority(OWNER.peer_id, VALIDATORS, TRUSTED, RULES, "owner/run")
 
 
 def state(logs: dict[str, list[Entry]], seed: int = 0) -> LedgerState:
@@ -167,12 +167,12 @@ def evicted(number: int, at: float = 0.0) -> Evicted:
     message = Eviction(
         peer=WORKER.peer_id, reason="a lie", submission=name, figure=1.0, threshold=0.0
     )
-    envelope = sealed(ALICE, message, "run", at=at)
+    envelope = sealed(ALICE, message, "owner/run", at=at)
     return Evicted(peer=WORKER.peer_id, reason="a lie", submission=name, envelope=envelope.raw)
 
 
 def reinstated(at: float) -> Reinstated:
-    envelope = sealed(OWNER, Reinstatement(peer=WORKER.peer_id), "run", at=at)
+    envelope = sealed(OWNER, Reinstatement(peer=WORKER.peer_id), "owner/run", at=at)
     return Reinstated(peer=WORKER.peer_id, envelope=envelope.raw)
 
 
@@ -202,11 +202,11 @@ def test_an_eviction_voids_what_is_held_and_a_reinstatement_restores_it() -> Non
 def test_only_the_owner_reinstates_and_only_trusted_peers_evict() -> None:
     log: list[Entry] = [judged(0), judged(1)]
     message = Eviction(peer=WORKER.peer_id, reason="-", submission=FIRST, figure=1.0, threshold=0.0)
-    forged = sealed(WORKER, message, "run").raw
+    forged = sealed(WORKER, message, "owner/run").raw
     assert (
         total({ALICE.peer_id: [*log, msgspec.structs.replace(evicted(1), envelope=forged)]})[2] == 0
     )
-    pardon = sealed(ALICE, Reinstatement(peer=WORKER.peer_id), "run", at=9.0).raw
+    pardon = sealed(ALICE, Reinstatement(peer=WORKER.peer_id), "owner/run", at=9.0).raw
     by_another = msgspec.structs.replace(reinstated(1.0), envelope=pardon)
     assert total({ALICE.peer_id: [*log, evicted(1), by_another]})[2] == 20
 

@@ -129,10 +129,10 @@ def evicted(lab: Swarm, record: FaultRecord, file: bytes) -> tuple[Archive, Faul
                     outcome="refused",
                     failed="prompts",
                     proven_fault=True,
+                    detail="prompts",
                     rewards=[],
                 )
             )
-            await alice.trusted.evict(WORKER.peer_id, "proven fault: prompts", digest, 1.0, 0.0)
             run = Run(lab.manifest)
             archive = await fetch_archive(anyone.node, run)
             found.append((archive, *await fetch_evidence(anyone.node, run, digest)))

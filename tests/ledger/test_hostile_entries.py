@@ -1,0 +1,127 @@
+"""Entries that a malicious trusted peer may write into its own log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from peers.validator.records import Records
+from swarm.ledger.entries import Entry, Evicted, Reinstated
+from swarm.messages import Eviction, Reinstatement
+from tests.ledger.harness import (
+    ALICE,
+    BOB,
+    OWNER,
+    TRAINER,
+    WORKER,
+    Swarm,
+    identity,
+    in_virtual_time,
+    sealed,
+    verdict_at,
+)
+from tests.ledger.test_evidence import CHEATED, capital
+from tests.ledger.test_state import judged, state
+
+ANOTHER = identity(77)
+RUN = "owner/run"
+
+
+def test_only_the_owners_reinstatement_clears_evidence(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+            await alice.trusted.append_verdict(verdict_at(0, evidence=CHEATED))
+            before = capital(alice)
+            assert before > 0
+            theirs = sealed(OWNER, Reinstatement(peer=ANOTHER.peer_id), swarm.run)
+            forged = sealed(BOB, Reinstatement(peer=WORKER.peer_id), swarm.run)
+            for raw in (b"nothing", theirs.raw, forged.raw):
+                await bob.trusted.append([Reinstated(peer=WORKER.peer_id, envelope=raw)])
+            await bob.trusted.append_verdict(verdict_at(1))
+            await alice.until(
+                lambda: alice.trusted.tables.judged_counts(WORKER.peer_id, 0) == {0: 2},
+                "bob's log arrives",
+            )
+            assert capital(alice) == before
+
+    in_virtual_time(main)
+
+
+def test_a_reinstatement_that_is_logged_again_clears_nothing_more(tmp_path: Path) -> None:
+    """Every trusted peer logs it, and some logs arrive late."""
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+            pardon = sealed(OWNER, Reinstatement(peer=WORKER.peer_id), swarm.run)
+            entry = Reinstated(peer=WORKER.peer_id, envelope=pardon.raw)
+            await alice.trusted.append([entry])
+            await alice.trusted.append_verdict(verdict_at(0, evidence=CHEATED))
+            before = capital(alice)
+            assert before > 0
+            await bob.trusted.append([entry])
+            await bob.trusted.append_verdict(verdict_at(1))
+            await alice.until(
+                lambda: alice.trusted.tables.judged_counts(WORKER.peer_id, 0) == {0: 2},
+                "bob's log arrives",
+            )
+            assert capital(alice) == before
+            records = Records(alice.run_node.run, alice.trusted)
+            assert records.standing(WORKER.peer_id).log_capital == before
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("of", ["another peer", "another run"])
+def test_an_eviction_of_another_voids_nothing(of: str) -> None:
+    peer, run = (ANOTHER, RUN) if of == "another peer" else (WORKER, "owner/another")
+    envelope = sealed(ALICE, Eviction(peer=peer.peer_id, reason="a fault"), run)
+    entries: list[Entry] = [
+        judged(0),
+        Evicted(peer=WORKER.peer_id, reason="a fault", envelope=envelope.raw),
+    ]
+    found = state({ALICE.peer_id: entries})
+    assert found.totals[WORKER.peer_id].void == 0
+
+
+def test_a_reinstatement_of_another_restores_nothing() -> None:
+    evicted = sealed(ALICE, Eviction(peer=WORKER.peer_id, reason="a fault"), RUN)
+    pardon = sealed(OWNER, Reinstatement(peer=ANOTHER.peer_id), RUN, at=5.0)
+    entries: list[Entry] = [
+        judged(0),
+        Evicted(peer=WORKER.peer_id, reason="a fault", envelope=evicted.raw),
+        Reinstated(peer=WORKER.peer_id, envelope=pardon.raw),
+    ]
+    found = state({ALICE.peer_id: entries})
+    assert found.totals[WORKER.peer_id].void > 0
+
+
+def test_a_proven_fault_and_its_eviction_are_logged_together(tmp_path: Path) -> None:
+    """A validator that is killed between the two would never evict."""
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(TRAINER):
+            fault = verdict_at(0, outcome="refused", failed="prompts", proven_fault=True)
+            await alice.trusted.append_verdict(fault)
+        async with swarm.peer(ALICE) as alice:
+            await trio.sleep(1)
+            assert alice.run_node.run.evicted(WORKER.peer_id) is not None
+
+    in_virtual_time(main)
+
+
+def test_strangers_do_not_flush_the_remembered_stakes(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice:
+            await alice.trusted.append_verdict(verdict_at(0, evidence=CHEATED))
+            alice.trusted.stake(WORKER.peer_id, 0)
+            for number in range(100):
+                alice.trusted.stake(f"stranger {number}", 0)
+            assert len(alice.trusted._stakes) == 1
+
+    in_virtual_time(main)
