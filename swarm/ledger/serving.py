@@ -10,16 +10,31 @@ import trio
 
 from swarm.envelope import Envelope
 from swarm.errors import DECODE_ERRORS
+from swarm.identity import PeerId
 from swarm.ledger import wire
 from swarm.ledger.faults import FaultStore
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
 from swarm.lifetime import Lifetime
 from swarm.messages import Present
+from swarm.rates import TokenBucket, TokenBuckets
 from swarm.transport import Stream, Transport
 
 ANSWER_BYTES_MAX = 512 * 1024
 """Most bytes of entries in one answer; a single entry always fits."""
+
+
+READS_PER_SECOND = 250.0
+"""Average reads per second for one peer that is not trusted. A read, for example of one proof,
+takes about 0.4 ms, in which a trusted peer does nothing else."""
+READS_BURST = 2000.0
+PEERS_MAX = 4096
+"""Peers whose reads are counted; the least recent is forgotten."""
+STRANGERS_READS_PER_SECOND = 750.0
+STRANGERS_READS_BURST = 6000.0
+"""The same for all peers together that are not trusted, because identities are free."""
+PAGE_READS = 4
+"""Reads that a page of entries, verdicts or bytes counts as."""
 
 
 class Revocations(Protocol):
@@ -35,6 +50,10 @@ class Ledger(Protocol):
 
     @property
     def invites(self) -> Revocations: ...
+
+    def trusts(self, peer: str) -> bool:
+        """Whether a peer mirrors the logs, so that its requests have no limit."""
+        ...
 
     def log_of(self, owner: str) -> Log | None:
         """The log or mirror of a trusted peer; None if this peer holds none."""
@@ -74,7 +93,23 @@ class Ledger(Protocol):
 
 @asynccontextmanager
 async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[None]:
-    """Serve the logs held here inside the block; once per transport."""
+    """Serve the logs held here inside the block; once per transport.
+
+    A peer that asks more than its rate waits; if all together do, they are refused.
+    """
+    reads = TokenBuckets(READS_PER_SECOND, READS_BURST, PEERS_MAX)
+    together = TokenBucket(STRANGERS_READS_PER_SECOND, STRANGERS_READS_BURST)
+
+    async def admit(peer: PeerId, request: wire.Request) -> None:
+        """Wait for the peer's rate; raises `ValueError` if this peer answers too many already."""
+        if ledger.trusts(peer):
+            return
+        cost = _reads(request)
+        own = reads.of(peer)
+        own.borrow(cost, trio.current_time())
+        await trio.sleep(own.debt_seconds(trio.current_time()))
+        if not together.take(cost, trio.current_time()):
+            raise ValueError("too many peers read the ledger here; ask again in a minute")
 
     async def converse(stream: Stream) -> None:
         while True:
@@ -83,7 +118,9 @@ async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[
             if idle.cancelled_caught or raw is None:
                 return
             try:
-                answer = await _answer(ledger, wire.request_decoder.decode(raw))
+                request = wire.request_decoder.decode(raw)
+                await admit(stream.peer, request)
+                answer = await _answer(ledger, request)
             except (ValueError, *DECODE_ERRORS) as error:
                 answer = wire.Refusal(str(error)[:500])
             await stream.send(wire.encoder.encode(answer))
@@ -95,6 +132,14 @@ async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[
             frame_bytes_max=wire.REQUEST_BYTES_MAX,
         )
         yield
+
+
+def _reads(request: wire.Request) -> int:
+    """About how many proofs take as long as the answer to a request."""
+    if isinstance(request, wire.InclusionsRequest):
+        return max(1, len(request.indices))
+    pages = (wire.EntriesRequest, wire.VerdictsRequest, wire.FaultFileRequest)
+    return PAGE_READS if isinstance(request, pages) else 1
 
 
 async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:

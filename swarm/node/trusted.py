@@ -191,6 +191,10 @@ class TrustedPart:
 
     # --- reading -----------------------------------------------------------------------------
 
+    def trusts(self, peer: str) -> bool:
+        """Return whether a peer is the run's owner, a trainer or a validator."""
+        return self._run.trusts(peer)
+
     def log_of(self, owner: str) -> Log | None:
         """Return this peer's log, or its mirror of another trusted peer's log."""
         if owner == self._node.peer_id:

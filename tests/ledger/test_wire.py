@@ -15,9 +15,16 @@ from swarm.identity import Identity
 from swarm.ledger import wire
 from swarm.ledger.client import open_ledger
 from swarm.ledger.entries import Evicted
-from swarm.ledger.serving import ANSWER_BYTES_MAX
+from swarm.ledger.serving import (
+    ANSWER_BYTES_MAX,
+    READS_BURST,
+    READS_PER_SECOND,
+    STRANGERS_READS_BURST,
+    STRANGERS_READS_PER_SECOND,
+)
 from swarm.ledger.wire import PROTOCOL, REQUEST_SECONDS
 from swarm.messages import LogHead
+from swarm.node.node import Node
 from swarm.node.trusted import STATUS_SECONDS
 from swarm.transport import Stream
 from tests.ledger.harness import (
@@ -188,5 +195,62 @@ def test_a_server_bounds_its_answers_and_refuses_what_makes_no_sense(tmp_path: P
             with trio.fail_after(2 * REQUEST_SECONDS):
                 assert await stream.receive() is None
             await stream.reset()
+
+    in_virtual_time(main)
+
+
+def test_strangers_read_within_a_rate_and_trusted_peers_without(tmp_path: Path) -> None:
+    """64 proofs take 30 ms, in which a trusted peer does nothing else."""
+    seconds = 4.0
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+            for number in range(64):
+                await alice.trusted.append_verdict(verdict_at(number))
+
+            async def read(node: Node, seconds: float = seconds) -> int:
+                """Proofs that a peer obtains over several streams."""
+                got = 0
+
+                async def ask() -> None:
+                    nonlocal got
+                    async with open_ledger(node.transport, ALICE.peer_id) as client:
+                        while True:
+                            try:
+                                proofs = await client.inclusions(ALICE.peer_id, range(64), 64)
+                                got += len(proofs)
+                            except PeerError as error:
+                                assert "too many" in str(error)
+                                await trio.sleep(0.5)
+
+                await node.reach(ALICE.peer_id)
+                with trio.move_on_after(seconds):
+                    async with trio.open_nursery() as nursery:
+                        for _ in range(4):
+                            nursery.start_soon(ask)
+                return got
+
+            got = await read(bob.node, 1.0)
+            assert got > 2 * (READS_BURST + READS_PER_SECOND)
+            found: list[int] = []
+
+            async def stranger(number: int, done: trio.MemorySendChannel[None]) -> None:
+                async with done, swarm.apart(identity(60 + number)) as peer:
+                    found.append(await read(peer.node))
+
+            async with trio.open_nursery() as nursery:
+                send, receive = trio.open_memory_channel[None](0)
+                async with send:
+                    for number in range(4):
+                        nursery.start_soon(stranger, number, send.clone())
+                async for _ in receive:
+                    pass
+            assert max(found) <= READS_BURST + seconds * READS_PER_SECOND + 4 * 64
+            most = STRANGERS_READS_BURST + (seconds + 2) * STRANGERS_READS_PER_SECOND
+            assert 0.7 * most < sum(found) <= most
+            async with swarm.apart(identity(59)) as honest:
+                await trio.sleep(60)
+                assert len(await receipts(honest.node, ALICE.peer_id, WORKER.peer_id)) == 64
 
     in_virtual_time(main)
