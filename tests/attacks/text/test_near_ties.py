@@ -1,7 +1,7 @@
 """Near ties: where two tokens are nearly tied, the cheat takes the one that raises the reward.
 
 Caught by the evidence: within 3,000 tokens (*sampler*) if it takes ties below 0.5; within 60,000
-(*selection*) below 0.1 after 100 steps of training, 250,000 after 200. Until then *harmless*: 1 in
+(*selection*) below 0.1 after 100 steps of training, 300,000 after 200. Until then *harmless*: 1 in
 60 tokens can be chosen, and reward rises by less than 6 points.
 
 Cost: the swarm recomputes them; the cheat generates and prefills each tie's continuation.
