@@ -44,11 +44,18 @@ class DerivedTables:
         self._owner = owner
 
     async def create(self) -> None:
-        """Create the tables if they do not exist."""
+        """Create the tables if they do not exist, and fill those that an earlier version lacked.
+
+        Only `verdicts` cannot be filled: its signed envelopes are in no entry.
+        """
 
         def create(connection: sqlite3.Connection) -> None:
-            for table in (*_TABLES, *invites.TABLES):
+            tables = (*_TABLES, *invites.TABLES)
+            held = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            for table in tables:
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            if not held.issuperset(table.split()[0] for table in tables):
+                _derive_all(connection)
             connection.execute(
                 "CREATE INDEX IF NOT EXISTS verdicts_of ON verdicts (worker, position)"
             )
@@ -159,6 +166,13 @@ def keep_verdict(connection: sqlite3.Connection, index: int, envelope: Envelope)
         "INSERT INTO verdicts (position, worker, envelope) VALUES (?, ?, ?)",
         (index, envelope.expect(Verdict).worker, envelope.raw),
     )
+
+
+def _derive_all(connection: sqlite3.Connection) -> None:
+    """Update the derived tables with all entries of all logs; rows that exist stay as they are."""
+    rows = connection.execute("SELECT owner, position, entry FROM entries ORDER BY owner, position")
+    for owner, position, raw in rows:
+        deriving(owner, [decode(raw)])(connection, position)
 
 
 def deriving(owner: str, entries: Sequence[Entry]) -> Also:
