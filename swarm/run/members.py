@@ -17,7 +17,7 @@ import msgspec
 
 from swarm.identity import PeerId
 from swarm.messages import LOST_MAX, Heartbeat, Presence, Present, Slot
-from swarm.run.admission import ADMISSION_LEASE_SECONDS, is_worker
+from swarm.run.admission import ADMISSION_LEASE_SECONDS
 from swarm.run.run import Run
 from swarm.world import World
 
@@ -60,10 +60,16 @@ class Lease:
     """A lease in force, granted by any trusted peer."""
 
     peer: str
-    worker: bool
     slot: Slot
     member: Member | None
     """Set if this trusted peer renewed it last."""
+
+    @property
+    def worker(self) -> bool:
+        """Whether its slot is a worker's, whatever roles the peer has since: an admission as a
+        worker was signed for it. If a peer could return to a helper's slot at once, others could
+        try out their entries in its slot."""
+        return bool(self.slot.entry)
 
 
 class Members:
@@ -95,27 +101,27 @@ class Members:
     def lease_of(self, peer: str) -> Lease | None:
         """Return a peer's lease in force, whichever trusted peer renewed it; None without one.
 
-        If two trusted peers admitted it at once, the earlier admission counts for both.
+        If two trusted peers admitted it at once, the earlier admission counts for both; one as a
+        worker, which has an entry, before any other.
         """
         now = self._world.now()
         after = max(now - ADMISSION_LEASE_SECONDS, self._lost.get(peer, -math.inf))
         member = self.own.get(peer)
-        found: list[tuple[float, Heartbeat, Slot, Member | None]] = []
+        found: list[tuple[float, Slot, Member | None]] = []
         if member is not None and member.heard > after:
-            slot = self._slot(member)
-            found.append((member.heard, member.heartbeat, slot, member))
+            found.append((member.heard, self._slot(member), member))
         for reports in self._reports.values():
             if peer in reports:
                 entry, received = reports[peer]
                 if entry.slot is not None and received - entry.age_seconds > after:
-                    heard = received - entry.age_seconds
-                    found.append((heard, entry.heartbeat, entry.slot, None))
+                    found.append((received - entry.age_seconds, entry.slot, None))
         if not found:
             return None
-        _, heartbeat, newest, renewed_here = max(found, key=lambda each: each[0])
-        first = min((slot for _, _, slot, _ in found), key=lambda s: (s.admitted_ms, s.entry))
+        _, newest, renewed_here = max(found, key=lambda each: each[0])
+        slots = [slot for _, slot, _ in found]
+        first = min(slots, key=lambda slot: (not slot.entry, slot.admitted_ms, slot.entry))
         slot = msgspec.structs.replace(newest, admitted_ms=first.admitted_ms, entry=first.entry)
-        return Lease(peer, is_worker(heartbeat.roles), slot, renewed_here)
+        return Lease(peer, slot, renewed_here)
 
     def leases(self) -> Iterator[Lease]:
         """Yield every lease in force, sorted by peer."""

@@ -203,14 +203,19 @@ class Registrar:
     def _renew(
         self, peer: str, heartbeat: Heartbeat, lease: Lease | None, network: str, stake: int
     ) -> Member:
-        """Make or update the member; a peer with a lease keeps its entry and its idleness."""
+        """Make or update the member; a peer with a lease keeps its entry and its idleness.
+
+        Only a worker's slot has an entry: else ids could be tried out in the slots of helpers.
+        """
         now = self._world.now()
         kept = msgspec.structs.replace(heartbeat, doing=heartbeat.doing[:DOING_REPEATED_MAX])
         before = self._members.own.get(peer)
         slot = lease.slot if lease is not None else before.slot if before is not None else None
         if slot is None:
+            slot = Slot(admitted_ms=int(self._world.wall_time() * 1000))
+        if not slot.entry and is_worker(heartbeat.roles):
             entry = digest("swarm/1/entry", self._secret, peer.encode())[:ENTRY_BYTES]
-            slot = Slot(admitted_ms=int(self._world.wall_time() * 1000), entry=entry)
+            slot = msgspec.structs.replace(slot, entry=entry)
         member = before
         if member is None:
             useful = self._members.worked - slot.idle_seconds
@@ -235,7 +240,7 @@ class Registrar:
             return None
         admission = shown.expect(Admission)
         slot = Slot(admitted_ms=admission.admitted_ms, entry=admission.entry)
-        return Lease(peer, is_worker(admission.roles), slot, None)
+        return Lease(peer, slot, None)
 
     def _is_by_invite(self, peer: str) -> bool:
         manifest = self._run.manifest
@@ -278,7 +283,7 @@ class Registrar:
             )
         if is_worker(roles) and stake >= manifest.thresholds.proven_tokens:
             return None
-        if lease is not None and lease.worker == is_worker(roles):
+        if lease is not None and (lease.worker or not is_worker(roles)):
             return None
         full = self._make_room(is_worker(roles), network)
         return refused(full, later=True) if full else None

@@ -717,6 +717,37 @@ def test_the_entry_is_drawn_at_the_admission_and_kept() -> None:
     in_virtual_time(main)
 
 
+def test_only_the_slot_of_a_worker_shows_an_entry() -> None:
+    """Else identities could be tried out in the slots of helpers, of which there are more."""
+
+    async def main() -> None:
+        admissions = Admissions(unproven_max=2, helpers_max=2)
+        async with running(run_with(admissions)) as run, trio.open_nursery() as nursery:
+            trainer, validator, worker = await trusted_and_worker(run, nursery)
+
+            async def entry(role: str, trusted: Member) -> bytes:
+                await worker.reach(trusted.id)
+                beat = await worker.seal(Heartbeat(roles=[role]), 120.0)
+                admission = first(await worker.messenger.request(trusted.id, beat), Admission)
+                assert admission is not None
+                await trio.sleep(SHARED_SECONDS)
+                return admission.expect(Admission).entry
+
+            assert await entry("observer", trainer) == b""
+            drawn = await entry("inference", validator)
+            assert len(drawn) == 16, "an observer that becomes a worker"
+            assert await entry("inference", trainer) == drawn, "not that of the older slot"
+            assert await entry("observer", trainer) == drawn
+            second, third = [await run.add(stranger(n), speaks=False) for n in range(2)]
+            assert await ask(second, trainer, ["inference"]) is None
+            full = await ask(third, trainer, ["inference"])
+            assert full is not None and full.later, "a worker's slot stays one for its lease"
+            assert await ask(third, trainer, ["observer"]) is None
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
 def test_who_delivers_nothing_gives_its_place_to_one_that_waits() -> None:
     async def main() -> None:
         async with (

@@ -11,15 +11,17 @@ import trio
 from blake3 import blake3
 
 from peers.validator.role import ValidatorRole
+from simnet.adversaries.base import Adversary
 from simnet.clock import run_virtual
 from simnet.compute import Hardware, Setting, Workload, rollouts
-from simnet.simulation import Peer, Simulation
+from simnet.simulation import Peer, Plan, Simulation
 from swarm.envelope import Envelope, seal
 from swarm.events import Event
 from swarm.jobs import SubmissionOrder
 from swarm.messages import (
     Acknowledgement,
     Admission,
+    AdmissionRefused,
     Admissions,
     Message,
     StepOrder,
@@ -111,17 +113,25 @@ def simulate(
         async with simulation.running():
             present = validators or ("validator",)
             peers = await start_run(
-                simulation, *present, "trainer", "relay-worker", groups_per_submission=1,
+                simulation, *present, "trainer", groups_per_submission=1,
                 admissions=Admissions(trial=trial),
                 validators=[*present, *absent], prefill_tokens_per_second=prefill_tokens_per_second,
             )  # fmt: skip
+            worker = await start_idle(simulation, "worker")
             await trio.sleep(20)
-            await test(simulation, peers, Hand(peers["relay-worker"], simulation.workload))
+            await test(simulation, peers, Hand(worker, simulation.workload))
             ended.append(True)
 
     run_virtual(main, seed=5, limit_seconds=600)
     assert ended
     return said
+
+
+async def start_idle(simulation: Simulation, name: str) -> Peer:
+    """Start a peer with the role inference that does nothing by itself."""
+    peer = simulation.add(Plan(name, ["inference"], acts=Adversary))
+    await peer.start()
+    return peer
 
 
 def part_of(peer: Peer) -> RunNode:
@@ -171,6 +181,21 @@ def test_a_worker_on_trial_has_one_unjudged_submission() -> None:
     assert outcomes[:1] == ["accepted"], outcomes
 
 
+@pytest.mark.parametrize("role", ["relay", "observer"])
+def test_the_slot_of_another_role_lets_nobody_submit(role: str) -> None:
+    """Else there would be `helpers_max` unproven workers beyond `unproven_max`."""
+
+    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+        helper = simulation.add(Plan("helper", [role], acts=Adversary))
+        await helper.start()
+        await trio.sleep(5)
+        (no,) = await Hand(helper, simulation.workload).deliver(peers["validator"], 0)
+        assert "inference" in no.expect(AdmissionRefused).reason
+        assert kinds(await worker.deliver(peers["validator"], 0)) == [Acknowledgement]
+
+    simulate(test)
+
+
 def test_announcing_a_number_without_its_file_settles_nothing() -> None:
     async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
         validator = peers["validator"]
@@ -204,8 +229,8 @@ def test_an_acknowledgement_is_signed_and_published_once() -> None:
     [
         ("silent", Verdict, True),
         ("silent", Acknowledgement, True),
-        ("relay-worker", Verdict, False),
-        ("relay-worker", Acknowledgement, False),
+        ("worker", Verdict, False),
+        ("worker", Acknowledgement, False),
         ("", Verdict, False),
     ],
     ids=["verdict", "acknowledgement", "own-verdict", "own-acknowledgement", "unlogged"],

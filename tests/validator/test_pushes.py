@@ -28,6 +28,7 @@ from swarm.world import Sink
 from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, manifest, sealed_manifest
 from tests.trainer.test_role import start_run
+from tests.validator.test_numbers import start_idle
 from tests.worlds import VirtualWorld
 
 GOOD, OTHER = b"judged " * 1000, b"trained" * 1000
@@ -271,12 +272,13 @@ def test_an_announcement_repeated_before_its_step_is_known_gives_one_verdict() -
 
 
 def test_announcements_of_what_cannot_be_leave_no_trace_beyond_their_answer() -> None:
-    """Any peer that is admitted, a relay say, can make fifty a second of them."""
+    """Any peer that is admitted as a worker can make fifty a second of them."""
 
     async def main(simulation: Simulation) -> None:
-        peers = await start_run(simulation, "validator", "trainer", "relay-liar")
+        peers = await start_run(simulation, "validator", "trainer")
+        idle, validator = await start_idle(simulation, "liar"), peers["validator"]
         await trio.sleep(20)
-        liar, validator = _part(peers["relay-liar"]), peers["validator"]
+        liar = _part(idle)
         order, lease = liar.step_order(), liar.lease
         assert order is not None and lease is not None and lease.admission is not None
         log = _part(validator).trusted_part("validator").log_of(validator.id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from peers.validator.checks.base import Check, Finding, at_most
 from swarm.envelope import Envelope
 from swarm.messages import Admission, RunManifest, StepOrder, Submission
-from swarm.run.admission import check_admission
+from swarm.run.admission import check_admission, is_worker
 from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
 
@@ -50,8 +50,9 @@ class Announcement:
 
 
 class Admitted(Check[Announcement]):
-    """The worker is a trusted peer or presents a valid admission.
+    """The worker is a trusted peer or presents a valid admission as a worker.
 
+    Admissions in other roles have slots of their own, more of them than workers, and no entry.
     Figure: 1 for a trusted peer or a valid admission, else 0.
     """
 
@@ -60,16 +61,18 @@ class Admitted(Check[Announcement]):
     def examine(self, evidence: Announcement) -> Finding:
         if evidence.worker in evidence.run.manifest.trusted_ids():
             return Finding(1, 1, passed=True)
-        problem = (
-            "none was shown"
-            if evidence.admission is None
-            else check_admission(
-                evidence.admission, evidence.run, evidence.worker, evidence.wall_time
-            )
-        )
+        problem = self._problem(evidence.admission, evidence)
         if problem is None:
             return Finding(1, 1, passed=True)
         return Finding(0, 1, passed=False, detail=f"no valid admission: {problem}")
+
+    def _problem(self, shown: Envelope | None, evidence: Announcement) -> str | None:
+        if shown is None:
+            return "none was shown"
+        problem = check_admission(shown, evidence.run, evidence.worker, evidence.wall_time)
+        if problem is None and not is_worker(shown.expect(Admission).roles):
+            return "it is not for the role inference"
+        return problem
 
 
 class Entry(Check[Announcement]):
