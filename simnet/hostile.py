@@ -1,7 +1,8 @@
 """An honest run beside hostile identities, to compare with the same run without them.
 
-Honest peers have the same names, keys, lines and starting order either way, so that all that
-differs is what the hostile ones do. Nothing else goes wrong.
+Honest peers have the same names, keys and lines either way, and no faults befall them. They start
+at other moments, because hostile peers' lines are drawn from the same source before: a difference
+of a policy or two in a short run may come from that.
 """
 
 from __future__ import annotations
