@@ -105,8 +105,10 @@ class Archive:
                 fields.pop("envelope", None)
                 yield _row(owner, index, name, raw, fields)
             for index, verdict in sorted(log.verdicts.items()):
-                message = verdict.expect(Verdict)
-                detail = {"submission": message.submission, "detail": message.detail}
+                message = verdict.message
+                detail: dict[str, Any] = {}
+                if isinstance(message, Verdict):  # `audit` says if it is something else
+                    detail = {"submission": message.submission, "detail": message.detail}
                 yield _row(owner, index, "verdict", verdict.raw, detail)
         for worker, totals in sorted(self.state.totals.items()):
             yield _row("", None, "credit", b"", {"peer": worker} | dataclasses.asdict(totals))
@@ -135,7 +137,7 @@ class Archive:
                     if int(row["index"]) != len(entries):
                         raise ValueError(f"entry {len(entries)} of {owner} is missing")
                     entries.append(raw)
-            except (KeyError, TypeError, Dropped, msgspec.MsgspecError) as error:
+            except (KeyError, TypeError, AttributeError, Dropped, msgspec.MsgspecError) as error:
                 raise ValueError(f"a row cannot be read ({error!r})") from error
         if archive is None:
             raise ValueError("it is empty")

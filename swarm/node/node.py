@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import trio
 
 from swarm import __version__
-from swarm.envelope import Envelope, Sequencer, open_envelope, seal
+from swarm.envelope import Dropped, Envelope, Sequencer, open_envelope, seal
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.identity import Identity, PeerId
@@ -175,11 +176,18 @@ class Node:
             self.events.emit("run.version_refused", version=manifest.version, reason=reason)
 
     def stored_versions(self, run: str) -> list[Envelope]:
-        """Read the versions of a run that this peer stored before its restart, newest last."""
+        """Read the versions of a run that this peer stored before its restart, newest last.
+
+        Leaves out those that another version of Swarm stored and this one cannot read.
+        """
         rows = self.database.read(
             "SELECT envelope FROM manifests WHERE run = ? ORDER BY version, digest", (run,)
         )
-        return [open_envelope(raw) for (raw,) in rows]
+        versions: list[Envelope] = []
+        for (raw,) in rows:
+            with suppress(Dropped):
+                versions.append(open_envelope(raw))
+        return versions
 
     async def store_versions(self, run: str, versions: Sequence[Envelope]) -> None:
         """Store versions of a run durably, replacing those stored before."""

@@ -44,11 +44,12 @@ def check_manifest(raw: bytes, where: str) -> Envelope:
     try:
         envelope = open_envelope(raw)
     except Dropped as dropped:
-        hint = (
-            f"; it needs another version of Swarm (this one speaks {PROTOCOL_VERSION})"
-            if dropped.cause == "unknown_version"
-            else ""
-        )
+        hint = {
+            "unknown_version": "; it needs another version of Swarm "
+            f"(this one speaks {PROTOCOL_VERSION})",
+            "malformed": "; it is damaged, or an earlier version of Swarm signed it: its owner "
+            "signs it again with swarm run create",
+        }.get(dropped.cause, "")
         raise UserError(f"{where} is not a valid run manifest ({dropped}){hint}") from dropped
     if not isinstance(envelope.message, RunManifest) or envelope.body.run != run_id(envelope):
         raise UserError(f"{where} holds a {envelope.body.kind}, not a run manifest")

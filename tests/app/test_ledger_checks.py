@@ -328,3 +328,29 @@ def test_a_home_of_a_trusted_peer_can_be_read(tmp_path: Path) -> None:
     page = swarm("ledger", "why", LIE.hex()[:20], "--from", home).output
     assert "the check proofs failed" in page and f"which only {ALICE.peer_id} keeps" in page
     assert "has no ledger.sqlite" in complaint("ledger", "verify", tmp_path)
+
+
+def test_a_hostile_table_ends_no_command_with_a_traceback(archive: Archive, tmp_path: Path) -> None:
+    """A malformed entry, a verdict that is none, nesting without end."""
+    file = tmp_path / "logs.jsonl"
+    write_export(archive, file, "jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    entry = next(row for row in rows if row["type"] == "judged")
+    entry["raw"] = "ff00"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "out.csv"
+    for command in (
+        ("why", WORKER.peer_id),
+        ("prove", LIE.hex()),
+        ("export", "--out", out, "--format", "csv"),
+    ):
+        said = complaint("ledger", *command, "--from", file)
+        assert "a malformed log entry" in said and "swarm ledger verify" in said
+    assert "malformed" in problems(read_export(file))
+    verdict = next(row for row in rows if row["type"] == "verdict")
+    entry["raw"], verdict["raw"] = archive.logs[ALICE.peer_id].entries[0].hex(), rows[0]["raw"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_export(read_export(file), out, "csv")
+    assert "is not signed by" in problems(read_export(file))
+    file.write_text("[" * 100_000)
+    assert "is no export of a ledger" in complaint("ledger", "verify", file)

@@ -125,3 +125,22 @@ def test_strangers_do_not_flush_the_remembered_stakes(tmp_path: Path) -> None:
             assert len(alice.trusted._stakes) == 1
 
     in_virtual_time(main)
+
+
+def test_a_home_of_an_earlier_version_of_swarm_starts(tmp_path: Path) -> None:
+    """Its older manifests cannot be read; the owner has signed a newer one."""
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice:
+            await alice.node.database.transact(
+                lambda connection: connection.execute(
+                    "INSERT INTO manifests (run, version, digest, envelope) VALUES (?, 0, ?, ?)",
+                    (swarm.run, bytes(32), b"signed long ago"),
+                )
+            )
+        async with swarm.peer(ALICE) as alice:
+            stored = alice.node.stored_versions(swarm.run)
+            assert swarm.manifest.raw in [version.raw for version in stored]
+
+    in_virtual_time(main)

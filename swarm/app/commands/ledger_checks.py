@@ -168,7 +168,7 @@ def prove(
     from swarm.ledger.entries import Judged
 
     check_writable("--out", out, () if out == Path("-") else (".json",))
-    archive = _archive(source, bootstrap, run)
+    archive = _readable(source, bootstrap, run)
     digest = submission_named(archive, submission)
     judge = archive.state.judges.get(digest)
     index = next(
@@ -207,7 +207,7 @@ def export(
     if format == "parquet":
         require_extra("infer", "swarm ledger export --format parquet")
     check_writable("--out", out, (f".{format}",))
-    archive = _archive(source, bootstrap, run)
+    archive = _readable(source, bootstrap, run)
     rows = write_export(archive, out, format)
     print(f"{rows:,} rows in {out}")
     _report(archive)
@@ -227,7 +227,7 @@ def why(
     """Explain what was judged by whom: what happened, what it means, what to do."""
     from swarm.app import why as words
 
-    archive = _archive(source, bootstrap, run)
+    archive = _readable(source, bootstrap, run)
     if what.startswith(PEER_PREFIX):
         told = words.about_peer(archive, words.peer_named(archive, what))
         lines = words.peer_lines(told)
@@ -257,7 +257,7 @@ def check_eviction(
     """
     from swarm.app import eviction_check, why
 
-    archive = _archive(source, bootstrap, run)
+    archive = _readable(source, bootstrap, run)
     found = eviction_check.newest_eviction(archive, why.peer_named(archive, peer))
     if eviction_check.is_proven_fault(archive, found):
         evidence = eviction_check.find_evidence(archive, found, source, bootstrap)
@@ -280,6 +280,18 @@ def check_eviction(
 
 PEER_PREFIX = "12D3"
 """Every Ed25519 peer id begins with these characters; hashes are hexadecimal, without capitals."""
+
+
+def _readable(source: Path | None, bootstrap: list[str] | None, run: str | None) -> Archive:
+    """The logs, with entries that this version of Swarm can read; raises `UserError`."""
+    archive = _archive(source, bootstrap, run)
+    try:
+        archive.state  # noqa: B018 - decodes the entries
+    except ValueError as error:
+        raise UserError(
+            f"a log holds {error}; `swarm ledger verify` names the log and the entry"
+        ) from error
+    return archive
 
 
 def _archive(
