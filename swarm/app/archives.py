@@ -206,7 +206,7 @@ def read_export(path: Path) -> Archive:
         return Archive.of_rows(_read_rows(path))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, csv.Error) as error:
         raise UserError(f"{path} is no export of a ledger: {error}") from error
 
 

@@ -18,7 +18,7 @@ from swarm.app.local_node import last_bootstrap, visit
 from swarm.app.onlooker import ask_all
 from swarm.app.run_probe import probe_hashes
 from swarm.app.why import evidence_against
-from swarm.envelope import open_envelope
+from swarm.envelope import Dropped, open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.client import LedgerClient
@@ -60,7 +60,10 @@ def newest_eviction(archive: Archive, peer: str) -> Found:
     found: list[Found] = []
     for record in archive.records:
         if isinstance(record.entry, Evicted) and record.entry.peer == peer:
-            envelope = open_envelope(record.entry.envelope)
+            try:
+                envelope = open_envelope(record.entry.envelope)
+            except Dropped:
+                continue  # `audit` reports it
             message = envelope.message
             if envelope.sender == record.owner and isinstance(message, Eviction):
                 found.append(Found(record, message, envelope.body.issued_ms))

@@ -11,7 +11,7 @@ from typing import Any
 from peers.validator.evidence.worker import WORDS, WorkerEvidence
 from swarm.app.figures import figure
 from swarm.app.refusals import REFUSALS, UNKNOWN
-from swarm.envelope import Envelope, open_envelope
+from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Evicted, Judged, Reinstated
@@ -199,7 +199,10 @@ def _expulsions(archive: Archive) -> list[Envelope]:
     found = []
     for record in archive.records:
         if isinstance(record.entry, (Evicted, Reinstated)):
-            envelope = open_envelope(record.entry.envelope)
+            try:
+                envelope = open_envelope(record.entry.envelope)
+            except Dropped:
+                continue
             evicts = isinstance(envelope.message, Eviction)
             signers = archive.manifest.trusted_ids() if evicts else [archive.signed.sender]
             if envelope.sender in signers and envelope.body.run == archive.run:

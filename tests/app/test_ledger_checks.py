@@ -22,7 +22,7 @@ from swarm.errors import UserError
 from swarm.ledger import proof_file
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
-from swarm.ledger.entries import Admitted, Evicted
+from swarm.ledger.entries import Admitted, Evicted, encode
 from swarm.ledger.forks import ForkEvidence
 from swarm.messages import Check, Eviction, Evidence, LogHead, Reinstatement
 from swarm.run.run import Run
@@ -156,9 +156,23 @@ def test_what_is_no_export_is_refused(tmp_path: Path) -> None:
         ("torn.jsonl", '{"type": "mani'),
         ("other.csv", "a,b\n1,2\n"),
         ("hex.csv", "owner,index,type,raw\n,,manifest,zz\n"),
+        ("wide.csv", "owner,index,type,raw\n" + "z" * (2 << 20)),
     ):
         (tmp_path / name).write_text(text)
         assert "is no export of a ledger" in complaint("ledger", "verify", tmp_path / name)
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert "is no proof" in complaint("ledger", "verify", tmp_path / "deep.json")
+
+
+def test_an_eviction_that_nobody_signed_is_passed_over(archive: Archive, tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    write_export(archive, file, "jsonl")
+    raw = encode(Evicted(peer=WORKER.peer_id, reason="", envelope=b"nothing"))
+    row = {"owner": BOB.peer_id, "index": 0, "type": "evicted", "raw": raw.hex()}
+    with file.open("a") as lines:
+        lines.write(json.dumps(row) + "\n")
+    again = read_export(file)
+    assert about_peer(again, WORKER.peer_id) == about_peer(archive, WORKER.peer_id)
 
 
 def test_a_changed_entry_is_found(archive: Archive, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def _verify_proof(file: Path, owner: str | None, *, as_json: bool) -> int:
         proven = proof_file.read(file.read_bytes())
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is no proof: {error}") from error
     problem = proven.problem()
     if problem is None and owner is not None and proven.signed.sender != owner:
