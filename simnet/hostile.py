@@ -1,8 +1,7 @@
 """An honest run beside hostile identities, to compare with the same run without them.
 
-Honest peers have the same names, keys and lines either way, and no faults befall them. They start
-at other moments, because hostile peers' lines are drawn from the same source before: a difference
-of a policy or two in a short run may come from that.
+Honest peers have the same names, keys, lines and starting moments either way, and no faults befall
+them: what hostile peers are is drawn from a source of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from simnet.compute import Hardware
 from simnet.lines import Weather
 from simnet.scenarios import Scenario, mixed
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time
+from simnet.seeded import source
 from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
@@ -147,15 +147,20 @@ async def _start(simulation: Simulation, setting: Setting) -> None:
         max_new_tokens=256,
         admissions=setting.admissions,
     )
+    others = source(setting.seed, "hostile")
     plans = []
     for name, bad in names(setting):
         role = name.partition("-")[0]
         worker = role in ("worker", "hostile")
-        line = draw_line(simulation.random) if worker else SERVER
+        line = draw_line(others if role == "hostile" else simulation.random) if worker else SERVER
         plan = Plan(name, ["inference" if worker else role], line, HARDWARE)
         kind = setting.accomplices if role == "hostile" and setting.accomplices else setting.kind
         plans.append(disguise(plan, kind) if bad and kind else plan)
-    await start_over_time(simulation, [simulation.add(plan) for plan in plans], START_SECONDS)
+    honest = [simulation.add(plan) for plan in plans if not plan.name.startswith("hostile")]
+    hostile = [simulation.add(plan) for plan in plans if plan.name.startswith("hostile")]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(start_over_time, simulation, honest, START_SECONDS)
+        nursery.start_soon(start_over_time, simulation, hostile, START_SECONDS, others)
 
 
 async def _return(simulation: Simulation, hostile: set[str]) -> None:

@@ -35,9 +35,15 @@ async def start_bootstrap(
     return bootstrap
 
 
-async def start_over_time(simulation: Simulation, peers: Sequence[Peer], seconds: float) -> None:
-    """Start peers at random times within `seconds`; return when the last one listens."""
-    moments = sorted((simulation.random.uniform(0, seconds), peer.name) for peer in peers)
+async def start_over_time(
+    simulation: Simulation, peers: Sequence[Peer], seconds: float, chance: Random | None = None
+) -> None:
+    """Start peers at random times within `seconds`; return when the last one listens.
+
+    `chance` is the simulation's random source by default.
+    """
+    chance = chance or simulation.random
+    moments = sorted((chance.uniform(0, seconds), peer.name) for peer in peers)
     begun = trio.current_time()
     async with trio.open_nursery() as nursery:
         for moment, name in moments:
