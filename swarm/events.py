@@ -296,6 +296,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is not checked: "
         f"{f['reason']}{_untold(f)}"
     ),
+    "validator.not_first": lambda f: (
+        f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is judged by "
+        f"validator {_short(f['first'])} first{_untold(f)}"
+    ),
     "validator.settled_elsewhere": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
         f"validator {_short(f['by'])} has judged it already"

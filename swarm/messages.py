@@ -446,7 +446,10 @@ class Admission(Message, frozen=True, kw_only=True):
 
 
 class AdmissionRefused(Message, frozen=True, kw_only=True):
-    """The refusal of an admission, with its reason in one sentence."""
+    """The refusal of an admission, with its reason in one sentence.
+
+    A validator also refuses a submission with it while another validator comes first in rank.
+    """
 
     peer: Key
     reason: Line

@@ -17,7 +17,7 @@ import trio
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
-from swarm.messages import Acknowledgement, Admission, Submission, Verdict
+from swarm.messages import Acknowledgement, Admission, AdmissionRefused, Submission, Verdict
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
@@ -200,6 +200,10 @@ class Deliveries:
             and isinstance(acknowledgement.message, Acknowledgement)
             and acknowledgement.message.submission == parcel.reference.digest
         )
+        refusal = first(reply, AdmissionRefused)
+        if refusal is not None:
+            reason = refusal.expect(AdmissionRefused).reason
+            self._complain("inference.delivery_failed", validator, reason=reason)
         if acknowledged:
             self._events.emit(
                 "inference.submission_delivered",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import trio
 
 from swarm.identity import PeerId
-from swarm.messages import Limits
+from swarm.messages import Limits, Submission
 from swarm.run.run import Run
 from swarm.transport import BlobReference, Refused
 from swarm.world import Disk, Piece, Sink, World
@@ -153,6 +153,14 @@ class Inbox:
         push = _Arriving(self._disk.sink(path, 0, reference.size_bytes), key, known, path, self)
         self._arriving[push] = None
         return push
+
+    def has_room(self, client: PeerId, submission: Submission) -> bool:
+        """Whether the disk has room for a worker's submission, whatever its own quota says."""
+        try:
+            self._check_room(client, self._client_of(client), submission.size_bytes)
+        except Refused:
+            return False
+        return True
 
     def _check_quota(self, client: PeerId, reference: BlobReference) -> None:
         limits: Limits = self._run.manifest.limits

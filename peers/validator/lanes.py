@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import trio
 
 from peers.validator.cases import Case, Outcome, crashed, quarantine
+from peers.validator.checks.standing import Staleness
 from peers.validator.examiner import Children, Examiner
 from peers.validator.queue import CaseQueue
 from peers.validator.verdicts import Verdicts
@@ -123,7 +124,11 @@ class Lanes:
             self.peer.status.doing = f"judging step {case.submission.step}"
             outcome = await self._outcome_of(lane, case, children, nursery)
             seconds = self.peer.node.world.now() - started
-            await self.verdicts.give(case, outcome, nursery, seconds=seconds)
+            if case.first is not None and outcome.failed == Staleness.name:
+                # Too late for a second opinion, which would say nothing of the worker.
+                await self.verdicts.leave_to(PeerId(case.first.sender), case)
+            else:
+                await self.verdicts.give(case, outcome, nursery, seconds=seconds)
             self.peer.status.doing = "ready to judge"
             self.note(outcome, nursery)
         self._put_down(lane, case, self.peer.node.world.now() - started)

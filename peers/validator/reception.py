@@ -18,9 +18,11 @@ from peers.validator.checks.base import first_failure
 from peers.validator.conduct import Conduct
 from peers.validator.docket import Docket
 from peers.validator.inbox import Inbox, Key
+from peers.validator.precedence import Precedence
 from peers.validator.queue import CaseQueue
 from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.events import Rationed
+from swarm.identity import PeerId
 from swarm.jobs.validation import Report
 from swarm.messages import (
     Acknowledgement,
@@ -55,6 +57,7 @@ class Reception:
         self._inbox = inbox
         self._queue = queue
         self._conduct = conduct
+        self._precedence = Precedence(peer, docket)
         self._answering: dict[Key, trio.Event] = {}
         """Announcements under examination; the event is set when the examination ends."""
         self._denials = Rationed(peer.node.events)
@@ -65,6 +68,9 @@ class Reception:
     ) -> Sequence[Envelope]:
         """Answer an announcement; a repeated announcement gets the same answer."""
         assert isinstance(envelope.message, Submission)
+        asked = first(supporting, Submission)
+        if asked is not None:
+            return await self._inform(envelope.sender, asked)
         key = (envelope.sender, envelope.message.digest)
         for shown in supporting:
             self._take_receipt(envelope.sender, shown)
@@ -126,9 +132,48 @@ class Reception:
             return []
         ordered = self._docket.signed_order_of(submission.lineage, submission.step)
         assert ordered is not None, "the check of the step has passed"
+        earlier = await self._precedence.earlier(envelope, ordered.expect(StepOrder))
+        if earlier is not None:
+            self._say_earlier(worker, submission, earlier.sender)
+            return [earlier]
         case = Case(envelope, ordered)
         await self._queue.add(case)
         return [await self._acknowledge(case)]
+
+    async def _inform(self, asker: str, announced: Envelope) -> Sequence[Envelope]:
+        """Tell a validator that comes later in rank how a submission stands here.
+
+        The answer is this validator's verdict or acknowledgement, a request to deliver here, or
+        nothing: no room for the file.
+        """
+        submission = announced.expect(Submission)
+        if not self._run.manifest.is_validator(asker) or announced.body.run != self._run.id:
+            return []
+        key = (announced.sender, submission.digest)
+        while key in self._answering:
+            await self._answering[key].wait()
+        known = self._docket.answer_to(key)
+        if known is not None:
+            return [known]
+        case = self._queue.find(key)
+        if case is not None:
+            return [await self._acknowledge(case)]
+        inbox = self._peer.blobs.inbox
+        if inbox is None or not self._inbox.has_room(PeerId(announced.sender), submission):
+            return []
+        reason = f"deliver it to {self._peer.peer_id} first, which precedes in rank"
+        word = AdmissionRefused(peer=announced.sender, reason=reason, later=True)
+        return [await self._peer.seal(word, EVENT_LIFETIME_SECONDS)]
+
+    def _say_earlier(self, worker: str, submission: Submission, earlier: str) -> None:
+        self._denials.emit(
+            "validator.not_first",
+            submission=submission.digest,
+            worker=worker,
+            step=submission.step,
+            number=submission.number,
+            first=earlier,
+        )
 
     def _unjudged(self, worker: str, before: Slot) -> int:
         """Count a worker's unjudged submissions: those in the queue, or else the one in the slot

@@ -9,13 +9,12 @@ one worker is contradicted (`verdicts.contradict`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import trio
 
 from peers.validator.cases import Case, slot_of
 from peers.validator.docket import Docket
 from peers.validator.inbox import path_of
+from peers.validator.precedence import ranked
 from peers.validator.queue import CaseQueue
 from peers.validator.statistics import prefill_wanted
 from swarm.envelope import Envelope
@@ -24,20 +23,13 @@ from swarm.identity import PeerId
 from swarm.ledger.client import open_ledger
 from swarm.ledger.faults import Fault
 from swarm.ledger.ruling import settles
-from swarm.messages import StepOrder, Verdict
+from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
-from swarm.rollouts.seeds import rendezvous
 from swarm.run.heard_verdicts import verdict_in
 from swarm.transport import BlobReference, FetchError, Source
 
 WAITING_MAX = 64
 """Verdicts that wait to be checked; further ones are left unchecked."""
-
-
-def ranked(validators: Sequence[str], order: StepOrder, verdict: Verdict) -> list[str]:
-    """The validators in the order in which the worker had to ask them."""
-    number = verdict.number.to_bytes(8, "big")
-    return rendezvous(validators, order.nonce, verdict.worker.encode(), number)
 
 
 class SecondOpinions:
@@ -81,7 +73,7 @@ class SecondOpinions:
             and taken.receipt is not None
             and taken.receipt.sender == self._peer.peer_id
         )
-        ranks = ranked(validators, order, verdict)
+        ranks = ranked(validators, order, verdict.worker, verdict.number)
         skipped = ranks.index(self._peer.peer_id) < ranks.index(judge)
         return skipped and not acknowledged_here
 

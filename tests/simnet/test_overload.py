@@ -11,7 +11,7 @@ from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.messages import Limits
+from swarm.messages import Limits, Thresholds
 
 VALIDATORS = ["v0", "v1"]
 WORKERS = ["w0", "w1", "w2", "w3"]
@@ -53,6 +53,7 @@ def test_what_another_validator_accepted_is_not_judged_again() -> None:
             await start_bootstrap(
                 simulation, trainers=["trainer"], validators=VALIDATORS, groups_per_step=16,
                 max_new_tokens=256, limits=Limits(verdict_seconds=10.0),
+                thresholds=Thresholds(second_share=0.0),
             )  # fmt: skip
             slow, quick = Hardware(prefill_tokens_per_second=300.0), Hardware(step_seconds=12.0)
             plans = [
