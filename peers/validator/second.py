@@ -95,7 +95,7 @@ class SecondOpinions:
         node = self._peer.node
         await node.reach(judge)
         async with open_ledger(node.transport, judge) as client:
-            found = await client.fault(verdict.submission)
+            found = await client.fault(verdict.submission, verdict.worker)
         if found is None:
             raise PeerError("it no longer holds the announcement")
         fault = found[0].opened

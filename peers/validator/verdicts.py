@@ -227,7 +227,7 @@ class Verdicts:
 
     async def _withdraw(self, key: Key, file: bytes, rollouts: bytes) -> None:
         """Stop serving a judged submission, and remove its files."""
-        self._trusted.faults.take_back(file)
+        self._trusted.faults.take_back(file, key[0])
         self._peer.blobs.unregister(file)
         self._peer.blobs.unregister(rollouts)
         await self._inbox.remove(key)

@@ -191,32 +191,36 @@ def find_evidence(
 
     Raises `UserError` if nobody keeps it.
     """
-    submission = found.eviction.submission
+    submission, worker = found.eviction.submission, found.eviction.peer
     if source is None:
-        return run_until_interrupted(_fetch, bootstrap or last_bootstrap(), archive.run, submission)
+        entry = bootstrap or last_bootstrap()
+        return run_until_interrupted(_fetch, entry, archive.run, submission, worker)
     home = source.expanduser()
     if not home.is_dir():
         raise UserError("an export holds no files; ask the network, or give the validator's home")
     rows = home_rows(
-        home / "ledger.sqlite", "SELECT record FROM faults WHERE submission = ?", submission
+        home / "ledger.sqlite",
+        "SELECT record FROM proven_faults WHERE submission = ? AND worker = ?",
+        submission,
+        worker,
     )
     if not rows or not (home / path_of(submission)).exists():
         raise _missing(submission, [])
     return _opened(rows[0][0]), (home / path_of(submission)).read_bytes()
 
 
-async def _fetch(bootstrap: Sequence[str], run: str, submission: bytes) -> Evidence:
+async def _fetch(bootstrap: Sequence[str], run: str, submission: bytes, worker: str) -> Evidence:
     async with visit(bootstrap, run, looks_on=True) as (node, joined):
-        return await fetch_evidence(node, joined, submission)
+        return await fetch_evidence(node, joined, submission, worker)
 
 
-async def fetch_evidence(node: Node, run: Run, submission: bytes) -> Evidence:
+async def fetch_evidence(node: Node, run: Run, submission: bytes, worker: str) -> Evidence:
     """Fetch the evidence of a fault from any trusted peer that keeps it; raises `UserError`."""
     found: list[Evidence] = []
     problems: list[str] = []
 
     async def ask(client: LedgerClient) -> None:
-        kept = await client.fault(submission)
+        kept = await client.fault(submission, worker)
         if kept is not None and not found:
             record, size = kept
             try:

@@ -89,9 +89,9 @@ class LedgerClient:
         """Hand over the owner's signed revocation; the peer has logged it on return."""
         await self._ask(wire.RevokeInviteRequest(revocation.raw), wire.Logged)
 
-    async def fault(self, submission: bytes) -> tuple[FaultRecord, int] | None:
+    async def fault(self, submission: bytes, worker: str) -> tuple[FaultRecord, int] | None:
         """Fetch the messages that prove a fault, and the size of its file; None if not kept."""
-        answer = await self._ask(wire.FaultRequest(submission), wire.FaultFound)
+        answer = await self._ask(wire.FaultRequest(submission, worker), wire.FaultFound)
         if not answer.record:
             return None
         try:

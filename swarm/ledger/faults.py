@@ -114,24 +114,25 @@ class FaultStore:
     def __init__(self, database: Database, disk: Disk) -> None:
         self._database = database
         self._disk = disk
-        self._lent: dict[bytes, bytes] = {}
-        """Encoded records of submissions that are judged and whose file is still here."""
+        self._lent: dict[tuple[bytes, str], bytes] = {}
+        """Encoded records of judged submissions whose file is still here, by file and worker."""
 
     def lend(self, record: FaultRecord) -> None:
         """Serve the messages of a judged submission, so that others can judge it too."""
-        self._lent[record.opened.submission.digest] = _encoder.encode(record)
+        fault = record.opened
+        self._lent[fault.submission.digest, fault.worker] = _encoder.encode(record)
 
-    def take_back(self, submission: bytes) -> None:
+    def take_back(self, submission: bytes, worker: str) -> None:
         """Serve a judged submission's messages no longer."""
-        self._lent.pop(submission, None)
+        self._lent.pop((submission, worker), None)
 
     async def create(self) -> None:
         """Create the table if it does not exist, and remove files that it does not list."""
         await self._database.transact(
             lambda connection: connection.execute(
-                "CREATE TABLE IF NOT EXISTS faults "
-                "(position INTEGER PRIMARY KEY, submission BLOB UNIQUE NOT NULL, "
-                "record BLOB NOT NULL)"
+                "CREATE TABLE IF NOT EXISTS proven_faults "
+                "(position INTEGER PRIMARY KEY, submission BLOB NOT NULL, worker TEXT NOT NULL, "
+                "record BLOB NOT NULL, UNIQUE (submission, worker))"
             )
         )
         listed = {f"{FOLDER}/{name}" for name in self._disk.list(FOLDER)}
@@ -141,29 +142,37 @@ class FaultStore:
 
     async def keep(self, record: FaultRecord, path: str) -> None:
         """Keep the evidence of a fault durably; moves the file at `path` here."""
-        submission = record.opened.submission.digest
+        fault = record.opened
+        submission = fault.submission.digest
         await self._disk.rename(path, path_of(submission))
         await self._disk.sync(path_of(submission))
 
         def insert(connection: sqlite3.Connection) -> list[bytes]:
             connection.execute(
-                "INSERT OR IGNORE INTO faults (submission, record) VALUES (?, ?)",
-                (submission, _encoder.encode(record)),
+                "INSERT OR IGNORE INTO proven_faults (submission, worker, record) VALUES (?, ?, ?)",
+                (submission, fault.worker, _encoder.encode(record)),
             )
-            dropped = [digest for (digest,) in connection.execute(_ALL)][FAULTS_MAX:]
-            for digest in dropped:
-                connection.execute("DELETE FROM faults WHERE submission = ?", (digest,))
-            return dropped
+            before = {digest for (digest,) in connection.execute(_ALL)}
+            connection.execute(
+                "DELETE FROM proven_faults WHERE position NOT IN "
+                "(SELECT position FROM proven_faults ORDER BY position DESC LIMIT ?)",
+                (FAULTS_MAX,),
+            )
+            return sorted(before - {digest for (digest,) in connection.execute(_ALL)})
 
         for digest in await self._database.transact(insert):
             await self._disk.remove(path_of(digest))
 
-    def record(self, submission: bytes) -> tuple[bytes, int]:
-        """The encoded `FaultRecord` of a submission and its file's size; empty and 0 if unknown."""
-        if submission in self._lent:
-            return self._lent[submission], 0
+    def record(self, submission: bytes, worker: str) -> tuple[bytes, int]:
+        """The encoded `FaultRecord` of a worker's submission, and its file's size.
+
+        Empty and 0 if unknown. Several workers may hand in the same file.
+        """
+        if (submission, worker) in self._lent:
+            return self._lent[submission, worker], 0
         rows = self._database.read(
-            "SELECT record FROM faults WHERE submission = ? ORDER BY position", (submission,)
+            "SELECT record FROM proven_faults WHERE submission = ? AND worker = ? ORDER BY 1",
+            (submission, worker),
         )
         if not rows or not self._disk.exists(path_of(submission)):
             return b"", 0
@@ -171,13 +180,17 @@ class FaultStore:
 
     async def read(self, submission: bytes, start: int, count: int) -> bytes:
         """Up to `count` bytes of the file; raises `ValueError` if this peer does not keep it."""
-        size = self.record(submission)[1]
+        kept = self._database.read(
+            "SELECT 1 FROM proven_faults WHERE submission = ? ORDER BY 1", (submission,)
+        )
+        path = path_of(submission)
+        size = self._disk.size_bytes(path) if kept and self._disk.exists(path) else 0
         if start >= size:
             raise ValueError("no such evidence is kept here")
         return await self._disk.read(path_of(submission), start, min(count, size - start))
 
 
-_ALL = "SELECT submission FROM faults ORDER BY position DESC"
+_ALL = "SELECT DISTINCT submission FROM proven_faults ORDER BY submission"
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FaultRecord] = msgspec.msgpack.Decoder(FaultRecord)

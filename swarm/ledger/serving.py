@@ -159,7 +159,7 @@ async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
         head = await ledger.head_of(request.owner)
         return wire.Head(head.raw if head is not None else b"")
     if isinstance(request, wire.FaultRequest):
-        return wire.FaultFound(*ledger.faults.record(request.submission))
+        return wire.FaultFound(*ledger.faults.record(request.submission, request.worker))
     if isinstance(request, wire.FaultFileRequest):
         return wire.FaultBytes(
             await ledger.faults.read(request.submission, request.start, wire.FAULT_BYTES_MAX)

@@ -122,9 +122,10 @@ class ExpulsionsRequest(_Struct, frozen=True, tag="expulsions"):
 
 
 class FaultRequest(_Struct, frozen=True, tag="fault"):
-    """The signed messages that, with the file, prove a fault of this submission."""
+    """The signed messages that, with the file, prove a fault of this worker's submission."""
 
     submission: Digest
+    worker: _Owner
 
 
 class FaultFileRequest(_Struct, frozen=True, tag="fault_file"):

@@ -135,9 +135,9 @@ def evicted(lab: Swarm, record: FaultRecord, file: bytes) -> tuple[Archive, Faul
             )
             run = Run(lab.manifest)
             archive = await fetch_archive(anyone.node, run)
-            found.append((archive, *await fetch_evidence(anyone.node, run, digest)))
+            found.append((archive, *await fetch_evidence(anyone.node, run, digest, WORKER.peer_id)))
             with pytest.raises(UserError, match="no trusted peer keeps the evidence"):
-                await fetch_evidence(anyone.node, run, bytes(32))
+                await fetch_evidence(anyone.node, run, bytes(32), WORKER.peer_id)
 
     in_virtual_time(main)
     return found[0]
