@@ -99,6 +99,7 @@ def simulate(
     absent: Sequence[str] = (),
     prefill_tokens_per_second: float = 40_000.0,
     trial: bool = False,
+    **run: Any,
 ) -> list[Event]:
     """Run `test` with validators, a trainer, and an idle peer in a worker's place.
 

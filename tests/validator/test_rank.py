@@ -9,9 +9,11 @@ import trio
 from peers.validator.precedence import ranked
 from simnet.simulation import Peer, Simulation
 from swarm.envelope import Envelope
-from swarm.messages import Acknowledgement, AdmissionRefused, Verdict
+from swarm.messages import Acknowledgement, AdmissionRefused, Thresholds, Verdict
 from tests.validator.test_numbers import Hand, kinds, part_of, simulate
 
+ONCE = Thresholds(second_share=0.0)
+"""No second opinions."""
 VERDICT_SECONDS = 30.0
 """The default limit of a run."""
 
@@ -45,7 +47,7 @@ def test_a_worker_that_asks_a_later_validator_is_sent_to_the_first() -> None:
         assert answer.sender == str(first.id), "it has judged or acknowledged it"
         await trio.sleep(10)
 
-    said = simulate(test, "validator", "validator-2", "validator-3")
+    said = simulate(test, "validator", "validator-2", "validator-3", thresholds=ONCE)
     assert len([event for event in said if event.name == "validator.verdict"]) == 1
 
 
@@ -109,6 +111,6 @@ def test_showing_every_file_to_all_validators_brings_one_verdict_by_the_first() 
             (verdict,) = await worker.announce(ranks[-1], number)
             assert isinstance(verdict.message, Verdict) and verdict.sender == firsts[-1]
 
-    said = simulate(test, "validator", "validator-2", "validator-3")
+    said = simulate(test, "validator", "validator-2", "validator-3", thresholds=ONCE)
     judged = [event for event in said if event.name == "validator.verdict"]
     assert len(judged) == len(firsts) == 4 and len(set(firsts)) > 1
