@@ -117,6 +117,7 @@ def simulate(
                 simulation, *present, "trainer", groups_per_submission=1,
                 admissions=Admissions(trial=trial),
                 validators=[*present, *absent], prefill_tokens_per_second=prefill_tokens_per_second,
+                **run,
             )  # fmt: skip
             worker = await start_idle(simulation, "worker")
             await trio.sleep(20)
