@@ -58,7 +58,7 @@ def calibrate_command(
     check_writable("--plot", plot, (".png",))
     if plot is not None:
         require_extra("plots", "--plot")
-    from swarm.app.calibration import CalibrationOptions, run_calibration, to_text
+    from peers.calibration.report import CalibrationOptions, run_calibration, to_text
 
     options = CalibrationOptions(
         model=model,

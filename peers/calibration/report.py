@@ -1,7 +1,4 @@
-"""`swarm proofs calibrate`: run the comparison of `peers.calibration` and report it.
-
-Imports torch.
-"""
+"""`swarm proofs calibrate`: run the comparison and report it."""
 
 from __future__ import annotations
 
