@@ -129,11 +129,7 @@ class DerivedTables:
 
     def is_refused(self, worker: str, submission: bytes) -> bool:
         """Whether a log holds a refusal of a submission that binds all validators."""
-        rows = self._database.read(
-            "SELECT 1 FROM refused WHERE worker = ? AND submission = ? ORDER BY 1",
-            (worker, submission),
-        )
-        return bool(rows)
+        return self._has("refused WHERE worker = ? AND submission = ?", worker, submission)
 
     def is_admitted(self, peer: str) -> bool:
         """Whether a log records a peer's admission."""
@@ -145,14 +141,10 @@ class DerivedTables:
 
     def has_reinstatement(self, raw: bytes) -> bool:
         """Whether this peer's own log has this signed reinstatement."""
-        rows = self._database.read(
-            "SELECT 1 FROM reinstated WHERE envelope = ? AND owner = ? ORDER BY 1",
-            (raw, self._owner),
-        )
-        return bool(rows)
+        return self._has("reinstated WHERE envelope = ? AND owner = ?", raw, self._owner)
 
-    def _has(self, rows: str, value: str | bytes) -> bool:
-        return bool(self._database.read(f"SELECT 1 FROM {rows} ORDER BY 1", (value,)))
+    def _has(self, rows: str, *values: str | bytes) -> bool:
+        return bool(self._database.read(f"SELECT 1 FROM {rows} ORDER BY 1", values))
 
     def expulsions(self) -> list[bytes]:
         """Return all signed evictions and reinstatements."""
