@@ -1,9 +1,8 @@
-"""The native engine: Llama, Qwen2 and Qwen3 from their safetensors, with a preallocated KV cache.
+"""The native engine: batches, a preallocated KV cache and sampling around the model's decoder.
 
-No framework lies between the weights and the matrix products. Hidden states and log-probabilities
-therefore cost nothing extra, and a prefill runs the same layers as generation.
-In every row the cache slot equals the position in the sequence. Rows of different lengths
-therefore need no left padding, and each row computes what it would compute alone.
+Hidden states and log-probabilities cost nothing extra, and a prefill runs the same layers as
+generation. In every row the cache slot equals the position in the sequence. Rows of different
+lengths therefore need no left padding, and each row computes what it would compute alone.
 """
 
 from __future__ import annotations
@@ -11,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
-from peers.engines.config import read_supported_config, rope_parameters
+from peers.engines.decoder import Decoder, LayerAttention
 from peers.engines.engine import Completions, Prefill
-from peers.engines.model import read_weights
 from peers.engines.sampling import gumbel_noise, sample
-from swarm.errors import UserError
 from swarm.world.progress import checkpoint
 
 PROMPT_ROWS_MAX = 128
@@ -32,29 +28,6 @@ NOISE_ENTRIES_MAX = 1 << 20
 
 PREFILL_TOKENS_MAX = 1 << 14
 """Padded tokens in one forward pass; a larger batch takes several passes."""
-
-Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, queries [B, H, S, D], keys and values [B, H_kv, S, D]) → [B, H, S, D]."""
-
-
-@dataclass
-class _Layer:
-    """One decoder layer's weights.
-
-    Queries, keys and values come from one matrix product, gate and up from another.
-    """
-
-    input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    query_norm: Tensor | None
-    """Only Qwen3 normalises each head's queries and keys."""
-    key_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
 
 
 @dataclass
@@ -103,49 +76,14 @@ class NativeEngine:
 
         `dtype` is the precision to compute in; None: the weights' stored dtype.
         """
-        config = read_supported_config(folder)
-        self._config = config
-        self._device = torch.device(device)
-        self._dtype = dtype
-        self.vocabulary_size: int = config["vocab_size"]
-        self.hidden_size: int = config["hidden_size"]
-        self.length_max: int = config["max_position_embeddings"]
-        self._layer_count: int = config["num_hidden_layers"]
-        self._heads: int = config["num_attention_heads"]
-        self._kv_heads: int = config.get("num_key_value_heads") or self._heads
-        self._head_size: int = config.get("head_dim") or self.hidden_size // self._heads
-        self._epsilon: float = config["rms_norm_eps"]
-        self._frequencies, self._rotary_scale = _rotary_frequencies(
-            config, folder, self._head_size, self._device
-        )
-        self._cos = self._sin = torch.empty(0, self._head_size)
-        self._assign(read_weights(folder), folder)
+        self._decoder = decoder = Decoder(folder, device, dtype)
+        self._device = decoder.device
+        self.vocabulary_size = decoder.vocabulary_size
+        self.hidden_size = decoder.hidden_size
+        self.length_max = decoder.length_max
 
     def load_weights(self, folder: Path) -> None:
-        config = read_supported_config(folder)
-        changed = [
-            name
-            for name in (
-                "model_type",
-                "vocab_size",
-                "hidden_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-                "num_key_value_heads",
-                "head_dim",
-                "intermediate_size",
-                "rope_theta",
-                "rope_parameters",
-                "rope_scaling",
-                "rms_norm_eps",
-            )
-            if config.get(name) != self._config.get(name)
-        ]
-        if changed:
-            raise UserError(
-                f"{folder} holds another model than the one loaded: {changed[0]} differs"
-            )
-        self._assign(read_weights(folder), folder)
+        self._decoder.load_weights(folder)
 
     @torch.inference_mode()
     def generate(
@@ -245,9 +183,8 @@ class NativeEngine:
             start = end
         return result
 
-    @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
-        return F.linear(states.float(), self._head)
+        return self._decoder.logits(states)
 
     def _check_request(
         self,
@@ -291,11 +228,13 @@ class NativeEngine:
         source = [index_of[tuple(prompt)] for prompt in prompts]
         index = torch.tensor(source, device=self._device)
         slots = max(map(len, distinct)) + new_slots
-        shape = (len(prompts), self._kv_heads, slots, self._head_size)
-        dtype = self._embedding.dtype
-        keys = [torch.empty(shape, dtype=dtype, device=self._device) for _ in self._layers]
+        shape = (len(prompts), self._decoder.kv_heads, slots, self._decoder.head_size)
+        dtype = self._decoder.dtype
+        keys = [torch.empty(shape, dtype=dtype, device=self._device) for _ in self._decoder.layers]
         # A slot not yet written has weight 0, but 0 times uninitialised memory may be NaN.
-        values = [torch.zeros(shape, dtype=dtype, device=self._device) for _ in self._layers]
+        values = [
+            torch.zeros(shape, dtype=dtype, device=self._device) for _ in self._decoder.layers
+        ]
 
         def keep(layer: int, key: Tensor, value: Tensor) -> None:
             keys[layer][:, :, : key.shape[2]] = key[index]
@@ -320,14 +259,14 @@ class NativeEngine:
         padded = [[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences]
         tokens = torch.tensor(padded, device=self._device)
 
-        def attention(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def attention(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             if keep is not None:
-                keep(layer, key, value)
+                keep(layer.index, key, value)
             return F.scaled_dot_product_attention(
                 query, key, value, is_causal=True, enable_gqa=True
             )
 
-        return self._forward(tokens, torch.arange(longest, device=self._device), attention)
+        return self._decoder.forward(tokens, torch.arange(longest, device=self._device), attention)
 
     def _decode(
         self, tokens: Tensor, positions: Tensor, keys: list[Tensor], values: list[Tensor]
@@ -341,142 +280,24 @@ class NativeEngine:
         level = int(positions.min()) + 1 == used
         mask = (torch.arange(used, device=self._device) > positions[:, None])[:, None, None]
 
-        def attention(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def attention(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             if level:
-                keys[layer][:, :, used - 1] = key[:, :, 0]
-                values[layer][:, :, used - 1] = value[:, :, 0]
+                keys[layer.index][:, :, used - 1] = key[:, :, 0]
+                values[layer.index][:, :, used - 1] = value[:, :, 0]
             else:
-                keys[layer][rows, :, positions] = key[:, :, 0]
-                values[layer][rows, :, positions] = value[:, :, 0]
+                keys[layer.index][rows, :, positions] = key[:, :, 0]
+                values[layer.index][rows, :, positions] = value[:, :, 0]
             # Queries that share a key head form the rows of one product, so no key is repeated.
-            grouped = query.reshape(len(tokens), self._kv_heads, -1, self._head_size)
-            scores = grouped @ keys[layer][:, :, :used].transpose(2, 3) * self._head_size**-0.5
+            grouped = query.reshape(
+                len(tokens), self._decoder.kv_heads, -1, self._decoder.head_size
+            )
+            scores = grouped @ keys[layer.index][:, :, :used].transpose(2, 3) * layer.scale
             if not level:
                 scores = scores.masked_fill(mask, float("-inf"))
             weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-            return (weights @ values[layer][:, :, :used]).reshape(query.shape)
+            return (weights @ values[layer.index][:, :, :used]).reshape(query.shape)
 
-        return self._forward(tokens[:, None], positions[:, None], attention)[:, 0]
-
-    def _forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Layers and final norm: tokens [B, S], positions [S] or [B, S] → [B, S, hidden]."""
-        batch, length = tokens.shape
-        self._extend_rotary(int(positions.max()) + 1)
-        cos, sin = (table[positions].unsqueeze(-2) for table in (self._cos, self._sin))
-        turned = self._heads + self._kv_heads
-        half = self._head_size // 2
-        stream = F.embedding(tokens, self._embedding)
-        for index, layer in enumerate(self._layers):
-            inner = self._norm(stream, layer.input_norm)
-            heads = F.linear(inner, layer.qkv, layer.qkv_bias).view(
-                batch, length, turned + self._kv_heads, self._head_size
-            )
-            query_key, value = heads[:, :, :turned], heads[:, :, turned:]
-            if layer.query_norm is not None and layer.key_norm is not None:
-                query_key = torch.cat(
-                    (
-                        self._norm(query_key[:, :, : self._heads], layer.query_norm),
-                        self._norm(query_key[:, :, self._heads :], layer.key_norm),
-                    ),
-                    dim=2,
-                )
-            swapped = torch.cat((query_key[..., half:], query_key[..., :half]), dim=-1)
-            query_key = torch.addcmul(query_key * cos, swapped, sin).transpose(1, 2)
-            mixed = attention(
-                index,
-                query_key[:, : self._heads],
-                query_key[:, self._heads :],
-                value.transpose(1, 2),
-            )
-            mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
-            stream += F.linear(mixed, layer.output, layer.output_bias)
-            gate, up = F.linear(self._norm(stream, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-            stream += F.linear(F.silu(gate) * up, layer.down)
-        return self._norm(stream, self._final_norm)
-
-    def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
-        # Takes half the time of F.rms_norm on a CPU, and rounds where transformers rounds.
-        exact = values.float()
-        scale = torch.rsqrt((exact * exact).mean(-1, keepdim=True) + self._epsilon)
-        return (exact * scale).to(values.dtype) * weight
-
-    def _extend_rotary(self, length: int) -> None:
-        if length <= len(self._cos):
-            return
-        positions = torch.arange(max(length, 2 * len(self._cos)), device=self._device).float()
-        angles = torch.outer(positions, self._frequencies).repeat(1, 2)
-        dtype = self._embedding.dtype
-        self._cos = (angles.cos() * self._rotary_scale).to(dtype)
-        self._sin = (angles.sin() * self._rotary_scale).to(dtype)
-        self._sin[:, : self._head_size // 2].neg_()  # the sign of "rotate half", applied once
-
-    def _assign(self, weights: dict[str, Tensor], folder: Path) -> None:
-        """Use these weights; nothing changes when a weight is missing or has the wrong shape."""
-        config = self._config
-        attention_size, kv_size = self._heads * self._head_size, self._kv_heads * self._head_size
-        hidden, inner = self.hidden_size, config["intermediate_size"]
-
-        def take(name: str, *shape: int) -> Tensor:
-            if name not in weights:
-                raise UserError(f"the weights in {folder} lack {name}")
-            if weights[name].shape != shape:
-                raise UserError(
-                    f"{name} in {folder} has shape {list(weights[name].shape)}, not {list(shape)}"
-                )
-            return weights[name].to(self._device, self._dtype)
-
-        def bias(name: str, size: int) -> Tensor | None:
-            return take(name, size) if name in weights else None
-
-        layers = []
-        for index in range(self._layer_count):
-            at = f"model.layers.{index}."
-            sizes = {"q": attention_size, "k": kv_size, "v": kv_size}
-            projection = {name: f"{at}self_attn.{name}_proj" for name in sizes}
-            biases = [bias(f"{projection[n]}.bias", size) for n, size in sizes.items()]
-            present = [entry for entry in biases if entry is not None]
-            layers.append(
-                _Layer(
-                    input_norm=take(f"{at}input_layernorm.weight", hidden),
-                    qkv=torch.cat(
-                        [take(f"{projection[n]}.weight", size, hidden) for n, size in sizes.items()]
-                    ),
-                    qkv_bias=torch.cat(present) if len(present) == 3 else None,
-                    query_norm=bias(f"{at}self_attn.q_norm.weight", self._head_size),
-                    key_norm=bias(f"{at}self_attn.k_norm.weight", self._head_size),
-                    output=take(f"{at}self_attn.o_proj.weight", hidden, attention_size),
-                    output_bias=bias(f"{at}self_attn.o_proj.bias", hidden),
-                    mlp_norm=take(f"{at}post_attention_layernorm.weight", hidden),
-                    gate_up=torch.cat(
-                        [take(f"{at}mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up")]
-                    ),
-                    down=take(f"{at}mlp.down_proj.weight", hidden, inner),
-                )
-            )
-        embedding = take("model.embed_tokens.weight", self.vocabulary_size, hidden)
-        head = embedding
-        if not config.get("tie_word_embeddings", False):
-            head = take("lm_head.weight", self.vocabulary_size, hidden)
-        final_norm = take("model.norm.weight", hidden)
-        self._layers, self._embedding, self._final_norm = layers, embedding, final_norm
-        self._head = head.float()
-
-
-def _rotary_frequencies(
-    config: dict[str, Any], folder: Path, head_size: int, device: torch.device
-) -> tuple[Tensor, float]:
-    """Angle per position for each pair of dimensions, and the scale of sine and cosine."""
-    parameters = rope_parameters(config)
-    kind = parameters["rope_type"]
-    if kind == "default":
-        exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
-        return (1.0 / parameters["rope_theta"] ** exponents).to(device), 1.0
-    from transformers import AutoConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](loaded, device)
-    return frequencies, float(scale)
+        return self._decoder.forward(tokens[:, None], positions[:, None], attention)[:, 0]
 
 
 def _batch_end(sequences: list[list[int]], start: int) -> int:
