@@ -8,6 +8,7 @@ decoding, so that no later code meets a list longer than it expects.
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Literal
 
 import msgspec
@@ -26,6 +27,9 @@ ROLE_PATTERN = r"^[a-z][a-z0-9-]{0,19}\Z"
 Role = Annotated[str, Meta(pattern=ROLE_PATTERN)]
 """A word that is safe to display and to sort by. The run's manifest lists the roles it knows."""
 Roles = Annotated[list[Role], Meta(max_length=8)]
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""A number that is neither NaN nor infinite. Every float of a message is one, or has narrower
+bounds, so that decoding refuses all others."""
 Speed = Annotated[float, Meta(ge=0, le=1e12)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -134,7 +138,7 @@ ENVIRONMENTS_MAX = 16
 
 OptionName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}\Z")]
 OptionText = Annotated[str, Meta(max_length=1000)]
-OptionScalar = bool | int | float | OptionText
+OptionScalar = bool | int | Finite | OptionText
 OptionValue = OptionScalar | Annotated[list[OptionScalar], Meta(max_length=256)]
 
 
@@ -158,9 +162,9 @@ class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only
     spread: Literal["task", "total"] = "task"
     """The rewards that must differ within a group: task: without the length penalty. total: with
     it."""
-    accuracy_min: float = 0.0
+    accuracy_min: Finite = 0.0
     """Groups with a lower mean task reward are left out."""
-    accuracy_max: float = 1.0
+    accuracy_max: Finite = 1.0
     """Groups with a higher mean task reward are left out. (PRIME keeps 0.2 to 0.8.)"""
 
 
@@ -198,11 +202,11 @@ STEP_START_OBJECTIVES = ("icepop", "tis", "decoupled_ppo")
 class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """AdamW and its learning rate (defaults: the INTELLECT-2 recipe)."""
 
-    learning_rate: float = 3e-7
-    beta1: float = 0.9
-    beta2: float = 0.99
-    weight_decay: float = 0.0
-    gradient_norm_max: float = 0.1
+    learning_rate: Finite = 3e-7
+    beta1: Finite = 0.9
+    beta2: Finite = 0.99
+    weight_decay: Finite = 0.0
+    gradient_norm_max: Finite = 0.1
     """Larger gradients are scaled down to this norm."""
     warmup_steps: Count = 25
     """Optimiser steps over which the learning rate rises."""
@@ -210,7 +214,7 @@ class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Schedule after the warm-up. wsd: constant, then linear decay over the last `decay_share`."""
     decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """Share of all optimiser steps over which wsd decays."""
-    final_learning_rate_share: float = 1.0
+    final_learning_rate_share: Finite = 1.0
     """Share of the learning rate at the end of the decay; 1 keeps the rate constant."""
     optimiser_steps: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Optimiser steps per rollout step."""
@@ -219,26 +223,26 @@ class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The objective and its coefficients (defaults: the INTELLECT-2 recipe)."""
 
-    epsilon: float = 0.2
+    epsilon: Finite = 0.2
     """The ratio is clipped to 1 ± epsilon."""
-    delta: float = 4.0
+    delta: Finite = 4.0
     """Upper bound of the ratio for negative advantages; `grpo` only."""
-    kl_coefficient: float = 0.001
-    entropy_coefficient: float = 0.0001
+    kl_coefficient: Finite = 0.001
+    entropy_coefficient: Finite = 0.0001
     normalise_by_std: bool = True
     name: Literal[
         "grpo", "dr_grpo", "dapo", "gspo", "cispo", "icepop", "tis", "decoupled_ppo", "dppo"
     ] = "grpo"
     """Formula and source of each: `peers/trainer/learning/objective.py`."""
-    epsilon_high: float = 0.0
+    epsilon_high: Finite = 0.0
     """The upper clip of the ratio is 1 + epsilon_high; 0 means epsilon."""
-    weight_max: float = 2.0
+    weight_max: Finite = 2.0
     """Upper bound of an importance weight; `cispo`, `tis`."""
-    band_low: float = 0.5
+    band_low: Finite = 0.5
     """Tokens with a smaller importance weight are masked; `icepop`."""
-    band_high: float = 5.0
+    band_high: Finite = 5.0
     """Tokens with a larger importance weight are masked; `icepop`."""
-    change_max: float = 0.2
+    change_max: Finite = 0.2
     """Tokens whose probability has already changed by more in the advantage's direction are
     masked; `dppo`."""
     kl_by_ratio: bool = False
@@ -282,7 +286,7 @@ class Filters(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     fill: Literal["drop", "refill"] = "drop"
     """drop: a batch is `groups_per_step` accepted groups minus the groups left out. refill: more
     groups are requested until `groups_per_step` remain."""
-    refill_seconds: Annotated[float, Meta(gt=0)] = 1800.0
+    refill_seconds: Annotated[float, Meta(gt=0, le=sys.float_info.max)] = 1800.0
     """refill: after this, a batch that is not empty is trained on even if it is not full (in the
     INTELLECT-2 run a step's rollouts took 22 to 29 minutes)."""
 
@@ -296,22 +300,22 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 113
     """Exponents, of a proof's 128, that must agree."""
-    proof_mantissa_mean_max: float = 10.0
-    proof_mantissa_median_max: float = 4.0
-    proof_chunks_share_min: float = 1.0
+    proof_mantissa_mean_max: Finite = 10.0
+    proof_mantissa_median_max: Finite = 4.0
+    proof_chunks_share_min: Finite = 1.0
     """Share of a submission's checked chunks that must pass."""
-    honest_margin: float = 0.0002
+    honest_margin: Finite = 0.0002
     """Upper bound on an honest peer's mean of min(margin, 1) over all tokens."""
-    margin_max: float = 1.4
+    margin_max: Finite = 1.4
     """Upper bound on every single margin, the stop token's included."""
-    honest_proof_error: float = 0.03
+    honest_proof_error: Finite = 0.03
     """Upper bound on an honest peer's mean error of proofs. An entry's error is 1 if its exponent
     or sign differs, else the distance of the mantissas over 128."""
-    eviction_p_value: float = 1e-9
+    eviction_p_value: Finite = 1e-9
     """Upper bound on the probability that an honest worker is ever evicted for its statistics."""
-    recompute_safety: float = 3.0
+    recompute_safety: Finite = 3.0
     """Expected loss from a fake submission, in multiples of what it would earn, plus 1."""
-    recompute_share_min: float = 0.05
+    recompute_share_min: Finite = 0.05
     """Smallest share of a worker's submissions that are recomputed."""
     audit_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """Share of the accepted submissions that were not recomputed at once to recompute later."""
@@ -319,9 +323,9 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Steps whose recomputed work is a worker's stake."""
     proven_tokens: Count = 4096
     """Stake from which a worker is proven: it needs no slot."""
-    honest_outliers: float = 1e-5
+    honest_outliers: Finite = 1e-5
     """Upper bound on an honest peer's share of tokens with a margin above `margin_max`."""
-    refusal_p_value: float = 1e-6
+    refusal_p_value: Finite = 1e-6
     """Upper bound on the probability that one of the pooled checks refuses an honest submission."""
     second_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """Share of judged submissions that a second validator recomputes, drawn after the verdict."""
@@ -357,9 +361,9 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     submission_bytes_max: Count = 64 << 20
     submissions_unjudged_max: Count = 8
     """Most submissions of one worker that wait for a verdict."""
-    acknowledgement_seconds: float = 5.0
+    acknowledgement_seconds: Finite = 5.0
     """Without an acknowledgement by then, the worker asks the next validator in rank."""
-    verdict_seconds: float = 30.0
+    verdict_seconds: Finite = 30.0
     """Without a verdict by then, the worker asks the next validator in rank."""
 
 
@@ -479,7 +483,7 @@ class Checkpoint(StateMessage, frozen=True, kw_only=True):
 
     reference: CheckpointReference
     total_bytes: Count
-    reward: float = 0.0
+    reward: Finite = 0.0
     """Mean reward of the batch that the policy was trained on."""
 
     @property
@@ -566,8 +570,8 @@ class Check(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The result of one check of a submission: its figure and its threshold."""
 
     name: Annotated[str, Meta(max_length=40)]
-    figure: float
-    threshold: float
+    figure: Finite
+    threshold: Finite
     passed: bool
 
 
@@ -654,8 +658,8 @@ class Eviction(Message, frozen=True, kw_only=True):
     peer: Key
     reason: Line
     submission: Annotated[bytes, Meta(max_length=32)] = b""
-    figure: float = 0.0
-    threshold: float = 0.0
+    figure: Finite = 0.0
+    threshold: Finite = 0.0
 
 
 class Reinstatement(Message, frozen=True, kw_only=True):

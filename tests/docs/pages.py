@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def type_words(info: Any) -> str:
     if isinstance(info, inspect.IntType):
         return f"int{_range(info)}"
     if isinstance(info, inspect.FloatType):
-        return f"float{_range(info)}"
+        largest = sys.float_info.max  # every float is finite, which the page says once
+        return f"float{'' if (info.ge, info.le) == (-largest, largest) else _range(info)}"
     if isinstance(info, inspect.UnionType):
         return " or ".join(map(type_words, info.types))
     if isinstance(info, inspect.DictType):
@@ -97,7 +99,8 @@ def _range(info: Any) -> str:
         low = f"[{_number(info.ge)}"
     elif info.gt is not None:
         low = f"({_number(info.gt)}"
-    high = f"{_number(info.le)}]" if info.le is not None else "∞)"
+    endless = info.le in (None, sys.float_info.max)
+    high = "∞)" if endless else f"{_number(info.le)}]"
     return f" {low}, {high}"
 
 

@@ -69,10 +69,6 @@ MESSAGES: list[Message] = [
     Submission(lineage=0, step=3, policy=2, number=0, digest=DIGEST, size_bytes=4096, groups=4),
 ]
 
-STRANGERS = (PeerRecord, Heartbeat, AdmissionRequest, Submission)
-"""Messages that anyone may send. Some figures of trusted peers, only shown, have no bounds."""
-
-
 # --- envelopes ---
 
 
@@ -89,8 +85,7 @@ def _open(raw: bytes) -> Envelope | None:
     assert KINDS[body.kind] is type(message)
     for moment_ms in (body.issued_ms, body.expires_ms):
         assert datetime.fromtimestamp(moment_ms / 1000, UTC)  # commands print it
-    if isinstance(message, STRANGERS):
-        assert _finite(msgspec.to_builtins(message)), "a number that is none passed the bounds"
+    assert _finite(msgspec.to_builtins(message)), "a number that is none passed the bounds"
     encoded = msgspec.msgpack.encode(message)
     assert len(body.payload) <= len(encoded) + UNKNOWN_BYTES_MAX
     again = msgspec.msgpack.decode(encoded, type=type(message))
@@ -125,10 +120,11 @@ _KINDS = list(KINDS)
 def check_message(raw: bytes) -> None:
     """Open the payload of a signed message; the first byte chooses its kind."""
     kind = _KINDS[raw[0] % len(_KINDS)] if raw else _KINDS[0]
-    _open(_signed(kind, raw[1:]))
+    _open(signed(kind, raw[1:]))
 
 
-def _signed(kind: str, payload: bytes, run: str = RUN) -> bytes:
+def signed(kind: str, payload: bytes, run: str = RUN) -> bytes:
+    """An envelope with any payload, signed by its sender."""
     fields = [1, kind, run, OWNER.peer_id, 1, 0, 1000, payload]
     body = msgspec.msgpack.encode(fields)
     return OWNER.sign(b"swarm/1/" + kind.encode() + b"\0" + body) + body
@@ -140,7 +136,7 @@ def check_run_manifest(raw: bytes) -> None:
     with contextlib.suppress(*DECODE_ERRORS):
         name = msgspec.msgpack.decode(raw, type=KINDS["run_manifest"]).name  # type: ignore[attr-defined]
     try:
-        envelope = check_manifest(_signed("run_manifest", raw, f"{OWNER.peer_id}/{name}"), "here")
+        envelope = check_manifest(signed("run_manifest", raw, f"{OWNER.peer_id}/{name}"), "here")
     except UserError as error:
         assert str(error).startswith("here is not a valid run manifest")
         return
