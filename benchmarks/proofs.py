@@ -38,7 +38,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.arguments import at_least, several
 from benchmarks.spread import load_average, spread
-from peers.engines.engine import Completions, Prefill
+from peers.engines.batch import generate as generate_batch
+from peers.engines.batch import requests_for
+from peers.engines.engine import Piece, Prefill
 from peers.engines.native import NativeEngine
 from peers.engines.sampling import gumbel_noise, judge_margins
 from peers.proofs import toploc
@@ -141,11 +143,12 @@ def measure_verification(
 ) -> dict[str, Any]:
     """Generate with proofs and verify, repeatedly."""
     prompts, rows = [PROMPT] * completions, range(completions)
-    stop_ids = [engine.vocabulary_size - 1]
+    stop_ids = [engine.capabilities.vocabulary_size - 1]
     seconds = defaultdict[str, list[float]](list)
 
-    def generate() -> Completions:
-        return engine.generate(prompts, rows, KEY, 1.0, stop_ids, new_tokens)
+    def generate() -> list[Piece]:
+        requests = requests_for(prompts, rows, KEY, 1.0, stop_ids, new_tokens)
+        return generate_batch(engine, requests)
 
     def prefill(tokens: list[list[int]]) -> Prefill:
         sequences = [[*PROMPT, *row] for row in tokens]
@@ -158,14 +161,18 @@ def measure_verification(
         for row, (drawn, own) in enumerate(zip(tokens, states, strict=True)):
             count = len(drawn)
             noise = gumbel_noise(
-                KEY, torch.full((count,), row), torch.arange(count), engine.vocabulary_size
+                KEY,
+                torch.full((count,), row),
+                torch.arange(count),
+                engine.capabilities.vocabulary_size,
             )
             judgement = judge_margins(engine.logits(own), torch.tensor(drawn), 1.0, noise)
             largest = max(largest, float(judgement.margin.max()))
         return largest
 
-    def build(made: Completions) -> list[bytes]:
-        return toploc.build(chunks_of(made.prompt_hidden, made.hidden))
+    def build(made: list[Piece]) -> list[bytes]:
+        before = [piece.prompt_hidden for piece in made]
+        return toploc.build(chunks_of(before, [piece.hidden for piece in made]))
 
     def verify(again: Prefill, proofs: list[bytes]) -> list[toploc.ChunkResult]:
         return toploc.verify(chunks_of(again.prompt_hidden, again.hidden), proofs)
@@ -175,15 +182,16 @@ def measure_verification(
         seconds["generate_seconds"].append(took)
         proofs, took = timed(build, made)
         seconds["build_seconds"].append(took)
-        again, took = timed(prefill, made.tokens)
+        tokens = [piece.tokens for piece in made]
+        again, took = timed(prefill, tokens)
         seconds["prefill_seconds"].append(took)
         results, took = timed(verify, again, proofs)
         seconds["proofs_seconds"].append(took)
-        margin, took = timed(judge, made.tokens, again.states)
+        margin, took = timed(judge, tokens, again.states)
         seconds["sampling_seconds"].append(took)
         if margin > 0.01 or not all(result.accepted for result in results):
             raise RuntimeError("an honest completion was refused")
-    told: dict[str, Any] = {"tokens": sum(map(len, made.tokens))}
+    told: dict[str, Any] = {"tokens": sum(map(len, tokens))}
     for name, values in seconds.items():
         told |= spread(name, values, 3)
     verifying = ("prefill_seconds", "proofs_seconds", "sampling_seconds")

@@ -63,7 +63,7 @@ def run(
         difference = zero_advantage = 0.0
         for step in range(steps):
             policy = max(0, step - SCHEDULE.asynchrony)
-            engine.load_weights(folder / str(policy))
+            engine.load_weights(folder / str(policy), policy)
             nonce = digest("swarm/1/recipe", seed.to_bytes(8, "big"), step.to_bytes(8, "big"))
             drawn = submission_seed("recipe", nonce, "me", 0)
             count = SCHEDULE.groups_per_step
@@ -79,7 +79,7 @@ def run(
             if policy > 1:  # the learner holds policy 0 as its base
                 shutil.rmtree(folder / str(policy - 1))
             spent("publish")
-        engine.load_weights(folder / str(steps))
+        engine.load_weights(folder / str(steps), steps)
         sampled, greedy = (
             mean_reward(
                 engine,

@@ -121,7 +121,7 @@ def learn(
         engine, renderer = NativeEngine(folder / "0"), Renderer(folder / "0")
         for step in range(variant.steps):
             policy = max(0, step - variant.staleness)
-            engine.load_weights(folder / str(policy))
+            engine.load_weights(folder / str(policy), policy)
             batch: list[Group] = []
             rewards: list[float] = []
             distances: list[int] = []
@@ -153,7 +153,7 @@ def learn(
             curve.generated.append(made)
             if generated_max is not None and made >= generated_max:
                 break
-        engine.load_weights(folder / str(step + 1))
+        engine.load_weights(folder / str(step + 1), step + 1)
         curve.held_out = mean_reward(
             engine, environment, folder / "0", sampling, prompts=EVALUATION_PROMPTS
         )
@@ -174,7 +174,7 @@ def rollouts(
     tasks = [environment.task(task_seed(seed, group)) for group in range(count)]
     work = [(environment, task) for task in tasks for _ in range(size)]
     rows = range(count * size)
-    played = play(engine, renderer, work, rows, noise_key(seed), sampling, policy).rollouts
+    played = play(engine, renderer, work, rows, noise_key(seed), sampling).rollouts
     groups: list[Group] = []
     task_rewards: list[float] = []
     distances: list[int] = []

@@ -56,7 +56,10 @@ def bits_per_token(
             sampled = list(range(len(prompt), len(prompt) + count))
             states = engine.prefill([[*prompt, *tokens]], [sampled]).states[0]
             noise = gumbel_noise(
-                work.key(), torch.tensor(row), torch.arange(count), engine.vocabulary_size
+                work.key(),
+                torch.tensor(row),
+                torch.arange(count),
+                engine.capabilities.vocabulary_size,
             )
             perturbed = engine.logits(states) / sampling.temperature + noise
             sums = log_choices(perturbed, thresholds.margin_max)

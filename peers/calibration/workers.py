@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from peers.calibration.workload import Work
-from peers.engines.engine import Completions, Engine
+from peers.engines.batch import generate, requests_for
+from peers.engines.engine import Engine, Piece
 from peers.engines.native import NativeEngine
 from peers.engines.sampling import gumbel_noise
 from peers.proofs import toploc
@@ -63,12 +64,12 @@ class Generates:
         finally:
             torch.set_num_threads(before)
         return HandedIn(
-            [tokens for part in parts for tokens in part.tokens],
-            [proofs for part in parts for proofs in prove(part.prompt_hidden, part.hidden)],
+            [piece.tokens for part in parts for piece in part],
+            [proofs for part in parts for proofs in prove_pieces(part)],
         )
 
-    def _generate(self, work: Work, sampling: Sampling, rows: range) -> Completions:
-        return self.engine.generate(
+    def _generate(self, work: Work, sampling: Sampling, rows: range) -> list[Piece]:
+        requests = requests_for(
             [work.prompts[row] for row in rows],
             rows,
             work.key(self.attempt),
@@ -76,6 +77,7 @@ class Generates:
             sampling.stop_ids,
             sampling.max_new_tokens,
         )
+        return generate(self.engine, requests)
 
 
 class Nucleus(NativeEngine):
@@ -158,7 +160,10 @@ class TakesTies:
         rows = [row for row, tokens in enumerate(completions) for _ in tokens]
         positions = [position for tokens in completions for position in range(len(tokens))]
         noise = gumbel_noise(
-            work.key(), torch.tensor(rows), torch.tensor(positions), self.engine.vocabulary_size
+            work.key(),
+            torch.tensor(rows),
+            torch.tensor(positions),
+            self.engine.capabilities.vocabulary_size,
         )
         logits = self.engine.logits(torch.cat(list(prefill.states)))
         best = (logits / sampling.temperature + noise).topk(2)
@@ -177,7 +182,7 @@ class TakesTies:
             for index, tokens in enumerate(changed)
             if tokens[-1] not in sampling.stop_ids and len(tokens) < sampling.max_new_tokens
         ]
-        made = self.engine.generate(
+        requests = requests_for(
             [[*work.prompts[tried[index][0]], *changed[index]] for index in open_],
             [tried[index][0] for index in open_],
             work.key(),
@@ -187,8 +192,8 @@ class TakesTies:
             starts=[len(changed[index]) for index in open_],
         )
         result = list(changed)
-        for index, tokens in zip(open_, made.tokens, strict=True):
-            result[index] = [*changed[index], *tokens]
+        for index, piece in zip(open_, generate(self.engine, requests), strict=True):
+            result[index] = [*changed[index], *piece.tokens]
         return result
 
 
@@ -197,6 +202,11 @@ def prove(prompt_hidden: Sequence[Tensor], hidden: Sequence[Tensor]) -> list[lis
     chunks = [toploc.chunk_rows(*each) for each in zip(prompt_hidden, hidden, strict=True)]
     proofs = iter(toploc.build([chunk for row in chunks for chunk in row]))
     return [[next(proofs) for _ in row] for row in chunks]
+
+
+def prove_pieces(pieces: Sequence[Piece]) -> list[list[bytes]]:
+    """The proofs of each piece."""
+    return prove([each.prompt_hidden for each in pieces], [each.hidden for each in pieces])
 
 
 def proven(engine: Engine, work: Work, completions: list[list[int]]) -> HandedIn:

@@ -1,4 +1,7 @@
-"""The interface of every engine: generate with one policy, and prefill."""
+"""The interface of every engine: generate with one policy, request by request, and prefill.
+
+Token ids go in and come out; text never passes through an engine.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,53 @@ from typing import Protocol
 
 from torch import Tensor
 
+from swarm.rollouts.rollout import Finish
+
+
+@dataclass(frozen=True)
+class Request:
+    """One model segment to generate."""
+
+    id: int
+    """Chosen by the caller; no two requests that an engine holds share it."""
+    tokens: Sequence[int]
+    """The prompt, or a whole unfinished episode."""
+    row: int
+    """The row in its submission (group · G + sample)."""
+    noise_key: tuple[int, int] | None
+    """With the row it determines the noise (see `peers.engines.sampling`); None: the likeliest
+    token is taken."""
+    temperature: float
+    stop_ids: tuple[int, ...]
+    limit: int
+    """Model tokens of the whole episode."""
+    start: int = 0
+    """Model tokens sampled in the episode before this request."""
+    continues: int | None = None
+    """A finished request whose kept cache holds a prefix of `tokens`."""
+    keep: bool = False
+    """Keep the cache after this segment for the episode's next turn. It is kept until a request
+    continues it or `cancel` releases it, and may be dropped when memory is short; the episode is
+    then computed again."""
+
 
 @dataclass
-class Completions:
-    """The result of one generated batch, row by row; n = tokens of the row, stop token included."""
+class Piece:
+    """A finished model segment; n = its tokens, stop token included."""
 
-    tokens: list[list[int]]
-    hidden: list[Tensor]
+    id: int
+    """The request's."""
+    tokens: list[int]
+    hidden: Tensor
     """bf16 [n, hidden]: row i is the final-norm hidden state from which token i was sampled."""
-    log_probabilities: list[Tensor]
+    log_probabilities: Tensor
     """fp32 [n]: log_softmax(logits / T) of the sampled token, without noise."""
-    prompt_hidden: list[Tensor]
+    prompt_hidden: Tensor
     """bf16 [at most 128, hidden]: the rows just before `hidden`, oldest first. They exclude the
-    prompt's last position, which is row 0 of `hidden`."""
+    last position of the request's tokens, which is row 0 of `hidden`."""
+    finish: Finish
+    spans: list[tuple[int, int]]
+    """(policy, tokens) in order: the policies that the tokens were sampled from."""
 
 
 @dataclass
@@ -35,33 +72,48 @@ class Prefill:
     prompt_hidden: list[Tensor]
 
 
-class Engine(Protocol):
-    """Generates with one policy at a time."""
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine is and can do."""
 
+    name: str
+    version: str
+    device: str
+    dtype: str
     vocabulary_size: int
     hidden_size: int
     length_max: int
     """The model's context length: all tokens of an episode, the prompt included."""
+    slots: int | None = None
+    """Most requests generated at once; None: unknown."""
+    memory_bytes: int | None = None
+    """Memory for weights and caches; None: unknown."""
+    in_flight: bool = False
+    """Whether `load_weights` may be called while requests are being generated."""
+    prefills: bool = True
+    """Whether `prefill` and `logits` are supported, which a validator needs."""
 
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        noise_key: tuple[int, int] | None,
-        temperature: float,
-        stop_ids: Sequence[int],
-        max_new_tokens: int,
-        starts: Sequence[int] | None = None,
-    ) -> Completions:
-        """Generate one completion per prompt, up to its first stop id or the token limit.
 
-        `rows[i]` is the row of prompt i in its submission (group · G + sample). The row and
-        `noise_key` determine the noise (see `peers.engines.sampling`); with a key of None the
-        likeliest token is taken. A prompt may be an unfinished episode: `starts[i]` is then the
-        number of tokens already sampled in it (default 0), and `max_new_tokens` limits the tokens
-        sampled in the whole episode. Raises `ValueError` for an empty prompt, an id outside the
-        vocabulary, a limit below 1, or more positions than the model's context length.
+class Engine(Protocol):
+    """Generates with one policy at a time. Its methods are called from one thread at a time."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Its row gets the same tokens whatever else the engine generates.
+
+        Raises `ValueError` for an empty prompt, an id outside the vocabulary, a limit that leaves
+        no token, more positions than the model's context length, or an id already in use.
         """
+        ...
+
+    def step(self) -> list[Piece]:
+        """Advance all live requests by one or more tokens; return those that finished."""
+        ...
+
+    def cancel(self, id: int) -> None:
+        """Drop a request and its kept cache; an unknown id is ignored."""
         ...
 
     def prefill(
@@ -70,7 +122,7 @@ class Engine(Protocol):
         """Compute teacher-forced hidden states from which the sampled tokens were drawn.
 
         `sampled[i]` are the ascending indices of the sampled tokens in sequence i. They exclude
-        index 0 and include the last index. Raises `ValueError` as `generate` does.
+        index 0 and include the last index. Raises `ValueError` as `submit` does.
         """
         ...
 
@@ -78,8 +130,8 @@ class Engine(Protocol):
         """fp32 logits [n, vocabulary] of some of a prefill's `states`, before the temperature."""
         ...
 
-    def load_weights(self, folder: Path) -> None:
-        """Replace the weights by those of another checkpoint of the same model.
+    def load_weights(self, folder: Path, policy: int) -> None:
+        """Replace the weights by those of another checkpoint of the same model, number `policy`.
 
         Raises `UserError` when they do not fit; the engine then keeps the old weights.
         """

@@ -1,21 +1,24 @@
 """Episodes: an engine generates and the environment answers in turns, until every episode is over.
 
-Each turn after the first prefills the whole episode again.
+Each episode goes on by itself: its next turn is submitted as soon as the environment has answered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
 
-from peers.engines.engine import Engine
+from peers.engines.engine import Engine, Piece, Request
 from peers.environments import Environment, Renderer, Task
+from peers.environments.base import multi_turn
 from peers.environments.episodes import EpisodeLimits, environment_tokens
 from swarm.messages import Sampling
 from swarm.rollouts.rollout import Rollout, Segment, Span
+from swarm.world.progress import checkpoint
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Episodes:
 
     rollouts: list[Rollout]
     hidden: list[Tensor]
-    """bf16 [n, hidden]: see `peers.engines.engine.Completions`."""
+    """bf16 [n, hidden]: see `peers.engines.engine.Piece`."""
     prompt_hidden: list[Tensor]
     """bf16 [at most 128, hidden]: the rows before the first of `hidden`."""
 
@@ -33,15 +36,45 @@ class Episodes:
 class _Row:
     """An unfinished episode."""
 
+    environment: Environment
+    task: Task
+    row: int
     segments: list[Segment]
     hidden: list[Tensor]
     prompt_hidden: Tensor | None = None
+    last: int | None = None
+    """Id of the last request."""
 
-    def tokens(self) -> list[int]:
-        return [token for segment in self.segments for token in segment.tokens]
+    def request(self, id: int, noise_key: tuple[int, int] | None, sampling: Sampling) -> Request:
+        """The request for the episode's next model segment."""
+        continues, self.last = self.last, id
+        return Request(
+            id=id,
+            tokens=[token for segment in self.segments for token in segment.tokens],
+            row=self.row,
+            noise_key=noise_key,
+            temperature=sampling.temperature,
+            stop_ids=tuple(sampling.stop_ids),
+            limit=sampling.max_new_tokens,
+            start=sum(len(each.tokens) for each in self.segments if each.kind == "model"),
+            continues=continues,
+            keep=multi_turn(self.environment) is not None,
+        )
 
-    def sampled(self) -> int:
-        return sum(len(each.tokens) for each in self.segments if each.kind == "model")
+    def add(self, piece: Piece) -> None:
+        """Append the model segment that a request gave."""
+        self.segments.append(
+            Segment(
+                "model",
+                piece.tokens,
+                piece.finish,
+                piece.log_probabilities.tolist(),
+                tuple(Span(policy, count) for policy, count in piece.spans),
+            )
+        )
+        self.hidden.append(piece.hidden)
+        if self.prompt_hidden is None:
+            self.prompt_hidden = piece.prompt_hidden
 
 
 def play(
@@ -51,47 +84,49 @@ def play(
     rows: Sequence[int],
     noise_key: tuple[int, int] | None,
     sampling: Sampling,
-    policy: int = 0,
 ) -> Episodes:
-    """Play one episode per task; `policy` is the number of the policy loaded in the engine.
+    """Play one episode per task on an engine with no other requests.
 
-    `rows` and `noise_key` as for `Engine.generate`. Raises `ValueError` as `generate` does, and
-    `UserError` for an environment whose code fails.
+    `rows` and `noise_key` as in `Request`. Raises `ValueError` as `Engine.submit` does, and
+    `UserError` for an environment whose code fails; the engine then holds no request.
     """
-    limits = EpisodeLimits(sampling.stop_ids, sampling.max_new_tokens, engine.length_max)
+    limits = EpisodeLimits(
+        sampling.stop_ids, sampling.max_new_tokens, engine.capabilities.length_max
+    )
     prompts = {task.prompt: renderer.encode_prompt(task.prompt) for _, task in work}
-    played = [_Row([Segment("prompt", prompts[task.prompt])], []) for _, task in work]
-    going = list(range(len(work)))
-    while going:
-        made = engine.generate(
-            [played[index].tokens() for index in going],
-            [rows[index] for index in going],
-            noise_key,
-            sampling.temperature,
-            sampling.stop_ids,
-            sampling.max_new_tokens,
-            starts=[played[index].sampled() for index in going],
-        )
-        further = []
-        for position, index in enumerate(going):
-            row, tokens = played[index], made.tokens[position]
-            row.segments.append(
-                Segment(
-                    "model",
-                    tokens,
-                    "stop" if tokens[-1] in sampling.stop_ids else "length",
-                    made.log_probabilities[position].tolist(),
-                    (Span(policy, len(tokens)),),
+    played = [
+        _Row(environment, task, row, [Segment("prompt", prompts[task.prompt])], [])
+        for (environment, task), row in zip(work, rows, strict=True)
+    ]
+    ids = count()
+    going: dict[int, _Row] = {}
+
+    def ask(row: _Row) -> None:
+        request = row.request(next(ids), noise_key, sampling)
+        going[request.id] = row
+        engine.submit(request)
+
+    try:
+        for row in played:
+            ask(row)
+        while going:
+            checkpoint()
+            for piece in engine.step():
+                row = going.pop(piece.id)
+                row.add(piece)
+                answer = environment_tokens(
+                    row.environment, row.task, renderer, row.segments, limits
                 )
-            )
-            row.hidden.append(made.hidden[position])
-            if row.prompt_hidden is None:
-                row.prompt_hidden = made.prompt_hidden[position]
-            answer = environment_tokens(*work[index], renderer, row.segments, limits)
-            if answer is not None:
-                row.segments.append(Segment("environment", answer))
-                further.append(index)
-        going = further
+                if answer is None:
+                    engine.cancel(piece.id)  # releases its cache
+                else:
+                    row.segments.append(Segment("environment", answer))
+                    ask(row)
+    except BaseException:
+        for row in played:
+            if row.last is not None:
+                engine.cancel(row.last)
+        raise
     return Episodes(
         rollouts=[Rollout(tuple(row.segments)) for row in played],
         hidden=[torch.cat(row.hidden) if len(row.hidden) > 1 else row.hidden[0] for row in played],

@@ -7,7 +7,7 @@ lengths therefore need no left padding, and each row computes what it would comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +16,9 @@ import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
 from peers.engines.decoder import Decoder, LayerAttention
-from peers.engines.engine import Completions, Prefill
+from peers.engines.engine import Capabilities, Piece, Prefill, Request
 from peers.engines.sampling import gumbel_noise, sample
+from swarm import __version__
 from swarm.world.progress import checkpoint
 
 PROMPT_ROWS_MAX = 128
@@ -70,66 +71,133 @@ class NativeEngine:
     """See `peers.engines.engine.Engine`. Computes in the stored dtype, logits in fp32."""
 
     def __init__(
-        self, folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+        self,
+        folder: Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        policy: int = 0,
     ) -> None:
-        """Load the policy in `folder`; raises `UserError` for an unsupported model.
+        """Load the policy in `folder`, whose number is `policy`.
 
-        `dtype` is the precision to compute in; None: the weights' stored dtype.
+        `dtype` is the precision to compute in; None: the weights' stored dtype. Raises `UserError`
+        for an unsupported model.
         """
         self._decoder = decoder = Decoder(folder, device, dtype)
         self._device = decoder.device
-        self.vocabulary_size = decoder.vocabulary_size
-        self.hidden_size = decoder.hidden_size
-        self.length_max = decoder.length_max
+        self._policy = policy
+        self._waiting: dict[int, Request] = {}
+        self._live: dict[int, Request] = {}
+        self._running: Iterator[list[Piece]] | None = None
+        self.capabilities = Capabilities(
+            name="native",
+            version=__version__,
+            device=str(decoder.device),
+            dtype=str(decoder.dtype).removeprefix("torch."),
+            vocabulary_size=decoder.vocabulary_size,
+            hidden_size=decoder.hidden_size,
+            length_max=decoder.length_max,
+        )
 
-    def load_weights(self, folder: Path) -> None:
+    def load_weights(self, folder: Path, policy: int) -> None:
+        if self._live or self._waiting:
+            raise ValueError("requests are being generated; cancel or finish them first")
         self._decoder.load_weights(folder)
+        self._policy = policy
+
+    def submit(self, request: Request) -> None:
+        if request.id in self._waiting or request.id in self._live:
+            raise ValueError(f"request {request.id} is already being generated")
+        self._check_request(request)
+        self._waiting[request.id] = request
+
+    def cancel(self, id: int) -> None:
+        self._waiting.pop(id, None)
+        self._live.pop(id, None)
+        if not self._live:
+            self._running = None
 
     @torch.inference_mode()
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        noise_key: tuple[int, int] | None,
-        temperature: float,
-        stop_ids: Sequence[int],
-        max_new_tokens: int,
-        starts: Sequence[int] | None = None,
-    ) -> Completions:
-        starts = [0] * len(prompts) if starts is None else starts
-        self._check_request(prompts, rows, starts, stop_ids, max_new_tokens)
-        if not prompts:
-            return Completions([], [], [], [])
-        count, steps = len(prompts), max_new_tokens - min(starts)
+    def step(self) -> list[Piece]:
+        if not self._live:
+            batch = self._next_batch()
+            if not batch:
+                return []
+            self._live = {request.id: request for request in batch}
+            self._running = self._generate(batch)
+        assert self._running is not None
+        made = [piece for piece in next(self._running) if piece.id in self._live]
+        for piece in made:
+            del self._live[piece.id]
+        return made
+
+    def _next_batch(self) -> list[Request]:
+        """Take the waiting requests that share the first one's sampling settings."""
+        batch: list[Request] = []
+        for request in self._waiting.values():
+            first = batch[0] if batch else request
+            if (request.noise_key, request.temperature, request.stop_ids, request.limit) == (
+                first.noise_key,
+                first.temperature,
+                first.stop_ids,
+                first.limit,
+            ):
+                batch.append(request)
+        for request in batch:
+            del self._waiting[request.id]
+        return batch
+
+    def _generate(self, requests: list[Request]) -> Iterator[list[Piece]]:
+        """Generate a batch; yield, after each step, what finished in it."""
+        first = requests[0]
+        prompts, starts = [each.tokens for each in requests], [each.start for each in requests]
+        count, steps = len(requests), first.limit - min(starts)
         keys, values, hidden, prompt_hidden = self._prefill_prompts(prompts, new_slots=steps)
         tokens = torch.zeros(count, steps, dtype=torch.long, device=self._device)
         log_mu = torch.zeros(count, steps, device=self._device)
-        states: list[tuple[Tensor, Tensor]] = []  # per step: (live batch rows, their states)
+        states = torch.empty(
+            count, steps, self.capabilities.hidden_size, dtype=torch.bfloat16, device=self._device
+        )
         lengths = torch.zeros(count, dtype=torch.long, device=self._device)  # 0: unfinished
-        stops = torch.zeros(self.vocabulary_size, dtype=torch.bool, device=self._device)
-        stops[list(stop_ids)] = True
+        stops = torch.zeros(self.capabilities.vocabulary_size, dtype=torch.bool)
+        stops[list(first.stop_ids)] = True
+        stops = stops.to(self._device)
         live = torch.arange(count, device=self._device)  # batch row of each cache row
         prompt_lengths = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
-        limits = max_new_tokens - torch.tensor(list(starts), device=self._device)
+        limits = first.limit - torch.tensor(starts, device=self._device)
         noise = None
-        if noise_key is not None:
-            row_of, start_of = torch.tensor([list(rows), list(starts)], device=self._device)
-            noise = _NoiseAhead(noise_key, row_of, start_of, steps, self.vocabulary_size)
+        if first.noise_key is not None:
+            rows = [each.row for each in requests]
+            row_of, start_of = torch.tensor([rows, starts], device=self._device)
+            noise = _NoiseAhead(
+                first.noise_key, row_of, start_of, steps, self.capabilities.vocabulary_size
+            )
 
         for step in range(steps):
-            checkpoint()
             logits = self.logits(hidden)  # [live, vocabulary]
-            chosen = sample(logits, noise.at(step, live) if noise else None, temperature)
+            chosen = sample(logits, noise.at(step, live) if noise else None, first.temperature)
             tokens[live, step] = chosen
-            log_all = torch.log_softmax(logits / temperature, -1)
+            log_all = torch.log_softmax(logits / first.temperature, -1)
             log_mu[live, step] = log_all.gather(-1, chosen[:, None])[:, 0]
-            states.append((live, hidden.to(torch.bfloat16)))
+            states[live, step] = hidden.to(torch.bfloat16)
             ended = (stops[chosen] | (limits[live] == step + 1)) & (lengths[live] == 0)
+            finished: list[int] = []
             if bool(ended.any()):
+                finished = live[ended].tolist()
                 lengths[live[ended]] = step + 1
+            yield [
+                Piece(
+                    id=requests[row].id,
+                    tokens=(made := tokens[row, : step + 1].tolist()),
+                    hidden=states[row, : step + 1].clone(),
+                    log_probabilities=log_mu[row, : step + 1].clone(),
+                    prompt_hidden=prompt_hidden[row],
+                    finish="stop" if made[-1] in first.stop_ids else "length",
+                    spans=[(self._policy, step + 1)],
+                )
+                for row in finished
+            ]
+            if finished:
                 going = (lengths[live] == 0).nonzero()[:, 0]
-                if len(going) == 0:
-                    break
                 if len(going) <= len(live) // 2:  # copying the cache pays once half of it is idle
                     live, chosen = live[going], chosen[going]
                     keys = [cache[going] for cache in keys]
@@ -137,19 +205,6 @@ class NativeEngine:
                     if noise:
                         noise.block = noise.block[going]
             hidden = self._decode(chosen, prompt_lengths[live] + step, keys, values)
-
-        all_states = torch.zeros(
-            count, len(states), self.hidden_size, dtype=torch.bfloat16, device=self._device
-        )
-        for step, (alive, state) in enumerate(states):
-            all_states[alive, step] = state
-        ends = lengths.tolist()
-        return Completions(
-            tokens=[row[:end] for row, end in zip(tokens.tolist(), ends, strict=True)],
-            hidden=[row[:end] for row, end in zip(all_states, ends, strict=True)],
-            log_probabilities=[row[:end] for row, end in zip(log_mu, ends, strict=True)],
-            prompt_hidden=prompt_hidden,
-        )
 
     @torch.no_grad()
     def prefill(
@@ -186,33 +241,24 @@ class NativeEngine:
     def logits(self, states: Tensor) -> Tensor:
         return self._decoder.logits(states)
 
-    def _check_request(
-        self,
-        prompts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        starts: Sequence[int],
-        stop_ids: Sequence[int],
-        max_new_tokens: int,
-    ) -> None:
-        """Raise `ValueError` as `Engine.generate` promises."""
-        if not len(rows) == len(starts) == len(prompts):
-            raise ValueError(f"{len(rows)} rows, {len(starts)} starts, {len(prompts)} prompts")
-        if stop_ids:
-            self._check_tokens(stop_ids, length=0)
-        for prompt, start in zip(prompts, starts, strict=True):
-            if not 0 <= start < max_new_tokens:
-                raise ValueError(f"no position from {start} is below the limit {max_new_tokens}")
-            self._check_tokens(prompt, len(prompt) + max_new_tokens - start)
+    def _check_request(self, request: Request) -> None:
+        """Raise `ValueError` as `Engine.submit` promises."""
+        if request.stop_ids:
+            self._check_tokens(request.stop_ids, length=0)
+        if not 0 <= request.start < request.limit:
+            raise ValueError(f"no position from {request.start} is below the limit {request.limit}")
+        length = len(request.tokens) + request.limit - request.start
+        self._check_tokens(request.tokens, length)
 
     def _check_tokens(self, tokens: Sequence[int], length: int) -> None:
         if not tokens:
             raise ValueError("a prompt has no token")
-        if min(tokens) < 0 or max(tokens) >= self.vocabulary_size:
-            raise ValueError(f"a token id lies outside the vocabulary of {self.vocabulary_size}")
-        if length > self.length_max:
-            raise ValueError(
-                f"{length} positions are needed; the context length is {self.length_max}"
-            )
+        vocabulary_size = self.capabilities.vocabulary_size
+        if min(tokens) < 0 or max(tokens) >= vocabulary_size:
+            raise ValueError(f"a token id lies outside the vocabulary of {vocabulary_size}")
+        length_max = self.capabilities.length_max
+        if length > length_max:
+            raise ValueError(f"{length} positions are needed; the context length is {length_max}")
 
     def _prefill_prompts(
         self, prompts: Sequence[Sequence[int]], new_slots: int
@@ -221,7 +267,7 @@ class NativeEngine:
 
         A group's samples share their prompt, so each distinct prompt is computed once. Returns keys
         and values ([B, H_kv, slots, D] per layer), each prompt's last hidden state [B, hidden], and
-        `Completions.prompt_hidden`.
+        `Piece.prompt_hidden`.
         """
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         index_of = {prompt: index for index, prompt in enumerate(distinct)}

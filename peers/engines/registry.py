@@ -6,8 +6,6 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import torch
-
 from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Engine
 from peers.engines.native import NativeEngine
@@ -20,9 +18,9 @@ ENTRY_POINT_GROUP = "swarm.engines"
 """Entry points of engines in other packages: `name = "module:Class"`, an `EngineFactory`."""
 
 
-EngineFactory = Callable[[Path, torch.device, torch.dtype], Engine]
-"""Loads the policy in a Hugging Face folder onto a device; raises `UserError`. Usually the engine's
-class."""
+EngineFactory = Callable[[Path, int, Hardware], Engine]
+"""Loads the policy in a Hugging Face folder, which has that number, with the hardware of the
+settings; raises `UserError`."""
 
 
 def check_engine(name: str) -> None:
@@ -39,14 +37,20 @@ def check_engine(name: str) -> None:
     raise UserError(f"engine {name!r} is unknown; there are: {', '.join(known)}")
 
 
-def make_engine(name: str, folder: Path, hardware: Hardware | None = None) -> Engine:
-    """Make the engine `name` with the policy in `folder`; raises `UserError`."""
-    check_engine(name)
-    hardware = hardware or Hardware()
+def native_engine(folder: Path, policy: int, hardware: Hardware) -> NativeEngine:
+    """An `EngineFactory`."""
     device = find_device(hardware.device)
+    return NativeEngine(folder, device, find_dtype(hardware.dtype, device), policy)
+
+
+def make_engine(
+    name: str, folder: Path, hardware: Hardware | None = None, policy: int = 0
+) -> Engine:
+    """Make the engine `name` with the policy in `folder`, number `policy`; raises `UserError`."""
+    check_engine(name)
     make: EngineFactory
     if name == NATIVE:
-        make = NativeEngine
+        make = native_engine
     else:
         try:
             make = entry_points(group=ENTRY_POINT_GROUP)[name].load()
@@ -55,4 +59,4 @@ def make_engine(name: str, folder: Path, hardware: Hardware | None = None) -> En
                 f"engine {name!r} cannot be loaded ({type(error).__name__}: {error}); repair its "
                 "package"
             ) from error
-    return make(folder, device, find_dtype(hardware.dtype, device))
+    return make(folder, policy, hardware or Hardware())

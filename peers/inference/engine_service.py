@@ -62,9 +62,10 @@ class EngineService:
         self._policy = None  # after a failure, no policy counts as loaded
         if self._setup.alter_weights:
             with tempfile.TemporaryDirectory() as aside:
-                self._load_folder(_altered(path, Path(aside), self._setup.alter_weights))
+                altered = _altered(path, Path(aside), self._setup.alter_weights)
+                self._load_folder(altered, job.policy.step)
         else:
-            self._load_folder(path)
+            self._load_folder(path, job.policy.step)
         self._folder = path
         self._policy = job.policy
         return Loaded(seconds=time.perf_counter() - started)
@@ -74,11 +75,11 @@ class EngineService:
         environment = self._environments.of(job.environment)
         return Probed(digest=probe_hash(environment, Renderer(self._folder)))
 
-    def _load_folder(self, folder: Path) -> None:
+    def _load_folder(self, folder: Path, policy: int) -> None:
         if self._engine is None:
-            self._engine = make_engine(self._setup.engine, folder, self._setup.hardware)
+            self._engine = make_engine(self._setup.engine, folder, self._setup.hardware, policy)
         else:
-            self._engine.load_weights(folder)
+            self._engine.load_weights(folder, policy)
 
     @in_job_thread
     def generate(self, job: Generate) -> Generated:
@@ -99,7 +100,6 @@ class EngineService:
             rows,
             seeds.noise_key(seed),
             sampling,
-            policy=order.policy.step,
         )
         generated = time.perf_counter()
         proofs = _proofs(played)

@@ -76,7 +76,7 @@ def chunk_rows(prompt_hidden: Tensor, completion_hidden: Tensor) -> list[Tensor]
     Chunk c holds rows 32c to min(32c + 32, n). A chunk with fewer than 128 values is extended
     backwards, row by row, until it has at least 128: first with earlier rows of the completion,
     then with rows of the prompt. `prompt_hidden` [p, hidden] holds the rows just before the
-    completion's row 0, oldest first (`Completions.prompt_hidden`: without the prompt's last
+    completion's row 0, oldest first (`Piece.prompt_hidden`: without the prompt's last
     position, which *is* row 0). Raises `ValueError` for an empty completion and for a sequence
     with fewer than 128 values in all.
     """

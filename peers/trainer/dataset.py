@@ -95,12 +95,13 @@ class DatasetService:
     def _check_length(self, task: Task, max_new_tokens: int) -> None:
         """Raise `UserError` unless the policy can hold a task's prompt and a completion."""
         prompt = self._renderer.encode_prompt(task.prompt)
+        length_max = self._engine.capabilities.length_max
         if not prompt:
             raise UserError(f"the tokenizer makes no token of the prompt {task.prompt!r}")
-        if len(prompt) + max_new_tokens > self._engine.length_max:
+        if len(prompt) + max_new_tokens > length_max:
             raise UserError(
                 f"a prompt of {len(prompt)} tokens and --max-new-tokens {max_new_tokens} "
-                f"exceed the {self._engine.length_max} positions of the policy; give a "
+                f"exceed the {length_max} positions of the policy; give a "
                 "smaller --max-new-tokens"
             )
 

@@ -67,7 +67,7 @@ class PrefillService:
         while len(self._engines) >= self._setup.policies_kept:  # free memory before loading
             self._engines.popitem(last=False)
         self._engines[job.policy] = make_engine(
-            self._setup.engine, Path(job.folder), self._setup.hardware
+            self._setup.engine, Path(job.folder), self._setup.hardware, job.policy.step
         )
         return PoliciesLoaded(policies=list(self._engines))
 

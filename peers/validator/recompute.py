@@ -117,11 +117,13 @@ def judge_sampling(
     lengths = torch.tensor([len(completion) for completion in completions], device=device)
     row_index = torch.tensor(list(rows), device=device).repeat_interleave(lengths)
     positions = torch.cat([torch.arange(len(row), device=device) for row in completions])
-    step = max(1, entries_max // engine.vocabulary_size)
+    step = max(1, entries_max // engine.capabilities.vocabulary_size)
     for start in range(0, len(tokens), step):
         checkpoint()
         here = slice(start, start + step)
-        noise = gumbel_noise(key, row_index[here], positions[here], engine.vocabulary_size)
+        noise = gumbel_noise(
+            key, row_index[here], positions[here], engine.capabilities.vocabulary_size
+        )
         judgement = judge_margins(engine.logits(states[here]), tokens[here], temperature, noise)
         margins.append(judgement.margin)
         gaps.append(judgement.gap)

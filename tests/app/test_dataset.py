@@ -105,12 +105,18 @@ def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> 
     ]
 
     class Right(type(service._engine)):  # type: ignore[misc]
-        def generate(self, prompts: Any, rows: Any, *more: Any, **named: Any) -> Any:
-            made = super().generate(prompts, rows, *more, **named)
-            for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
-                if row % 2:
-                    made.tokens[index] = [*sorted(prompt[1:7]), 2]
-                    made.log_probabilities[index] = torch.zeros(7)
+        def submit(self, request: Any) -> None:
+            self.requests = {**getattr(self, "requests", {}), request.id: request}
+            super().submit(request)
+
+        def step(self) -> Any:
+            made = super().step()
+            for piece in made:
+                request = self.requests[piece.id]
+                if request.row % 2:
+                    piece.tokens = [*sorted(request.tokens[1:7]), 2]
+                    piece.log_probabilities = torch.zeros(7)
+                    piece.spans = [(0, 7)]
             return made
 
     service._engine.__class__ = Right

@@ -47,7 +47,7 @@ class Drawing:
             self.work.key(),
             torch.tensor(self.rows if rows is None else rows),
             torch.tensor(self.position),
-            self.engine.vocabulary_size,
+            self.engine.capabilities.vocabulary_size,
         )
 
     def honest(self) -> Tensor:

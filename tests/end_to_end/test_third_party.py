@@ -35,8 +35,10 @@ from typing import Annotated, ClassVar
 
 import msgspec
 import pydantic
+import torch
 import trio
 
+from peers.engines.device import find_device
 from peers.environments import Task
 from peers.environments.base import draw
 from peers.engines.native import NativeEngine
@@ -70,9 +72,9 @@ class Repeat:
 class Renamed(NativeEngine):
     """The native engine under another name, which says where it was made."""
 
-    def __init__(self, folder, device, dtype):
-        super().__init__(folder, device, dtype)
-        (folder / "made-by-lab").write_text(f"{device} {dtype}")
+    def __init__(self, folder, policy, hardware):
+        super().__init__(folder, find_device(hardware.device), torch.bfloat16, policy)
+        (folder / "made-by-lab").write_text(f"{hardware.device} {hardware.dtype} {policy}")
 
 
 class Greeter:
@@ -170,7 +172,7 @@ def test_its_engine_and_environment_serve_in_child_processes(
             return probed, made, await inspector.request("inspect", inspect, Inspected)
 
     probed, made, inspected = trio.run(main)
-    assert (policy / "made-by-lab").read_text() == "cpu torch.bfloat16"
+    assert (policy / "made-by-lab").read_text() == f"cpu bfloat16 {ORDER.policy.step}"
     assert probed.digest == probe_hash(load("repeat", "2", {"times": 3}), Renderer(policy))
     assert made.groups == 8 and inspected.failed == ""
     drawn = [environment_of_group(order.seed(), group, [1.0, 2.0]) for group in range(8)]

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from peers.engines import demo
-from peers.engines.engine import Completions, Prefill
+from peers.engines.engine import Prefill
 from peers.engines.native import NativeEngine
 from peers.engines.sampling import Judgement, gumbel_noise, judge_margins
 from peers.environments import Renderer, load
 from peers.proofs import toploc
 from peers.proofs.format import check_format
-from tests.engines.harness import prefill_completions
+from tests.engines.harness import Made, complete, prefill_completions
 
 KEY = (11, 12)
 ROWS = range(24)
@@ -34,8 +34,8 @@ def prompts_of(folder: Path) -> list[list[int]]:
     return [renderer.encode_prompt(task.prompt) for task in tasks for _ in range(4)]
 
 
-def work(folder: Path, key: tuple[int, int] = KEY) -> tuple[Completions, list[list[bytes]]]:
-    made = NativeEngine(folder).generate(prompts_of(folder), ROWS, key, 1.0, [demo.EOS_ID], 40)
+def work(folder: Path, key: tuple[int, int] = KEY) -> tuple[Made, list[list[bytes]]]:
+    made = complete(NativeEngine(folder), prompts_of(folder), ROWS, key, 1.0, [demo.EOS_ID], 40)
     proofs = [
         toploc.build(toploc.chunk_rows(before, rows))
         for before, rows in zip(made.prompt_hidden, made.hidden, strict=True)

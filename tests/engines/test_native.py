@@ -14,7 +14,7 @@ from peers.engines import demo, model, native, sampling
 from peers.engines.native import NativeEngine
 from peers.engines.registry import make_engine
 from swarm.errors import UserError
-from tests.engines.harness import prefill_completions
+from tests.engines.harness import complete, prefill_completions
 
 SMALL = {
     "vocab_size": 50,
@@ -87,7 +87,7 @@ def test_prefill_equals_transformers(pair: Any) -> None:
 
 def test_greedy_generation_equals_transformers(pair: Any) -> None:
     reference, engine = pair
-    result = engine.generate(PROMPTS, range(5), None, 1.0, [0], 9)
+    result = complete(engine, PROMPTS, range(5), None, 1.0, [0], 9)
     for prompt, tokens in zip(PROMPTS, result.tokens, strict=True):
         logits = reference_logits(reference, prompt, tokens)
         assert tokens == logits.argmax(-1).tolist()
@@ -96,7 +96,7 @@ def test_greedy_generation_equals_transformers(pair: Any) -> None:
 
 def test_decoding_equals_prefill(pair: Any) -> None:
     _, engine = pair
-    made = engine.generate(PROMPTS, [4, 0, 9, 5, 2], (1, 2), 0.8, [0, 3], 12)
+    made = complete(engine, PROMPTS, [4, 0, 9, 5, 2], (1, 2), 0.8, [0, 3], 12)
     again = prefill_completions(engine, PROMPTS, made.tokens)
     for row, tokens in enumerate(made.tokens):
         log_mu = torch.log_softmax(engine.logits(again.states[row]) / 0.8, -1)[
@@ -119,10 +119,10 @@ def test_each_row_equals_its_unbatched_run(pair: Any) -> None:
     rows = [4, 0, 9, 5, 2]
     # Two stop ids among 50 end rows at different steps, so that the batch shrinks on the way.
     stops = list(range(8))
-    together = engine.generate(PROMPTS, rows, (7, 8), 1.0, stops, 20)
+    together = complete(engine, PROMPTS, rows, (7, 8), 1.0, stops, 20)
     assert len({len(tokens) for tokens in together.tokens}) > 1
     for index, (prompt, row) in enumerate(zip(PROMPTS, rows, strict=True)):
-        alone = engine.generate([prompt], [row], (7, 8), 1.0, stops, 20)
+        alone = complete(engine, [prompt], [row], (7, 8), 1.0, stops, 20)
         assert alone.tokens[0] == together.tokens[index]
         assert torch.allclose(
             alone.log_probabilities[0], together.log_probabilities[index], atol=1e-4
@@ -131,10 +131,10 @@ def test_each_row_equals_its_unbatched_run(pair: Any) -> None:
 
 def test_rows_end_at_the_first_stop_id_inclusive(pair: Any) -> None:
     _, engine = pair
-    free = engine.generate(PROMPTS, range(5), (3, 4), 1.0, [], 12).tokens
+    free = complete(engine, PROMPTS, range(5), (3, 4), 1.0, [], 12).tokens
     stops = [free[0][4], free[2][1]]
     for whole, cut in zip(
-        free, engine.generate(PROMPTS, range(5), (3, 4), 1.0, stops, 12).tokens, strict=True
+        free, complete(engine, PROMPTS, range(5), (3, 4), 1.0, stops, 12).tokens, strict=True
     ):
         end = next((i + 1 for i, token in enumerate(whole) if token in stops), 12)
         assert cut == whole[:end]
@@ -142,9 +142,9 @@ def test_rows_end_at_the_first_stop_id_inclusive(pair: Any) -> None:
 
 def test_equal_prompts_get_different_noise_by_row(pair: Any) -> None:
     _, engine = pair
-    made = engine.generate([[1, 2]] * 6, range(6), (1, 1), 1.5, [], 8).tokens
+    made = complete(engine, [[1, 2]] * 6, range(6), (1, 1), 1.5, [], 8).tokens
     assert len({tuple(tokens) for tokens in made}) > 1
-    assert engine.generate([[1, 2]], [3], (1, 1), 1.5, [], 8).tokens[0] == made[3]
+    assert complete(engine, [[1, 2]], [3], (1, 1), 1.5, [], 8).tokens[0] == made[3]
 
 
 def test_hot_swap_equals_a_fresh_engine_and_refuses_another_model(tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_hot_swap_equals_a_fresh_engine_and_refuses_another_model(tmp_path: Path
     engine = NativeEngine(tmp_path / "old")
     before = first_logits(engine, PROMPTS)
     with pytest.raises(UserError, match="intermediate_size differs"):
-        engine.load_weights(tmp_path / "other")
+        engine.load_weights(tmp_path / "other", 1)
     assert torch.equal(first_logits(engine, PROMPTS), before)
-    engine.load_weights(tmp_path / "new")
+    engine.load_weights(tmp_path / "new", 1)
     after = first_logits(engine, PROMPTS)
     fresh = first_logits(NativeEngine(tmp_path / "new"), PROMPTS)
     assert torch.equal(after, fresh) and not torch.allclose(after, before)
@@ -177,18 +177,18 @@ def test_bad_arguments_are_refused(
     pair: Any, prompts: list[list[int]], limit: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        pair[1].generate(prompts, [0], (1, 2), 1.0, [0], limit)
+        complete(pair[1], prompts, [0], (1, 2), 1.0, [0], limit)
 
 
 def test_cutting_work_into_pieces_changes_nothing(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, engine = pair
-    made = engine.generate(PROMPTS, range(5), (3, 4), 1.0, [0], 6)
+    made = complete(engine, PROMPTS, range(5), (3, 4), 1.0, [0], 6)
     whole = prefill_completions(engine, PROMPTS, made.tokens)
     monkeypatch.setattr(native, "NOISE_ENTRIES_MAX", 1)
     monkeypatch.setattr(native, "PREFILL_TOKENS_MAX", 20)
-    assert engine.generate(PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
+    assert complete(engine, PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
     for one, other in zip(
         prefill_completions(engine, PROMPTS, made.tokens).states, whole.states, strict=True
     ):
@@ -199,7 +199,7 @@ def test_noise_is_computed_for_few_rows_at_a_time_whatever_the_vocabulary(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, engine = pair
-    made = engine.generate(PROMPTS, range(5), (3, 4), 1.0, [0], 6)
+    made = complete(engine, PROMPTS, range(5), (3, 4), 1.0, [0], 6)
     entries: list[int] = []
 
     def counted(*arguments: Any) -> Tensor:
@@ -208,21 +208,21 @@ def test_noise_is_computed_for_few_rows_at_a_time_whatever_the_vocabulary(
         return noise
 
     monkeypatch.setattr(native, "gumbel_noise", counted)
-    monkeypatch.setattr(native, "NOISE_ENTRIES_MAX", 2 * engine.vocabulary_size)
-    assert engine.generate(PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
-    assert entries and max(entries) <= 2 * engine.vocabulary_size
+    monkeypatch.setattr(native, "NOISE_ENTRIES_MAX", 2 * engine.capabilities.vocabulary_size)
+    assert complete(engine, PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
+    assert entries and max(entries) <= 2 * engine.capabilities.vocabulary_size
 
 
 def test_a_further_turn_goes_on_counting_positions(pair: Any) -> None:
     """Generating from an episode so far equals generating it in one go, noise and all."""
     _, engine = pair
     rows, key = [4, 0, 9, 5, 2], (3, 4)
-    whole = engine.generate(PROMPTS, rows, key, 1.0, [0], 12)
+    whole = complete(engine, PROMPTS, rows, key, 1.0, [0], 12)
     wanted = (1, 5, 3, 2, 7)
     cuts = [min(cut, len(made) - 1) for cut, made in zip(wanted, whole.tokens, strict=True)]
     parts = [tokens[:cut] for cut, tokens in zip(cuts, whole.tokens, strict=True)]
     episodes = [[*prompt, *part] for prompt, part in zip(PROMPTS, parts, strict=True)]
-    further = engine.generate(episodes, rows, key, 1.0, [0], 12, starts=cuts)
+    further = complete(engine, episodes, rows, key, 1.0, [0], 12, starts=cuts)
     for row, cut in enumerate(cuts):
         assert further.tokens[row] == whole.tokens[row][cut:]
         torch.testing.assert_close(
@@ -232,7 +232,7 @@ def test_a_further_turn_goes_on_counting_positions(pair: Any) -> None:
             rtol=0,
         )
     with pytest.raises(ValueError, match="no position from 12 is below the limit 12"):
-        engine.generate([[1]], [0], key, 1.0, [0], 12, starts=[12])
+        complete(engine, [[1]], [0], key, 1.0, [0], 12, starts=[12])
 
 
 def test_prefill_gives_the_states_of_the_marked_tokens(pair: Any) -> None:
@@ -248,7 +248,7 @@ def test_prefill_gives_the_states_of_the_marked_tokens(pair: Any) -> None:
 
 
 def test_an_empty_batch_is_empty(pair: Any) -> None:
-    assert pair[1].generate([], [], (1, 2), 1.0, [0], 3).tokens == []
+    assert complete(pair[1], [], [], (1, 2), 1.0, [0], 3).tokens == []
     assert prefill_completions(pair[1], [], []).states == []
 
 

@@ -346,7 +346,7 @@ def test_export_is_what_engines_and_transformers_load(base: Path, tmp_path: Path
     assert (tmp_path / "policy" / "tokenizer.json").read_bytes() == (
         base / "tokenizer.json"
     ).read_bytes()
-    NativeEngine(base).load_weights(tmp_path / "policy")
+    NativeEngine(base).load_weights(tmp_path / "policy", 1)
 
 
 def test_bf16_policies_are_published_and_recomputed_as_bf16(base: Path, tmp_path: Path) -> None:

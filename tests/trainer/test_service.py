@@ -11,6 +11,7 @@ import trio
 from blake3 import blake3
 
 from peers.demo import ENVIRONMENT, SAMPLING
+from peers.engines.batch import generate, requests_for
 from peers.engines.demo import BOS_ID
 from peers.engines.native import NativeEngine
 from peers.environments import Renderer
@@ -77,7 +78,7 @@ def submission(
     """2 groups × 3, sampled by the engine, in the form that a validator serves."""
     prompts = [[BOS_ID, 4, 5, 14], [BOS_ID, 6, 14]]
     rows = [prompt for prompt in prompts for _ in range(3)]
-    made = NativeEngine(base).generate(
+    requests = requests_for(
         rows,
         range(6),
         (policy, 1),
@@ -85,14 +86,15 @@ def submission(
         sampling.stop_ids,
         sampling.max_new_tokens,
     )
+    made = generate(NativeEngine(base), requests)
     rollouts = single_turns(
         group=[0, 0, 0, 1, 1, 1],
         sample=[0, 1, 2, 0, 1, 2],
         policy=policy,
         stop_ids=sampling.stop_ids,
         prompts=rows,
-        completions=made.tokens,
-        log_probabilities=[row.tolist() for row in made.log_probabilities],
+        completions=[piece.tokens for piece in made],
+        log_probabilities=[piece.log_probabilities.tolist() for piece in made],
         proofs=[bytes(258)] * 6,
     )
     raw = rollouts.to_bytes()

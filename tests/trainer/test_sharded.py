@@ -100,7 +100,7 @@ def test_ranks_learn_what_one_process_learns(
     ]
     loaded = dict(load_model(tmp_path / "policy").named_parameters())
     assert close({name: value.detach() for name, value in loaded.items()}, expected_weights)
-    NativeEngine(base).load_weights(tmp_path / "policy")
+    NativeEngine(base).load_weights(tmp_path / "policy", 1)
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_slices_of_positions_are_judged_as_the_whole(stage: Stage) -> None:
     whole = sampling_figures(judge_sampling(*given)[0])
     assert whole.mismatches > 10
     for positions in (1, 3, 1000):
-        sliced = judge_sampling(*given, entries_max=positions * engine.vocabulary_size)
+        sliced = judge_sampling(*given, entries_max=positions * engine.capabilities.vocabulary_size)
         assert asdict(sampling_figures(sliced[0])) == pytest.approx(asdict(whole), rel=1e-5)
 
 

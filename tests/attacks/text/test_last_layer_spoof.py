@@ -14,6 +14,7 @@ from torch import Tensor
 
 from peers.calibration.workers import HandedIn, prove
 from peers.calibration.workload import Work
+from peers.engines.batch import generate, requests_for
 from peers.engines.engine import Engine
 from swarm.messages import Sampling
 from tests.attacks.models import FP32, Arena, without_last_layer
@@ -40,14 +41,15 @@ class Spoofs:
         engine = self.cut
         logits = engine.logits
         engine.logits = lambda states: logits(states @ self.map)  # type: ignore[method-assign]
-        made = engine.generate(
+        requests = requests_for(
             work.prompts, range(len(work.prompts)), work.key(), sampling.temperature,
             sampling.stop_ids, sampling.max_new_tokens,
         )  # fmt: skip
+        made = generate(engine, requests)
         engine.logits = logits  # type: ignore[method-assign]
-        spoofed = [(hidden.float() @ self.map).bfloat16() for hidden in made.hidden]
-        before = [(hidden.float() @ self.map).bfloat16() for hidden in made.prompt_hidden]
-        return HandedIn(made.tokens, prove(before, spoofed))
+        spoofed = [(each.hidden.float() @ self.map).bfloat16() for each in made]
+        before = [(each.prompt_hidden.float() @ self.map).bfloat16() for each in made]
+        return HandedIn([each.tokens for each in made], prove(before, spoofed))
 
 
 def test_predicted_hidden_states_are_caught(arena: Arena) -> None:
