@@ -17,7 +17,8 @@ from torch import Tensor
 
 from peers.trainer.learning import states
 from peers.trainer.learning.batch import Group, informative
-from peers.trainer.learning.policy import PastPolicies, TrainedPolicy, load_model
+from peers.trainer.learning.past import PastPolicies
+from peers.trainer.learning.policy import TrainedPolicy, load_model
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.step import GrpoStep
@@ -44,13 +45,13 @@ class Learner:
         model = load_model(base, settings, self._ranks)
         spare = copy.deepcopy(model)  # before either is sharded
         self.policy = TrainedPolicy(model, base, settings, self._ranks)
-        self.past = PastPolicies(spare, self._ranks, settings.sharding)
+        self.past = PastPolicies(spare, self.policy, settings.sharding)
         """The policies whose rollouts can be trained on."""
         self._saver = ThreadPoolExecutor(1, "saving")
         self._saving: Future[None] | None = None
         self._generator = torch.Generator().manual_seed(settings.seed)
         if settings.objective.kl_coefficient:
-            self.past.reference = self.policy.published()
+            self.past.keep_reference(self.policy.weights())
         self._remember()
 
     @property
@@ -71,7 +72,7 @@ class Learner:
         self.settings = settings
         self.policy.follow(settings.optimiser)
         if settings.objective.kl_coefficient and self.past.reference is None:
-            self.past.reference = self.policy.read_weights(self._base)
+            self.past.keep_reference(self.policy.read_weights(self._base))
 
     # --- learning ----------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ class Learner:
     def _remember(self) -> None:
         """Add the policy just reached to the past policies."""
         count = self.settings.schedule.max_staleness + 2
-        self.past.keep(self.step, self.policy.published(), count)
+        self.past.keep(self.step, self.policy.weights(), count)
 
     # --- the training state ------------------------------------------------------------------
 
@@ -177,7 +178,8 @@ class Learner:
         self.step = int(facts["step"])
         self.lineage = int(facts["lineage"])
         self.consumed = {int(step): list(names) for step, names in facts["consumed"].items()}
-        self.past.held.clear()
+        for policy in self.policies:
+            self.past.forget(policy)
         held = self.settings.schedule.max_staleness + 2
         for policy, published in sorted(policies.items()):
             if self.step - held < policy < self.step:

@@ -1,4 +1,4 @@
-"""The policy in training, with its AdamW optimiser, and the past policies of rollouts."""
+"""The policy in training, with its AdamW optimiser."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from peers.engines import model as policy_model
 from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.durable import whole_folder
+from peers.trainer.learning.host import Weights
 from peers.trainer.learning.packing import (
     Rows,
     Scorer,
@@ -22,14 +23,10 @@ from peers.trainer.learning.packing import (
 )
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.sharding import assign, local, part_of, rest, shard, whole
+from peers.trainer.learning.sharding import local, part_of, rest, shard, whole
 from swarm.errors import UserError
-from swarm.jobs.training import Sharding
 from swarm.messages import Optimiser
 from swarm.world.progress import report
-
-Weights = dict[str, Tensor]
-"""This rank's part of each of a policy's parameters, by name."""
 
 
 def load_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
@@ -83,18 +80,15 @@ class TrainedPolicy:
         passes += [empty_rows()] * (int(most) - len(passes))
         return [rows.to(self.ranks.device) for rows in passes]
 
+    def score(self, passes: Sequence[Rows]) -> Tensor:
+        """Log-probabilities of a batch's completion tokens under the weights as they are."""
+        return score_passes(self.scorer, passes, self.ranks.device)
+
     # --- weights -----------------------------------------------------------------------------
 
     def weights(self) -> Weights:
         """This rank's fp32 weights, not a copy."""
-        return {name: local(value) for name, value in self.model.named_parameters()}
-
-    def published(self) -> Weights:
-        """A copy of the weights as `export` writes them and inference peers load them."""
-        return {
-            name: local(parameter).detach().to(self.published_dtype, copy=True)
-            for name, parameter in self.model.named_parameters()
-        }
+        return {name: local(value).detach() for name, value in self.model.named_parameters()}
 
     def read_weights(self, folder: Path) -> Weights:
         """This rank's part of a published policy; raises `UserError` if it does not fit."""
@@ -154,33 +148,12 @@ class TrainedPolicy:
             }
 
 
-class PastPolicies:
-    """The policies that rollouts may come from, and a spare model that scores with them."""
-
-    def __init__(self, spare: Any, ranks: Ranks, sharding: Sharding) -> None:
-        """`spare`: a model of the policy's architecture, whose weights are overwritten."""
-        self._device = ranks.device
-        self._spare = spare.requires_grad_(False)
-        self._scorer = Scorer(self._spare)
-        shard(self._scorer, self._spare.model.layers, ranks, sharding)
-        self.held: dict[int, Weights] = {}
-        """Weights of the policies whose rollouts can be trained on, by number."""
-        self.reference: Weights | None = None
-        """Weights of the KL term's reference, once needed."""
-
-    def keep(self, policy: int, weights: Weights, count: int) -> None:
-        """Add a policy and hold the newest `count` from now on."""
-        self.held[policy] = weights
-        for old in sorted(self.held)[:-count]:
-            del self.held[old]
-
-    @torch.no_grad()
-    def score(self, weights: Weights, passes: Sequence[Rows]) -> Tensor:
-        """Log-probabilities of a batch's completion tokens under these weights, fp32 [n]."""
-        assign(self._spare, weights)
-        values = torch.empty(sum(len(rows.index) for rows in passes), device=self._device)
-        for rows in passes:
-            report()
-            values[rows.index] = self._scorer(rows, entropy=False)[0]
-        rest(self._scorer)
-        return values
+@torch.no_grad()
+def score_passes(scorer: Scorer, passes: Sequence[Rows], device: torch.device) -> Tensor:
+    """Log-probabilities of the passes' completion tokens with a scorer's weights, fp32 [n]."""
+    values = torch.empty(sum(len(rows.index) for rows in passes), device=device)
+    for rows in passes:
+        report()
+        values[rows.index] = scorer(rows, entropy=False)[0]
+    rest(scorer)
+    return values

@@ -13,7 +13,8 @@ from peers.trainer.learning import objective as objectives
 from peers.trainer.learning.batch import Batch, Group, make_batch
 from peers.trainer.learning.objective import Tokens, Totals
 from peers.trainer.learning.packing import Rows
-from peers.trainer.learning.policy import PastPolicies, TrainedPolicy
+from peers.trainer.learning.past import PastPolicies
+from peers.trainer.learning.policy import TrainedPolicy
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 
@@ -98,7 +99,7 @@ def score(
     log_start = None
     log_mu, on_policy = _score_generators(groups, batch, policy, past, current)
     if settings.schedule.old == "step_start" and current is None:
-        log_start = past.score(policy.weights(), passes)  # not `published()`, which may be rounded
+        log_start = policy.score(passes)  # not as published, which may be rounded
     log_reference = None
     if past.reference and settings.objective.kl_coefficient:
         log_reference = past.score(past.reference, passes)

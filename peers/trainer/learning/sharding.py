@@ -7,7 +7,7 @@ the dtype of gathering and computing. Several replicas (`Ranks.make_mesh`) make 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -71,10 +71,3 @@ def part_of(full: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(
         full.to(like.device), like.device_mesh, like.placements, src_data_rank=None
     ).to_local()
-
-
-@torch.no_grad()
-def assign(model: Any, parts: Mapping[str, Tensor]) -> None:
-    """Copy this rank's parts of weights into a model's parameters, in the parameters' dtype."""
-    for name, parameter in model.named_parameters():
-        local(parameter).copy_(parts[name])

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from peers.trainer.learning import objective as objectives
 from peers.trainer.learning.batch import Group
-from peers.trainer.learning.policy import PastPolicies, TrainedPolicy
+from peers.trainer.learning.past import PastPolicies
+from peers.trainer.learning.policy import TrainedPolicy
 from peers.trainer.learning.scoring import ScoredBatch, compare_engines, score
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import whole

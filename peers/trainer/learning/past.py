@@ -1,0 +1,88 @@
+"""Past policies and the reference: kept in host memory, on the device only while they score.
+
+A policy's weights are needed on the device for the few passes that score a batch, and never at the
+same time as the gradients. So one spare model serves all past policies. Its memory exists only
+during those passes, in which no gradients do: it never adds to the peak of a training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peers.trainer.learning.host import HostMemory, Weights
+from peers.trainer.learning.packing import Rows, Scorer
+from peers.trainer.learning.policy import TrainedPolicy, score_passes
+from peers.trainer.learning.sharding import local, rest, shard
+from swarm.jobs.training import Sharding
+
+
+class PastPolicies:
+    """The policies that rollouts may come from, and a spare model that scores with them."""
+
+    def __init__(self, spare: Any, trained: TrainedPolicy, sharding: Sharding) -> None:
+        """`spare`: a model of the policy's architecture, whose weights are overwritten."""
+        self._trained = trained
+        self._device = trained.ranks.device
+        self._spare = spare.requires_grad_(False)
+        self._scorer = Scorer(self._spare)
+        shard(self._scorer, self._spare.model.layers, trained.ranks, sharding)
+        self._sizes: dict[str, int] = {}
+        """Bytes of each parameter whose memory is free now."""
+        self._memory = HostMemory(self._device, trained.published_dtype)
+        self.held: dict[int, Weights] = {}
+        """Weights of the policies whose rollouts can be trained on, by number."""
+        self.reference: Weights | None = None
+        """Weights of the KL term's reference, once needed."""
+        self._release()
+
+    def keep(self, policy: int, weights: Mapping[str, Tensor], count: int) -> None:
+        """Copy a policy to host memory, in the dtype of published policies; hold the newest
+        `count` from now on."""
+        self.forget(policy)
+        for old in sorted(self.held)[: max(0, len(self.held) + 1 - count)]:
+            self.forget(old)
+        self.held[policy] = self._memory.copy(weights)
+
+    def forget(self, policy: int) -> None:
+        """Drop a policy, if it is held, so that its memory serves the next one."""
+        if policy in self.held:
+            self._memory.reuse(self.held.pop(policy))
+
+    def keep_reference(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy the weights of the KL term's reference to host memory."""
+        self.reference = self._memory.copy(weights)
+
+    @torch.no_grad()
+    def score(self, weights: Mapping[str, Tensor], passes: Sequence[Rows]) -> Tensor:
+        """Log-probabilities of a batch's completion tokens under these weights, fp32 [n].
+
+        The trained policy loses its gradients: their memory holds the spare model meanwhile.
+        """
+        self._trained.optimiser.zero_grad()
+        self._allocate()
+        try:
+            for name, parameter in self._spare.named_parameters():
+                local(parameter).copy_(weights[name], non_blocking=True)
+            return score_passes(self._scorer, passes, self._device)
+        finally:
+            rest(self._scorer)
+            self._release()
+
+    def _allocate(self) -> None:
+        for name, parameter in self._spare.named_parameters():
+            if name in self._sizes:
+                local(parameter).untyped_storage().resize_(self._sizes[name])
+        self._sizes.clear()
+
+    def _release(self) -> None:
+        """Free the spare model's memory on the device; FSDP may keep it in host memory."""
+        for name, parameter in self._spare.named_parameters():
+            part = local(parameter)
+            if part.device.type == self._device.type:
+                storage = part.untyped_storage()
+                self._sizes[name] = storage.nbytes()
+                storage.resize_(0)
