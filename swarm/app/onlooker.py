@@ -21,7 +21,7 @@ from swarm.ledger.entries import Consumed, Evicted, Reinstated, judged
 from swarm.ledger.forks import explained
 from swarm.ledger.receipts import Receipt, receipts_of
 from swarm.ledger.state import LedgerState
-from swarm.ledger.wire import Status
+from swarm.ledger.wire import Contradiction, Status
 from swarm.messages import Checkpoint, Eviction, Present, Reinstatement, RunManifest, StepOrder
 from swarm.node.node import Node
 from swarm.run.run import Run
@@ -47,6 +47,10 @@ class RunStatus:
     """Latest report on each peer, by peer id."""
     forks: dict[str, str] = field(default_factory=dict)
     """How each trusted peer's log contradicts itself, by peer id."""
+    contradictions: set[Contradiction] = field(default_factory=set)
+    """Disagreements between validators, as far as the trusted peers list them."""
+    contradicting: int = 0
+    """The most disagreements that a trusted peer counts."""
 
     def learn(self, status: Status) -> None:
         """Merge one trusted peer's answer; skip envelopes whose signer may not send them."""
@@ -66,6 +70,13 @@ class RunStatus:
                 continue
             if first.body.run == self.run.id and first.sender in self.run.manifest.trusted_ids():
                 self.forks[first.sender] = explained(first, second)
+        validators = self.run.manifest.validator_ids()
+        self.contradictions.update(
+            each
+            for each in status.contradictions
+            if each.refuses in validators and each.accepts in validators
+        )
+        self.contradicting = max(self.contradicting, status.contradicting, len(self.contradictions))
 
     def newest(self) -> tuple[int, int]:
         """Return (lineage, step) of the newest checkpoint."""

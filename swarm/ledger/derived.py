@@ -1,8 +1,8 @@
 """Tables derived from the entries of all logs in a trusted peer's database.
 
-The transaction that appends an entry also updates them: signed verdicts, the positions of verdicts
-by worker and step (for a worker's record), submissions refused for all, the evidence against each
-worker, used submissions, admitted peers, and signed evictions and reinstatements.
+The transaction that appends an entry also updates them: signed verdicts, workers' balances and
+validators' contradictions (`swarm.ledger.stakes`), submissions refused for all, the evidence
+against each worker, used submissions, admitted peers, and signed evictions and reinstatements.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from collections.abc import Sequence
 import msgspec
 
 from swarm.envelope import Envelope, open_envelope
-from swarm.ledger import invites
+from swarm.ledger import invites, stakes
 from swarm.ledger.entries import Admitted, Consumed, Entry, Evicted, Judged, Reinstated, decode
 from swarm.ledger.log import Also
 from swarm.ledger.ruling import binds
-from swarm.ledger.state import Record
+from swarm.ledger.state import Authority
+from swarm.ledger.wire import Contradiction
 from swarm.messages import Evidence, Verdict
 from swarm.world import Database
 
 _TABLES = (
     "verdicts (position INTEGER PRIMARY KEY, worker TEXT NOT NULL, envelope BLOB NOT NULL)",
-    "judged (worker TEXT, step INTEGER, owner TEXT, position INTEGER, "
-    "PRIMARY KEY (worker, step, owner, position)) WITHOUT ROWID",
     "refused (worker TEXT, submission BLOB, PRIMARY KEY (worker, submission)) WITHOUT ROWID",
     "expulsions (envelope BLOB PRIMARY KEY) WITHOUT ROWID",
     "reinstated (peer TEXT, owner TEXT, position INTEGER, envelope BLOB NOT NULL, "
@@ -42,25 +41,42 @@ class DerivedTables:
     def __init__(self, database: Database, owner: str) -> None:
         self._database = database
         self._owner = owner
+        self._followed = b""
+        """The encoded authority that the tables follow."""
 
-    async def create(self) -> None:
+    async def create(self, authority: Authority) -> None:
         """Create the tables if they do not exist, and fill those that an earlier version lacked.
 
-        Only `verdicts` cannot be filled: its signed envelopes are in no entry.
+        They follow `authority`. Only `verdicts` cannot be filled: its signed envelopes are in no
+        entry.
         """
+        raw = stakes.encoded(authority)
 
         def create(connection: sqlite3.Connection) -> None:
-            tables = (*_TABLES, *invites.TABLES)
+            tables = (*_TABLES, *invites.TABLES, *stakes.TABLES)
             held = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             for table in tables:
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            stakes.follow(connection, raw)
             if not held.issuperset(table.split()[0] for table in tables):
                 _derive_all(connection)
+                stakes.follow(connection, raw, anew=True)
             connection.execute(
                 "CREATE INDEX IF NOT EXISTS verdicts_of ON verdicts (worker, position)"
             )
 
         await self._database.transact(create)
+        self._followed = raw
+
+    def follows(self, authority: Authority) -> bool:
+        """Whether the tables follow an authority's validators and rules."""
+        return self._followed == stakes.encoded(authority)
+
+    async def follow(self, authority: Authority) -> None:
+        """Compute the balances and contradictions again, by another authority."""
+        raw = stakes.encoded(authority)
+        await self._database.transact(lambda connection: stakes.follow(connection, raw))
+        self._followed = raw
 
     def verdicts(self, newest: int) -> list[Envelope]:
         """Return the last `newest` verdicts of this peer, in log order."""
@@ -85,25 +101,25 @@ class DerivedTables:
         )
         return [(position, entry, envelope) for position, entry, envelope in rows]
 
-    def judged_counts(self, worker: str, start: int) -> dict[int, int]:
-        """Count the verdicts on a worker's submissions of each step from `start` on, in all
-        logs."""
-        rows = self._database.read(
-            "SELECT step, COUNT(*) FROM judged WHERE worker = ? AND step >= ? "
-            "GROUP BY step ORDER BY step",
-            (worker, start),
+    def stake(self, worker: str, step: int, stake_steps: int) -> int:
+        """Return a worker's stake before a submission for `step` (`swarm.ledger.record`)."""
+        ((tokens,),) = self._database.read(
+            "SELECT COALESCE(SUM(tokens), 0) FROM balances WHERE worker = ? AND step > ? "
+            "ORDER BY 1",
+            (worker, step - stake_steps),
         )
-        return {int(step): int(count) for step, count in rows}
+        return max(0, int(tokens))
 
-    def judged_at(self, worker: str, step: int) -> list[Record]:
-        """Return the verdicts on a worker's submissions of a step, in all logs."""
+    def contradictions(self, limit: int) -> tuple[int, list[Contradiction]]:
+        """Return how many contradictions between validators the logs hold, and the `limit` of
+        the newest steps."""
+        ((count,),) = self._database.read("SELECT COUNT(*) FROM contradictions ORDER BY 1")
         rows = self._database.read(
-            "SELECT j.owner, j.position, e.entry FROM judged j JOIN entries e "
-            "ON e.owner = j.owner AND e.position = j.position "
-            "WHERE j.worker = ? AND j.step = ? ORDER BY j.owner, j.position",
-            (worker, step),
+            "SELECT refuses, accepts, worker, submission, step FROM contradictions "
+            "ORDER BY step DESC, worker, submission, refuses, accepts LIMIT ?",
+            (limit,),
         )
-        return [Record(owner, position, decode(entry)) for owner, position, entry in rows]
+        return int(count), [Contradiction(*row) for row in rows]
 
     def reinstatements_of(self, peer: str) -> dict[str, int]:
         """Return the index of a peer's last reinstatement in each log that has one."""
@@ -174,11 +190,7 @@ def deriving(owner: str, entries: Sequence[Entry]) -> Also:
         for position, entry in enumerate(entries, first):
             invites.derive(connection, entry)
             if isinstance(entry, Judged):
-                connection.execute(
-                    "INSERT OR IGNORE INTO judged (worker, step, owner, position) "
-                    "VALUES (?, ?, ?, ?)",
-                    (entry.worker, entry.step, owner, position),
-                )
+                stakes.derive(connection, owner, position, entry)
                 if binds(entry):
                     connection.execute(
                         "INSERT OR IGNORE INTO refused (worker, submission) VALUES (?, ?)",

@@ -95,12 +95,6 @@ def fine(refused: Judged, safety: float) -> int:
     return round(max(0.0, safety / refused.share - 1) * refused.tokens)
 
 
-def stake_of(balances: Mapping[int, int], step: int, rules: Rules) -> int:
-    """The stake before a submission for `step` (`Work.stake`), from the balances by step."""
-    start = step - rules.stake_steps
-    return max(0, sum(balance for each, balance in balances.items() if each > start))
-
-
 @dataclass(frozen=True)
 class Work:
     """One worker's submissions that decide its record, each once."""
@@ -118,8 +112,8 @@ class Work:
         Steps after it count too: they are known only if an earlier step is judged late, or after
         a rollback.
         """
-        balances = self.balances(rules)
-        return stake_of(balances, step, rules)
+        start, balances = step - rules.stake_steps, self.balances(rules)
+        return max(0, sum(tokens for each, tokens in balances.items() if each > start))
 
     def balances(self, rules: Rules) -> dict[int, int]:
         """Tokens that add to the stake, less fines, by step."""

@@ -77,6 +77,10 @@ class Ledger(Protocol):
         """Contradictory heads of other trusted peers' logs."""
         ...
 
+    def contradictions(self, limit: int) -> tuple[int, list[wire.Contradiction]]:
+        """The number of contradictions between validators, and the newest."""
+        ...
+
     async def reinstate(self, raw: bytes) -> None:
         """Log and spread the owner's signed `Reinstatement`; raises `ValueError`."""
         ...
@@ -186,7 +190,9 @@ def _status(ledger: Ledger) -> wire.Status:
     freshest = sorted(present, key=lambda entry: (entry.age_seconds, entry.peer))
     fitting = _fitting([len(wire.encoder.encode(entry)) for entry in freshest])
     forks = list(ledger.forks())[: wire.FORKS_MAX]
-    return wire.Status(list(envelopes), freshest[: min(fitting, 8192)], forks)
+    count, contradictions = ledger.contradictions(wire.CONTRADICTIONS_MAX)
+    page = freshest[: min(fitting, 8192)]
+    return wire.Status(list(envelopes), page, forks, count, contradictions)
 
 
 def _fitting(sizes: Sequence[int]) -> int:

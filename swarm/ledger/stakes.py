@@ -1,62 +1,174 @@
-"""Workers' stakes, kept as the logs grow.
+"""Workers' stakes and validators' contradictions, kept as the logs grow.
 
-A stake is a sum over steps (`swarm.ledger.record`), and a new verdict changes the balance of one
-step. So only that step's verdicts are read again: a worker may have ten thousand in its window.
+The verdicts on one number of a worker decide one summand of its stake (`swarm.ledger.record`). So
+the transaction that appends a verdict reads the few verdicts on that number again, and adds the
+difference to the balance of the step. A stake is then the sum of a hundred rows, however many
+verdicts the window holds, and a restart has nothing to compute.
+
+The summands depend on the manifest's validators and rules, which the table `authority` holds. When
+the owner changes them, all balances are computed again.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+import sqlite3
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-from swarm.ledger.derived import DerivedTables
-from swarm.ledger.record import stake_of
-from swarm.ledger.state import Authority, ledger_state
+import msgspec
 
-WORKERS_MAX = 4096
-"""Workers whose balances are remembered; the least recently used is forgotten."""
+from swarm.ledger import ruling
+from swarm.ledger.entries import Judged, decode
+from swarm.ledger.record import Rules
+from swarm.ledger.state import Authority, Record, ledger_state
+
+TABLES = (
+    "authority (raw BLOB NOT NULL)",
+    "verdict_places (worker TEXT, step INTEGER, number INTEGER, owner TEXT, position INTEGER, "
+    "PRIMARY KEY (worker, step, number, owner, position)) WITHOUT ROWID",
+    "balances (worker TEXT, step INTEGER, tokens INTEGER NOT NULL, "
+    "PRIMARY KEY (worker, step)) WITHOUT ROWID",
+    "contradictions (worker TEXT, submission BLOB, refuses TEXT, accepts TEXT, step INTEGER, "
+    "PRIMARY KEY (worker, submission, refuses, accepts)) WITHOUT ROWID",
+)
 
 
-@dataclass
-class _Kept:
-    version: int
-    """Version of the manifest by whose rules the balances were computed."""
-    counts: dict[int, int] = field(default_factory=dict)
-    """Number of verdicts that each balance was computed from, by step."""
-    balances: dict[int, int] = field(default_factory=dict)
+class _Stored(msgspec.Struct, array_like=True, frozen=True):
+    """The part of an `Authority` on which balances and contradictions depend."""
+
+    owner: str
+    validators: list[str]
+    trusted: list[str]
+    safety: float
+    run: str
+
+    @property
+    def authority(self) -> Authority:
+        """The same, with a window that balances do not depend on."""
+        rules = Rules(stake_steps=1, hold_steps=2, safety=self.safety)
+        return Authority(self.owner, self.validators, self.trusted, rules, self.run)
 
 
-class Stakes:
-    """The stakes of workers with verdicts, according to all logs in a trusted peer's database."""
+def encoded(authority: Authority) -> bytes:
+    """The part of an authority on which the tables depend, as stored."""
+    return msgspec.msgpack.encode(
+        _Stored(
+            authority.owner,
+            list(authority.validators),
+            list(authority.trusted),
+            authority.rules.safety,
+            authority.run,
+        )
+    )
 
-    def __init__(self, tables: DerivedTables) -> None:
-        self._tables = tables
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._kept)
+def stored(connection: sqlite3.Connection) -> Authority:
+    """The authority that the tables follow."""
+    row = connection.execute("SELECT raw FROM authority").fetchone()
+    return msgspec.msgpack.decode(row[0], type=_Stored).authority
 
-    def stake(self, worker: str, step: int, authority: Authority, version: int) -> int:
-        """Return a worker's stake before a submission for `step`.
 
-        `version` is that of the manifest that `authority` follows.
-        """
-        start = step - authority.rules.stake_steps + 1
-        counts = self._tables.judged_counts(worker, start)
-        if not counts:  # nothing is remembered of strangers, who could displace the workers
-            return 0
-        kept = self._kept.get(worker)
-        if kept is None or kept.version != version:
-            kept = self._kept[worker] = _Kept(version)
-        self._kept.move_to_end(worker)
-        if len(self._kept) > WORKERS_MAX:
-            self._kept.popitem(last=False)
-        for each in [each for each in kept.counts if each < start]:
-            del kept.counts[each], kept.balances[each]
-        for each, count in counts.items():
-            if kept.counts.get(each) != count:
-                records = self._tables.judged_at(worker, each)
-                work = ledger_state(records, authority).works.get(worker)
-                balances = work.balances(authority.rules) if work is not None else {}
-                kept.counts[each], kept.balances[each] = count, balances.get(each, 0)
-        return stake_of(kept.balances, step, authority.rules)
+def follow(connection: sqlite3.Connection, raw: bytes, *, anew: bool = False) -> None:
+    """Let the tables follow an encoded authority.
+
+    Computes balances and contradictions again if it is another one, or `anew`.
+    """
+    held = connection.execute("SELECT raw FROM authority").fetchone()
+    if held is not None and held[0] == raw and not anew:
+        return
+    for table in ("authority", "balances", "contradictions"):
+        connection.execute(f"DELETE FROM {table}")
+    connection.execute("INSERT INTO authority (raw) VALUES (?)", (raw,))
+    authority = stored(connection)
+    rows = connection.execute(
+        "SELECT p.worker, p.step, p.number, p.owner, p.position, e.entry FROM verdict_places p "
+        "JOIN entries e ON e.owner = p.owner AND e.position = p.position "
+        "ORDER BY p.worker, p.step, p.number, p.owner, p.position"
+    )
+    for (_, step, _), group in groupby(rows, key=lambda row: row[:3]):
+        records = [Record(owner, position, decode(raw)) for *_, owner, position, raw in group]
+        _settle(connection, step, [], records, authority)
+
+
+def derive(connection: sqlite3.Connection, owner: str, position: int, entry: Judged) -> None:
+    """Update the tables with a verdict of `owner`'s log; does nothing if they contain it."""
+    number = (entry.worker, entry.step, entry.number)
+    before = _records(connection, number)
+    added = connection.execute(
+        "INSERT OR IGNORE INTO verdict_places (worker, step, number, owner, position) "
+        "VALUES (?, ?, ?, ?, ?)",
+        (*number, owner, position),
+    )
+    if added.rowcount:
+        after = [*before, Record(owner, position, entry)]
+        _settle(connection, entry.step, before, after, stored(connection))
+
+
+def _records(connection: sqlite3.Connection, number: tuple[str, int, int]) -> list[Record]:
+    """The verdicts on one number of a worker, in all logs."""
+    rows = connection.execute(
+        "SELECT p.owner, p.position, e.entry FROM verdict_places p JOIN entries e "
+        "ON e.owner = p.owner AND e.position = p.position "
+        "WHERE p.worker = ? AND p.step = ? AND p.number = ? ORDER BY p.owner, p.position",
+        number,
+    )
+    return [Record(owner, position, decode(raw)) for owner, position, raw in rows]
+
+
+def _settle(
+    connection: sqlite3.Connection,
+    step: int,
+    before: Sequence[Record],
+    after: Sequence[Record],
+    authority: Authority,
+) -> None:
+    """Write what the verdicts on one number decide, now that there are more."""
+    worker = _judged(after[0]).worker
+    change = _balance(after, authority) - _balance(before, authority)
+    if change:
+        connection.execute(
+            "INSERT INTO balances (worker, step, tokens) VALUES (?, ?, ?) "
+            "ON CONFLICT (worker, step) DO UPDATE SET tokens = tokens + excluded.tokens",
+            (worker, step, change),
+        )
+    if len(after) == 1:
+        return
+    submissions = sorted({_judged(record).submission for record in after})
+    connection.executemany(
+        "DELETE FROM contradictions WHERE worker = ? AND submission = ?",
+        [(worker, submission) for submission in submissions],
+    )
+    connection.executemany(
+        "INSERT INTO contradictions (worker, submission, refuses, accepts, step) "
+        "VALUES (?, ?, ?, ?, ?)",
+        [
+            (worker, submission, refuses, accepts, step)
+            for submission in submissions
+            for refuses, accepts in _contradictions(after, submission, authority)
+        ],
+    )
+
+
+def _judged(record: Record) -> Judged:
+    assert isinstance(record.entry, Judged)
+    return record.entry
+
+
+def _balance(records: Sequence[Record], authority: Authority) -> int:
+    """The tokens that the verdicts on one number add to the stake, or take from it."""
+    works = ledger_state(records, authority).works if records else {}
+    return sum(sum(work.balances(authority.rules).values()) for work in works.values())
+
+
+def _contradictions(
+    records: Sequence[Record], submission: bytes, authority: Authority
+) -> Iterator[tuple[str, str]]:
+    """The pairs (refuses, accepts) of validators that contradict each other on a submission."""
+    opinions: dict[str, Judged] = {}
+    for record in sorted(records, key=lambda record: (record.owner, record.index)):
+        entry = _judged(record)
+        if entry.submission == submission and record.owner in authority.validators:
+            held = opinions.setdefault(record.owner, entry)
+            if ruling.supersedes(entry, held):
+                opinions[record.owner] = entry
+    yield from ruling.contradictions(opinions)

@@ -21,8 +21,8 @@ from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror, forks_in
 from swarm.ledger.serving import serving_ledger
-from swarm.ledger.stakes import Stakes
 from swarm.ledger.state import Authority
+from swarm.ledger.wire import Contradiction
 from swarm.messages import Eviction, Heartbeat, LogHead, Present, Reinstatement, StepOrder, Verdict
 from swarm.messenger import Messenger
 from swarm.node.invites import Invites
@@ -94,7 +94,8 @@ class TrustedPart:
         self._signed_head: Envelope | None = None
         self._status: tuple[float, tuple[list[bytes], list[Present]]] = (-math.inf, ([], []))
         """Time of the last status, and the status."""
-        self._stakes = Stakes(self.tables)
+        self._authority_changed = Observable(None)
+        """Changes when a newer manifest has other validators or rules than the tables follow."""
         self._heard_reinstatement, self._reinstatements = trio.open_memory_channel[Envelope](
             REINSTATEMENTS_WAITING_MAX
         )
@@ -120,7 +121,7 @@ class TrustedPart:
     async def open(self) -> None:
         """Create the tables and apply the stored evictions and reinstatements."""
         await LogMirror.create_tables(self._database)
-        await self.tables.create()
+        await self.tables.create(self._authority())
         await self.faults.create()
         for raw in self.tables.expulsions():
             self._apply(raw)
@@ -215,9 +216,13 @@ class TrustedPart:
 
     def stake(self, worker: str, step: int) -> int:
         """Return a worker's stake before a submission for `step` (`swarm.ledger.record`)."""
-        manifest = self._run.manifest
-        authority = Authority.of(self._run.owner, manifest)
-        return self._stakes.stake(worker, step, authority, manifest.version)
+        authority = self._authority()
+        if not self.tables.follows(authority):
+            self._authority_changed.touch()
+        return self.tables.stake(worker, step, authority.rules.stake_steps)
+
+    def _authority(self) -> Authority:
+        return Authority.of(self._run.owner, self._run.manifest)
 
     def is_on_trial(self, worker: str) -> bool:
         """Whether a worker may have only one unjudged submission."""
@@ -251,6 +256,10 @@ class TrustedPart:
         """Return the contradictory heads of other trusted peers' logs that this peer received."""
         return forks_in(self._database)
 
+    def contradictions(self, limit: int) -> tuple[int, list[Contradiction]]:
+        """Return the number of contradictions between validators, and the `limit` newest."""
+        return self.tables.contradictions(limit)
+
     async def _head(self) -> Envelope:
         """Return the signed head of the own log.
 
@@ -274,6 +283,7 @@ class TrustedPart:
         async with serving_ledger(self._node.transport, self), trio.open_nursery() as nursery:
             nursery.start_soon(self.registrar.run)
             nursery.start_soon(self._copies.follow)
+            nursery.start_soon(self._follow_authority)
             for raw in self.tables.expulsions():
                 self._spread(raw)
             await self._copies.restore()
@@ -281,6 +291,15 @@ class TrustedPart:
             nursery.start_soon(self._announce_heads)
             async for envelope in self._reinstatements:
                 await self._log_reinstatement(envelope)
+
+    async def _follow_authority(self) -> None:
+        """Compute the balances again when the owner has changed validators or rules."""
+        while True:
+            authority = self._authority()
+            if not self.tables.follows(authority):
+                await self.tables.follow(authority)
+            else:
+                await self._authority_changed.wait_change()
 
     async def _announce_heads(self) -> None:
         announced = 0

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from swarm.ledger.entries import decode
 from swarm.ledger.state import Authority, Record, ledger_state
 from swarm.messages import Evidence
-from tests.ledger.harness import ALICE, BOB, WORKER, Peer, Swarm, in_virtual_time, verdict_at
+from tests.ledger.harness import (
+    ALICE,
+    BOB,
+    OWNER,
+    WORKER,
+    Peer,
+    Swarm,
+    in_virtual_time,
+    sealed,
+    verdict_at,
+)
 
 CHECKED = Evidence(tokens=10)
 
@@ -63,24 +75,77 @@ def test_a_stake_follows_the_log(tmp_path: Path, seed: int) -> None:
     in_virtual_time(main)
 
 
-def test_one_verdict_reads_the_verdicts_of_one_step(tmp_path: Path) -> None:
+def test_no_verdict_is_read_for_a_stake(tmp_path: Path) -> None:
+    """Neither after a verdict nor after a restart: the transactions keep the balances."""
+
     async def main() -> None:
         swarm = Swarm(tmp_path)
         async with swarm.peer(ALICE) as alice, swarm.peer(BOB):
-            tables, read = alice.trusted.tables, []
-            whole = tables.judged_at
-
-            def judged_at(worker: str, step: int) -> list[Record]:
-                read.append(step)
-                return whole(worker, step)
-
-            tables.judged_at = judged_at  # type: ignore[method-assign]
             for step in range(20):
                 await alice.trusted.append_verdict(verdict_at(step, step=step, evidence=CHECKED))
             assert alice.trusted.stake(WORKER.peer_id, 20) == 800
-            read.clear()
             await alice.trusted.append_verdict(verdict_at(99, step=7, evidence=CHECKED))
             assert alice.trusted.stake(WORKER.peer_id, 20) == 840
-            assert read == [7]
+        async with swarm.peer(ALICE) as alice:
+            await alice.node.disk.database("ledger.sqlite").transact(
+                lambda connection: connection.execute("DELETE FROM entries")
+            )
+            assert alice.trusted.stake(WORKER.peer_id, 20) == 840
+
+    in_virtual_time(main)
+
+
+def test_other_rules_change_the_stakes(tmp_path: Path) -> None:
+    """A fine depends on the safety, and verdicts count only of validators."""
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+            for number in range(4):
+                await bob.trusted.append_verdict(verdict_at(number, evidence=CHECKED))
+            fault = verdict_at(4, outcome="refused", failed="proofs", evidence=CHECKED, share=0.8)
+            await bob.trusted.append_verdict(fault)
+            await alice.until(lambda: alice.trusted.stake(WORKER.peer_id, 0) == 50, "3 / 0.8 - 1")
+            run = alice.run_node.run
+            thresholds = msgspec.structs.replace(run.manifest.thresholds, recompute_safety=1.6)
+            newer = msgspec.structs.replace(run.manifest, version=2, thresholds=thresholds)
+            run.update(sealed(OWNER, newer, run.id))
+            await alice.until(lambda: alice.trusted.stake(WORKER.peer_id, 0) == 120, "1.6/0.8 - 1")
+            without = msgspec.structs.replace(
+                newer, version=3, validators=[v for v in newer.validators if v.peer != BOB.peer_id]
+            )
+            run.update(sealed(OWNER, without, run.id))
+            await alice.until(lambda: alice.trusted.stake(WORKER.peer_id, 0) == 0, "no validator's")
+
+    in_virtual_time(main)
+
+
+def test_contradictions_are_those_of_the_verdicts_that_stand(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+            refused: dict[str, Any] = {"outcome": "refused", "failed": "proofs", "rewards": []}
+            await bob.trusted.append_verdict(verdict_at(0, evidence=CHECKED))
+            await bob.trusted.append_verdict(verdict_at(1))
+            await bob.trusted.append_verdict(verdict_at(2))
+            for number in range(2):
+                await alice.trusted.append_verdict(verdict_at(number, evidence=CHECKED, **refused))
+            await alice.trusted.append_verdict(verdict_at(2, proven_fault=True, **refused))
+
+            def found() -> list[tuple[str, str, int]]:
+                count, listed = alice.trusted.contradictions(64)
+                assert count == len(listed)
+                assert {each.worker for each in listed} <= {WORKER.peer_id}
+                return sorted((e.refuses, e.accepts, e.submission[-1]) for e in listed)
+
+            pair = (ALICE.peer_id, BOB.peer_id)
+            await alice.until(
+                lambda: found() == [(*pair, 0), (*pair, 2)],
+                "an acceptance without a recomputation contradicts proven faults only",
+            )
+            assert alice.trusted.contradictions(1)[0] == 2
+            audited = verdict_at(2, evidence=CHECKED, **refused)
+            await bob.trusted.append_verdict(audited)
+            await alice.until(lambda: found() == [(*pair, 0)], "bob found the fault in an audit")
 
     in_virtual_time(main)

@@ -195,7 +195,7 @@ def test_a_validator_that_lost_its_disk_takes_its_log_back(tmp_path: Path) -> No
     in_virtual_time(main)
 
 
-@pytest.mark.parametrize("table", ["judged", "evidence"])
+@pytest.mark.parametrize("table", ["verdict_places", "balances", "evidence"])
 def test_a_table_that_an_earlier_version_lacked_is_derived_as_it_opens(
     tmp_path: Path, table: str
 ) -> None:

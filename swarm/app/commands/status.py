@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 WIDTH = 80
 """Columns of the output. A complete id takes 52 and leaves room for roles and standing."""
 
+CONTRADICTIONS_SHOWN = 4
+"""Most disagreements of validators shown, the newest; `--json` has up to 64 of each peer."""
+
 
 @exits
 def status(bootstrap: Bootstrap = None, run: WhichRun = None, as_json: AsJson = False) -> None:
@@ -53,6 +56,14 @@ def status_object(status: RunStatus) -> dict[str, Any]:
         "reward": checkpoint.reward if checkpoint else None,
         "state": _state(order),
         "forks": dict(sorted(status.forks.items())),
+        "contradicting": status.contradicting,
+        "contradictions": [
+            plain(each)
+            for each in sorted(
+                status.contradictions,
+                key=lambda each: (-each.step, each.submission, each.refuses, each.accepts),
+            )
+        ],
         "peers": {
             peer: {"standing": entry.standing, "age_seconds": round(entry.age_seconds, 1)}
             | plain(entry.heartbeat)
@@ -86,12 +97,36 @@ def status_lines(status: RunStatus) -> list[Text]:
         Text(f"the log of {printable(peer)} is forked: {reason}", style="red")
         for peer, reason in told["forks"].items()
     ]
+    lines += [Text(line, style="red") for line in _contradiction_lines(told)]
     lines.append(Text())
     trusted = status.run.manifest.trusted_ids()
     for peer, entry in sorted(
         status.present.items(), key=lambda item: (item[1].heartbeat.roles, item[0])
     ):
         lines += _peer_lines(peer, entry, trusted=peer in trusted)
+    return lines
+
+
+def _contradiction_lines(told: dict[str, Any]) -> list[str]:
+    """Validators that disagree about a submission, and what the owner can do."""
+    shown = told["contradictions"][:CONTRADICTIONS_SHOWN]
+    lines = []
+    for each in shown:
+        lines += [
+            f"validators disagree about a submission of step {each['step']}:",
+            f"  submission {each['submission']}",
+            f"  worker     {printable(each['worker'])}",
+            f"  refused by {printable(each['refuses'])}",
+            f"  accepted by {printable(each['accepts'])}",
+        ]
+    if told["contradicting"] > len(shown):
+        lines.append(f"and {told['contradicting'] - len(shown):,} more disagreements")
+    if shown:
+        lines += [
+            "One of them is wrong. See both verdicts: swarm ledger why SUBMISSION. The owner can",
+            "leave out the validator in the next manifest (swarm run update), and end the eviction",
+            "of a worker that it refused (swarm run reinstate PEER --reason …).",
+        ]
     return lines
 
 
