@@ -111,7 +111,8 @@ def run(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=2, help="how many seeds, from 0")
+    parser.add_argument("--seeds", type=int, default=2, help="how many seeds")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--old", choices=["generation", "step_start"], default="generation")
     parser.add_argument("--keep", type=Path, help="new folder for all policies, as SEED/STEP")
@@ -120,7 +121,7 @@ def main() -> None:
     keep: Path | None = arguments.keep
     results = [
         run(seed, arguments.steps, arguments.old, keep / str(seed) if keep else None)
-        for seed in range(arguments.seeds)
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     ]
     print_json({"steps": arguments.steps, "old": arguments.old, "runs": results})
 
