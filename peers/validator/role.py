@@ -15,6 +15,7 @@ from typing import ClassVar
 import pydantic
 import trio
 
+from peers.engines.installed import PREFILLS
 from peers.validator.audits import Audits
 from peers.validator.cases import Case
 from peers.validator.conduct import Conduct
@@ -177,11 +178,12 @@ class ValidatorRole:
         files may kill and which are then restarted.
         """
         self._examiner.forget_loaded()
+        engine = self._node.settings.engine
         async with self._node.compute.child(
             "peers.validator.prefill:PrefillService",
             PrefillSetup(
                 policies_kept=POLICIES_IN_MEMORY,
-                engine=self._node.settings.engine,
+                engine=PREFILLS.get(engine, engine),
                 hardware=self._settings.hardware,
             ),
             name="prefill",

@@ -8,6 +8,7 @@ from swarm.app.commands import (
     checkpoint,
     dataset,
     demo,
+    engine,
     id,
     ledger,
     ledger_checks,
@@ -44,6 +45,7 @@ ledger_checks.register(ledger.app)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(rollouts.app, name="rollouts")
+app.add_typer(engine.app, name="engine")
 app.add_typer(proofs.app, name="proofs")
 app.add_typer(dataset.app, name="dataset")
 

@@ -1,0 +1,230 @@
+"""Making an engine's virtual environment in a peer's home, step by step.
+
+Each finished step is recorded, so an interrupted installation continues. Packages come from the
+package index that pip is configured with. Swarm itself is linked, not copied: the child runs the
+same code as its peer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from peers.engines.installed import (
+    RECIPES,
+    Installed,
+    Recipe,
+    command_for,
+    folder_of,
+    python_of,
+    read_installed,
+    record_of,
+    site_packages,
+    why_unusable,
+)
+from swarm.errors import UserError
+from swarm.world.home import make_home
+
+Say = Callable[[str], None]
+
+LINKED = ("swarm", "peers")
+"""The packages that the environment takes from this installation of Swarm."""
+
+CHECK_SECONDS = 600.0
+"""Time for the check. Loading a tiny model takes 15 s on a CPU; a GPU may compile kernels first."""
+
+_VERSIONS = (
+    "import importlib.metadata as m, json; "
+    "print(json.dumps({d.name.lower(): d.version for d in m.distributions()}))"
+)
+
+
+def recipe_of(name: str) -> Recipe:
+    """The recipe of an engine; raises `UserError` for an unknown name."""
+    if name not in RECIPES:
+        raise UserError(
+            f"engine {name!r} cannot be installed; there are: {', '.join(sorted(RECIPES))}, and "
+            "native, which needs no installation"
+        )
+    return RECIPES[name]
+
+
+def install(recipe: Recipe, home: Path, say: Say = print) -> Installed:
+    """Make the environment of an engine, or finish it; returns its record.
+
+    An environment of another version is made anew. Raises `UserError` when a step fails.
+    """
+    folder = folder_of(home, recipe.name)
+    make_home(home)
+    folder.parent.mkdir(exist_ok=True)
+    with _sole_installer(folder):
+        found = read_installed(folder)
+        if found is None or found.requirements != recipe.requirements:
+            _start_anew(folder, recipe, say)
+            found = Installed(requirements=recipe.requirements)
+        for number, (step, what, work) in enumerate(_steps(recipe, folder), 1):
+            if step in found.done:
+                continue
+            say(f"[{number}/{len(recipe.steps) + 3}] {what}")
+            work()
+            found = msgspec.structs.replace(found, done=[*found.done, step])
+            _write(folder, found)
+        say(f"[{len(recipe.steps) + 3}/{len(recipe.steps) + 3}] checking that the engine works")
+        _link(folder)  # Swarm may have moved since
+        found = msgspec.structs.replace(found, complete=False)
+        _write(folder, found)
+        _check(recipe, folder, say)
+        found = msgspec.structs.replace(found, complete=True, versions=_versions(recipe, folder))
+        _write(folder, found)
+    return found
+
+
+def installations(home: Path) -> list[tuple[Recipe, Installed | None, str | None]]:
+    """Every engine with an environment in the home, its record, and why it cannot be used."""
+    return [
+        (recipe, read_installed(folder_of(home, name)), why_unusable(recipe, home))
+        for name, recipe in sorted(RECIPES.items())
+        if folder_of(home, name).exists()
+    ]
+
+
+def _steps(recipe: Recipe, folder: Path) -> Iterator[tuple[str, str, Callable[[], None]]]:
+    """Name, description and work of each step but the check."""
+    make = partial(_make, recipe, folder)
+    yield "environment", f"making a virtual environment in {folder}", make
+    for step in recipe.steps:
+        text = " ".join(step)
+        yield text, f"installing {text}", partial(_pip, folder, "install", *step)
+    yield "clean", "removing what breaks the engine", partial(_remove_unwanted, recipe, folder)
+
+
+@contextmanager
+def _sole_installer(folder: Path) -> Iterator[None]:
+    """Lock an environment for this installation; raises `UserError` if another one has it."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process installs {folder}; wait until it has ended") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _start_anew(folder: Path, recipe: Recipe, say: Say) -> None:
+    if folder.exists():
+        say(f"{folder} is of another version, or not complete; making it anew")
+        ours = (folder / "pyvenv.cfg").exists() or not any(folder.iterdir())
+        if folder.is_symlink() or not ours:
+            raise UserError(f"{folder} is no environment that Swarm made; move it away")
+        shutil.rmtree(folder)
+    free = shutil.disk_usage(folder.parent).free
+    if free < recipe.disk_bytes:
+        raise UserError(
+            f"engine {recipe.name} needs {recipe.disk_bytes >> 30} GiB of disk while it is "
+            f"installed, but {folder.parent} has {free >> 30} GiB free; free some, or choose "
+            "another --home"
+        )
+
+
+def _make(recipe: Recipe, folder: Path) -> None:
+    try:
+        venv.create(folder, with_pip=True, symlinks=True, clear=folder.exists())
+    except subprocess.CalledProcessError as error:
+        raise UserError(
+            f"this Python ({sys.executable}) cannot make a virtual environment with pip; install "
+            "its package python3-venv, then type the same command again"
+        ) from error
+    _write(folder, Installed(requirements=recipe.requirements))
+    _link(folder)
+
+
+def _link(folder: Path) -> None:
+    for name in LINKED:
+        package = sys.modules[name].__file__ if name in sys.modules else None
+        assert package is not None, f"{name} is a package with an __init__.py"
+        link = site_packages(folder) / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(package).resolve().parent, target_is_directory=True)
+
+
+def _pip(folder: Path, *arguments: str) -> None:
+    """Run pip, which shows its own progress; raises `UserError` when it fails."""
+    command = [str(python_of(folder)), "-m", "pip", *arguments]
+    quiet = ["--disable-pip-version-check", "--no-input"]
+    ended = subprocess.run([*command, *quiet], stdin=subprocess.DEVNULL, check=False)
+    if ended.returncode != 0:
+        raise UserError(
+            f"pip could not {' '.join(arguments)} (status {ended.returncode}; its own words are "
+            "above); once the cause is gone, type the same command again, which continues here"
+        )
+
+
+def _remove_unwanted(recipe: Recipe, folder: Path) -> None:
+    if recipe.unwanted:
+        _pip(folder, "uninstall", "--yes", *recipe.unwanted)
+
+
+def _check(recipe: Recipe, folder: Path, say: Say) -> None:
+    """Run the recipe's check; raises `UserError` with its last line."""
+    command = [str(python_of(folder)), *recipe.check]
+    try:
+        ended = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{recipe.name} did not finish its check within {CHECK_SECONDS:g} s on this machine"
+        ) from None
+    if ended.returncode != 0:
+        lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+        said = lines[-1] if lines else f"status {ended.returncode}, without a word"
+        command_text = command_for(recipe.name, folder.parent.parent)
+        raise UserError(
+            f"{recipe.name} is installed but does not work here ({said}); repair that, then type: "
+            f"{command_text}"
+        )
+    for line in ended.stdout.splitlines()[-1:]:  # libraries print, too
+        say(line)
+
+
+def _versions(recipe: Recipe, folder: Path) -> dict[str, str]:
+    """Installed versions of the recipe's requirements."""
+    ended = subprocess.run(
+        [str(python_of(folder)), "-c", _VERSIONS], capture_output=True, text=True, check=True
+    )
+    found: dict[str, str] = json.loads(ended.stdout)
+    names = [_distribution(each) for each in recipe.requirements]
+    return {name: found[name] for name in names if name in found}
+
+
+def _distribution(requirement: str) -> str:
+    for end, character in enumerate(requirement):
+        if character in "=<>!~ [":
+            return requirement[:end].lower()
+    return requirement.lower()
+
+
+def _write(folder: Path, found: Installed) -> None:
+    """Write the record so that an interruption leaves the old one or the new one."""
+    new = record_of(folder).with_suffix(".new")
+    new.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    new.replace(record_of(folder))

