@@ -165,7 +165,7 @@ def measure(
     found = repeat_step(learner, groups, steps, meter)
     figures = meter.figures()
     return {
-        **metrics.speed(learner.model, groups, figures["seconds_per_step"], peak),
+        **metrics.speed(found, figures["seconds_per_step"], peak),
         "peak_bytes": figures["peak_bytes"],
         "loss": found["loss"],
         "gradient_norm": found["gradient_norm"],

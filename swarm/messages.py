@@ -226,7 +226,7 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     epsilon: Finite = 0.2
     """The ratio is clipped to 1 ± epsilon."""
     delta: Finite = 4.0
-    """Upper bound of the ratio for negative advantages; `grpo` only."""
+    """Upper bound of the ratio for negative advantages; every objective but `cispo`."""
     kl_coefficient: Finite = 0.001
     entropy_coefficient: Finite = 0.0001
     normalise_by_std: bool = True
@@ -246,7 +246,8 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Tokens whose probability has already changed by more in the advantage's direction are
     masked; `dppo`."""
     kl_by_ratio: bool = False
-    """Weight the KL term by the ratio to the generating policy: unbiased on stale rollouts."""
+    """Weight the KL term by the ratio to the generating policy: its gradient is then the exact one,
+    that of KL(policy ‖ base). By default it is that of KL(base ‖ policy)."""
 
     def problem(self, schedule: Schedule) -> str | None:
         """One sentence about the first invalid coefficient, or None."""

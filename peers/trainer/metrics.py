@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from peers.engines.model import count_parameters
-from peers.trainer.learning.batch import Group, informative
 from swarm.errors import UserError
 
 PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
@@ -24,7 +22,16 @@ _SECTIONS = {
     "reward": ("reward", "length_penalty", "task_reward"),
     "policy": ("entropy", "ratio", "kl_", "clipped_", "weight", "effective", "outside", "loss"),
     "optimiser": ("gradient_norm", "learning_rate", "skipped"),
-    "data": ("groups", "completion", "tokens", "age", "staleness", "submissions", "engine_"),
+    "data": (
+        "groups",
+        "completion",
+        "tokens",
+        "age",
+        "staleness",
+        "submissions",
+        "engine_",
+        "trained_",
+    ),
     "time": ("idle_", "seconds", "step_seconds", "train_seconds", "model_flops", "share_of"),
 }
 """Sections of the dashboards, and the prefixes of the metrics in each."""
@@ -97,33 +104,18 @@ def idle_shares(figures: Mapping[str, Any]) -> dict[str, float]:
     return {**shares, "idle_share": sum(shares.values())}
 
 
-def model_flops(parameters: int, layers: int, width: int, lengths: list[int]) -> float:
-    """Floating-point operations to train on sequences of these lengths, forward and backward.
+def speed(figures: Mapping[str, Any], seconds: float, peak: float = 0.0) -> dict[str, float]:
+    """Seconds and tokens per second of a step, and the share of `peak` that it used (MFU).
 
-    6 per parameter and token, and causal attention's 6 · layers · width · length² (Chowdhery et al.
-    2022, 2204.02311, appendix B, halved for causality). Recomputation is not counted.
+    `figures`: the learner's, with the step's work (`learning/work.py`). It holds only what the step
+    trained on, not the groups left out or skipped optimiser steps. `peak`: FLOP/s of all devices
+    together; 0: unknown, and the share is left out.
     """
-    attention = 6.0 * layers * width * sum(length**2 for length in lengths)
-    return 6.0 * parameters * sum(lengths) + attention
-
-
-def speed(
-    model: Any, groups: Sequence[Group], seconds: float, peak: float = 0.0
-) -> dict[str, float]:
-    """Seconds and tokens per second of a step on these groups, and the share of `peak` it used.
-
-    `peak`: FLOP/s of all devices together; 0: unknown, and the share is left out. Tokens are the
-    prompt and completion tokens of the groups trained on: groups left out cost nothing.
-    """
-    lengths = [len(each.tokens) for group in informative(groups) for each in group.rollouts]
-    figures = {"train_seconds": seconds, "tokens_per_second": sum(lengths) / max(1e-9, seconds)}
+    seconds = max(1e-9, seconds)
+    found = {"train_seconds": seconds, "tokens_per_second": figures["trained_tokens"] / seconds}
     if peak:
-        config = model.config
-        needed = model_flops(
-            count_parameters(model), config.num_hidden_layers, config.hidden_size, lengths
-        )
-        figures["model_flops_share"] = needed / seconds / peak
-    return figures
+        found["model_flops_share"] = figures["model_flops"] / seconds / peak
+    return found
 
 
 def peak_flops(device: torch.device) -> float:

@@ -199,7 +199,7 @@ class TrainerService:
         seconds = time.perf_counter() - started
         peak = self._peak_flops * self._ranks.world
         return Trained(
-            figures={**found, **metrics.speed(learner.model, groups, seconds, peak)},
+            figures={**found, **metrics.speed(found, seconds, peak)},
             outcomes=[
                 ["consumed" if id(group) in used else "zero-advantage" for group in some]
                 for some in by_submission

@@ -1,7 +1,8 @@
 """A run's description: the TOML file from which `swarm run create` signs a manifest.
 
 Tables and keys are the fields of `swarm.messages.RunManifest`, without the hashes of the tokenizer
-and the environments, which are computed.
+and the environments, which are computed. `recipe` names published values for the rest
+(`swarm/run/recipes.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.messages import EnvironmentReference, Optimiser, RunManifest
 from swarm.run.bounds import check_manifest_numbers, check_peer_id
+from swarm.run.recipes import apply_recipe
 from swarm.tables import read_toml, struct_from_mapping
 
 
@@ -40,6 +42,7 @@ def describe_run(path: Path) -> RunDescription:
     """Read a run's TOML file. Raises a `UserError` that names the key and its value."""
     table = read_toml(path, str(path))
     _refuse_old_keys(table, path)
+    table = apply_recipe(table, str(path))
     model = table.get("model")
     if not isinstance(model, str):
         raise UserError(f"{path}: model is {model!r}; it must be text")

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from swarm.app.main import app
 from swarm.errors import UserError
 from swarm.messages import RunManifest
 from swarm.run.manifest import load_manifest
+from swarm.run.recipes import RECIPES
 from swarm.run.toml import RunHashes, manifest_from_toml
 from swarm.settings import load_settings
 from tests.docs.pages import ROOT, text
@@ -64,6 +66,39 @@ def test_an_impossible_batch_is_refused(run_file: Path, old: str, new: str, word
     assert old in text
     with pytest.raises(UserError, match=words):
         manifest_from_toml(_written(run_file, text.replace(old, new)), HASHES)
+
+
+def test_a_recipe_sets_what_the_run_does_not(run_file: Path) -> None:
+    """The paper's values; an explicit value of the same table wins."""
+    text = 'recipe = "intellect-2"\n' + run_file.read_text()
+    given = manifest_from_toml(run_file, HASHES)
+    found = manifest_from_toml(_written(run_file, text), HASHES)
+    assert found.schedule.old == "step_start" and given.schedule.old == "generation"
+    assert (found.optimiser.optimiser_steps, found.optimiser.weight_decay) == (8, 0.01)
+    assert found.filters.fill == "refill"
+    assert found.optimiser.learning_rate == given.optimiser.learning_rate == 6e-4
+    assert found.schedule.groups_per_step == given.schedule.groups_per_step == 32
+
+
+def test_an_unknown_recipe_is_refused(run_file: Path) -> None:
+    text = 'recipe = "intellect-3"\n' + run_file.read_text()
+    with pytest.raises(UserError, match="recipe is 'intellect-3'; the recipes are: intellect-2"):
+        manifest_from_toml(_written(run_file, text), HASHES)
+
+
+def test_the_page_lists_where_the_defaults_leave_the_paper() -> None:
+    """Exactly the values in which `recipe = "intellect-2"` differs from the defaults."""
+    rows = set(
+        re.findall(r"^\| `(\w+\.\w+)` \| `(.+?)` \| `(.+?)` \|", text("docs/training.md"), re.M)
+    )
+    tables = {field.name: field.type for field in msgspec.structs.fields(RunManifest)}
+    expected = set()
+    for section, values in RECIPES["intellect-2"].items():
+        defaults = {field.name: field.default for field in msgspec.structs.fields(tables[section])}
+        for key, value in values.items():
+            if value != defaults[key]:
+                expected.add((f"{section}.{key}", str(defaults[key]), str(value)))
+    assert rows == expected
 
 
 def _written(path: Path, text: str) -> Path:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from peers.engines.model import load as load_model
 from peers.engines.model import read_weights
@@ -23,6 +24,7 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.packing import Scorer, lay_out
 from peers.trainer.learning.scoring import score
 from peers.trainer.learning.settings import LearnerSettings
+from peers.trainer.learning.step import GrpoStep
 from swarm.errors import UserError
 from swarm.messages import Objective, Optimiser, Schedule
 from swarm.rollouts.rollout import Rollout
@@ -283,6 +285,47 @@ def test_learning_rate_warms_up_and_decays_linearly() -> None:
     assert [rate / 1e-3 for rate in rates] == pytest.approx(expected)
     constant = settings(final_learning_rate_share=1.0)
     assert constant.learning_rate(3) == constant.learning_rate(100) == 1e-3
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations for which the host waits for the device, by their name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func.overloadpacket)
+        masked = name in ("aten.index", "aten.index_put", "aten.index_put_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        waits = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select")
+        if masked or name in waits or (name == "aten.repeat_interleave" and len(args) == 1):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_the_passes_do_not_wait_for_the_device(
+    base: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """In a GPU's layout, twice as many passes read no more values from the device."""
+    counts = []
+    chosen = dataclasses.replace(settings(name=name, kl_coefficient=0.1), flat=True)
+    for tokens_max in (60, 30):
+        monkeypatch.setattr(packing, "PASS_TOKENS_MAX", tokens_max)
+        learner = Learner(base, chosen)
+        groups = random_groups(1, policy=0)
+        parts = [informative(groups)]
+        step = GrpoStep(learner.policy, learner.past, learner.settings, 0)
+        batch = score(parts[0], learner.policy, learner.past, learner.settings, current=0)
+        with Waits() as waits:
+            step._optimise(batch, 0)
+        counts.append((len(batch.passes), sorted(waits.found)))
+    (few, once), (many, again) = counts
+    assert many > few
+    assert once == again
+    assert once.count("aten._local_scalar_dense") < 40  # AdamW's own, not one for each metric
 
 
 # --- checkpoints -----------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from peers.engines.model import load
 from peers.trainer.learning.batch import Group
-from peers.trainer.metrics import Metrics, idle_shares, model_flops, speed
+from peers.trainer.learning.learner import Learner
+from peers.trainer.learning.work import model_flops
+from peers.trainer.metrics import Metrics, idle_shares, speed
 from swarm.errors import UserError
 from swarm.rollouts.rollout import Rollout
+from tests.trainer.test_learner import SETTINGS, random_groups, settings
 
 FIGURES: dict[str, Any] = {
     "reward": 0.25,
@@ -110,28 +115,72 @@ def test_shares_of_time() -> None:
     }
 
 
-def test_model_flops_of_a_dense_model() -> None:
-    """7 B parameters, 32 layers of 4096, one sequence of 4096 tokens: attention adds 8 %."""
-    needed = model_flops(7_000_000_000, 32, 4096, [4096])
-    assert needed == 6 * 7e9 * 4096 + 6 * 32 * 4096 * 4096**2
-    assert needed / (6 * 7e9 * 4096) == pytest.approx(1.077, abs=1e-3)
-
-
-def test_speed_counts_what_was_trained_on() -> None:
-    """One of four groups is kept: the others are filtered out, or all of one reward."""
-    model = SimpleNamespace(
-        config=SimpleNamespace(num_hidden_layers=2, hidden_size=8),
-        parameters=lambda: [torch.zeros(100)],
+def made_up_model(**config: Any) -> Any:
+    """A model of 100 parameters in its layers, and an untied head and embedding of 40 each."""
+    head, embedding = (
+        SimpleNamespace(weight=torch.zeros(40)),
+        SimpleNamespace(weight=torch.zeros(40)),
     )
+    return SimpleNamespace(
+        config=SimpleNamespace(
+            num_hidden_layers=2, hidden_size=8, num_attention_heads=2, head_dim=4, **config
+        ),
+        named_parameters=lambda: [
+            ("model.embed_tokens.weight", embedding.weight),
+            ("model.layers.0.mlp.experts.weight", torch.zeros(80)),
+            ("model.layers.0.self_attn.q_proj.weight", torch.zeros(20)),
+            ("lm_head.weight", head.weight),
+        ],
+        get_output_embeddings=lambda: head,
+        get_input_embeddings=lambda: embedding,
+    )
+
+
+def test_model_flops_count_what_is_computed() -> None:
+    """Layers for each input, the head for each sampled token, no embedding, attention halved."""
+    attention = 6 * 2 * 8 * 7**2
+    assert model_flops(made_up_model(), [(7, 3)]) == 6 * 100 * 7 + 6 * 40 * 3 + attention
+    routed = made_up_model(num_experts=8, num_experts_per_tok=2)
+    assert model_flops(routed, [(7, 3)]) == 6 * 40 * 7 + 6 * 40 * 3 + attention
+
+
+def test_speed_counts_what_was_trained_on(base: Path) -> None:
+    """One of four groups is kept: the others are filtered out, or all of one reward."""
     single_turn = Rollout.single_turn
-    kept = Group([single_turn([1, 2], [3, 4, 5]), single_turn([1, 2], [6])], [0.0, 1.0], 0)
-    long = [single_turn([1] * 9, [2] * 9), single_turn([1] * 9, [3])]
+    kept = Group([single_turn([5, 6], [7, 8, 9]), single_turn([5, 6], [10])], [0.0, 1.0], 0)
+    long = [single_turn([5] * 9, [6] * 7), single_turn([5] * 9, [7])]
     others = [
         Group(long, [0.0, 1.0], 0, kept=False),
         Group(long, [1.0, 1.0], 0),
         Group(long, [0.0, 0.0], 0),
     ]
-    alone = speed(model, [kept], seconds=2.0, peak=1e6)
+    alone, among = (
+        speed(Learner(base, SETTINGS).train_step(groups, 0), seconds=2.0, peak=1e6)
+        for groups in ([kept], [kept, *others])
+    )
+    assert alone == among
     assert alone["tokens_per_second"] == 4.0
-    assert alone["model_flops_share"] > 0
-    assert speed(model, [kept, *others], seconds=2.0, peak=1e6) == alone
+    model = load(base)
+    assert alone["model_flops_share"] == model_flops(model, [(4, 3), (2, 1)]) / 2 / 1e6
+
+
+def test_copies_of_a_sequence_are_computed_once(base: Path) -> None:
+    """They are tokens trained on, but not operations."""
+    one, other = Rollout.single_turn([5, 6], [7, 8]), Rollout.single_turn([5, 6], [9, 8])
+    found = [
+        Learner(base, SETTINGS).train_step([Group(rollouts, rewards, 0)], 0)
+        for rollouts, rewards in (([one, other], [0.0, 1.0]), ([one, other, one], [0.0, 1.0, 0.0]))
+    ]
+    assert [each["trained_tokens"] for each in found] == [8.0, 12.0]
+    assert found[0]["model_flops"] == found[1]["model_flops"] > 0
+
+
+def test_a_skipped_optimiser_step_is_no_work(base: Path) -> None:
+    group = dataclasses.replace(random_groups(1, policy=0)[0], rewards=[3e38, -3e38, 0.0, 1.0])
+    figures = Learner(base, settings(normalise_by_std=False)).train_step([group], 0)
+    assert figures["skipped"] == 1
+    assert speed(figures, seconds=2.0, peak=1e6) == {
+        "train_seconds": 2.0,
+        "tokens_per_second": 0.0,
+        "model_flops_share": 0.0,
+    }

@@ -30,12 +30,9 @@ def bounded_ratio(above: float, below: float) -> float:
 
 
 def ppo(g: Objective, r: float, a: float) -> float:
-    return min(r * a, min(max(r, 1 - g.epsilon), 1 + (g.epsilon_high or g.epsilon)) * a)
-
-
-def two_sided(g: Objective, pi: float, old: float, mu: float, a: float) -> float:
-    r = bounded_ratio(pi, old)
-    return min(min(r, g.delta) * a, min(max(r, 1 - g.epsilon), 1 + g.epsilon_high) * a)
+    clipped = min(max(r, 1 - g.epsilon), 1 + (g.epsilon_high or g.epsilon)) * a
+    loss = min(r * a, clipped)
+    return max(loss, g.delta * a) if a < 0 else loss  # the dual clip
 
 
 def plain(g: Objective, pi: float, old: float, mu: float, a: float) -> float:
@@ -58,11 +55,12 @@ def decoupled(g: Objective, pi: float, old: float, mu: float, a: float) -> float
 def trust_region(g: Objective, pi: float, old: float, mu: float, a: float) -> float:
     moved = np.exp(pi) - np.exp(mu)
     kept = not (abs(moved) > g.change_max and moved * a > 0)
-    return bounded_ratio(pi, mu) * a if kept else 0.0
+    ratio = bounded_ratio(pi, mu)
+    return (min(ratio, g.delta) if a < 0 else ratio) * a if kept else 0.0
 
 
 PER_TOKEN: dict[str, Callable[[Objective, float, float, float, float], float]] = {
-    "grpo": two_sided,
+    "grpo": plain,
     "dr_grpo": plain,
     "dapo": plain,
     "icepop": masked,
@@ -93,8 +91,8 @@ def literal(g: Objective, columns: list[Any], frozen_pi: Any = None) -> float:
             policy += gain / (completions * LENGTH_MAX if g.name == "dr_grpo" else tokens)
     total = -policy
     for i in range(tokens):
-        d = np.clip(log_reference[i] - log_pi[i], -10, 10)
-        kl = np.exp(d) - d - 1
+        d = min(log_reference[i] - log_pi[i], 20)
+        kl = min(np.exp(d) - d - 1, 10)
         if g.kl_by_ratio:
             kl *= bounded_ratio(log_pi[i], log_mu[i])
         total += g.kl_coefficient * kl / tokens - g.entropy_coefficient * entropy[i] / tokens
@@ -123,7 +121,9 @@ def random_columns(
 
 
 def tokens_of(columns: list[torch.Tensor]) -> Tokens:
-    return Tokens(*columns)
+    names = [field.name for field in dataclasses.fields(Tokens)]
+    named: dict[str, Any] = dict(zip(names, columns, strict=False))
+    return Tokens(**named, completions=int(columns[5].max()) + 1)
 
 
 def totals_of(columns: list[torch.Tensor]) -> Totals:
@@ -149,7 +149,7 @@ def test_equals_the_literal_formulas(name: str, seed: int, kl_by_ratio: bool) ->
 def test_gradient_equals_finite_differences(name: str, column: int, kl_by_ratio: bool) -> None:
     """By log π and by the entropy; the reference differs from π, where the KL has a gradient."""
     columns = random_columns(7, count=21, spread=0.4, extremes=False)
-    # A difference below −10 has a gradient on purpose though its value is clamped.
+    # A difference below −11 has a gradient on purpose though its value is clamped.
     columns[6] = columns[0] + (columns[6] - columns[0]).clamp(-9.9, 5)
     objective = replace(OBJECTIVE, name=name, kl_by_ratio=kl_by_ratio)
     moved = columns[column].clone().requires_grad_()
@@ -185,7 +185,7 @@ def test_parts_of_a_batch_add_up(name: str) -> None:
 
 
 def one_token(
-    objective: Objective, log_pi: torch.Tensor, advantage: float, **changed: torch.Tensor
+    objective: Objective, log_pi: torch.Tensor, advantage: float, **changed: Any
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """A batch of one token whose old and μ are 0 unless given."""
     zero = torch.zeros_like(log_pi.detach())
@@ -196,6 +196,7 @@ def one_token(
         advantage=zero + advantage,
         entropy=zero,
         completion=torch.zeros(1, dtype=torch.int64),
+        completions=1,
     )
     return loss(objective, dataclasses.replace(tokens, **changed), Totals(1, 1, 1))
 
@@ -213,9 +214,47 @@ def test_delta_bites_only_where_the_advantage_is_negative(advantage: float, rati
     assert bites == (advantage < 0 and ratio > 4)
 
 
-@pytest.mark.parametrize("difference", [-30.0, -3.0, -0.1, 0.1, 3.0])
+UNBOUNDED = sorted(set(NAMES) - {"cispo"})
+"""Objectives that the ratio of a token with A < 0 would enter without a bound."""
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+@pytest.mark.parametrize("ratio", [4.1, 50.0, 1e6])
+def test_delta_bounds_the_negative_advantages_of_every_objective(name: str, ratio: float) -> None:
+    """The dual clip: the loss is at most δ·|A|, and beyond δ the token has no gradient."""
+    chosen = replace(OBJECTIVE, name=name, kl_coefficient=0, entropy_coefficient=0)
+    # Under dppo a probability that rises by at most change_max is not left out.
+    log_old = torch.full((1,), -20.0 if name == "dppo" else 0.0)
+    log_pi = (log_old + np.log(ratio)).requires_grad_()
+    value, metrics = one_token(chosen, log_pi, -2.0, log_old=log_old, log_mu=log_old)
+    (gradient,) = torch.autograd.grad(value, log_pi)
+    assert float(value.detach()) == pytest.approx(2 * chosen.delta, rel=1e-5)
+    assert float(gradient) == 0
+    assert float(metrics["clipped_delta"]) == 1
+
+
+@pytest.mark.parametrize("name", ["dr_grpo", "gspo"])
+def test_a_groups_weight_does_not_depend_on_how_many_others_are_kept(name: str) -> None:
+    """Half the completions of a batch give half the gradient of all of them, twice over."""
+    columns = random_columns(3, count=280, spread=0.1, extremes=False)
+    chosen = replace(OBJECTIVE, name=name, kl_coefficient=0, entropy_coefficient=0)
+
+    def gradient(kept: int) -> torch.Tensor:
+        some = [column[: 7 * kept] for column in columns]
+        some[0] = some[0].clone().requires_grad_()
+        totals = Totals(tokens=7 * kept, completions=40, completion_tokens_max=LENGTH_MAX)
+        value, _ = loss(chosen, tokens_of(some), totals)
+        return torch.autograd.grad(value, some[0])[0]
+
+    torch.testing.assert_close(gradient(40)[:70], gradient(10))
+
+
+@pytest.mark.parametrize("difference", [-30.0, -3.0, -0.1, 0.1, 2.0, 3.0])
 def test_kl_pulls_towards_the_reference(difference: float) -> None:
-    """Unlike between two tensors without gradient, a defect of a published trainer."""
+    """Unlike between two tensors without gradient, a defect of a published trainer.
+
+    The value is clamped to 10. The gradient beyond it ends only where π is the smaller one.
+    """
     log_reference = torch.full((1,), -35.0)
     log_pi = (log_reference - difference).requires_grad_()
     objective = Objective(kl_coefficient=0.5, entropy_coefficient=0)
@@ -223,9 +262,10 @@ def test_kl_pulls_towards_the_reference(difference: float) -> None:
         objective, log_pi, 0.0, log_old=log_pi.detach(), log_reference=log_reference
     )
     (gradient,) = torch.autograd.grad(value, log_pi)
-    bounded = max(difference, -10)
-    assert float(gradient) == pytest.approx(0.5 * (1 - np.exp(bounded)), rel=1e-3)
-    assert float(metrics["kl_reference"]) == pytest.approx(np.exp(bounded) - bounded - 1, rel=1e-4)
+    slope = 0.0 if difference > 2.6 else 1 - np.exp(difference)
+    assert float(gradient) == pytest.approx(0.5 * slope, rel=1e-3)
+    expected = min(10, np.exp(difference) - difference - 1)
+    assert float(metrics["kl_reference"]) == pytest.approx(expected, rel=1e-4)
     assert float(value.detach()) == pytest.approx(0.5 * float(metrics["kl_reference"]))
 
 
@@ -255,6 +295,24 @@ def test_kl_by_ratio_is_unbiased_on_rollouts_of_another_policy() -> None:
 
     torch.testing.assert_close(averaged(True), expected)
     assert float((averaged(False) - expected).abs().max()) > 0.01
+
+
+def test_the_default_kl_gradient_is_that_of_the_reverse_divergence() -> None:
+    """On tokens of π itself, k3's gradient averages to ∇KL(reference ‖ π), not to the other."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+    parameters = logits[0].clone().requires_grad_()
+    log_pi = torch.log_softmax(parameters, -1)
+    log_reference = torch.log_softmax(logits[1], -1)
+    averaged = (log_pi.exp().detach() * k3(log_reference, log_pi)).sum()
+    reverse = (log_reference.exp() * (log_reference - log_pi)).sum()
+    forward = (log_pi.exp() * (log_pi - log_reference)).sum()
+    found, of_reverse, of_forward = (
+        torch.autograd.grad(value, parameters, retain_graph=True)[0]
+        for value in (averaged, reverse, forward)
+    )
+    torch.testing.assert_close(found, of_reverse)
+    assert float((found - of_forward).abs().max()) > 0.01
 
 
 any_log = st.floats(-(2.0**100), 0, width=32)

@@ -22,6 +22,7 @@ from peers.trainer.learning.policy import TrainedPolicy, load_model
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.step import GrpoStep
+from peers.trainer.learning.work import NO_WORK
 
 
 class Learner:
@@ -90,6 +91,7 @@ class Learner:
         self._check_turn(groups, step)
         kept = informative(groups)
         metrics = _describe(groups, kept, step)
+        metrics |= NO_WORK
         metrics |= GrpoStep(self.policy, self.past, self.settings, step).take(self._cut(kept))
         self.consumed[step] = [*self.consumed.get(step, []), *submissions]
         self.step += 1

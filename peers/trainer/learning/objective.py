@@ -8,6 +8,10 @@ An objective is a function of (its numbers, tokens). It returns each token's sha
 loss, and masks of the tokens that it leaves without gradient. Notation: π is the learner, μ the
 policy that generated (recomputed by the trainer), old the ratio's denominator, A the advantage, and
 r = π/old.
+
+Published formulas other than GRPO's with two sides and CISPO's let the loss of a token with A < 0
+grow with its ratio without limit. Here δ bounds that ratio in all of them: the dual clip of Ye et
+al. (arXiv 1912.09729, eq. 6). The formulas below leave it out.
 """
 
 from __future__ import annotations
@@ -23,8 +27,8 @@ from swarm.messages import Objective
 LOG_RATIO_MAX = 20.0
 """Log-ratios are clamped to ± this before exp: a clamped infinite ratio has gradient NaN."""
 
-KL_LOG_RATIO_MAX = 10.0
-"""Bound on |d| in the KL estimator: without it, one token's e^d could swamp the batch."""
+KL_MAX = 10.0
+"""Bound on the KL estimate of one token: without it, one token's e^d could swamp the batch."""
 
 STD_EPSILON = 1e-6
 """Added to the standard deviation of a group's rewards."""
@@ -47,6 +51,8 @@ class Tokens:
     """Index of each token's completion, int64 [n]; completions are always whole."""
     log_reference: Tensor | None = None
     """Log-probabilities under the reference; needed when the KL coefficient is not 0."""
+    completions: int = 0
+    """More than any index in `completion`; only `gspo` needs it."""
 
     @property
     def ratio(self) -> Tensor:
@@ -60,7 +66,10 @@ class Totals:
 
     tokens: int
     """Completion tokens."""
-    completions: int
+    completions: float
+    """Completions of a full optimiser batch (`groups_per_step` × G / `optimiser_steps`), however
+    many of them have something to teach. The divisor of `dr_grpo` and `gspo`: a group's weight then
+    does not depend on how many of the other groups are kept."""
     completion_tokens_max: int = 0
     """The run's length limit; only `dr_grpo` needs it."""
 
@@ -135,13 +144,17 @@ def describe(metrics: dict[str, float]) -> dict[str, float]:
 def k3(log_other: Tensor, log_pi: Tensor) -> Tensor:
     """e^d − d − 1 with d = log other − log π: KL(π ‖ other) per token, never negative.
 
-    Unbiased on tokens drawn from π (Schulman, "Approximating KL divergence", 2020). d is clamped
-    to ± 10. Below − 10 only the value is clamped, not the gradient, which tends to 1 there: as π
-    outgrows the other policy, the term must keep pulling π back.
+    The value is unbiased on tokens drawn from π (Schulman, "Approximating KL divergence", 2020).
+    Its gradient is not: on such tokens it averages to ∇KL(other ‖ π), because the tokens' own
+    probabilities are not differentiated. `kl_by_ratio` does that, which gives ∇KL(π ‖ other).
+
+    The value is clamped to 10. Where d > 0 the gradient ends there too. Where d < 0 it goes on,
+    since it tends to 1: as π outgrows the other policy, the term must keep pulling π back.
     """
-    d = (log_other - log_pi).clamp(max=KL_LOG_RATIO_MAX)
-    d = d + (d.clamp(min=-KL_LOG_RATIO_MAX) - d).detach()
-    return d.exp() - d - 1
+    d = (log_other - log_pi).clamp(max=LOG_RATIO_MAX)
+    value = d.exp() - d - 1
+    clamped = value.clamp(max=KL_MAX)
+    return torch.where(d < 0, clamped.detach() + (value - value.detach()), clamped)
 
 
 # --- the objectives ------------------------------------------------------------------------------
@@ -153,9 +166,7 @@ def grpo(objective: Objective, tokens: Tokens) -> Share:
     Two-sided clipping: δ bounds the loss where A < 0; one-sided clipping lets it grow with r
     without limit (INTELLECT-2, arXiv 2505.07291, §3.4). The published numbers are ε = 0.2, δ = 4.
     """
-    share, left_alone = _clipped(objective, tokens, bound=objective.delta)
-    left_alone["clipped_delta"] = (tokens.ratio > objective.delta) & (tokens.advantage < 0)
-    return share, left_alone
+    return _clipped(objective, tokens)
 
 
 def dr_grpo(objective: Objective, tokens: Tokens) -> Share:
@@ -183,8 +194,7 @@ def gspo(objective: Objective, tokens: Tokens) -> Share:
     Each token carries 1/length of its completion's loss.
     """
     log_ratio = (tokens.log_pi - tokens.log_old).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
-    count = int(tokens.completion.max()) + 1 if len(tokens.completion) else 0
-    zeros = log_ratio.new_zeros(count)
+    zeros = log_ratio.new_zeros(tokens.completions)
     lengths = zeros.index_add(0, tokens.completion, torch.ones_like(log_ratio))
     sums = zeros.index_add(0, tokens.completion, log_ratio)
     lengths_here = lengths[tokens.completion]
@@ -250,8 +260,10 @@ def dppo(objective: Objective, tokens: Tokens) -> Share:
     far = change.abs() > objective.change_max
     high = far & (change > 0) & (tokens.advantage > 0)
     low = far & (change < 0) & (tokens.advantage < 0)
-    share = -(ratio * tokens.advantage).masked_fill(high | low, 0)
-    return share, {"clipped_low": low, "clipped_high": high}
+    bounded = torch.where(tokens.advantage < 0, ratio.clamp(max=objective.delta), ratio)
+    share = -(bounded * tokens.advantage).masked_fill(high | low, 0)
+    beyond = _beyond(objective, tokens, ratio) & ~low
+    return share, {"clipped_low": low, "clipped_high": high, "clipped_delta": beyond}
 
 
 _OBJECTIVES: dict[str, Callable[[Objective, Tokens], Share]] = {
@@ -260,7 +272,7 @@ _OBJECTIVES: dict[str, Callable[[Objective, Tokens], Share]] = {
 }
 
 
-def _denominator(objective: Objective, totals: Totals) -> int:
+def _denominator(objective: Objective, totals: Totals) -> float:
     """Divisor of the whole batch's shares."""
     if objective.name == "gspo":
         return totals.completions
@@ -275,21 +287,25 @@ def _ratio(log_above: Tensor, log_below: Tensor) -> Tensor:
     return (log_above - log_below).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
 
 
-def _clipped(
-    objective: Objective, tokens: Tokens, ratio: Tensor | None = None, bound: float | None = None
-) -> Share:
-    """−min(min(r, bound)·A, clip(r, 1 − ε, 1 + ε_high)·A): PPO's clipping (arXiv 1707.06347).
+def _clipped(objective: Objective, tokens: Tokens, ratio: Tensor | None = None) -> Share:
+    """−min(min(r, δ)·A, clip(r, 1 − ε, 1 + ε_high)·A): PPO's clipping (arXiv 1707.06347) with δ.
 
     `ratio` replaces the tokens' own r.
     """
     ratio = tokens.ratio if ratio is None else ratio
     advantage = tokens.advantage
     low, high = 1 - objective.epsilon, 1 + (objective.epsilon_high or objective.epsilon)
-    raw = ratio if bound is None else ratio.clamp(max=bound)
+    raw = ratio.clamp(max=objective.delta)
     share = -torch.minimum(raw * advantage, ratio.clamp(low, high) * advantage)
     with torch.no_grad():
         left_alone = {
             "clipped_low": (ratio < low) & (advantage < 0),
             "clipped_high": (ratio > high) & (advantage > 0),
+            "clipped_delta": _beyond(objective, tokens, ratio),
         }
     return share, left_alone
+
+
+def _beyond(objective: Objective, tokens: Tokens, ratio: Tensor) -> Tensor:
+    """Tokens whose ratio δ bounds, bool [n]."""
+    return (ratio > objective.delta) & (tokens.advantage < 0)

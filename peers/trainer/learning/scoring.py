@@ -60,9 +60,8 @@ class ScoredBatch:
     def tokens(self, rows: Rows, log_pi: Tensor, entropy: Tensor) -> Tokens:
         """The tokens of one pass, as the objective sees them."""
         here = rows.index
-        own = self.on_policy[here]
-        self.log_mu[here[own]] = log_pi.detach()[own]
-        log_mu = self.log_mu[here]
+        log_mu = torch.where(self.on_policy[here], log_pi.detach(), self.log_mu[here])
+        self.log_mu[here] = log_mu
         if self.old_is_generator:
             log_old = log_mu
         else:
@@ -75,6 +74,7 @@ class ScoredBatch:
             entropy=entropy,
             completion=self.completion[here],
             log_reference=None if self.log_reference is None else self.log_reference[here],
+            completions=len(self.batch),
         )
 
 
@@ -105,10 +105,15 @@ def score(
         log_reference = past.score(past.reference, passes)
     taken = torch.zeros(len(everything), dtype=torch.bool)
     taken[mine] = True
-    tokens, completions = ranks.sum([batch.token_count(), len(batch)])
+    (tokens,) = ranks.sum([batch.token_count()])
+    full = settings.schedule.groups_per_step * len(groups[0].rollouts)
     return ScoredBatch(
         batch=batch,
-        totals=Totals(int(tokens), int(completions), settings.completion_tokens_max),
+        totals=Totals(
+            tokens=int(tokens),
+            completions=full / settings.optimiser.optimiser_steps,
+            completion_tokens_max=settings.completion_tokens_max,
+        ),
         passes=passes,
         log_mu=log_mu,
         on_policy=on_policy,
@@ -132,12 +137,13 @@ def _score_generators(
     device = policy.ranks.device
     exact = policy.published_dtype == torch.float32  # then publishing rounds nothing
     learner = current if current is not None and exact else -1
-    policy_of_token = batch.per_token(batch.policy).to(device)
+    policy_of_token = batch.per_token(batch.policy)  # stays on the CPU, where masks cost no wait
     log_mu = torch.zeros(batch.token_count(), device=device)
     for number in sorted({group.policy for group in groups} - {learner}):
         part = batch.rows(batch.policy == number)
-        log_mu[policy_of_token == number] = past.score(past.held[number], policy.passes(part))
-    return log_mu, policy_of_token == learner
+        here = (policy_of_token == number).nonzero()[:, 0].to(device)
+        log_mu[here] = past.score(past.held[number], policy.passes(part))
+    return log_mu, (policy_of_token == learner).to(device)
 
 
 def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, float]:

@@ -20,6 +20,7 @@ from peers.trainer.learning.policy import TrainedPolicy
 from peers.trainer.learning.scoring import ScoredBatch, compare_engines, score
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import whole
+from peers.trainer.learning.work import NO_WORK, training_work
 from swarm.world.progress import report
 
 
@@ -34,7 +35,7 @@ class GrpoStep:
     """Number of the rollout step, and of the policy before it."""
 
     def take(self, parts: list[list[Group]]) -> dict[str, float]:
-        """Take one optimiser step per part; return the mean metrics."""
+        """Take one optimiser step per part; return the mean metrics, and sums of the work done."""
         first = self.step * self.settings.optimiser.optimiser_steps
         batches = [
             score(part, self.policy, self.past, self.settings, current=None if index else self.step)
@@ -44,10 +45,24 @@ class GrpoStep:
         if not figures:
             return {}
         means = {name: sum(each[name] / len(figures) for each in figures) for name in figures[0]}
-        return {**objectives.describe(means), **compare_engines(batches, self.policy.ranks)}
+        work = [
+            training_work(self.policy.model, batch.batch)
+            for batch, each in zip(batches, figures, strict=True)
+            if not each["skipped"]
+        ]
+        done = self.policy.ranks.sum([sum(each[name] for each in work) for name in NO_WORK])
+        return {
+            **objectives.describe(means),
+            **dict(zip(NO_WORK, done, strict=True)),
+            **compare_engines(batches, self.policy.ranks),
+        }
 
     def _optimise(self, batch: ScoredBatch, optimiser_step: int) -> dict[str, float]:
-        """Take one optimiser step on one batch; skip it if loss or gradient is not finite."""
+        """Take one optimiser step on one batch; skip it if loss or gradient is not finite.
+
+        The figures stay on the device until all passes are done: reading one in a pass would make
+        the device wait for the host.
+        """
         goal, ranks = self.settings.objective, self.policy.ranks
         optimiser = self.policy.optimiser
         sums: dict[str, Tensor] = {}
@@ -62,22 +77,23 @@ class GrpoStep:
             # Each rank's loss is its share of the batch's; FSDP takes the mean of the gradients.
             (loss * ranks.world).backward()  # type: ignore[no-untyped-call]
             for name, value in metrics.items():
-                sums[name] = sums.get(name, torch.zeros(())) + value
+                sums[name] = sums[name] + value if name in sums else value
 
         norm_max = self.settings.optimiser.gradient_norm_max
         parameters = self.policy.model.parameters()
-        norm = whole(torch.nn.utils.clip_grad_norm_(parameters, norm_max))
-        rate = self.settings.learning_rate(optimiser_step)
+        on_device = whole(torch.nn.utils.clip_grad_norm_(parameters, norm_max))
         names = sorted(sums)
-        added = ranks.sum([float(sums[name]) for name in names])
-        figures = dict(zip(names, added, strict=True))
-        finite = bool(torch.isfinite(norm)) and math.isfinite(figures["loss"])
+        on_device = torch.stack([*(sums[name] for name in names), on_device.to(ranks.device)])
+        *mine, norm = on_device.tolist()
+        figures = dict(zip(names, ranks.sum(mine), strict=True))
+        rate = self.settings.learning_rate(optimiser_step)
+        finite = math.isfinite(norm) and math.isfinite(figures["loss"])
         if finite:
             optimiser.param_groups[0]["lr"] = rate
             optimiser.step()
         return {
             **figures,
-            "gradient_norm": float(norm),
+            "gradient_norm": norm,
             "learning_rate": rate,
             "skipped": float(not finite),
         }
