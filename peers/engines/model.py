@@ -72,6 +72,27 @@ def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
     )
 
 
+def blank(folder: Path, dtype: torch.dtype) -> Any:
+    """The transformers model of `folder` on the device `meta`: shapes without any weights.
+
+    Its buffers, such as the rotary embedding's frequencies, are on the CPU and initialised. Runs
+    no code from the folder and never uses the network. Raises `UserError`.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    read_supported_config(folder)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or dtype)
+    for module in model.modules():
+        buffers = {name: each for name, each in module._buffers.items() if each is not None}
+        for name, buffer in buffers.items():
+            module._buffers[name] = torch.empty_like(buffer, device="cpu")
+        if buffers:
+            model._init_weights(module)
+    return model
+
+
 def save(model: Any, folder: Path, tokenizer_from: Path) -> None:
     """Save a transformers model to `folder`, with the tokenizer files of `tokenizer_from`."""
     from transformers.utils import logging

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from peers.engines.model import load as load_model
 from peers.trainer.learning.batch import make_batch
 from peers.trainer.learning.host import HostMemory
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.packing import Scorer
-from peers.trainer.learning.policy import load_model
-from peers.trainer.learning.ranks import Ranks
 from tests.trainer.test_learner import SETTINGS, random_groups, run_steps, settings
 
 
@@ -26,7 +25,7 @@ def test_scores_are_those_of_a_model_of_its_own(base: Path) -> None:
     run_steps(learner, [0, 1])
     batch = make_batch(random_groups(5, policy=1), SETTINGS.objective)
     passes = learner.policy.passes(batch)
-    model = load_model(base, SETTINGS, Ranks()).float()
+    model = load_model(base).float().eval()
     for policy in (0, 1, 2):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -73,8 +72,8 @@ def test_the_memory_of_dropped_policies_is_used_again(base: Path) -> None:
 
 
 def test_a_copy_in_host_memory_is_one_buffer_in_the_published_dtype() -> None:
-    memory = HostMemory(torch.device("cpu"), torch.bfloat16)
     weights = {"a": torch.randn(3, 5), "empty": torch.empty(0, 4), "b": torch.randn(7)}
+    memory = HostMemory(torch.device("cpu"), torch.bfloat16, weights)
     copy = memory.copy(weights)
     assert all(torch.equal(copy[name], weights[name].bfloat16()) for name in weights)
     assert len({value.untyped_storage().data_ptr() for value in copy.values()}) == 1

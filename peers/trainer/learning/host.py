@@ -19,15 +19,18 @@ ALIGNMENT_BYTES = 64
 class HostMemory:
     """Copies of weights, all in one dtype; the memory of dropped copies is used again."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        """`device`: where the weights come from and return to."""
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, like: Mapping[str, Tensor]
+    ) -> None:
+        """`device`: where the weights come from and return to. `like`: their names and shapes."""
         self._device = device
         self._dtype = dtype
+        self._shapes = {name: value.shape for name, value in like.items()}
         self._free: list[Weights] = []
 
     def copy(self, weights: Mapping[str, Tensor]) -> Weights:
-        """Copy weights to host memory. All calls pass the same names and shapes."""
-        kept = self._free.pop() if self._free else self._allocate(weights)
+        """Copy weights to host memory, one tensor after the other."""
+        kept = self._free.pop() if self._free else self._allocate()
         with torch.no_grad():
             for name, value in kept.items():
                 value.copy_(weights[name], non_blocking=True)
@@ -39,11 +42,10 @@ class HostMemory:
         """Take back a copy that `copy` made; the next copy overwrites it."""
         self._free.append(weights)
 
-    def _allocate(self, weights: Mapping[str, Tensor]) -> Weights:
-        shapes = {name: value.shape for name, value in weights.items()}
+    def _allocate(self) -> Weights:
         step = ALIGNMENT_BYTES // self._dtype.itemsize
         starts, end = {}, 0
-        for name, shape in shapes.items():
+        for name, shape in self._shapes.items():
             starts[name] = end
             end += -(-shape.numel() // step) * step
         buffer = torch.empty(end, dtype=self._dtype)
@@ -51,7 +53,7 @@ class HostMemory:
             page_lock(buffer)
         return {
             name: buffer[starts[name] :][: shape.numel()].view(shape)
-            for name, shape in shapes.items()
+            for name, shape in self._shapes.items()
         }
 
 

@@ -6,7 +6,6 @@ rollout of policy p that is trained on in step s has age s − p.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import Tensor
 from peers.trainer.learning import states
 from peers.trainer.learning.batch import Group, informative
 from peers.trainer.learning.past import PastPolicies
-from peers.trainer.learning.policy import TrainedPolicy, load_model
+from peers.trainer.learning.policy import TrainedPolicy, blank_model
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.step import GrpoStep
@@ -43,8 +42,7 @@ class Learner:
         submissions are too old to be offered again."""
         self._base = base
         self._ranks = ranks or Ranks()
-        model = load_model(base, settings, self._ranks)
-        spare = copy.deepcopy(model)  # before either is sharded
+        model, spare = (blank_model(base, settings, self._ranks) for _ in range(2))
         self.policy = TrainedPolicy(model, base, settings, self._ranks)
         self.past = PastPolicies(spare, self.policy, settings.sharding)
         """The policies whose rollouts can be trained on."""

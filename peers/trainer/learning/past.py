@@ -32,7 +32,7 @@ class PastPolicies:
         shard(self._scorer, self._spare.model.layers, trained.ranks, sharding)
         self._sizes: dict[str, int] = {}
         """Bytes of each parameter whose memory is free now."""
-        self._memory = HostMemory(self._device, trained.published_dtype)
+        self._memory = HostMemory(self._device, trained.published_dtype, trained.weights())
         self.held: dict[int, Weights] = {}
         """Weights of the policies whose rollouts can be trained on, by number."""
         self.reference: Weights | None = None

@@ -23,16 +23,17 @@ from peers.trainer.learning.packing import (
 )
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.sharding import local, part_of, rest, shard, whole
+from peers.trainer.learning.sharding import local, rest, shard, whole
+from peers.trainer.learning.stored import StoredPart, StoredWeights
 from swarm.errors import UserError
 from swarm.messages import Optimiser
 from swarm.world.progress import report
 
 
-def load_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
-    """Load the Hugging Face folder `base` as a model to train, not yet sharded."""
+def blank_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
+    """The model in the Hugging Face folder `base`, to be sharded, still without weights."""
     # eval: dropout would make the ratio between two passes over the same weights differ from 1.
-    model: Any = policy_model.load(base).eval()
+    model: Any = policy_model.blank(base, StoredWeights(base).dtype()).eval()
     model.set_attn_implementation(
         settings.attention or fastest_attention(ranks.device, settings.sharding.mixed_precision)
     )
@@ -43,13 +44,15 @@ class TrainedPolicy:
     """A model with fp32 master weights, its scorer and its optimiser."""
 
     def __init__(self, model: Any, base: Path, settings: LearnerSettings, ranks: Ranks) -> None:
-        """Shard `model` over the ranks. `base` is the Hugging Face folder that it comes from."""
+        """Shard `model` over the ranks, and read the weights of its Hugging Face folder `base`."""
         self.ranks = ranks
         self.published_dtype: torch.dtype = model.dtype
         """The dtype of exported policies."""
         self.model = model
         self.scorer = Scorer(model)
         shard(self.scorer, model.model.layers, ranks, settings.sharding)
+        self._base = base
+        self._read_base()
         numbers = settings.optimiser
         self.optimiser = torch.optim.AdamW(
             model.parameters(),
@@ -58,7 +61,6 @@ class TrainedPolicy:
             weight_decay=numbers.weight_decay,
             fused=True,
         )
-        self._base = base
         self._flat = ranks.device.type == "cuda" or settings.flat
 
     def follow(self, numbers: Optimiser) -> None:
@@ -90,22 +92,26 @@ class TrainedPolicy:
         """This rank's fp32 weights, not a copy."""
         return {name: local(value).detach() for name, value in self.model.named_parameters()}
 
-    def read_weights(self, folder: Path) -> Weights:
+    def read_weights(self, folder: Path) -> StoredPart:
         """This rank's part of a published policy; raises `UserError` if it does not fit."""
-        found = policy_model.read_weights(folder)
-        self.check_fit({name: tuple(value.shape) for name, value in found.items()}, folder)
-        return {
-            name: part_of(found[name], parameter)
-            for name, parameter in self.model.named_parameters()
-        }
+        stored = StoredWeights(folder)
+        self.check_fit(stored.shapes, folder)
+        return StoredPart(stored, dict(self.model.named_parameters()))
+
+    @torch.no_grad()
+    def _read_base(self) -> None:
+        weights = self.read_weights(self._base)
+        for name, parameter in self.model.named_parameters():
+            local(parameter).copy_(weights[name])
 
     def check_fit(self, shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
         """Raise `UserError` unless the tensors of `folder` have this policy's names and shapes."""
         for name, parameter in self.model.named_parameters():
             found = shapes.get(name)
             if found != tuple(parameter.shape):
+                model = "its config.json" if folder == self._base else str(self._base)
                 raise UserError(
-                    f"{folder} holds another model than {self._base}: {name} has shape {found}, "
+                    f"{folder} holds another model than {model}: {name} has shape {found}, "
                     f"not {tuple(parameter.shape)}"
                 )
 

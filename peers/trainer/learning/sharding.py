@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp import fully_shard as fsdp2
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from peers.trainer.learning.ranks import Ranks
@@ -26,6 +26,7 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
 
     Its `layers` are gathered one at a time, all other parameters together while `module` runs. A
     single process without mixed precision or offload only moves the module to its device.
+    Parameters on the device `meta` get memory for this rank's part, not yet filled.
     """
     layers = list(layers)
     if how.activation_checkpointing:
@@ -43,9 +44,25 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
             offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
         for each in (*layers, module):
             fsdp2(each, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        module.float()  # only now, so that a rank never holds the whole policy in fp32
+        _allocate(module, torch.device("cpu") if how.cpu_offload else ranks.device)
     else:
+        module.float()
+        _allocate(module, ranks.device)
         module.to(ranks.device)
-    module.float()  # only now, so that a rank never holds the whole policy in fp32
+
+
+def _allocate(module: Any, device: torch.device) -> None:
+    """Give memory on `device` to parameters on `meta`; tied ones stay tied."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for each in module.modules():
+        for name, parameter in each._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            if id(parameter) not in made:
+                empty = torch.empty_like(parameter, device=device)
+                made[id(parameter)] = torch.nn.Parameter(empty, parameter.requires_grad)
+            each._parameters[name] = made[id(parameter)]
 
 
 def rest(module: Any) -> None:
@@ -62,12 +79,3 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """The whole parameter, on every rank: a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def part_of(full: Tensor, like: Tensor) -> Tensor:
-    """This rank's part, laid out as `like`, of a full tensor that every rank holds."""
-    if not isinstance(like, DTensor):
-        return full
-    return distribute_tensor(
-        full.to(like.device), like.device_mesh, like.placements, src_data_rank=None
-    ).to_local()

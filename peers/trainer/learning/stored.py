@@ -1,0 +1,87 @@
+"""A model folder's weights, of which each rank reads only its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from peers.engines.model import weight_files
+from swarm.errors import UserError
+
+Slices = tuple[slice, ...]
+
+
+class StoredWeights:
+    """The tensors of a Hugging Face folder's safetensors files, mapped into memory.
+
+    The files stay open: a part can be read after the folder was deleted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read the files' headers; raises `UserError`."""
+        self.folder = folder
+        self.bytes_read = 0
+        """Bytes of all parts read so far."""
+        self._files: dict[str, Any] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for path in weight_files(folder):
+            try:
+                file: Any = safetensors.safe_open(path, framework="pt")
+                for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                    self._files[name] = file
+                    self.shapes[name] = tuple(file.get_slice(name).get_shape())
+            except (safetensors.SafetensorError, OSError) as error:
+                raise UserError(f"{path} is no safetensors file ({error})") from error
+
+    def part(self, name: str, slices: Slices) -> Tensor:
+        """Read a part of a tensor, on the CPU, in its stored dtype; raises `UserError`."""
+        try:
+            part: Tensor = self._files[name].get_slice(name)[slices]
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{self.folder}: {name} cannot be read ({error})") from error
+        self.bytes_read += part.nbytes
+        return part
+
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first tensor in floating point; fp32 if there is none."""
+        for name, shape in self.shapes.items():
+            first: Tensor = self._files[name].get_slice(name)[tuple(slice(0, 1) for _ in shape)]
+            found = first.dtype
+            if found.is_floating_point:
+                return found
+        return torch.float32
+
+
+class StoredPart(Mapping[str, Tensor]):
+    """This rank's part of each of a policy's parameters, read from a folder at each access."""
+
+    def __init__(self, stored: StoredWeights, parameters: Mapping[str, Tensor]) -> None:
+        """`parameters`: the policy's, whose names and layout say what is read."""
+        self._stored = stored
+        self._slices = {name: slices_of(parameter) for name, parameter in parameters.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._stored.part(name, self._slices[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slices)
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+
+def slices_of(parameter: Tensor) -> Slices:
+    """The indices, in the whole parameter, of the part that this rank holds."""
+    shape, start = tuple(parameter.shape), (0,) * parameter.ndim
+    if isinstance(parameter, DTensor):
+        shape, start = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+    return tuple(slice(low, low + size) for low, size in zip(start, shape, strict=True))
