@@ -15,12 +15,11 @@ import trio
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
-from swarm.ledger import state
 from swarm.ledger.client import LedgerClient, fetch_log, open_ledger
-from swarm.ledger.entries import Consumed, Evicted, Reinstated, judged
+from swarm.ledger.entries import Consumed, Evicted, Reinstated
 from swarm.ledger.forks import explained
-from swarm.ledger.receipts import Receipt, receipts_of
-from swarm.ledger.state import LedgerState
+from swarm.ledger.receipts import Receipt, receipts_of, reinstatement_in_log
+from swarm.ledger.state import Authority, LedgerState, Record, is_disputed, ledger_state
 from swarm.ledger.wire import Contradiction, Status
 from swarm.messages import Checkpoint, Eviction, Present, Reinstatement, RunManifest, StepOrder
 from swarm.node.node import Node
@@ -122,22 +121,25 @@ async def status_of(node: Node, run: Run) -> RunStatus:
 
 
 @dataclass
-class Record:
+class WorkerRecord:
     """Receipts, credits and eviction of one worker, from all trusted peers."""
 
     state: LedgerState
     """State that follows from the receipts. Disputed verdicts also need the trainers' logs."""
     receipts: list[Receipt] = field(default_factory=list)
     """Receipts in the manifest's order of validators, then in the order of each log."""
+    reinstatements: list[Record] = field(default_factory=list)
+    """The worker's last reinstatement in each validator's log that has one."""
     eviction: Eviction | None = None
     """The eviction in force."""
     problems: list[str] = field(default_factory=list)
     """One sentence per trusted peer that did not answer."""
 
 
-async def record_of(node: Node, run: Run, worker: str) -> Record:
+async def record_of(node: Node, run: Run, worker: str) -> WorkerRecord:
     """Collect one worker's eviction and receipts, each proven to be in its validator's log."""
     receipts: dict[str, list[Receipt]] = {}
+    reinstatements: list[Record] = []
     problems: list[str] = []
     status = RunStatus(run)
 
@@ -146,42 +148,41 @@ async def record_of(node: Node, run: Run, worker: str) -> Record:
         await _learn_expulsions(client, run, worker)
         if client.peer in run.manifest.validator_ids():
             receipts[client.peer] = await receipts_of(client, worker)
+            reinstated = await reinstatement_in_log(client, worker)
+            reinstatements.extend([reinstated] if reinstated is not None else [])
 
     await ask_all(node, run.manifest.trusted_ids(), ask, problems)
     entries = [_logged(envelope, run) for envelope in run.expulsions_of(worker)]
     found = [receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())]
-    entries += [
-        state.Record(each.envelope.sender, each.index, judged(each.verdict)) for each in found
-    ]
-    if state.is_disputed(entries):
+    entries += [each.record for each in found]
+    if is_disputed(entries):
         entries += await _consumed(node, run, problems)
-    return Record(
-        state.ledger_state(
-            entries, state.Authority.of(run.owner, run.manifest), newest=status.newest()
-        ),
+    return WorkerRecord(
+        ledger_state(entries, Authority.of(run.owner, run.manifest), newest=status.newest()),
         found,
+        reinstatements,
         run.evicted(worker),
         problems,
     )
 
 
-def _logged(envelope: Envelope, run: Run) -> state.Record:
+def _logged(envelope: Envelope, run: Run) -> Record:
     """The entry of a signed eviction or reinstatement, as in the log of any trusted peer."""
     message = envelope.message
     assert isinstance(message, (Eviction, Reinstatement))
     kind = Evicted if isinstance(message, Eviction) else Reinstated
     entry = kind(peer=message.peer, reason=message.reason, envelope=envelope.raw)
-    return state.Record(run.manifest.trusted_ids()[0], 0, entry)
+    return Record(run.manifest.trusted_ids()[0], 0, entry)
 
 
-async def _consumed(node: Node, run: Run, problems: list[str]) -> list[state.Record]:
+async def _consumed(node: Node, run: Run, problems: list[str]) -> list[Record]:
     """Fetch the trainers' records of consumed submissions."""
-    found: list[state.Record] = []
+    found: list[Record] = []
 
     async def ask(client: LedgerClient) -> None:
         for index, entry in enumerate(await fetch_log(client)):
             if isinstance(entry, Consumed):
-                found.append(state.Record(client.peer, index, entry))
+                found.append(Record(client.peer, index, entry))
 
     trainers = [peer for peer in run.manifest.trusted_ids() if run.manifest.is_trainer(peer)]
     await ask_all(node, trainers, ask, problems)
@@ -198,7 +199,7 @@ async def learn_expulsions(node: Node, run: Run, peer: str, problems: list[str])
 
 
 async def _learn_expulsions(client: LedgerClient, run: Run, peer: str) -> None:
-    for raw in await client.expulsions(peer):
+    for raw in (await client.expulsions(peer)).envelopes:
         try:
             envelope = open_envelope(raw)
         except Dropped as dropped:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from peers.validator.evidence.worker import WORDS, WorkerEvidence
+from peers.validator.evidence.worker import WORDS, WorkerEvidence, evidence_in
 from swarm.app.figures import figure
 from swarm.app.refusals import REFUSALS, UNKNOWN
 from swarm.envelope import Dropped, Envelope, open_envelope
@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Evicted, Judged, Reinstated
 from swarm.ledger.state import Record, Totals
-from swarm.messages import Eviction, Evidence, Reinstatement, Verdict
+from swarm.messages import Eviction, Reinstatement, Verdict
 from swarm.run.run import Run
 from swarm.untrusted import printable
 
@@ -241,24 +241,17 @@ def about_peer(archive: Archive, peer: str) -> dict[str, Any]:
 def evidence_against(
     archive: Archive, peer: str, before: Mapping[str, int] | None = None
 ) -> WorkerEvidence:
-    """The evidence against a peer in the logs, each since it records the last reinstatement.
-
-    `before` cuts logs off at an index.
-    """
-    entries: dict[str, list[Evidence]] = {owner: [] for owner in archive.manifest.validator_ids()}
-    for record in archive.records:
-        owner, entry = record.owner, record.entry
-        if owner not in entries or record.index >= (before or {}).get(owner, 1 << 60):
-            continue
-        if isinstance(entry, Reinstated) and entry.peer == peer:
-            entries[owner].clear()
-        elif isinstance(entry, Judged) and entry.worker == peer and entry.evidence.tokens:
-            entries[owner].append(entry.evidence)
-    found = WorkerEvidence()
-    for owner, each in entries.items():
-        for evidence in each:
-            found.add(owner, evidence)
-    return found
+    """The evidence against a peer in the validators' logs; `before` cuts logs off at an index."""
+    ends = before or {}
+    return evidence_in(
+        (
+            record
+            for record in archive.records
+            if archive.manifest.is_validator(record.owner)
+            and record.index < ends.get(record.owner, record.index + 1)
+        ),
+        peer,
+    )
 
 
 def _expulsion(envelope: Envelope) -> dict[str, Any]:

@@ -77,9 +77,9 @@ class LedgerClient:
     async def status(self) -> wire.Status:
         return await self._ask(wire.StatusRequest(), wire.Status)
 
-    async def expulsions(self, peer: str) -> list[bytes]:
+    async def expulsions(self, peer: str) -> wire.Expulsions:
         """Fetch a peer's signed evictions and reinstatements; the caller checks them."""
-        return (await self._ask(wire.ExpulsionsRequest(peer), wire.Expulsions)).envelopes
+        return await self._ask(wire.ExpulsionsRequest(peer), wire.Expulsions)
 
     async def reinstate(self, envelope: Envelope) -> None:
         """Hand over the owner's signed reinstatement; the peer has logged it on return."""

@@ -8,7 +8,8 @@ from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
 from swarm.ledger import merkle
 from swarm.ledger.client import LedgerClient, own_head
-from swarm.ledger.entries import Judged, decode, judged
+from swarm.ledger.entries import Judged, Reinstated, decode, judged
+from swarm.ledger.state import Record
 from swarm.messages import LogHead, Verdict
 
 
@@ -28,6 +29,11 @@ class Receipt:
     @property
     def verdict(self) -> Verdict:
         return self.envelope.expect(Verdict)
+
+    @property
+    def record(self) -> Record:
+        """The entry, as a record of its log."""
+        return Record(self.envelope.sender, self.index, judged(self.verdict))
 
     @property
     def log_size(self) -> int:
@@ -89,3 +95,25 @@ async def receipts_of(client: LedgerClient, worker: str) -> list[Receipt]:
                 raise PeerError(f"{peer} sent a bad receipt for entry {item.index}: {problem}")
             receipts.append(receipt)
     return receipts
+
+
+async def reinstatement_in_log(client: LedgerClient, peer: str) -> Record | None:
+    """Fetch a peer's last reinstatement in a trusted peer's own log, and verify its proof.
+
+    Raises `PeerError` when the answer does not hold.
+    """
+    index, owner = (await client.expulsions(peer)).reinstated, client.peer
+    head = (await own_head(client)).expect(LogHead)
+    if not 0 <= index < head.size:
+        return None
+    raw = (await client.entries(owner, index, 1))[0]
+    (proof,) = await client.inclusions(owner, [index], head.size)
+    try:
+        entry = decode(raw)
+    except ValueError as error:
+        raise PeerError(f"{owner} sent {error}") from error
+    leaf = merkle.leaf_hash(raw)
+    included = merkle.verify_inclusion(leaf, index, head.size, proof, head.root)
+    if not included or not isinstance(entry, Reinstated) or entry.peer != peer:
+        raise PeerError(f"{owner} sent a reinstatement that is not in its log")
+    return Record(owner, index, entry)

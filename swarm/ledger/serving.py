@@ -89,6 +89,10 @@ class Ledger(Protocol):
         """The known signed evictions and reinstatements of a peer, newest last."""
         ...
 
+    def reinstated_at(self, peer: str) -> int:
+        """The index of a peer's last reinstatement in this peer's own log; -1 for none."""
+        ...
+
     @property
     def faults(self) -> FaultStore:
         """The evidence of proven faults that this peer keeps."""
@@ -155,7 +159,8 @@ async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
         await ledger.invites.revoke(request.envelope)
         return wire.Logged()
     if isinstance(request, wire.ExpulsionsRequest):
-        return wire.Expulsions(list(ledger.expulsions_of(request.peer))[-wire.EXPULSIONS_MAX :])
+        envelopes = list(ledger.expulsions_of(request.peer))[-wire.EXPULSIONS_MAX :]
+        return wire.Expulsions(envelopes, ledger.reinstated_at(request.peer))
     if isinstance(request, wire.ReinstateRequest):
         await ledger.reinstate(request.envelope)
         return wire.Expulsions([request.envelope])

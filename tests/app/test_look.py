@@ -13,6 +13,7 @@ from hypothesis import given
 from rich.console import Console
 from rich.text import Text
 
+from peers.validator.records import Records
 from swarm.app.commands.ledger import record_lines, record_object
 from swarm.app.commands.status import status_lines, status_object
 from swarm.app.exit import exit_with
@@ -47,6 +48,7 @@ from tests.ledger.harness import (
     sealed,
     verdict_at,
 )
+from tests.ledger.test_evidence import CHEATED
 from tests.network.harness import sealed_manifest
 from tests.network.test_untrusted import HOSTILE, controls
 
@@ -189,6 +191,14 @@ def test_a_record_holds_the_receipts_of_all_validators_and_the_eviction(tmp_path
             assert again.eviction is None
             held = record_object(WORKER.peer_id, again)["credit"]
             assert (held["held"], held["void"]) == (3920, 80), "all but the fine is restored"
+            cut = record_object(WORKER.peer_id, again)["evidence"]
+            assert cut["log_capital"] == 0, "evidence before the reinstatement does not count"
+            await bob.trusted.append_verdict(verdict_at(201, evidence=CHEATED))
+            cheats = record_object(
+                WORKER.peer_id, await record_of(onlooker.node, run, WORKER.peer_id)
+            )
+            told_by_validator = Records(bob.run_node.run, bob.trusted).standing(WORKER.peer_id)
+            assert cheats["evidence"]["log_capital"] == told_by_validator.log_capital > 0
             assert "evicted" not in "".join(record_lines(record_object(WORKER.peer_id, again), 0))
 
     in_virtual_time(main)

@@ -240,7 +240,7 @@ async def _ask_everything(client: LedgerClient) -> None:
     with contextlib.suppress(PeerError):
         await client.status()
     with contextlib.suppress(PeerError):
-        assert len(await client.expulsions(OWNER.peer_id)) <= ledger.EXPULSIONS_MAX
+        assert len((await client.expulsions(OWNER.peer_id)).envelopes) <= ledger.EXPULSIONS_MAX
 
 
 def check_child(raw: bytes) -> None:

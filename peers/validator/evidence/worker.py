@@ -22,11 +22,13 @@ bets.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from peers.validator.evidence.betting import UNITS_PER_NAT, log_mean, log_sum
+from swarm.ledger.entries import Judged, Reinstated
+from swarm.ledger.state import Record
 from swarm.messages import Evidence
 
 PROCESSES = ("sampler", "policy", "text", "selection")
@@ -108,3 +110,22 @@ class WorkerEvidence:
         """log of a process's capital. A bet that a log does not have is untouched there."""
         by_log = [log[process].log_capitals() for log in self._logs.values()]
         return log_mean([sum(bets) for bets in zip_longest(*by_log, fillvalue=0.0)])
+
+
+def evidence_in(records: Iterable[Record], worker: str) -> WorkerEvidence:
+    """The evidence against a worker in validators' logs, each since its last reinstatement there.
+
+    Other entries than verdicts and reinstatements may be left out.
+    """
+    entries: dict[str, list[Evidence]] = {}
+    for record in sorted(records, key=lambda record: (record.owner, record.index)):
+        of_log, entry = entries.setdefault(record.owner, []), record.entry
+        if isinstance(entry, Reinstated) and entry.peer == worker:
+            of_log.clear()
+        elif isinstance(entry, Judged) and entry.worker == worker and entry.evidence.tokens:
+            of_log.append(entry.evidence)
+    found = WorkerEvidence()
+    for owner, evidence in entries.items():
+        for each in evidence:
+            found.add(owner, each)
+    return found

@@ -17,7 +17,7 @@ from swarm.errors import UserError
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:
-    from swarm.app.onlooker import Record
+    from swarm.app.onlooker import WorkerRecord
 
 EVIDENCE_SHOWN_BELOW = 0.01
 """A weaker suspicion is only in the JSON: it befalls honest peers."""
@@ -65,7 +65,7 @@ def _show_record(
     except InvalidPeerId as error:
         raise UserError(f"--peer: {error}") from error
 
-    async def ask() -> Record:
+    async def ask() -> WorkerRecord:
         async with visit(entry, run, looks_on=True) as (node, found):
             return await record_of(node, found, worker)
 
@@ -90,18 +90,15 @@ def _own_id(home: Path) -> str:
     return load_or_create(key).peer_id
 
 
-def record_object(peer: str, record: Record) -> dict[str, Any]:
+def record_object(peer: str, record: WorkerRecord) -> dict[str, Any]:
     """Convert a record to plain data, with the credits that follow from the logs."""
-    from peers.validator.evidence.worker import WorkerEvidence
+    from peers.validator.evidence.worker import evidence_in
     from swarm.ledger.state import Totals
 
     total = record.state.totals.get(peer) or Totals()
     rows = []
-    evidence = WorkerEvidence()
     for receipt in record.receipts:
         verdict = receipt.verdict
-        if verdict.evidence.tokens:
-            evidence.add(receipt.envelope.sender, verdict.evidence)
         credit = record.state.credits.get(verdict.submission)
         counts = record.state.judges.get(verdict.submission) == receipt.envelope.sender
         failed = next((check for check in verdict.checks if not check.passed), None)
@@ -123,7 +120,8 @@ def record_object(peer: str, record: Record) -> dict[str, Any]:
                 "proven_under_size": receipt.log_size,
             }
         )
-    standing = evidence.standing()
+    judged = [receipt.record for receipt in record.receipts]
+    standing = evidence_in([*judged, *record.reinstatements], peer).standing()
     return {
         "peer": peer,
         "evidence": {
