@@ -77,6 +77,15 @@ class Deliveries:
             return False
         return admission.expect(Admission).trial
 
+    def ranked(self, submission: Submission, nonce: bytes) -> list[str]:
+        """The validators in the order in which they have to be asked to judge a submission."""
+        return rendezvous(
+            self._run.manifest.validator_ids(),
+            nonce,
+            self._peer.peer_id.encode(),
+            submission.number.to_bytes(8, "big"),
+        )
+
     async def see_through(
         self,
         submission: Submission,
@@ -93,12 +102,7 @@ class Deliveries:
         """
         judged = self._verdicts.setdefault(submission.digest, trio.Event())
         limits = self._run.manifest.limits
-        ranked = rendezvous(
-            self._run.manifest.validator_ids(),
-            nonce,
-            self._peer.peer_id.encode(),
-            submission.number.to_bytes(8, "big"),
-        )
+        ranked = self.ranked(submission, nonce)
         shortest = pause = limits.acknowledgement_seconds / 5
         self.under_way += 1
         try:

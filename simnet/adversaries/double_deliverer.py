@@ -12,7 +12,6 @@ from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.identity import PeerId
 from swarm.messages import Submission
 from swarm.node.run_node import RunNode
-from swarm.rollouts.seeds import rendezvous
 from swarm.transport import BlobReference
 
 
@@ -38,14 +37,13 @@ class DoubleDeliveries(Deliveries):
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        disk, manifest = self._node.disk, self._run.manifest
+        disk = self._node.disk
         rollouts = msgspec.msgpack.decode(await disk.read(path), type=SimulatedRollouts)
         raw = msgspec.msgpack.encode(msgspec.structs.replace(rollouts, variant=1))
         await disk.write(f"{path}.second", raw)
         digest = blake3(raw).digest()
         second = msgspec.structs.replace(submission, digest=digest, size_bytes=len(raw))
-        worker, number = self._peer.peer_id.encode(), submission.number.to_bytes(8, "big")
-        last = rendezvous(manifest.validator_ids(), nonce, worker, number)[-1]
+        last = self.ranked(submission, nonce)[-1]
         announced = await self._peer.seal(second, STATE_LIFETIME_SECONDS)
         reference = BlobReference(digest, len(raw))
         await self.deliver(PeerId(last), Parcel(announced, reference, f"{path}.second", ordered))

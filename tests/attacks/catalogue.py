@@ -75,12 +75,6 @@ ELSEWHERE = [
             "tests/validator/test_parsing.py",
         ),
         (
-            "submissions", "a_run_keeps_its_pace", "Four and sixteen identities that hand in odd "
-            "numbers, nothing, garbage, fakes and repeated announcements.",
-            "Harmless: the run trains 90 % of its policies.", "as in the rows of these attacks.",
-            "tests/simnet/test_stalls.py",
-        ),
-        (
             "identities", "identities_that_come_and_go", "Identities by the thousand, each for a "
             "moment.", "Harmless: what is remembered of them is bounded.",
             "a few bytes for each, up to the bound.", "tests/network/test_membership.py",

@@ -7,11 +7,7 @@ Cost: a message for each announcement, within the sender's rate.
 
 from __future__ import annotations
 
-import pytest
-
 from tests.attacks.simulated import harmless
-
-pytestmark = pytest.mark.slow
 
 
 def test_it_is_harmless() -> None:
