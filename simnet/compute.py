@@ -259,7 +259,7 @@ class InspectorModel:
             rewards=true_rewards(self._setting.workload, right) if grades else [],
             environments=order.environments_of_groups(),
             group_digests=[
-                digest_of("simnet/1/group", found.seed, bytes([group]))
+                digest_of("simnet/1/group", found.seed, group.to_bytes(2, "big"))
                 for group in range(order.groups)
             ],
             canonical_digest=blake3(canonical).digest(),

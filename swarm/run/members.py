@@ -29,9 +29,19 @@ GONE_SECONDS = 60.0
 """Silence (six missed heartbeats) after which a peer is gone. One heartbeat brings it back."""
 
 PRESENCE_BYTES_MAX = 40 * 1024
-"""Size of one digest, enough for some 200 peers. A trusted peer with a thousand members thus names
-each of them again before it would count as suspected. Newcomers are named first; then the digest
-goes on after the last peer named."""
+"""Size of one digest, enough for some 200 peers. Newcomers are named first; then the digest goes on
+after the last peer named."""
+
+PRESENCE_SECONDS = 5.0
+"""Seconds from one digest to the next, if few peers take part."""
+
+PRESENCE_SECONDS_MIN = 1.0
+"""Least seconds from one digest to the next."""
+
+ROUND_SECONDS = 15.0
+"""Seconds in which the digests name every member once. A heartbeat may be 10 s old when a digest
+names it, and counts as late 30 s after it was sent. So from 600 members of one trusted peer on,
+digests follow each other faster, and from some 3,000 on members appear as suspected elsewhere."""
 
 PRESENT_MAX = 200
 """Most peers in one presence digest."""
@@ -95,6 +105,8 @@ class Members:
         """Last peer in the newest digest; empty if the digest named all."""
         self._digested = self._world.now()
         """Time of the newest digest."""
+        self.digest_seconds = PRESENCE_SECONDS
+        """Seconds from the newest digest to the next."""
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -184,6 +196,10 @@ class Members:
         elif named:
             self._named_last = named[-1].peer
         self._digested = self._world.now()
+        share = len(page) / (1 + len(others))
+        self.digest_seconds = max(
+            PRESENCE_SECONDS_MIN, min(PRESENCE_SECONDS, share * ROUND_SECONDS)
+        )
         lost = list(self._took)[:LOST_MAX]
         self._took |= {peer: self._took.pop(peer) for peer in lost}  # the next digest goes on
         return Presence(peers=page, lost=lost)

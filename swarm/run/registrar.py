@@ -42,12 +42,9 @@ from swarm.run.admission import (
     is_worker,
 )
 from swarm.run.invites import InviteBook, invite_problem
-from swarm.run.members import GONE_SECONDS, Lease, Member, Members
+from swarm.run.members import GONE_SECONDS, PRESENCE_SECONDS, Lease, Member, Members
 from swarm.run.run import Run
 from swarm.world import World
-
-PRESENCE_SECONDS = 5.0
-"""Interval between a trusted peer's presence digests."""
 
 SHARED_SECONDS = 2 * PRESENCE_SECONDS
 """Time after which all trusted peers know of a new slot. Meanwhile each gives away no more than its
@@ -127,9 +124,10 @@ class Registrar:
             {AdmissionRequest: self._on_request, Heartbeat: self._on_heartbeat}
         ):
             while True:
-                await trio.sleep(PRESENCE_SECONDS)
+                seconds = self._members.digest_seconds
+                await trio.sleep(seconds)
                 if self._has_work():
-                    self._members.worked += PRESENCE_SECONDS
+                    self._members.worked += seconds
                 for peer, standing in self._members.forget(self._describe()):
                     word = "returned" if standing == "live" else standing
                     self._events.emit(f"membership.peer_{word}", remote=peer)

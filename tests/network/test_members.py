@@ -6,8 +6,13 @@ import trio
 
 from swarm.messages import LOST_MAX, Heartbeat, Slot
 from swarm.run.admission import ADMISSION_LEASE_SECONDS
-from swarm.run.members import Member, Members
-from swarm.run.registrar import PRESENCE_SECONDS
+from swarm.run.members import (
+    PRESENCE_SECONDS,
+    PRESENCE_SECONDS_MIN,
+    ROUND_SECONDS,
+    Member,
+    Members,
+)
 from swarm.run.run import Run
 from tests.network.harness import identity, in_virtual_time, manifest, sealed_manifest
 from tests.worlds import VirtualWorld
@@ -70,5 +75,24 @@ def test_more_lost_slots_than_a_digest_holds_are_all_named() -> None:
         peers = [(str(TRAINER.peer_id), trainer), (str(VALIDATOR.peer_id), validator)]
         await exchange(peers, 3 * PRESENCE_SECONDS)
         assert all(validator.has_lost(peer) for peer in lost)
+
+    in_virtual_time(main)
+
+
+def test_digests_follow_each_other_faster_where_they_have_many_pages() -> None:
+    async def main() -> None:
+        trainer = Members(RUN, VirtualWorld(), TRAINER.peer_id)
+        trainer.next_digest(ME)
+        assert trainer.digest_seconds == PRESENCE_SECONDS
+        for number in range(1000):
+            trainer.own[identity(100 + number).peer_id] = member(0.0)
+        named = len(trainer.next_digest(ME).peers)
+        assert (
+            trainer.digest_seconds * 1001 / named <= ROUND_SECONDS < PRESENCE_SECONDS * 1001 / named
+        )
+        for number in range(9000):
+            trainer.own[identity(2000 + number).peer_id] = member(0.0)
+        trainer.next_digest(ME)
+        assert trainer.digest_seconds == PRESENCE_SECONDS_MIN
 
     in_virtual_time(main)

@@ -26,8 +26,13 @@ from swarm.messenger import first
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits, check_admission
 from swarm.run.clock import TrustedClock
-from swarm.run.members import GONE_SECONDS, PRESENCE_BYTES_MAX, SUSPECTED_SECONDS
-from swarm.run.registrar import ANSWERS_BURST, PRESENCE_SECONDS, SHARED_SECONDS, Registrar
+from swarm.run.members import (
+    GONE_SECONDS,
+    PRESENCE_BYTES_MAX,
+    PRESENCE_SECONDS,
+    SUSPECTED_SECONDS,
+)
+from swarm.run.registrar import ANSWERS_BURST, SHARED_SECONDS, Registrar
 from swarm.run.run import Run
 from tests.network.harness import (
     Member,

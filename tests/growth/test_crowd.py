@@ -1,0 +1,125 @@
+"""A thousand members of one run: presence digests, heartbeats, and what `swarm status` shows.
+
+`-s` prints the figures of `docs/benchmarks.md`.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Sequence
+
+import pytest
+import trio
+from rich.console import Console
+
+from swarm.app.commands.status import status_lines
+from swarm.app.onlooker import RunStatus
+from swarm.envelope import Envelope
+from swarm.ledger import wire
+from swarm.ledger.serving import _status
+from swarm.messages import Admission, Admissions, Heartbeat, Presence, Present
+from swarm.messenger import first
+from swarm.run.lease import HEARTBEAT_SECONDS
+from swarm.run.members import PRESENCE_BYTES_MAX, SUSPECTED_SECONDS
+from swarm.run.registrar import Registrar
+from swarm.run.run import Run
+from tests.network.harness import Member, in_virtual_time, running
+from tests.network.test_membership import run_with, stranger, trusted_and_worker
+
+PROVEN, UNPROVEN, HELPERS = 650, 100, 250
+"""Members by kind: as many of the others as the default bounds admit."""
+
+LONGEST = "\N{GRINNING FACE}" * 80
+"""The longest description of its activity that a stranger may send."""
+
+
+class Reported:
+    """The part of `Ledger` that the status needs."""
+
+    def __init__(self, registrar: Registrar, manifest: Envelope) -> None:
+        self._registrar, self._manifest = registrar, manifest
+
+    def status(self) -> tuple[list[bytes], Sequence[Present]]:
+        return [self._manifest.raw], self._registrar.present()
+
+    def forks(self) -> list[object]:
+        return []
+
+
+@pytest.mark.slow
+def test_a_thousand_members_stay_known_to_all_trusted_peers() -> None:
+    # Slots are shared between two trusted peers, and all these strangers ask one of them.
+    envelope = run_with(Admissions(unproven_max=4 * UNPROVEN, helpers_max=4 * HELPERS))
+
+    async def main() -> None:
+        async with running(envelope) as run, trio.open_nursery() as nursery:
+            trainer, validator, _ = await trusted_and_worker(run, nursery)
+            home, other = validator.granted, trainer.granted
+            assert isinstance(home, Registrar) and isinstance(other, Registrar)
+            digests: list[Envelope] = []
+            trainer.gossip.listen(Presence, digests.append)
+            crowd = [await run.add(stranger(number), speaks=False) for number in range(1000)]
+            beats = [beat(number) for number in range(1000)]
+            for member in crowd[:PROVEN]:
+                validator.stakes[member.id] = 5000
+            spent: list[float] = []
+
+            async def say(member: Member, heartbeat: Heartbeat) -> None:
+                envelope = await member.seal(heartbeat, 120.0)
+                began = time.process_time()
+                answers = await home._on_heartbeat(envelope, [])
+                spent.append(time.process_time() - began)
+                assert first(answers, Admission) is not None, answers
+
+            worst = 0.0
+            for _ in range(6):
+                for member, heartbeat in zip(crowd, beats, strict=True):
+                    await say(member, heartbeat)
+                    await trio.sleep(HEARTBEAT_SECONDS / len(crowd))
+                present = {entry.peer: entry for entry in other.present()}
+                worst = max(present[m.id].age_seconds for m in crowd if m.id in present)
+            sizes = [len(each.raw) for each in digests if each.sender == validator.id]
+            pages = [len(each.message.peers) for each in digests if each.sender == validator.id]  # type: ignore[attr-defined]
+            print(f"digests of {min(sizes[6:])} to {max(sizes)} bytes, {pages[6:]} peers")
+            print(f"a heartbeat takes {1000 * sum(spent[1000:]) / len(spent[1000:]):.2f} ms")
+            print(f"the other trusted peer knows {len(present)}, the oldest from {worst:.1f} s ago")
+            assert max(sizes) <= PRESENCE_BYTES_MAX + 1024
+            assert {member.id for member in crowd} <= present.keys()
+            assert {present[member.id].standing for member in crowd} == {"live"}
+            assert worst < SUSPECTED_SECONDS
+            check_status(Reported(other, run.manifest), run.manifest, other)
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def beat(number: int) -> Heartbeat:
+    """The heartbeat of a member: an honest worker's, or the longest that a stranger may send."""
+    if number < PROVEN:
+        return Heartbeat(roles=["inference"], policy=1000, step=1001, doing="generating 8 groups")
+    role = "inference" if number < PROVEN + UNPROVEN else "observer"
+    return Heartbeat(roles=[role, "relay"], policy=2**53, step=2**53, doing=LONGEST)
+
+
+def check_status(reported: Reported, manifest: Envelope, registrar: Registrar) -> None:
+    """A trusted peer's answer fits its bound, and the command shows every peer."""
+    began = time.process_time()
+    answer = _status(reported)  # type: ignore[arg-type]
+    making = time.process_time() - began
+    assert isinstance(answer, wire.Status)
+    raw = wire.encoder.encode(answer)
+    status = RunStatus(Run(manifest))
+    status.learn(answer)
+    began = time.process_time()
+    lines = status_lines(status)
+    console = Console(file=io.StringIO(), width=80)
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    seconds = time.process_time() - began
+    print(f"the status has {len(raw)} bytes, is made in {1000 * making:.0f} ms, and")
+    print(f"printed in {1000 * seconds:.0f} ms: {len(lines)} lines, {len(text)} characters")
+    assert len(raw) <= 512 * 1024
+    assert len(answer.present) == len(registrar.present())
+    assert len(lines) >= 2 * 1000
