@@ -47,7 +47,7 @@ from peers.engines.model import count_parameters
 from peers.trainer import metrics
 from peers.trainer.learning.batch import Group
 from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.packing import ATTENTIONS, why_not
+from peers.trainer.learning.masks import ATTENTIONS, why_not
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import local

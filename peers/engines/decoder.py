@@ -1,7 +1,8 @@
 """The model's mathematics: weights from a folder, layers, final norm, logits.
 
 No framework lies between the weights and the matrix products. Caches, batches and masks are the
-caller's: `forward` hands each layer's queries, keys and values to a function that attends.
+caller's: `forward` hands each layer's queries, keys and values to a function that attends. What
+differs between families is in the `Architecture` that the config asks for.
 """
 
 from __future__ import annotations
@@ -9,45 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
-from peers.engines.config import read_supported_config, rope_parameters
+from peers.engines.attention import LayerAttention
+from peers.engines.config import read_architecture
+from peers.engines.feedforward import Dense, Mixture
+from peers.engines.logits import adjust_logits
 from peers.engines.model import read_weights
+from peers.engines.rotary import make_rotary, turn
+from peers.engines.weights import Weights
 from swarm.errors import UserError
-
-FIXED = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "rope_theta",
-    "rope_parameters",
-    "rope_scaling",
-    "rms_norm_eps",
-)
-"""Fields of the config that two checkpoints of one model share."""
-
-
-@dataclass(frozen=True)
-class LayerAttention:
-    """What the function that attends must know about a layer."""
-
-    index: int
-    scale: float
-    """The factor of query · key."""
-    window: int | None = None
-    """A token attends to this many tokens, itself included; None: to all before it."""
-    soft_cap: float | None = None
-    """c: a score s becomes c·tanh(s / c) before the mask; None: it stays s."""
-
 
 Attention = Callable[[LayerAttention, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B, H, S, D], keys and values [B, H_kv, S, D]) → [B, H, S, D]."""
@@ -55,22 +30,19 @@ Attention = Callable[[LayerAttention, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass
 class _Layer:
-    """One decoder layer's weights.
-
-    Queries, keys and values come from one matrix product, gate and up from another.
-    """
+    """One decoder layer's weights. Queries, keys and values come from one matrix product."""
 
     input_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
     query_norm: Tensor | None
-    """Only Qwen3 normalises each head's queries and keys."""
     key_norm: Tensor | None
     output: Tensor
     output_bias: Tensor | None
+    outer_attention_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    mlp: Dense | Mixture
+    outer_mlp_norm: Tensor | None
 
 
 class Decoder:
@@ -83,23 +55,17 @@ class Decoder:
 
         `dtype` is the precision to compute in; None: the weights' stored dtype.
         """
-        config = read_supported_config(folder)
-        self._config = config
+        self.model = model = read_architecture(folder)
         self.device = torch.device(device)
         self._dtype = dtype
-        self.vocabulary_size: int = config["vocab_size"]
-        self.hidden_size: int = config["hidden_size"]
-        self.length_max: int = config["max_position_embeddings"]
-        self.heads: int = config["num_attention_heads"]
-        self.kv_heads: int = config.get("num_key_value_heads") or self.heads
-        self.head_size: int = config.get("head_dim") or self.hidden_size // self.heads
-        scale = self.head_size**-0.5
-        self.layers = [LayerAttention(n, scale) for n in range(config["num_hidden_layers"])]
-        self._epsilon: float = config["rms_norm_eps"]
-        self._frequencies, self._rotary_scale = _rotary_frequencies(
-            config, folder, self.head_size, self.device
-        )
-        self._cos = self._sin = torch.empty(0, self.head_size)
+        self.vocabulary_size = model.vocabulary_size
+        self.hidden_size = model.hidden_size
+        self.length_max = model.length_max
+        self.heads, self.kv_heads, self.head_size = model.heads, model.kv_heads, model.head_size
+        self.layers = [
+            LayerAttention(index, model.query_scale, layer.window, model.attention_cap)
+            for index, layer in enumerate(model.layers)
+        ]
         self._assign(read_weights(folder), folder)
 
     @property
@@ -112,9 +78,11 @@ class Decoder:
 
         Raises `UserError` when they do not fit, and then keeps the old weights.
         """
-        config = read_supported_config(folder)
-        changed = [name for name in FIXED if config.get(name) != self._config.get(name)]
-        if changed:
+        model = read_architecture(folder)
+        if model != self.model:
+            changed = [
+                name for name, value in vars(model).items() if value != vars(self.model)[name]
+            ]
             raise UserError(
                 f"{folder} holds another model than the one loaded: {changed[0]} differs"
             )
@@ -123,125 +91,129 @@ class Decoder:
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
         """fp32 logits [..., vocabulary] of hidden states, before the temperature."""
-        return F.linear(states.float(), self._head)
+        return adjust_logits(self.model, F.linear(states.float(), self._head))
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Layers and final norm: tokens [B, S], positions [S] or [B, S] → [B, S, hidden]."""
-        batch, length = tokens.shape
-        self._extend_rotary(int(positions.max()) + 1)
-        cos, sin = (table[positions].unsqueeze(-2) for table in (self._cos, self._sin))
-        turned = self.heads + self.kv_heads
-        half = self.head_size // 2
+        length = int(positions.max()) + 1
+        turns = {kind: rotary.at(positions, length) for kind, rotary in self._rotary.items()}
         stream = F.embedding(tokens, self._embedding)
+        if self._embedding_scale != 1:
+            stream = stream * self._embedding_scale
         for info, layer in zip(self.layers, self._layers, strict=True):
             inner = self._norm(stream, layer.input_norm)
-            heads = F.linear(inner, layer.qkv, layer.qkv_bias).view(
-                batch, length, turned + self.kv_heads, self.head_size
-            )
-            query_key, value = heads[:, :, :turned], heads[:, :, turned:]
-            if layer.query_norm is not None and layer.key_norm is not None:
-                query_key = torch.cat(
-                    (
-                        self._norm(query_key[:, :, : self.heads], layer.query_norm),
-                        self._norm(query_key[:, :, self.heads :], layer.key_norm),
-                    ),
-                    dim=2,
-                )
-            swapped = torch.cat((query_key[..., half:], query_key[..., :half]), dim=-1)
-            query_key = torch.addcmul(query_key * cos, swapped, sin).transpose(1, 2)
-            mixed = attention(
-                info,
-                query_key[:, : self.heads],
-                query_key[:, self.heads :],
-                value.transpose(1, 2),
-            )
-            mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
-            stream += F.linear(mixed, layer.output, layer.output_bias)
-            gate, up = F.linear(self._norm(stream, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-            stream += F.linear(F.silu(gate) * up, layer.down)
+            cos, sin = turns[self.model.layers[info.index].kind]
+            mixed = self._attend(info, layer, inner, cos, sin, attention)
+            stream = self._add(stream, mixed, layer.outer_attention_norm)
+            mixed = layer.mlp(self._norm(stream, layer.mlp_norm))
+            stream = self._add(stream, mixed, layer.outer_mlp_norm)
         return self._norm(stream, self._final_norm)
+
+    def _attend(
+        self,
+        info: LayerAttention,
+        layer: _Layer,
+        inner: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attention: Attention,
+    ) -> Tensor:
+        batch, length, _ = inner.shape
+        turned = self.heads + self.kv_heads
+        heads = F.linear(inner, layer.qkv, layer.qkv_bias).view(
+            batch, length, turned + self.kv_heads, self.head_size
+        )
+        query_key, value = heads[:, :, :turned], heads[:, :, turned:]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query_key = torch.cat(
+                (
+                    self._norm(query_key[:, :, : self.heads], layer.query_norm),
+                    self._norm(query_key[:, :, self.heads :], layer.key_norm),
+                ),
+                dim=2,
+            )
+        query_key = turn(query_key, cos, sin).transpose(1, 2)
+        mixed = attention(
+            info,
+            query_key[:, : self.heads],
+            query_key[:, self.heads :],
+            value.transpose(1, 2),
+        )
+        mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
+        return F.linear(mixed, layer.output, layer.output_bias)
+
+    def _add(self, stream: Tensor, mixed: Tensor, outer_norm: Tensor | None) -> Tensor:
+        """The stream, in place, plus what a layer's attention or MLP computed."""
+        if outer_norm is not None:
+            mixed = self._norm(mixed, outer_norm)
+        if self.model.residual_scale != 1:
+            mixed = mixed * self.model.residual_scale
+        stream += mixed
+        return stream
 
     def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
         # Takes half the time of F.rms_norm on a CPU, and rounds where transformers rounds.
         exact = values.float()
-        scale = torch.rsqrt((exact * exact).mean(-1, keepdim=True) + self._epsilon)
+        scale = torch.rsqrt((exact * exact).mean(-1, keepdim=True) + self.model.epsilon)
+        if self.model.norm_adds_one:  # the weight is fp32
+            return (exact * scale * weight).to(values.dtype)
         return (exact * scale).to(values.dtype) * weight
 
-    def _extend_rotary(self, length: int) -> None:
-        if length <= len(self._cos):
-            return
-        positions = torch.arange(max(length, 2 * len(self._cos)), device=self.device).float()
-        angles = torch.outer(positions, self._frequencies).repeat(1, 2)
-        dtype = self._embedding.dtype
-        self._cos = (angles.cos() * self._rotary_scale).to(dtype)
-        self._sin = (angles.sin() * self._rotary_scale).to(dtype)
-        self._sin[:, : self.head_size // 2].neg_()  # the sign of "rotate half", applied once
-
-    def _assign(self, weights: dict[str, Tensor], folder: Path) -> None:
+    def _assign(self, stored: dict[str, Tensor], folder: Path) -> None:
         """Use these weights; nothing changes when a weight is missing or has the wrong shape."""
-        config = self._config
-        attention_size, kv_size = self.heads * self.head_size, self.kv_heads * self.head_size
-        hidden, inner = self.hidden_size, config["intermediate_size"]
-
-        def take(name: str, *shape: int) -> Tensor:
-            if name not in weights:
-                raise UserError(f"the weights in {folder} lack {name}")
-            if weights[name].shape != shape:
-                raise UserError(
-                    f"{name} in {folder} has shape {list(weights[name].shape)}, not {list(shape)}"
-                )
-            return weights[name].to(self.device, self._dtype)
-
-        def bias(name: str, size: int) -> Tensor | None:
-            return take(name, size) if name in weights else None
-
-        layers = []
-        for index in range(len(self.layers)):
-            at = f"model.layers.{index}."
-            sizes = {"q": attention_size, "k": kv_size, "v": kv_size}
-            projection = {name: f"{at}self_attn.{name}_proj" for name in sizes}
-            biases = [bias(f"{projection[n]}.bias", size) for n, size in sizes.items()]
-            present = [entry for entry in biases if entry is not None]
-            layers.append(
-                _Layer(
-                    input_norm=take(f"{at}input_layernorm.weight", hidden),
-                    qkv=torch.cat(
-                        [take(f"{projection[n]}.weight", size, hidden) for n, size in sizes.items()]
-                    ),
-                    qkv_bias=torch.cat(present) if len(present) == 3 else None,
-                    query_norm=bias(f"{at}self_attn.q_norm.weight", self.head_size),
-                    key_norm=bias(f"{at}self_attn.k_norm.weight", self.head_size),
-                    output=take(f"{at}self_attn.o_proj.weight", hidden, attention_size),
-                    output_bias=bias(f"{at}self_attn.o_proj.bias", hidden),
-                    mlp_norm=take(f"{at}post_attention_layernorm.weight", hidden),
-                    gate_up=torch.cat(
-                        [take(f"{at}mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up")]
-                    ),
-                    down=take(f"{at}mlp.down_proj.weight", hidden, inner),
-                )
-            )
-        embedding = take("model.embed_tokens.weight", self.vocabulary_size, hidden)
+        model = self.model
+        weights = Weights(model, stored, folder, self.device, self._dtype)
+        layers = [_read_layer(weights, index) for index in range(len(model.layers))]
+        embedding = weights.take(
+            "model.embed_tokens.weight", model.vocabulary_size, model.hidden_size
+        )
         head = embedding
-        if not config.get("tie_word_embeddings", False):
-            head = take("lm_head.weight", self.vocabulary_size, hidden)
-        final_norm = take("model.norm.weight", hidden)
+        if not model.tied:
+            head = weights.take("lm_head.weight", model.vocabulary_size, model.hidden_size)
+        final_norm = weights.norm("model.norm.weight", model.hidden_size)
+        weights.check_all_taken()
         self._layers, self._embedding, self._final_norm = layers, embedding, final_norm
         self._head = head.float()
+        scale = model.embedding_scale
+        if model.rounds_embedding_scale:
+            scale = float(torch.tensor(scale, dtype=embedding.dtype))
+        self._embedding_scale = scale
+        self._rotary = make_rotary(model, folder, self.device, self.dtype)
 
 
-def _rotary_frequencies(
-    config: dict[str, Any], folder: Path, head_size: int, device: torch.device
-) -> tuple[Tensor, float]:
-    """Angle per position for each pair of dimensions, and the scale of sine and cosine."""
-    parameters = rope_parameters(config)
-    kind = parameters["rope_type"]
-    if kind == "default":
-        exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
-        return (1.0 / parameters["rope_theta"] ** exponents).to(device), 1.0
-    from transformers import AutoConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+def _read_layer(weights: Weights, index: int) -> _Layer:
+    model = weights.model
+    at, hidden = f"model.layers.{index}.", model.hidden_size
+    sizes = {
+        "q": model.heads * model.head_size,
+        "k": model.kv_heads * model.head_size,
+        "v": model.kv_heads * model.head_size,
+    }
+    projection = {name: f"{at}self_attn.{name}_proj" for name in sizes}
 
-    loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](loaded, device)
-    return frequencies, float(scale)
+    def norm(name: str, size: int, wanted: bool) -> Tensor | None:
+        return weights.norm(f"{at}{name}.weight", size) if wanted else None
+
+    before_mlp = "pre_feedforward_layernorm" if model.outer_norms else "post_attention_layernorm"
+    return _Layer(
+        input_norm=weights.norm(f"{at}input_layernorm.weight", hidden),
+        qkv=torch.cat(
+            [weights.take(f"{projection[n]}.weight", size, hidden) for n, size in sizes.items()]
+        ),
+        qkv_bias=torch.cat(
+            [weights.take(f"{projection[n]}.bias", size) for n, size in sizes.items()]
+        )
+        if model.query_bias
+        else None,
+        query_norm=norm("self_attn.q_norm", model.head_size, model.head_norms),
+        key_norm=norm("self_attn.k_norm", model.head_size, model.head_norms),
+        output=weights.take(f"{at}self_attn.o_proj.weight", hidden, sizes["q"]),
+        output_bias=weights.take(f"{at}self_attn.o_proj.bias", hidden)
+        if model.output_bias
+        else None,
+        outer_attention_norm=norm("post_attention_layernorm", hidden, model.outer_norms),
+        mlp_norm=weights.norm(f"{at}{before_mlp}.weight", hidden),
+        mlp=weights.mlp(f"{at}mlp.", index),
+        outer_mlp_norm=norm("post_feedforward_layernorm", hidden, model.outer_norms),
+    )

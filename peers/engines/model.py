@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from peers.engines.config import read_supported_config
+from peers.engines.experts import fuse_experts, split_experts, split_names
 from peers.engines.tokenizer import copy_tokenizer
 from swarm.errors import UserError
 
@@ -40,7 +41,8 @@ def weight_files(folder: Path) -> list[Path]:
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a model folder by name, on the CPU, in their stored dtype.
 
-    Raises `UserError` when a file is missing or broken.
+    The experts of a layer are one tensor (`fuse_experts`), as in transformers' models. Raises
+    `UserError` when a file is missing or broken.
     """
     weights: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
@@ -48,7 +50,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
             weights.update(safetensors.torch.load_file(path))
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{path} is no safetensors file ({error})") from error
-    return weights
+    return fuse_experts(weights)
 
 
 def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
@@ -117,22 +119,35 @@ def save_share(
 
     `owners` maps each parameter to the rank that writes it. If rank 0 owns all of them, the file
     is `model.safetensors`; otherwise rank r writes file r + 1 of a sharded Hugging Face checkpoint.
-    The tokenizer comes from `base`, the dtype in the config from the weights.
+    The tokenizer comes from `base`, the dtype in the config from the weights. Experts are written
+    one by one, the form that every engine reads.
     """
+    count = getattr(config, "num_experts", 0)
+    dtype = next((value.dtype for value in weights.values()), None)
     ranks = 1 + max(owners.values())
     files = ["model.safetensors"]
     if ranks > 1:
         files = [f"model-{each + 1:05}-of-{ranks:05}.safetensors" for each in range(ranks)]
     if weights:
-        contiguous = {name: value.contiguous() for name, value in weights.items()}
+        published: dict[str, torch.Tensor] = {}
+        for name, value in weights.items():
+            published |= split_experts(name, value)
+        contiguous = {name: value.contiguous() for name, value in published.items()}
         safetensors.torch.save_file(contiguous, folder / files[rank], metadata={"format": "pt"})
     if rank != 0:
         return
     if ranks > 1:
-        index = {"metadata": {}, "weight_map": {name: files[r] for name, r in owners.items()}}
+        index = {
+            "metadata": {},
+            "weight_map": {
+                each: files[owner]
+                for name, owner in owners.items()
+                for each in split_names(name, count)
+            },
+        }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     config = copy.deepcopy(config)
-    config.dtype = next(iter(weights.values())).dtype
+    config.dtype = dtype
     config.save_pretrained(folder)
     copy_tokenizer(base, folder)
 

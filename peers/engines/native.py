@@ -7,15 +7,16 @@ lengths therefore need no left padding, and each row computes what it would comp
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
-from peers.engines.decoder import Decoder, LayerAttention
+from peers.engines.attention import LayerAttention, attend, attend_causally, unseen
+from peers.engines.decoder import Decoder
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
 from peers.engines.sampling import gumbel_noise, sample
 from swarm import __version__
@@ -308,9 +309,7 @@ class NativeEngine:
         def attention(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             if keep is not None:
                 keep(layer.index, key, value)
-            return F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, enable_gqa=True
-            )
+            return attend_causally(layer, query, key, value)
 
         return self._decoder.forward(tokens, torch.arange(longest, device=self._device), attention)
 
@@ -322,26 +321,28 @@ class NativeEngine:
         Returns final-norm hidden states [B, hidden].
         """
         rows = torch.arange(len(tokens), device=self._device)
-        used = int(positions.max()) + 1
-        level = int(positions.min()) + 1 == used
-        mask = (torch.arange(used, device=self._device) > positions[:, None])[:, None, None]
+        lowest, used = int(positions.min()), int(positions.max()) + 1
+        level = lowest + 1 == used
+
+        @functools.cache
+        def seen(window: int | None) -> tuple[slice, Tensor | None]:
+            """The slots that some row sees, and which of them each row does not."""
+            slots = slice(0 if window is None else max(0, lowest - window + 1), used)
+            if level:
+                return slots, None
+            index = torch.arange(slots.start, used, device=self._device)
+            return slots, unseen(positions[:, None], index, window)[:, None, None]
 
         def attention(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            cached, cached_values = keys[layer.index], values[layer.index]
             if level:
-                keys[layer.index][:, :, used - 1] = key[:, :, 0]
-                values[layer.index][:, :, used - 1] = value[:, :, 0]
+                cached[:, :, used - 1] = key[:, :, 0]
+                cached_values[:, :, used - 1] = value[:, :, 0]
             else:
-                keys[layer.index][rows, :, positions] = key[:, :, 0]
-                values[layer.index][rows, :, positions] = value[:, :, 0]
-            # Queries that share a key head form the rows of one product, so no key is repeated.
-            grouped = query.reshape(
-                len(tokens), self._decoder.kv_heads, -1, self._decoder.head_size
-            )
-            scores = grouped @ keys[layer.index][:, :, :used].transpose(2, 3) * layer.scale
-            if not level:
-                scores = scores.masked_fill(mask, float("-inf"))
-            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-            return (weights @ values[layer.index][:, :, :used]).reshape(query.shape)
+                cached[rows, :, positions] = key[:, :, 0]
+                cached_values[rows, :, positions] = value[:, :, 0]
+            slots, blocked = seen(layer.window)
+            return attend(layer, query, cached[:, :, slots], cached_values[:, :, slots], blocked)
 
         return self._decoder.forward(tokens[:, None], positions[:, None], attention)[:, 0]
 

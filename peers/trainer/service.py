@@ -18,7 +18,7 @@ from peers.trainer.evaluation import accuracy
 from peers.trainer.learning.batch import Group, informative
 from peers.trainer.learning.lead import lead
 from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.packing import why_not
+from peers.trainer.learning.masks import why_not
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base

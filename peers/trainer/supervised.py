@@ -17,12 +17,15 @@ from typing import Any
 import torch
 
 from peers.engines import model as policy_model
+from peers.engines.families import describe
 from peers.environments import load as load_environment
 from peers.trainer.examples import Example, draw_pairs, encode_examples, epochs, read_pairs
 from peers.trainer.learning.batch import Batch, Group, make_batch
 from peers.trainer.learning.durable import whole_folder
-from peers.trainer.learning.packing import Scorer, fastest_attention, lay_out, lay_out_flat
+from peers.trainer.learning.masks import fastest_attention
+from peers.trainer.learning.packing import lay_out, lay_out_flat
 from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.scorer import Scorer
 from peers.trainer.learning.settings import learning_rate
 from peers.trainer.learning.sharding import shard
 from swarm.errors import UserError
@@ -74,7 +77,8 @@ class SftService:
         ranks = Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         self._device = ranks.device
         self._model: Any = loaded.train()
-        self._model.set_attn_implementation(fastest_attention(self._device))
+        capped = describe(loaded.config.to_dict()).attention_cap is not None
+        self._model.set_attn_implementation(fastest_attention(self._device, capped=capped))
         self._scorer = Scorer(self._model)
         shard(self._scorer, self._model.model.layers, ranks, Sharding())
         self._optimiser = torch.optim.AdamW(self._model.parameters(), fused=True)

@@ -71,7 +71,7 @@ class StartTraining(Job, frozen=True, kw_only=True):
     dtype: str = "auto"
     """As `Hardware.dtype`; bfloat16 applies to the forward and backward passes."""
     attention: str = "fastest"
-    """One of `peers.trainer.learning.packing.ATTENTIONS`."""
+    """One of `peers.trainer.learning.masks.ATTENTIONS`."""
 
 
 class Resume(Job, frozen=True, kw_only=True):

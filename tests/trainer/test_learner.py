@@ -21,7 +21,8 @@ from peers.engines.native import NativeEngine
 from peers.trainer.learning import packing
 from peers.trainer.learning.batch import Batch, Group, informative, make_batch
 from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.packing import Scorer, lay_out
+from peers.trainer.learning.packing import lay_out
+from peers.trainer.learning.scorer import Scorer
 from peers.trainer.learning.scoring import score
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.step import GrpoStep

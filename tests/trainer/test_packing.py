@@ -10,29 +10,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
+from torch.overrides import TorchFunctionMode
 
 from peers.engines.model import load as load_model
 from peers.engines.native import NativeEngine
-from peers.trainer.learning import packing
+from peers.trainer.learning import packing, scorer
 from peers.trainer.learning.batch import Batch, Group, make_batch
-from peers.trainer.learning.objective import Tokens, Totals, loss
-from peers.trainer.learning.packing import (
-    Layout,
-    Rows,
-    Scorer,
+from peers.trainer.learning.masks import (
     attention_arguments,
     block_mask,
     fastest_attention,
-    first_fit,
     flex_mask,
-    lay_out,
-    lay_out_flat,
     why_not,
 )
+from peers.trainer.learning.objective import Tokens, Totals, loss
+from peers.trainer.learning.packing import Layout, Rows, first_fit, lay_out, lay_out_flat
+from peers.trainer.learning.scorer import Scorer
 from swarm.messages import Objective
 from swarm.rollouts.rollout import Rollout, Segment, Span
 
 TEMPERATURE = 0.7
+WHOLE = {"full_attention": None}
+"""A model without windows."""
 
 
 def two_turns(prompt: list[int], completion: list[int], answer: list[int]) -> Rollout:
@@ -248,18 +247,31 @@ def test_without_entropy_it_is_zero_and_nothing_else_changes(model: Any) -> None
     assert not entropy.any()
 
 
+class Logits(TorchFunctionMode):
+    """Watches the logits that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        result = function(*arguments, **(named or {}))
+        if function is torch.nn.functional.linear and result.shape[-1] == 64:
+            self.sizes.append(result.numel())
+        return result
+
+
 def test_the_head_in_pieces_changes_nothing(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is bounded by the tokens whose logits are held at once."""
     batch = spread_batch(5)
     whole = scores(model, batch, lay_out(batch, "packed"))
-    held: list[int] = []
-    head = model.get_output_embeddings()
-    hook = head.register_forward_hook(lambda *call: held.append(call[2].numel()))
-    monkeypatch.setitem(packing.LOGITS_MAX, "cpu", 64 * 7)
-    pieces = scores(model, batch, lay_out(batch, "packed"))
-    hook.remove()
-    assert max(held) == 64 * 7
-    assert len(held) > 20
+    monkeypatch.setitem(scorer.LOGITS_MAX, "cpu", 64 * 7)
+    with Logits() as held:
+        pieces = scores(model, batch, lay_out(batch, "packed"))
+    assert max(held.sizes) == 64 * 7
+    assert len(held.sizes) > 20
     assert_close(pieces, whole)
 
 
@@ -286,24 +298,26 @@ def test_a_planted_leak_is_caught(model: Any, kind: str) -> None:
 @settings(deadline=None, max_examples=10)  # shared cores
 @given(st.integers(0, 2**32))
 def test_masks_hold_exactly_the_earlier_tokens_of_the_same_sequence(seed: int) -> None:
+    window = seed % 5 or None
     for rows in lay_out(spread_batch(seed, count=6, longest=9), "packed"):
-        mask = block_mask(rows)[:, 0]
+        mask = block_mask(rows, window)[:, 0]
         count, width = rows.tokens.shape
         for row in range(count):
             for query in range(width):
+                first = 0 if window is None else query - window + 1
                 expected = [
-                    rows.sequence[row, key] == rows.sequence[row, query] and key <= query
+                    rows.sequence[row, key] == rows.sequence[row, query] and first <= key <= query
                     for key in range(width)
                 ]
                 assert mask[row, query].tolist() == expected
-        blocks = flex_mask(rows)
+        blocks = flex_mask(rows, window)
         places = torch.meshgrid(*map(torch.arange, (count, width, width)), indexing="ij")
         assert torch.equal(blocks.mask_mod(places[0], torch.zeros(()), *places[1:]), mask)
 
 
 def test_kernels_for_packed_rows_are_told_where_sequences_begin() -> None:
     (rows,) = lay_out_flat(spread_batch(7))
-    arguments = attention_arguments("flash_attention_2", rows)
+    arguments = attention_arguments("flash_attention_2", rows, WHOLE)
     lengths = [
         int((rows.sequence == number).sum()) for number in range(int(rows.sequence.max()) + 1)
     ]
@@ -311,10 +325,12 @@ def test_kernels_for_packed_rows_are_told_where_sequences_begin() -> None:
     assert arguments["cu_seq_lens_q"].dtype == torch.int32
     assert arguments["max_length_k"] == max(lengths)
     assert "attention_mask" not in arguments
-    assert attention_arguments("flex_attention", rows)["attention_mask"].shape[-1] >= sum(lengths)
+    assert attention_arguments("flex_attention", rows, WHOLE)["attention_mask"].shape[-1] >= sum(
+        lengths
+    )
     several = lay_out(spread_batch(7), "packed")[0]
     with pytest.raises(ValueError, match="single row"):
-        attention_arguments("flash_attention_2", several)
+        attention_arguments("flash_attention_2", several, WHOLE)
 
 
 def test_attention_by_device() -> None:

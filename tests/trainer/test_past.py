@@ -11,7 +11,7 @@ from peers.engines.model import load as load_model
 from peers.trainer.learning.batch import make_batch
 from peers.trainer.learning.host import HostMemory
 from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.packing import Scorer
+from peers.trainer.learning.scorer import Scorer
 from tests.trainer.test_learner import SETTINGS, random_groups, run_steps, settings
 
 

@@ -19,7 +19,7 @@ from peers.environments import load as load_environment
 from peers.environments.base import Task, split_of
 from peers.environments.sort_digits import SortDigits
 from peers.trainer.evaluation import mean_reward
-from peers.trainer.learning.packing import ATTENTIONS
+from peers.trainer.learning.masks import ATTENTIONS
 from peers.trainer.service import TrainerService
 from peers.trainer.settings import Attention
 from peers.trainer.warmup import Warmup, warm_up

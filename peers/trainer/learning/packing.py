@@ -1,4 +1,4 @@
-"""The layout of a batch in rows for the model, and the log-probabilities of its tokens.
+"""The layout of a batch in rows for the model.
 
 There are two layouts. *Padded*: one sequence per row, rows of similar length together, padding at
 the end, where causal attention cannot see it. *Packed*: several whole sequences per row, placed by
@@ -9,7 +9,6 @@ Identical sequences of a batch are computed once, and collect the gradients of a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,11 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from peers.engines.config import why_unsupported
 from peers.trainer.learning.batch import Batch
-from swarm.errors import UserError
 
 Layout = Literal["padded", "packed"]
 
@@ -37,11 +33,6 @@ BUCKET_FILL_MIN = 0.85
 ATTENTION_TOKENS = 1024
 """Row length at which attention with an explicit mask costs as much as the rest of a small model.
 In a larger model attention matters less. Only a CPU's choice of layout depends on it."""
-
-LOGITS_MAX = {"cpu": 1 << 25, "cuda": 1 << 28}
-"""Logits held at once, fp32 (128 MiB, 1 GiB), by device: the head takes more tokens in pieces.
-Small pieces do not fill a GPU. In 16 bits the head's gradient, a sum over pieces, is rounded once
-per piece."""
 
 
 @dataclass(frozen=True)
@@ -256,149 +247,3 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
         index=torch.cat(index),
         temperature=rows[0][0].temperature,
     )
-
-
-# --- attention -----------------------------------------------------------------------------------
-
-ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa", "eager")
-"""Attention implementations for packed rows, by their names in transformers, fastest first. The
-first two skip the masked blocks; the others compute and mask them."""
-
-
-def fastest_attention(device: torch.device, half_precision: bool = False) -> str:
-    """The first of `ATTENTIONS` that a policy can be trained with on a device."""
-    return next(each for each in ATTENTIONS if not why_not(each, device, half_precision))
-
-
-def why_not(attention: str, device: torch.device, half_precision: bool = False) -> str:
-    """Why a policy cannot be trained with one of `ATTENTIONS` on a device; empty: it can.
-
-    `half_precision`: the policy computes in 16 bits.
-    """
-    if attention in ("sdpa", "eager"):
-        return ""
-    if device.type != "cuda":
-        return f"{attention} has no backward pass on a {device.type}"
-    if attention == "flash_attention_2":
-        from transformers.utils import is_flash_attn_2_available
-
-        if not half_precision:
-            return f"{attention} computes in 16 bits only"
-        if not is_flash_attn_2_available():
-            return f"{attention} needs the package flash-attn, at least 2.3.3"
-    return ""
-
-
-def block_mask(rows: Rows) -> Tensor:
-    """Attention mask, bool [R, 1, S, S]: true where a query (dim 2) may see a key (dim 3).
-
-    A token sees itself and the earlier tokens of its own sequence. Padding sees padding, so that no
-    softmax is empty.
-    """
-    width = rows.tokens.shape[1]
-    same = rows.sequence[:, :, None] == rows.sequence[:, None, :]
-    causal = torch.ones(width, width, dtype=torch.bool, device=same.device).tril()
-    return (same & causal)[:, None]
-
-
-def attention_arguments(implementation: str, rows: Rows) -> dict[str, Any]:
-    """Arguments of a transformers model that keep sequences apart with this attention."""
-    if not rows.packed:
-        return {}  # one sequence per row, then padding: plain causal attention
-    arguments: dict[str, Any] = {"position_ids": rows.positions}
-    if implementation.startswith("flash_attention"):
-        if len(rows.tokens) != 1:
-            raise ValueError("flash attention takes packed sequences in a single row")
-        starts = (rows.positions[0] == 0).nonzero()[:, 0].int()
-        ends = torch.cat([starts, starts.new_tensor([rows.tokens.shape[1]])])
-        longest = int(ends.diff().max())
-        arguments |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
-        arguments |= {"max_length_q": longest, "max_length_k": longest}
-    elif implementation == "flex_attention":
-        arguments["attention_mask"] = flex_mask(rows)
-    elif implementation == "eager":
-        mask = block_mask(rows)
-        lowest = torch.finfo(torch.float32).min
-        blocked = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, lowest)
-        arguments["attention_mask"] = blocked
-    else:
-        arguments["attention_mask"] = block_mask(rows)
-    return arguments
-
-
-def flex_mask(rows: Rows) -> Any:
-    """The same mask as `block_mask`, as flex attention's sparse blocks."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    sequence = rows.sequence
-    count, width = sequence.shape
-
-    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= key) & (sequence[row, query] == sequence[row, key])
-
-    return create_block_mask(
-        visible, B=count, H=None, Q_LEN=width, KV_LEN=width, device=sequence.device.type
-    )
-
-
-# --- log-probabilities ---------------------------------------------------------------------------
-
-
-class Scorer(torch.nn.Module):
-    """Computes a model's log-probabilities and entropies of the completion tokens of `Rows`.
-
-    It is a module, so that sharding and compilation can wrap the whole pass. The head is applied at
-    completion positions only.
-    """
-
-    def __init__(self, model: Any) -> None:
-        """Raises `UserError` for a model whose logits or attention this would compute wrongly."""
-        super().__init__()
-        problem = why_unsupported(model.config.to_dict())
-        if problem is not None:
-            raise UserError(f"the model cannot be scored: {problem}")
-        self.model = model
-
-    def forward(
-        self, rows: Rows, entropy: bool = True, entropy_gradient: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """(log-probabilities, entropies) of the batch's tokens `rows.index`, fp32 [k] each.
-
-        log_softmax(logits / temperature) in fp32, at the rows' temperature. The entropy, in nats,
-        is 0 unless `entropy`; it has a gradient only with `entropy_gradient`.
-        """
-        arguments = attention_arguments(self.model.config._attn_implementation, rows)
-        hidden = self.model.base_model(
-            input_ids=rows.tokens, use_cache=False, **arguments
-        ).last_hidden_state
-        hidden = hidden.flatten(0, 1)[rows.predictor]
-        head = self.model.get_output_embeddings()
-        size = max(1, LOGITS_MAX[hidden.device.type] // head.weight.shape[0])
-        score = functools.partial(_score, head, rows.temperature, entropy, entropy_gradient)
-        if len(hidden) > size and torch.is_grad_enabled():
-            # The backward pass keeps only hidden states, and computes the logits again.
-            score = functools.partial(checkpoint, score, use_reentrant=False)
-        parts = zip(torch.split(hidden, size), torch.split(rows.target, size), strict=True)
-        pieces = [score(part, target) for part, target in parts]
-        log_pi, entropies = (torch.cat(values) for values in zip(*pieces, strict=True))
-        return log_pi[rows.source], entropies[rows.source]
-
-
-def _score(
-    head: Any,
-    temperature: float,
-    entropy: bool,
-    entropy_gradient: bool,
-    hidden: Tensor,
-    target: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """(log-probabilities of `target`, entropies), fp32 [m] each, from hidden states [m, hidden]."""
-    logits = head(hidden).float()
-    if temperature != 1:
-        logits = logits / temperature
-    log_all = torch.log_softmax(logits, dim=-1)
-    log_pi = log_all.gather(-1, target[:, None])[:, 0]
-    if not entropy:
-        return log_pi, torch.zeros_like(log_pi)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        return log_pi, -(log_all.exp() * log_all).sum(-1)

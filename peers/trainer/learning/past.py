@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from peers.trainer.learning.host import HostMemory, Weights
-from peers.trainer.learning.packing import Rows, Scorer
+from peers.trainer.learning.packing import Rows
 from peers.trainer.learning.policy import TrainedPolicy, score_passes
+from peers.trainer.learning.scorer import Scorer
 from peers.trainer.learning.sharding import local, rest, shard
 from swarm.jobs.training import Sharding
 

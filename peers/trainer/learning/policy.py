@@ -10,18 +10,14 @@ import torch
 from torch import Tensor
 
 from peers.engines import model as policy_model
+from peers.engines.families import describe
 from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.host import Weights
-from peers.trainer.learning.packing import (
-    Rows,
-    Scorer,
-    empty_rows,
-    fastest_attention,
-    lay_out,
-    lay_out_flat,
-)
+from peers.trainer.learning.masks import fastest_attention
+from peers.trainer.learning.packing import Rows, empty_rows, lay_out, lay_out_flat
 from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.scorer import Scorer
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import local, rest, shard, whole
 from peers.trainer.learning.stored import StoredPart, StoredWeights
@@ -34,8 +30,10 @@ def blank_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
     """The model in the Hugging Face folder `base`, to be sharded, still without weights."""
     # eval: dropout would make the ratio between two passes over the same weights differ from 1.
     model: Any = policy_model.blank(base, StoredWeights(base).dtype()).eval()
+    capped = describe(model.config.to_dict()).attention_cap is not None
     model.set_attn_implementation(
-        settings.attention or fastest_attention(ranks.device, settings.sharding.mixed_precision)
+        settings.attention
+        or fastest_attention(ranks.device, settings.sharding.mixed_precision, capped)
     )
     return model
 

@@ -22,7 +22,7 @@ class LearnerSettings:
     """The run's length limit; only the objective `dr_grpo` needs it."""
     sharding: Sharding = field(default_factory=Sharding)
     attention: str | None = None
-    """One of `packing.ATTENTIONS`; None: the fastest on the device."""
+    """One of `masks.ATTENTIONS`; None: the fastest on the device."""
     flat: bool = False
     """Pack one long row per pass on a CPU too, as on CUDA; it is slower there."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from peers.engines.experts import fused_names
 from peers.engines.model import weight_files
 from swarm.errors import UserError
 
@@ -39,9 +40,29 @@ class StoredWeights:
                     self.shapes[name] = tuple(file.get_slice(name).get_shape())
             except (safetensors.SafetensorError, OSError) as error:
                 raise UserError(f"{path} is no safetensors file ({error})") from error
+        self._fused = fused_names(self.shapes)
+        for name, experts in self._fused.items():
+            rows, *others = self.shapes[experts[0][0]]
+            self.shapes[name] = (len(experts), len(experts[0]) * rows, *others)
+            for part in (part for parts in experts for part in parts):
+                del self.shapes[part]
 
     def part(self, name: str, slices: Slices) -> Tensor:
-        """Read a part of a tensor, on the CPU, in its stored dtype; raises `UserError`."""
+        """Read a part of a tensor, on the CPU, in its stored dtype; raises `UserError`.
+
+        The experts of a layer are one tensor, as in transformers' models; those in the part are
+        read whole.
+        """
+        if name not in self._fused:
+            return self._read(name, slices)
+        experts = [
+            torch.cat([self._read(part, (slice(None),)) for part in parts])
+            for parts in self._fused[name][slices[0]]
+        ]
+        none = torch.empty(0, *self.shapes[name][1:], dtype=self.dtype())
+        return (torch.stack(experts) if experts else none)[(slice(None), *slices[1:])]
+
+    def _read(self, name: str, slices: Slices) -> Tensor:
         try:
             part: Tensor = self._files[name].get_slice(name)[slices]
         except (safetensors.SafetensorError, OSError) as error:
@@ -51,7 +72,8 @@ class StoredWeights:
 
     def dtype(self) -> torch.dtype:
         """The dtype of the first tensor in floating point; fp32 if there is none."""
-        for name, shape in self.shapes.items():
+        for name in self._files:
+            shape = self._files[name].get_slice(name).get_shape()
             first: Tensor = self._files[name].get_slice(name)[tuple(slice(0, 1) for _ in shape)]
             found = first.dtype
             if found.is_floating_point:

@@ -1,0 +1,68 @@
+"""Attention with what families add to it: windows, capped scores, a scale of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the field's usual name)
+from torch import Tensor
+
+BLOCK = 512
+"""Queries in one piece where no fused kernel computes the layer: bounds the scores in memory."""
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """What the function that attends must know about a layer."""
+
+    index: int
+    scale: float
+    """The factor of query · key."""
+    window: int | None = None
+    """A token attends to this many tokens, itself included; None: to all before it."""
+    soft_cap: float | None = None
+    """c: a score s becomes c · tanh(s / c) before the mask; None: it stays s."""
+
+
+def unseen(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+    """Whether a query may not attend to a key, bool, for positions that broadcast together."""
+    later = key > query
+    return later if window is None else later | (key <= query - window)
+
+
+def attend(
+    layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor, blocked: Tensor | None
+) -> Tensor:
+    """Queries [B, H, S, D], keys and values [B, H_kv, L, D] → [B, H, S, D].
+
+    `blocked` is bool and broadcasts to [B, H, S, L]; None: every query sees every key.
+    """
+    batch, heads, length, size = query.shape
+    # Queries that share a key head form the rows of one product, so no key is repeated.
+    grouped = query.reshape(batch, key.shape[1], -1, size)
+    scores = grouped @ key.transpose(2, 3) * layer.scale
+    if layer.soft_cap is not None:
+        scores = torch.tanh(scores / layer.soft_cap) * layer.soft_cap
+    if blocked is not None:
+        scores = scores.view(batch, heads, length, -1).masked_fill(blocked, float("-inf"))
+        scores = scores.view(batch, key.shape[1], -1, key.shape[2])
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return (weights @ value).reshape(query.shape)
+
+
+def attend_causally(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Every token attends to itself and those before it, within the layer's window."""
+    length, window = query.shape[2], layer.window
+    if layer.soft_cap is None and (window is None or window >= length):
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=layer.scale, enable_gqa=True
+        )
+    positions = torch.arange(length, device=query.device)
+    pieces = []
+    for start in range(0, length, BLOCK):
+        rows = slice(start, min(start + BLOCK, length))
+        seen = slice(0 if window is None else max(0, start - window + 1), rows.stop)
+        blocked = unseen(positions[rows, None], positions[seen], window)
+        pieces.append(attend(layer, query[:, :, rows], key[:, :, seen], value[:, :, seen], blocked))
+    return torch.cat(pieces, dim=2)

@@ -1,0 +1,556 @@
+"""The families of models that Swarm computes, and what one config asks for. Imports no torch.
+
+`FAMILIES` is the capability table: engine, trainer and `swarm sft` read it, and every other family
+is refused by name. `describe` turns a config into an `Architecture`, which the decoder computes
+layer by layer and the trainer's scorer reads for masks and logits. Where a config leaves a field
+out, the default is the one of transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Config = Mapping[str, Any]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers, by their names in a config's `layer_types`."""
+
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+"""Supported activations of the MLP, by their names in transformers."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The mixture of experts that replaces a layer's MLP."""
+
+    count: int
+    chosen: int
+    """Experts per token."""
+    inner_size: int
+    normalised: bool
+    """Whether the weights of a token's chosen experts are scaled to a sum of 1."""
+    shared_inner_size: int | None
+    """Inner size of an expert that sees every token, behind a gate of its own; None: there is
+    none."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What distinguishes one layer from another."""
+
+    kind: str
+    """`FULL` or `SLIDING`; it selects the rotary embedding and the mask."""
+    window: int | None
+    """A token attends to this many tokens, itself included; None: to all before it."""
+    experts: Experts | None
+    """None: a dense MLP."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """All that the mathematics of a model depends on, besides its weights."""
+
+    family: str
+    vocabulary_size: int
+    hidden_size: int
+    intermediate_size: int
+    """Inner size of a dense MLP."""
+    length_max: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    layers: tuple[Layer, ...]
+    ropes: Mapping[str, Mapping[str, Any]]
+    """Parameters of the rotary embedding by kind of layer, each with `rope_theta`, `rope_type`."""
+    epsilon: float
+    activation: str
+    tied: bool
+    """Whether the head is the embedding."""
+    query_bias: bool
+    """Whether queries, keys and values have a bias."""
+    output_bias: bool
+    """Whether the attention's output has a bias."""
+    head_norms: bool
+    """Whether each head's queries and keys are normalised."""
+    norm_adds_one: bool
+    """Whether norms multiply by 1 + weight, in fp32."""
+    outer_norms: bool
+    """Whether attention and MLP are normalised after they are computed, too."""
+    query_scale: float
+    """The factor of query · key."""
+    embedding_scale: float
+    rounds_embedding_scale: bool
+    """Whether the embedding's scale is rounded to the model's dtype first."""
+    residual_scale: float
+    attention_cap: float | None
+    """c: an attention score s becomes c · tanh(s / c); None: it stays s."""
+    logits_cap: float | None
+    """The same for logits."""
+    logits_divisor: float
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one value of `model_type` computes."""
+
+    title: str
+    notes: str = ""
+    """The features beyond Llama's, in a few words; for the documentation."""
+    defaults: Config = field(default_factory=dict)
+    """Values of fields that a config may leave out, where they differ from `DEFAULTS`."""
+    kinds: Callable[[Config], Sequence[str]] | None = None
+    """The kind of each layer, if the config does not list them; None: all are `FULL`."""
+    lists_kinds: bool = False
+    """Whether the family reads `layer_types`."""
+    windows_by_switch: bool = False
+    """Whether windows count only with `use_sliding_window`."""
+    rope_by_kind: bool = False
+    """Whether each kind of layer has its own rotary embedding."""
+    sparse: bool = False
+    shares_expert: bool = False
+    always_query_bias: bool = False
+    output_bias: bool = True
+    """Whether the attention's output has a bias where queries have one."""
+    head_norms: bool = False
+    gemma: bool = False
+    """Scaled embeddings, and norms that multiply by 1 + weight."""
+    outer_norms: bool = False
+
+
+DEFAULTS: Config = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "sliding_window": None,
+}
+"""Values of fields that a config of any family may leave out."""
+
+_QWEN = {
+    "num_key_value_heads": 32,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_GEMMA = {"head_dim": 256, "tie_word_embeddings": True}
+_GEMMA_WINDOWS = {
+    **_GEMMA,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+_EXPERTS = {
+    "mlp_only_layers": None,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": False,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+}
+
+
+def _everywhere(config: Config) -> list[str]:
+    kind = FULL if config["sliding_window"] is None else SLIDING
+    return [kind] * config["num_hidden_layers"]
+
+
+def _after_some(config: Config) -> list[str]:
+    windows = config["sliding_window"] is not None
+    return [
+        SLIDING if windows and index >= config["max_window_layers"] else FULL
+        for index in range(config["num_hidden_layers"])
+    ]
+
+
+def _every_other_of_some(config: Config) -> list[str]:
+    windows = config["sliding_window"] is not None
+    return [
+        SLIDING if windows and index % 2 == 0 and index < config["max_window_layers"] else FULL
+        for index in range(config["num_hidden_layers"])
+    ]
+
+
+def _every_other(config: Config) -> list[str]:
+    return [FULL if index % 2 else SLIDING for index in range(config["num_hidden_layers"])]
+
+
+def _all_but_every_nth(config: Config) -> list[str]:
+    pattern = config["sliding_window_pattern"]
+    return [
+        SLIDING if (index + 1) % pattern else FULL for index in range(config["num_hidden_layers"])
+    ]
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("Llama"),
+    "mistral": Family(
+        "Mistral",
+        "sliding window",
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+        kinds=_everywhere,
+    ),
+    "qwen2": Family(
+        "Qwen 2 and 2.5",
+        "biases of queries, keys and values; sliding windows if switched on",
+        defaults=_QWEN,
+        kinds=_after_some,
+        lists_kinds=True,
+        windows_by_switch=True,
+        always_query_bias=True,
+        output_bias=False,
+    ),
+    "qwen2_moe": Family(
+        "Qwen 1.5 and 2 MoE",
+        "as Qwen 2; experts and a shared expert",
+        defaults={
+            **_QWEN,
+            **_EXPERTS,
+            "num_key_value_heads": 16,
+            "attention_bias": True,
+        },
+        kinds=_every_other_of_some,
+        lists_kinds=True,
+        windows_by_switch=True,
+        sparse=True,
+        shares_expert=True,
+        output_bias=False,
+    ),
+    "qwen3": Family(
+        "Qwen 3",
+        "norms of queries and keys; sliding windows if switched on",
+        defaults={**_QWEN, "head_dim": 128},
+        kinds=_after_some,
+        lists_kinds=True,
+        windows_by_switch=True,
+        head_norms=True,
+    ),
+    "qwen3_moe": Family(
+        "Qwen 3 MoE",
+        "as Qwen 3; experts",
+        defaults={**_EXPERTS, "num_key_value_heads": 4},
+        kinds=_everywhere,
+        windows_by_switch=True,
+        sparse=True,
+        head_norms=True,
+    ),
+    "gemma": Family(
+        "Gemma",
+        "scaled embeddings, 1 + weight norms, GeGLU",
+        defaults={**_GEMMA, "num_key_value_heads": 16, "hidden_act": "gelu_pytorch_tanh"},
+        gemma=True,
+    ),
+    "gemma2": Family(
+        "Gemma 2",
+        "as Gemma; norms before and after, capped attention and logits, every other layer with a "
+        "window",
+        defaults={
+            **_GEMMA_WINDOWS,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        kinds=_every_other,
+        lists_kinds=True,
+        gemma=True,
+        outer_norms=True,
+    ),
+    "gemma3_text": Family(
+        "Gemma 3 (text)",
+        "as Gemma 2 without caps; norms of queries and keys, a rotary base of its own for layers "
+        "with a window",
+        defaults={**_GEMMA_WINDOWS, "sliding_window_pattern": 6},
+        kinds=_all_but_every_nth,
+        lists_kinds=True,
+        rope_by_kind=True,
+        gemma=True,
+        head_norms=True,
+        outer_norms=True,
+    ),
+    "granite": Family(
+        "Granite",
+        "scaled embeddings, residuals, attention and logits",
+        defaults={
+            "attention_multiplier": 1.0,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+    ),
+}
+"""The capability table: families by `model_type`."""
+
+REASONS = {
+    "cohere": "its layers compute attention and MLP side by side",
+    "cohere2": "its layers compute attention and MLP side by side",
+    "gemma3": "it takes images; use a gemma3_text model",
+    "gemma3n": "it takes images and sound",
+    "mixtral": "its experts are stored in another form than those of Qwen",
+    "gpt2": "it has learned positions and biased layer norms",
+    "phi3": "it stores queries, keys and values in one matrix",
+    "deepseek_v3": "its attention compresses keys and values",
+    "gpt_oss": "its attention has sinks",
+}
+"""Why well-known families are refused."""
+
+
+class Unsupported(ValueError):
+    """A model that Swarm would compute wrongly; its text is a sentence without a full stop."""
+
+
+def describe(config: Config) -> Architecture:
+    """The architecture that a config asks for; raises `Unsupported` for any that is not exact."""
+    name = config.get("model_type")
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if not isinstance(name, str) or family is None:
+        reason = f" ({REASONS[name]})" if name in REASONS else ""
+        raise Unsupported(
+            f"model_type is {name!r}, which is not supported{reason}; the families supported are "
+            f"{', '.join(FAMILIES)}"
+        )
+    filled = _fill(config, family)
+    _refuse_variants(filled)
+    heads, kv_heads, head_size = _heads(filled)
+    scale = filled["query_pre_attn_scalar"] ** -0.5 if "query_pre_attn_scalar" in filled else None
+    return Architecture(
+        family=name,
+        vocabulary_size=filled["vocab_size"],
+        hidden_size=filled["hidden_size"],
+        intermediate_size=filled["intermediate_size"],
+        length_max=filled["max_position_embeddings"],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        layers=_layers(filled, family),
+        ropes=_ropes(config, family),
+        epsilon=filled["rms_norm_eps"],
+        activation=_activation(filled, family),
+        tied=bool(filled["tie_word_embeddings"]),
+        query_bias=family.always_query_bias or bool(filled["attention_bias"]),
+        output_bias=family.output_bias and bool(filled["attention_bias"]),
+        head_norms=family.head_norms,
+        norm_adds_one=family.gemma,
+        outer_norms=family.outer_norms,
+        query_scale=scale or filled.get("attention_multiplier") or head_size**-0.5,
+        embedding_scale=(
+            filled["hidden_size"] ** 0.5
+            if family.gemma
+            else float(filled.get("embedding_multiplier", 1.0))
+        ),
+        rounds_embedding_scale=family.gemma,
+        residual_scale=float(filled.get("residual_multiplier", 1.0)),
+        attention_cap=filled.get("attn_logit_softcapping"),
+        logits_cap=filled.get("final_logit_softcapping"),
+        logits_divisor=float(filled.get("logits_scaling", 1.0)),
+    )
+
+
+# --- reading a config ------------------------------------------------------------------------
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+
+_POSITIVE = (
+    "rms_norm_eps",
+    "query_pre_attn_scalar",
+    "attention_multiplier",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+)
+"""Fields that are numbers above 0 in every family that reads them."""
+
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+"""Fields that are null or a number above 0."""
+
+
+def _fill(config: Config, family: Family) -> dict[str, Any]:
+    """The config with all defaults; raises `Unsupported` for a wrong value."""
+    filled: dict[str, Any] = {**DEFAULTS, **family.defaults, **config}
+    if "qkv_bias" in filled and family.shares_expert:  # the name in Qwen 2 MoE
+        filled["attention_bias"] = filled["qkv_bias"]
+    if "num_local_experts" in filled:  # the name that transformers 5 writes
+        filled["num_experts"] = filled["num_local_experts"]
+    experts = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    sizes = (*_SIZES, *(experts if family.sparse else ()))
+    if family.shares_expert:
+        sizes = (*sizes, "shared_expert_intermediate_size")
+    for name in sizes:
+        _check_size(name, filled.get(name))
+    read = {"rms_norm_eps", *family.defaults}
+    for name in (each for each in _POSITIVE if each in read):
+        if not is_positive(filled.get(name)):
+            raise Unsupported(f"{name} is {filled.get(name)!r}; it must be a number above 0")
+    for name in _CAPS:
+        cap = filled.get(name)
+        if cap is not None and not is_positive(cap):
+            raise Unsupported(f"{name} is {cap!r}; it must be null or a number above 0")
+        if cap is not None and name not in family.defaults:
+            _refuse_cap(name, cap, filled["model_type"])
+    for name in _POSITIVE:
+        if name not in read:
+            filled.pop(name, None)  # transformers ignores it, too
+    return filled
+
+
+def _refuse_cap(name: str, cap: object, family: str) -> None:
+    if family == "gemma3_text" and name == "final_logit_softcapping":
+        return  # Gemma 3 reads this one
+    raise Unsupported(f"{name} = {cap!r} is not supported in {family}; use another model")
+
+
+def _check_size(name: str, size: object) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise Unsupported(f"{name} is {size!r}; it must be a whole number of at least 1")
+
+
+def _refuse_variants(config: Config) -> None:
+    """Raise `Unsupported` for the first field that selects an unsupported variant."""
+    unsupported = {
+        "mlp_bias": bool(config.get("mlp_bias")),
+        "use_bidirectional_attention": bool(config.get("use_bidirectional_attention")),
+        "quantization_config": config.get("quantization_config") is not None,
+    }
+    for name, asked in unsupported.items():
+        if asked:
+            raise Unsupported(
+                f"{name} = {str(config[name])[:100]} is not supported; use another model"
+            )
+
+
+def _activation(config: Config, family: Family) -> str:
+    field = "hidden_activation" if "hidden_activation" in family.defaults else "hidden_act"
+    name = config[field]
+    if family.gemma and field == "hidden_act" and name == "gelu":
+        return "gelu_pytorch_tanh"  # transformers: Gemma's "gelu" always meant the approximation
+    if name not in ACTIVATIONS:
+        raise Unsupported(f"{field} = {name} is not supported; use another model")
+    return str(name)
+
+
+def _heads(config: Config) -> tuple[int, int, int]:
+    """(heads, key and value heads, head size)"""
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    shared = config["num_key_value_heads"] or heads
+    if isinstance(shared, bool) or not isinstance(shared, int) or shared < 1 or heads % shared:
+        raise Unsupported(
+            f"num_key_value_heads is {shared!r}; it must divide num_attention_heads ({heads})"
+        )
+    size = config["head_dim"] or hidden / heads
+    if not is_positive(size) or size < 2 or size % 2:
+        raise Unsupported(f"head_dim is {size}; it must be an even whole number")
+    return heads, shared, int(size)
+
+
+def _layers(config: dict[str, Any], family: Family) -> tuple[Layer, ...]:
+    count = config["num_hidden_layers"]
+    if family.windows_by_switch and not config["use_sliding_window"]:
+        config["sliding_window"] = None
+    kinds = list(family.kinds(config)) if family.kinds else [FULL] * count
+    listed = config.get("layer_types")
+    if listed:
+        if not isinstance(listed, list) or len(listed) != count:
+            raise Unsupported(f"layer_types must list {count} layers")
+        other = [kind for kind in listed if kind not in (FULL, SLIDING)]
+        if other or (listed != kinds and not family.lists_kinds):
+            raise Unsupported(
+                f"layer_types = {str(other or listed)[:100]} is not supported; use another model"
+            )
+        kinds = listed
+    window = config["sliding_window"]
+    if SLIDING in kinds:
+        if window is None:
+            raise Unsupported("layer_types has sliding layers, but there is no sliding_window")
+        _check_size("sliding_window", window)
+    experts = _experts(config, family)
+    return tuple(
+        Layer(kind, window if kind == SLIDING else None, experts[index])
+        for index, kind in enumerate(kinds)
+    )
+
+
+def _experts(config: Config, family: Family) -> list[Experts | None]:
+    count = config["num_hidden_layers"]
+    if not family.sparse:
+        return [None] * count
+    step, dense = config["decoder_sparse_step"], config["mlp_only_layers"] or []
+    _check_size("decoder_sparse_step", step)
+    if config["num_experts_per_tok"] > config["num_experts"]:
+        raise Unsupported(
+            f"num_experts_per_tok is {config['num_experts_per_tok']}; there are "
+            f"{config['num_experts']} experts"
+        )
+    experts = Experts(
+        count=config["num_experts"],
+        chosen=config["num_experts_per_tok"],
+        inner_size=config["moe_intermediate_size"],
+        normalised=bool(config["norm_topk_prob"]),
+        shared_inner_size=(
+            config["shared_expert_intermediate_size"] if family.shares_expert else None
+        ),
+    )
+    return [None if index in dense or (index + 1) % step else experts for index in range(count)]
+
+
+# --- the rotary embedding --------------------------------------------------------------------
+
+_ROPE_NEEDS: dict[object, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor",),
+}
+"""Parameters that each supported `rope_type` needs in addition to `rope_theta`."""
+
+
+def _ropes(config: Config, family: Family) -> dict[str, dict[str, Any]]:
+    """Parameters of the rotary embedding by kind of layer, checked.
+
+    transformers 5 writes `rope_parameters`; older folders have `rope_theta` and `rope_scaling`.
+    """
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(found, Mapping):
+        found = {"rope_type": found}
+    theta = config.get("rope_theta", 10000.0)
+    if not family.rope_by_kind:
+        shared = _rope(found, theta)
+        return {FULL: shared, SLIDING: shared}
+    if config.get("rope_parameters"):
+        kinds = {kind: found.get(kind) or {} for kind in (FULL, SLIDING)}
+    else:  # an older folder scales only the layers without a window
+        kinds = {FULL: found, SLIDING: {}}
+    return {
+        FULL: _rope(kinds[FULL], config.get("rope_theta", 1_000_000.0)),
+        SLIDING: _rope(kinds[SLIDING], config.get("rope_local_base_freq", 10000.0)),
+    }
+
+
+def _rope(found: Mapping[str, Any], theta: object) -> dict[str, Any]:
+    kind = found.get("rope_type", found.get("type", "default"))
+    parameters = {"rope_theta": theta, **found, "rope_type": kind}
+    if kind not in _ROPE_NEEDS:
+        raise Unsupported(
+            f"rope_type is {kind!r}; the types supported are {', '.join(map(str, _ROPE_NEEDS))}"
+        )
+    for name in ("rope_theta", *_ROPE_NEEDS[kind]):
+        if not is_positive(parameters.get(name)):
+            raise Unsupported(f"{name} is {parameters.get(name)!r}; it must be a number above 0")
+    share = parameters.get("partial_rotary_factor", 1.0)
+    if share != 1.0:
+        raise Unsupported(f"partial_rotary_factor = {share!r} is not supported; use another model")
+    return parameters
+
+
+def is_positive(value: object) -> bool:
+    """Whether `value` is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return math.isfinite(value) and value > 0

@@ -1,0 +1,77 @@
+"""A layer's MLP: a dense gated one, or a mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the field's usual name)
+from torch import Tensor
+
+from peers.engines.families import Experts
+
+Activation = Callable[[Tensor], Tensor]
+
+ACTIVATION: dict[str, Activation] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda values: F.gelu(values, approximate="tanh"),
+}
+"""By their names in transformers; `families.ACTIVATIONS` lists them."""
+
+
+@dataclass
+class Dense:
+    """down(activation(gate(x)) · up(x)); gate and up come from one matrix product."""
+
+    gate_up: Tensor
+    down: Tensor
+    activation: Activation
+
+    def __call__(self, inner: Tensor) -> Tensor:
+        gate, up = F.linear(inner, self.gate_up).chunk(2, -1)
+        return F.linear(self.activation(gate) * up, self.down)
+
+
+@dataclass
+class Mixture:
+    """The sum of each token's chosen experts, weighted by the router."""
+
+    how: Experts
+    router: Tensor
+    """[experts, hidden]"""
+    gate_up: Tensor
+    """[experts, 2 · inner, hidden]"""
+    down: Tensor
+    """[experts, hidden, inner]"""
+    activation: Activation
+    shared: Dense | None
+    shared_gate: Tensor | None
+    """[1, hidden]"""
+
+    def __call__(self, inner: Tensor) -> Tensor:
+        flat = inner.flatten(0, -2)
+        weights, chosen = self._route(flat)
+        total = torch.zeros_like(flat)
+        # Tokens sorted by expert: each expert computes its tokens in one product.
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=self.how.count).tolist()
+        for expert, some in enumerate(torch.split(order, counts)):
+            if not len(some):
+                continue
+            tokens = some // self.how.chosen
+            dense = Dense(self.gate_up[expert], self.down[expert], self.activation)
+            result = dense(flat[tokens]) * weights.flatten()[some, None]
+            total.index_add_(0, tokens, result)
+        if self.shared is not None and self.shared_gate is not None:
+            total = total + torch.sigmoid(F.linear(flat, self.shared_gate)) * self.shared(flat)
+        return total.view(inner.shape)
+
+    def _route(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights, indices) of each token's experts, [tokens, chosen] each."""
+        scores = torch.softmax(F.linear(flat, self.router), dim=-1, dtype=torch.float32)
+        weights, chosen = torch.topk(scores, self.how.chosen, dim=-1)
+        if self.how.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights.to(flat.dtype), chosen

@@ -1,0 +1,95 @@
+"""A checkpoint's tensors, taken one by one for the decoder, each with its shape checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from peers.engines.families import Architecture, Experts
+from peers.engines.feedforward import ACTIVATION, Dense, Mixture
+from swarm.errors import UserError
+
+_IGNORED = (".rotary_emb.inv_freq",)
+"""Ends of names of tensors that old checkpoints hold and nothing reads."""
+
+
+class Weights:
+    """The tensors of one policy, on the engine's device and in its dtype."""
+
+    def __init__(
+        self,
+        model: Architecture,
+        stored: Mapping[str, Tensor],
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.model = model
+        self._stored = stored
+        self._folder = folder
+        self._device = device
+        self._dtype = dtype
+        self._taken: set[str] = set()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor of that name; raises `UserError` unless it exists and has this shape."""
+        found = self._stored.get(name)
+        if found is None:
+            raise UserError(f"the weights in {self._folder} lack {name}")
+        if found.shape != shape:
+            raise UserError(
+                f"{name} in {self._folder} has shape {list(found.shape)}, not {list(shape)}"
+            )
+        self._taken.add(name)
+        return found.to(self._device, self._dtype)
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """A norm's weight, as the decoder multiplies by it."""
+        weight = self.take(name, size)
+        return 1.0 + weight.float() if self.model.norm_adds_one else weight
+
+    def mlp(self, at: str, layer: int) -> Dense | Mixture:
+        """The MLP of a layer, whose tensors' names begin with `at`."""
+        experts = self.model.layers[layer].experts
+        if experts is None:
+            return self._dense(at, self.model.intermediate_size)
+        return self._mixture(at, experts)
+
+    def _dense(self, at: str, inner: int) -> Dense:
+        hidden = self.model.hidden_size
+        gate_up = [self.take(f"{at}{n}_proj.weight", inner, hidden) for n in ("gate", "up")]
+        down = self.take(f"{at}down_proj.weight", hidden, inner)
+        return Dense(torch.cat(gate_up), down, ACTIVATION[self.model.activation])
+
+    def _mixture(self, at: str, how: Experts) -> Mixture:
+        hidden, inner = self.model.hidden_size, how.inner_size
+        shared = gate = None
+        if how.shared_inner_size is not None:
+            shared = self._dense(f"{at}shared_expert.", how.shared_inner_size)
+            gate = self.take(f"{at}shared_expert_gate.weight", 1, hidden)
+        return Mixture(
+            how=how,
+            router=self.take(f"{at}gate.weight", how.count, hidden),
+            gate_up=self.take(f"{at}experts.gate_up_proj", how.count, 2 * inner, hidden),
+            down=self.take(f"{at}experts.down_proj", how.count, hidden, inner),
+            activation=ACTIVATION[self.model.activation],
+            shared=shared,
+            shared_gate=gate,
+        )
+
+    def check_all_taken(self) -> None:
+        """Raise `UserError` if the checkpoint holds a tensor that this model does not have."""
+        tied = {"lm_head.weight"} if self.model.tied else set()
+        left = [
+            name
+            for name in sorted(self._stored.keys() - self._taken - tied)
+            if not name.endswith(_IGNORED)
+        ]
+        if left:
+            raise UserError(
+                f"the weights in {self._folder} hold {left[0]}, which a {self.model.family} model "
+                "with this config.json does not have"
+            )
