@@ -11,6 +11,7 @@ from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Engine
 from peers.engines.installed import NATIVE
 from peers.engines.native import NativeEngine
+from peers.engines.vllm.engine import vllm_engine
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 
@@ -55,6 +56,8 @@ def make_engine(
     make: EngineFactory
     if name == NATIVE:
         make = native_engine
+    elif name == VLLM:
+        make = vllm_engine
     else:
         try:
             make = entry_points(group=ENTRY_POINT_GROUP)[name].load()

@@ -18,7 +18,7 @@ from peers.engines.installed import interpreter_for
 from peers.inference.delivery import Deliveries
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN
-from swarm.jobs import Load, SubmissionOrder
+from swarm.jobs import Hardware, Load, SubmissionOrder
 from swarm.jobs.inference import Generate, InferenceService, InferenceSetup, Probe
 from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
@@ -41,6 +41,25 @@ class InferenceSettings(ComputeSettings):
 
     alter_weights: float = pydantic.Field(default=0.0, ge=0)
     """Relative size of noise added to the weights: how the demo's cheater cheats, and is caught."""
+    memory_share: float = pydantic.Field(default=0.9, gt=0, lt=1)
+    """vLLM: share of the device's memory for weights and caches; on a CPU, of the free memory for
+    the cache."""
+    slots: int = pydantic.Field(default=0, ge=0)
+    """vLLM: most completions generated at once. 0: 64 on a CPU, vLLM's own default on a GPU."""
+    length_max: int = pydantic.Field(default=0, ge=0)
+    """vLLM: longest sequence, for a model whose full length does not fit into the cache. 0: the
+    model's context length."""
+    tensor_parallel: int = pydantic.Field(default=1, ge=1)
+    """vLLM: devices that share each layer."""
+    pipeline_parallel: int = pydantic.Field(default=1, ge=1)
+    """vLLM: groups of devices that share the layers among them."""
+    cuda_graphs: bool = False
+    """vLLM: decode with CUDA graphs instead of eagerly."""
+
+    @property
+    def hardware(self) -> Hardware:
+        names = Hardware.__struct_fields__
+        return Hardware(**{name: getattr(self, name) for name in names})
 
 
 class InferenceRole:

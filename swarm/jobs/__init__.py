@@ -25,6 +25,15 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 1
+    memory_share: float = 0.9
+    """Share of a device's memory for weights and caches."""
+    slots: int = 0
+    """Most requests generated at once; 0: the engine decides."""
+    length_max: int = 0
+    """Longest sequence; 0: the model's context length."""
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    cuda_graphs: bool = False
 
 
 class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,17 +1,59 @@
-"""The check at the end of an installation; runs under the interpreter of the environment."""
+"""The check at the end of an installation; runs under the interpreter of the environment.
+
+It makes a tiny model, and the engine compares itself with the native one on it.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import sys
+import tempfile
+from pathlib import Path
+
+from peers.engines.vllm.check import check_engine_agrees
+from peers.engines.vllm.engine import VllmEngine
+from peers.inference import engine_service  # noqa: F401 (can all that a child needs be imported?)
+from swarm.errors import UserError
+from swarm.jobs import Hardware
+
+
+def make_tiny(folder: Path, seed: int = 0, hidden: int = 128, tied: bool = True) -> None:
+    """Save a random Qwen2 of two layers, with heads of 32 values, which vLLM takes on a CPU."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=2,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,  # as spread as a trained model's logits
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        Qwen2ForCausalLM(config).save_pretrained(folder, safe_serialization=True)
 
 
 def main() -> None:
-    """Import the engine and all that a child needs beside it, and print the versions."""
-    import vllm
-
-    import peers.inference.engine_service  # noqa: F401
-
-    print(f"vLLM {vllm.__version__}, torch {importlib.metadata.version('torch')}: works")
+    """Generate with a tiny model, compare, and print the versions; a failure is one sentence."""
+    with tempfile.TemporaryDirectory() as aside:
+        make_tiny(Path(aside))
+        try:
+            engine = VllmEngine(Path(aside), 0, Hardware())
+            found = check_engine_agrees(engine, Path(aside))
+        except UserError as error:
+            sys.exit(str(error))
+    is_ = engine.capabilities
+    torch_version = importlib.metadata.version("torch")
+    print(
+        f"{is_.name} {is_.version} on {is_.device} in {is_.dtype}, torch {torch_version}, agrees "
+        f"with the native engine: {found}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,127 @@
+"""The check at start-up: vLLM must agree with the native engine before it hands in any work.
+
+vLLM has other kernels for every processor, model and version. A worker whose kernels are wrong here
+would be refused by every validator, so it finds out first, and says by how much they differ.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from peers.engines.batch import generate, requests_for
+from peers.engines.engine import Engine
+from peers.engines.model import weight_files
+from peers.engines.native import NativeEngine
+from peers.engines.sampling import gumbel_noise, judge_margins
+from swarm.errors import UserError
+from swarm.world.machine import free_memory_bytes
+
+PROMPT_LENGTHS = (2, 7, 33)
+ROWS_PER_PROMPT = 3
+NEW_TOKENS = 24
+KEY = (0x5EED, 0xC0DE)
+
+MEMORY_FACTOR = 2.0
+"""Memory of the native engine over the size of the weights: they are read, then arranged."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far an engine is from the native one, at most, over all tokens of the check."""
+
+    hidden: float
+    """Norm of the difference of a token's hidden states over their norm."""
+    log_probability: float
+    """In nats."""
+    margin: float
+    """Mean margin of the tokens under the native engine's logits (`Judgement.margin`), at most 1
+    for each."""
+
+    def __str__(self) -> str:
+        return (
+            f"hidden states {self.hidden:.2g}, log-probabilities {self.log_probability:.2g} nats, "
+            f"margins {self.margin:.2g}"
+        )
+
+    def within(self, limits: Agreement) -> bool:
+        """False for NaN, too."""
+        return (
+            self.hidden <= limits.hidden
+            and self.log_probability <= limits.log_probability
+            and self.margin <= limits.margin
+        )
+
+
+LIMITS = {
+    "float32": Agreement(hidden=0.01, log_probability=1e-3, margin=1e-3),
+    "bfloat16": Agreement(hidden=0.15, log_probability=0.4, margin=0.05),
+}
+"""By dtype. Measured on a CPU: 5e-3 (the rounding to bf16), 5e-6 and 0 in float32."""
+
+
+def check_engine_agrees(engine: Engine, folder: Path) -> Agreement | None:
+    """Compare an engine with the native one on the CPU; None if memory does not suffice for both.
+
+    Raises `UserError` when they differ by more than rounding.
+    """
+    capabilities = engine.capabilities
+    needed = int(MEMORY_FACTOR * sum(path.stat().st_size for path in weight_files(folder)))
+    free = free_memory_bytes()
+    if needed > free:
+        print(
+            f"vLLM is not compared with the native engine: that takes {needed >> 20} MB of memory, "
+            f"and {free >> 20} MB are free",
+            file=sys.stderr,
+        )
+        return None
+    native = NativeEngine(folder, "cpu", getattr(torch, capabilities.dtype))
+    found = compare(engine, native)
+    limits = LIMITS[capabilities.dtype]
+    if not found.within(limits):
+        raise UserError(
+            f"engine {capabilities.name} {capabilities.version} computes other values than the "
+            f"native engine on {capabilities.device} in {capabilities.dtype}: {found}; at most: "
+            f"{limits}; use --engine native"
+        )
+    print(f"{capabilities.name} agrees with the native engine: {found}", file=sys.stderr)
+    return found
+
+
+@torch.inference_mode()
+def compare(engine: Engine, native: Engine) -> Agreement:
+    """Generate with one engine, prefill with the other, and compare."""
+    size = engine.capabilities.vocabulary_size
+    longest = engine.capabilities.length_max
+    generator = torch.Generator().manual_seed(0)
+    new = max(1, min(NEW_TOKENS, longest // 2))
+    lengths = [max(1, min(length, longest - new)) for length in PROMPT_LENGTHS]
+    prompts = [torch.randint(size, (n,), generator=generator).tolist() for n in lengths]
+    prompts = [prompt for prompt in prompts for _ in range(ROWS_PER_PROMPT)]
+    rows = range(len(prompts))
+    made = generate(engine, requests_for(prompts, rows, KEY, 1.0, (), new))
+    truth = native.prefill(
+        [[*prompt, *piece.tokens] for prompt, piece in zip(prompts, made, strict=True)],
+        [range(len(prompt), len(prompt) + new) for prompt in prompts],
+    )
+    hidden, log_probability, margins = 0.0, 0.0, []
+    for row, piece in enumerate(made):
+        own, theirs = truth.hidden[row].float().cpu(), piece.hidden.float().cpu()
+        hidden = _larger(hidden, ((own - theirs).norm(dim=-1) / own.norm(dim=-1)).max())
+        positions = torch.arange(new)
+        noise = gumbel_noise(KEY, torch.full((new,), row), positions, size)
+        tokens = torch.tensor(piece.tokens)
+        judged = judge_margins(native.logits(truth.states[row]).cpu(), tokens, 1.0, noise)
+        difference = (judged.log_probability - piece.log_probabilities.cpu()).abs().max()
+        log_probability = _larger(log_probability, difference)
+        margins.append(judged.margin.clamp(max=1.0))
+    return Agreement(hidden, log_probability, float(torch.cat(margins).mean()))
+
+
+def _larger(so_far: float, value: torch.Tensor) -> float:
+    """The larger one; NaN stays."""
+    new = float(value)
+    return new if not new <= so_far else so_far
