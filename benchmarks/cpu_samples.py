@@ -25,6 +25,7 @@ FOLDER = "SWARM_CPU_SAMPLES"
 SECONDS_OF_CPU = 0.02
 """CPU time of a process between two samples."""
 FRAMES_MAX = 60
+COMMAND = "command: "
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Samples:
 
     pid: int
     command: str
-    """Command line; a forked process has that of its parent."""
+    """Command line; that of a forked process begins with its parent's."""
     stacks: list[tuple[float, list[str]]]
     """CPU seconds, and frames as `path:function`, innermost last."""
 
@@ -74,6 +75,8 @@ class _Sampler:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._file = -1
+        self._command: list[str] = []
+        """Command line, written whenever it changes: a forked process may get its own later."""
         self._seconds = 0.0
         self._threads: dict[int, float] = {}
         """CPU seconds of each thread at the last sample."""
@@ -84,7 +87,7 @@ class _Sampler:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         path = os.path.join(self._folder, f"{os.getpid()}.samples")  # noqa: PTH118
         self._file = os.open(path, flags, 0o600)
-        os.write(self._file, (" ".join(sys.orig_argv).replace("\n", " ") + "\n").encode())
+        self._command = []
         self._seconds = 0.0
         self._threads = {}
         signal.signal(signal.SIGPROF, self._sample)
@@ -108,6 +111,10 @@ class _Sampler:
             frames.append(f"{busiest.f_code.co_filename}:{busiest.f_code.co_name}")
             busiest = busiest.f_back
         line = ";".join([f"{spent:.4f}", *reversed(frames)]).replace("\n", " ")
+        command = [*sys.orig_argv, *getattr(sys, "argv", ())]
+        if command != self._command:
+            self._command = command
+            line = COMMAND + " ".join(command).replace("\n", " ") + "\n" + line
         os.write(self._file, (line + "\n").encode())
 
 
@@ -115,9 +122,11 @@ def read_samples(folder: Path) -> list[Samples]:
     """Read the samples of all processes; their last line may be missing or cut."""
     found = []
     for path in sorted(folder.glob("*.samples")):
-        command, *lines = path.read_text(errors="replace").splitlines() or [""]
-        stacks = []
-        for line in lines:
+        command, stacks = "", []
+        for line in path.read_text(errors="replace").splitlines():
+            if line.startswith(COMMAND):
+                command = line.removeprefix(COMMAND)
+                continue
             spent, *frames = line.split(";")
             stacks.append((float(spent), frames))
         found.append(Samples(int(path.stem), command, stacks))

@@ -109,8 +109,10 @@ def measure(command: Sequence[str], folder: Path, logs: Path | None = None) -> S
     # Processes that lose their parent become this process's children, so that none goes uncounted.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = sampled_environment(folder)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles all modules
     status = subprocess.run(
-        command, env=sampled_environment(folder), stdout=subprocess.DEVNULL, check=False
+        command, env=environment, stdout=subprocess.DEVNULL, check=False
     ).returncode
     if status != 0:
         raise SystemExit(f"{' '.join(command)} ended with status {status}")
@@ -172,7 +174,7 @@ def _name(command: str) -> str:
     home = re.search(r"/peers/([\w-]+)(?: |$)", command)
     if home is not None:
         return home[1]
-    return "fork-server" if "swarm.world.fork_server" in command else "command"
+    return "fork servers" if "swarm.world.fork_server" in command else "command"
 
 
 def run_once(steps: int, seed: int, folder: Path) -> tuple[Side, Side]:

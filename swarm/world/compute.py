@@ -14,7 +14,7 @@ from swarm.errors import UserError
 from swarm.events import Events
 from swarm.world import Child, ChildDied, Setup
 from swarm.world.child import CHILD_ENVIRONMENT
-from swarm.world.fork_server import ENVIRONMENT
+from swarm.world.fork_server import CHILD_REQUEST, ENVIRONMENT
 from swarm.world.frames import Assignment, raw
 from swarm.world.local_child import LocalChild
 from swarm.world.machine import free_memory_bytes
@@ -118,20 +118,15 @@ class LocalCompute:
                 ) from error
             raise ChildDied(f"child {name} could not be started: {error}", name) from error
         try:
-            socket.send_fds(server, [b"fork"], [connection.fileno(), stderr])
-            with trio.fail_after(deadline_seconds):
-                await trio.lowlevel.wait_readable(server)
-            _, (pidfd,), _, _ = socket.recv_fds(server, 16, 1)
-        except BaseException as error:
-            server.close()
-            if not isinstance(error, (OSError, ValueError, trio.TooSlowError)):
-                raise
+            return await Forked.start(
+                server, CHILD_REQUEST, [connection.fileno(), stderr], deadline_seconds
+            )
+        except (OSError, ValueError, trio.TooSlowError) as error:
             raise ChildDied(
                 f"child {name} could not be started: the fork server at {self._fork_server} did "
                 f"not answer within {deadline_seconds:g} s ({error!r})",
                 name,
             ) from error
-        return Forked(server, pidfd)
 
     def _reach_fork_server(self) -> socket.socket | None:
         """A connection to the fork server; None when children must start without it."""

@@ -1,10 +1,15 @@
-"""Forks child processes that have the heavy imports done already.
+"""Forks processes that have the heavy imports done already.
 
 `python -m swarm.world.fork_server --socket PATH --preload torch,transformers` imports once, then
-forks a child per connection: importing torch and transformers costs 2.5 CPU seconds and 300 MB a
-process, a fork 20 ms and what it writes. An owner connects, passes its ends of the child's socket
-and stderr (SCM_RIGHTS), gets a pidfd of the child, and, when the child has ended, its wait status.
-When the owner goes, its child is killed. Peers use it when the environment variable
+forks a process per connection: importing torch and transformers costs 2.5 CPU seconds and 300 MB a
+process, a fork 20 ms and what it writes. An owner connects and asks for one of two kinds:
+
+- a child that serves its owner (`swarm.world.child`); the owner passes its ends of the child's
+  socket and stderr (SCM_RIGHTS);
+- a `Program`, as `python -m MODULE` would run it; the owner passes its stdout and stderr.
+
+The owner gets a pidfd of the process and, when the process has ended, its wait status. When the
+owner goes, the process is killed. Peers use it for their children when the environment variable
 SWARM_FORK_SERVER names its socket, and start children without it while nobody listens there.
 """
 
@@ -14,6 +19,7 @@ import argparse
 import gc
 import importlib
 import os
+import runpy
 import selectors
 import signal
 import socket
@@ -22,9 +28,27 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from swarm.world.child import CHILD_ENVIRONMENT, die_with_parent, serve
 
 ENVIRONMENT = "SWARM_FORK_SERVER"
+
+CHILD_REQUEST = b"child"
+"""Asks for a child that serves its owner; any other request is an encoded `Program`."""
+
+REQUEST_BYTES_MAX = 128 * 1024
+"""A program's arguments and environment; the kernel allows a message of about 200 KB."""
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A Python program to run in a forked process, as `python -m module` would."""
+
+    module: str
+    arguments: list[str]
+    folder: str
+    """Its working directory."""
+    environment: dict[bytes, bytes]
 
 
 class ForkServer:
@@ -61,7 +85,7 @@ class ForkServer:
 
     def _hear(self, owner: socket.socket) -> None:
         try:
-            _, descriptors, _, _ = socket.recv_fds(owner, 16, 2)
+            request, descriptors, _, _ = socket.recv_fds(owner, REQUEST_BYTES_MAX, 2)
         except OSError:
             descriptors = []
         if len(descriptors) != 2:
@@ -69,7 +93,7 @@ class ForkServer:
             return
         pid = os.fork()
         if pid == 0:
-            self._become_child(*descriptors)
+            self._become_child(request, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         self._children[pid] = owner
@@ -78,8 +102,8 @@ class ForkServer:
             socket.send_fds(owner, [b"forked"], [pidfd])
         os.close(pidfd)
 
-    def _become_child(self, connection: int, stderr: int) -> None:
-        """Serve as a child; never returns."""
+    def _become_child(self, request: bytes, first: int, stderr: int) -> None:
+        """Be the requested process; never returns."""
         status = 1
         try:
             die_with_parent(self._pid)
@@ -95,14 +119,20 @@ class ForkServer:
             os.close(self._wakeup_write)
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
-            os.dup2(stderr, 1)
+            os.dup2(stderr if request == CHILD_REQUEST else first, 1)
             os.dup2(stderr, 2)
             os.close(stderr)
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            serve(socket.socket(fileno=connection))
+            if request == CHILD_REQUEST:
+                serve(socket.socket(fileno=first))
+            else:
+                os.close(first)
+                _run(msgspec.msgpack.decode(request, type=Program))
             status = 0
         except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -131,6 +161,16 @@ class ForkServer:
             if owner is not None and owner.fileno() >= 0:
                 with suppress(OSError):
                     owner.send(str(status).encode())
+
+
+def _run(program: Program) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(program.folder)
+    os.environb.clear()
+    os.environb.update(program.environment)
+    sys.path[0] = program.folder
+    sys.argv = [program.module, *program.arguments]
+    runpy.run_module(program.module, run_name="__main__", alter_sys=True)
 
 
 def main() -> None:

@@ -42,6 +42,14 @@ class Process(abc.ABC):
         await trio.lowlevel.wait_readable(self._pidfd)
 
     @abc.abstractmethod
+    async def status(self) -> int:
+        """Wait for the exit status, negative for a signal; then nothing of its group is left."""
+
+    @abc.abstractmethod
+    async def terminate(self, grace_seconds: float) -> None:
+        """End the process: SIGTERM, and SIGKILL after `grace_seconds`."""
+
+    @abc.abstractmethod
     async def how_it_ended(self) -> str:
         """Describe how the process ended. Call it once, after `wait`."""
 
@@ -78,7 +86,7 @@ class Spawned(Process):
         super().__init__(os.pidfd_open(self._popen.pid))
 
     async def status(self) -> int:
-        """Wait for the exit status, negative for a signal; kill the rest of the group."""
+        """See `Process.status`; kills the rest of the group."""
         await self.wait()
         self._signal_group(signal.SIGKILL)  # before it is reaped, so that the group is still its
         return self._popen.wait()
@@ -109,13 +117,58 @@ class Forked(Process):
         self._server = server
         super().__init__(pidfd)
 
+    @classmethod
+    async def start(
+        cls,
+        server: socket.socket,
+        request: bytes,
+        descriptors: Sequence[int],
+        deadline_seconds: float,
+    ) -> Forked:
+        """Ask a fork server for a process (see `swarm.world.fork_server`).
+
+        `server` is a non-blocking connection, closed on failure. Raises `OSError`, `ValueError` or
+        `trio.TooSlowError` if the server does not answer.
+        """
+        try:
+            socket.send_fds(server, [request], descriptors)
+            with trio.fail_after(deadline_seconds):
+                await trio.lowlevel.wait_readable(server)
+            _, (pidfd,), _, _ = socket.recv_fds(server, 16, 1)
+        except BaseException:
+            server.close()
+            raise
+        return cls(server, pidfd)
+
+    async def status(self) -> int:
+        """See `Process.status`. A process in a group of this one dies with its own owner."""
+        await self.wait()
+        status = await self._wait_status()
+        return -signal.SIGKILL if status is None else status
+
+    async def terminate(self, grace_seconds: float) -> None:
+        with trio.CancelScope(shield=True):
+            if self._pidfd >= 0:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+                with trio.move_on_after(grace_seconds):
+                    await self.wait()
+                self.kill()
+                await self.wait()
+        self.close()
+
     async def how_it_ended(self) -> str:
+        status = await self._wait_status()
+        return "ended with its fork server" if status is None else _ending(status)
+
+    async def _wait_status(self) -> int | None:
+        """The exit status of the process, which has ended; None if its fork server has too."""
         with trio.move_on_after(GRACE_SECONDS):
             await trio.lowlevel.wait_readable(self._server)
             with suppress(ConnectionError):
                 if status := self._server.recv(16):
-                    return _ending(os.waitstatus_to_exitcode(int(status)))
-        return "ended with its fork server"
+                    return os.waitstatus_to_exitcode(int(status))
+        return None
 
     def close(self) -> None:
         super().close()

@@ -75,7 +75,7 @@ def test_tables_name_children_by_their_peers_and_add_up() -> None:
     assert side.processes == {
         "trainer/trainer": 3.0,
         "inference-2": 1.0,
-        "fork-server": 0.5,
+        "fork servers": 0.5,
         REST: 0.5,
     }
     assert sum(side.activities.values()) == 5.0

@@ -13,9 +13,24 @@ from swarm.identity import load_or_create
 from swarm.messages import RunManifest, TrustedKey
 from swarm.run.toml import RunHashes
 
-PRELOAD = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2")
-"""Modules that the fork server imports. None may import pyarrow, whose allocator starts a thread: a
-fork server must have only one."""
+PRELOAD_COMPUTE = (
+    "transformers.models.qwen2.modeling_qwen2",
+    "peers.inference.engine_service",
+    "peers.validator.inspector",
+    "peers.validator.prefill",
+    "peers.trainer.service",
+)
+"""Modules that the fork server of the compute children imports, torch among them."""
+
+PRELOAD_PEERS = (
+    "swarm.app.peer",
+    "swarm.app.commands.peer",
+    "peers.inference.role",
+    "peers.relay",
+    "peers.trainer.role",
+    "peers.validator.role",
+)
+"""Modules that the fork server of the peers imports; none of them imports torch."""
 
 ALTERED_WEIGHTS = 0.1
 """Noise of the cheater's weights, relative to the standard deviation of each tensor."""

@@ -10,7 +10,7 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rich.console import Console
 
 from peers.demo import ENVIRONMENT
 from peers.engines.demo import save_tokenizer
-from swarm.app.demo.cast import PRELOAD, configure, demo_manifest, make_peers
+from swarm.app.demo.cast import PRELOAD_COMPUTE, PRELOAD_PEERS, configure, demo_manifest, make_peers
 from swarm.app.demo.options import DemoOptions
 from swarm.app.demo.processes import Process, keep_alive
 from swarm.app.demo.state import SwarmState
@@ -33,7 +33,7 @@ from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 from swarm.world.machine import Machine
 
 START_SECONDS_MAX = 120.0
-"""Deadline for a peer to listen. The fork server imports torch in this time."""
+"""Deadline for a peer to listen. The fork servers import in this time."""
 STALL_SECONDS_MAX = 180.0
 """The demo gives up when no step is trained for this long."""
 FAREWELL_SECONDS = 1.0
@@ -60,7 +60,9 @@ class Demo:
         self.state.enter("preparing", self.state.started)
         self.peers = make_peers(folder, options.peers)
         self.processes: dict[str, Process] = {}
-        self.environment = {FORK_SERVER: str(socket_folder / "fork-server")}
+        self.compute_server = socket_folder / "compute"
+        self.peer_server = socket_folder / "peers"
+        self.environment = {FORK_SERVER: str(self.compute_server)}
         """Environment variables added for every process."""
         self.listening = {peer.name: trio.Event() for peer in self.peers}
         self.complete = trio.Event()
@@ -92,7 +94,8 @@ class Demo:
         """Run the whole demo, with its processes in `nursery`; returns the summary."""
         base = self.folder / "base"
         (self.folder / "logs").mkdir(parents=True)
-        self._start_fork_server(nursery)
+        self._start_fork_server(nursery, "peer-server", self.peer_server, PRELOAD_PEERS)
+        self._start_fork_server(nursery, "compute-server", self.compute_server, PRELOAD_COMPUTE)
         manifest = self._sign_manifest(base)
         bootstrap = self._peer("bootstrap")
         bootstrap.arguments = ["--manifest", str(manifest)]
@@ -105,9 +108,8 @@ class Demo:
     async def _start_in_turn(self, nursery: trio.Nursery) -> None:
         """Start the peers one after the other, first those that the first step needs.
 
-        Each peer starts once the previous one has finished its imports. Peers that start all at
-        once would slow down the imports of the fork server, for which trainer, validator and
-        inference peers wait.
+        Peers that start all at once would slow down the imports of the compute server, for which
+        trainer, validator and inference peers wait.
         """
         urgency = ("bootstrap", "trainer", "validator", "inference", "relay")
         for peer in sorted(self.peers, key=lambda peer: urgency.index(peer.role)):
@@ -137,15 +139,14 @@ class Demo:
         path.write_bytes(sign_manifest(owner, manifest, Machine().wall_time()).raw)
         return path
 
-    def _start_fork_server(self, nursery: trio.Nursery) -> None:
-        """Start the process that imports torch once; the peers' compute children fork off it."""
-        path = self.environment[FORK_SERVER]
-        command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", path]
-        command += ["--preload", ",".join(PRELOAD)]
-        process = Process(
-            "fork-server", lambda restart: command, log=self.folder / "logs" / "fork-server.log"
-        )
-        self.processes[process.name] = process
+    def _start_fork_server(
+        self, nursery: trio.Nursery, name: str, path: Path, preload: Sequence[str]
+    ) -> None:
+        """Start a process that imports `preload` once; others fork off it."""
+        command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", str(path)]
+        command += ["--preload", ",".join(preload)]
+        process = Process(name, lambda restart: command, log=self.folder / "logs" / f"{name}.log")
+        self.processes[name] = process
         nursery.start_soon(keep_alive, process, self)
 
     async def _wait_for(self, event: trio.Event, name: str, what: str) -> None:
@@ -163,6 +164,7 @@ class Demo:
             peer.command,
             log=self.folder / "logs" / f"{peer.name}.jsonl",
             environment=self.environment,
+            fork_server=self.peer_server,
         )
         self.processes[peer.name] = process
         nursery.start_soon(keep_alive, process, self)

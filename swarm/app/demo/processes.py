@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,10 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import trio
 
 from swarm.errors import SwarmError
-from swarm.world.process import Spawned, describe_status, lines_of
+from swarm.world.fork_server import Program
+from swarm.world.process import Forked, Spawned, describe_status, lines_of
 
 LAST_LINES_KEPT = 12
 LAST_LINE_CHARACTERS = 400
@@ -30,6 +33,9 @@ BACKOFF_SECONDS = 0.2
 """Wait before the first restart; it doubles with each further death."""
 BACKOFF_SECONDS_MAX = 3.0
 DEATHS_IN_A_ROW_MAX = 5
+FORK_SERVER_SECONDS_MAX = 60.0
+"""Deadline for a fork server to listen, and to finish its imports."""
+FORK_SERVER_RETRY_SECONDS = 0.02
 STEADY_SECONDS = 20.0
 """Lifetime after which a process's count of deaths in a row starts again."""
 
@@ -65,6 +71,8 @@ class Process:
     """File to which all output is appended."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables added to the environment that the process inherits."""
+    fork_server: Path | None = None
+    """Socket of the fork server that starts it; the command is then `python -m MODULE …`."""
     pid: int | None = None
     """Process id while it runs."""
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES_KEPT))
@@ -101,7 +109,7 @@ async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
     """Run the process once; returns its exit status, negative for a signal."""
     with ExitStack() as files:
         log = files.enter_context(process.log.open("a", encoding="utf-8")) if process.log else None
-        child, output, errors = _spawn(process, restart)
+        child, output, errors = await _start(process, restart)
 
         async def listen(pipe: int, *, for_events: bool) -> None:
             async with trio.lowlevel.FdStream(pipe) as stream:
@@ -127,24 +135,58 @@ async def _live_once(process: Process, watcher: Watcher, restart: bool) -> int:
             await child.terminate(TERMINATE_SECONDS)
 
 
-def _spawn(process: Process, restart: bool) -> tuple[Spawned, int, int]:
+async def _start(process: Process, restart: bool) -> tuple[Forked | Spawned, int, int]:
     """Start the process once; returns it with the read ends of its output and error pipes."""
     command = list(process.command(restart))
     output, output_end = os.pipe()
     errors, errors_end = os.pipe()
+    environment = {**os.environ, **process.environment}
     try:
-        environment = {**os.environ, **process.environment}
-        child = Spawned(command, output=output_end, errors=errors_end, environment=environment)
-    except OSError as error:
+        child: Forked | Spawned
+        if process.fork_server is not None:
+            child = await _fork(process.fork_server, command, environment, [output_end, errors_end])
+        else:
+            child = Spawned(command, output=output_end, errors=errors_end, environment=environment)
+    except BaseException as error:
         os.close(output)
         os.close(errors)
+        if not isinstance(error, (OSError, ValueError, trio.TooSlowError)):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else str(error) or "no answer"
         raise ProcessFailed(
-            f"{process.name} cannot be started ({error.strerror}: {command[0]})"
+            f"{process.name} cannot be started ({reason}: {process.fork_server or command[0]})"
         ) from error
     finally:
         os.close(output_end)
         os.close(errors_end)
     return child, output, errors
+
+
+async def _fork(
+    path: Path, command: Sequence[str], environment: Mapping[str, str], outputs: Sequence[int]
+) -> Forked:
+    _python, _option, module, *arguments = command
+    program = Program(
+        module,
+        arguments,
+        os.getcwd(),  # noqa: PTH109
+        {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
+    )
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.setblocking(False)
+    try:
+        with trio.fail_after(FORK_SERVER_SECONDS_MAX):
+            while True:
+                try:
+                    server.connect(str(path))
+                    break
+                except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                    await trio.sleep(FORK_SERVER_RETRY_SECONDS)  # it is about to listen
+    except BaseException:
+        server.close()
+        raise
+    request = msgspec.msgpack.encode(program)
+    return await Forked.start(server, request, outputs, FORK_SERVER_SECONDS_MAX)
 
 
 def _event_of(line: str) -> dict[str, Any] | None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from swarm.app.demo.cast import PRELOAD_PEERS
 from swarm.app.demo.processes import DEATHS_IN_A_ROW_MAX, Process, ProcessFailed, keep_alive
+from swarm.world.child import CHILD_ENVIRONMENT
 
 DEADLINE_SECONDS = 30.0
 
@@ -180,3 +183,102 @@ def test_long_and_broken_lines_are_bounded() -> None:
         assert [len(line) for line in process.last_lines] == [400, 7, 3]
 
     run(main)
+
+
+@pytest.fixture
+def fork_server(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "fork.sock"
+    command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:  # it is not awaited
+        yield path
+        server.kill()
+
+
+def forked(code: str, folder: Path, fork_server: Path) -> Process:
+    (folder / "a_program.py").write_text(code)
+
+    def command(restart: bool) -> list[str]:
+        return [sys.executable, "-m", "a_program", str(restart)]
+
+    return Process("worker", command, fork_server=fork_server, environment={"A_NAME": "a value"})
+
+
+def test_a_forked_program_runs_as_a_command_does(
+    tmp_path: Path, fork_server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its arguments, environment, outputs and signals; and it is restarted after a death."""
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        recorder = Recorder()
+        code = (
+            "import json, os, signal, sys\n"
+            "assert __name__ == '__main__'\n"
+            "interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+            "leads = os.getsid(0) == os.getpid()\n"
+            "print(json.dumps({'restart': sys.argv[1:], 'variable': os.environ['A_NAME'],\n"
+            "    'folder': os.getcwd(), 'interrupts': interrupts, 'leads': leads}))\n"
+            "if sys.argv[1] == 'False': sys.exit('out of luck')\n"
+        )
+        process = forked(code, tmp_path, fork_server)
+        await keep_alive(process, recorder)
+        alike = {
+            "variable": "a value",
+            "folder": str(tmp_path),
+            "interrupts": True,
+            "leads": True,
+        }
+        assert recorder.events == [{"restart": [each], **alike} for each in ("False", "True")]
+        assert recorder.deaths == [("worker", 1)] and recorder.ended == ["worker"]
+        assert "out of luck" in process.last_lines
+
+    run(main)
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_cancelling_ends_a_forked_program(
+    stubborn: bool, tmp_path: Path, fork_server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.app.demo.processes.TERMINATE_SECONDS", 0.2)
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        recorder = Recorder()
+        ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if stubborn else ""
+        code = (
+            f"import json, os, signal, time; {ignore}"
+            "print(json.dumps({'pid': os.getpid()})); time.sleep(600)"
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_alive, forked(code, tmp_path, fork_server), recorder)
+            await recorder.wait_events(1)
+            pid = recorder.events[0]["pid"]
+            assert alive(pid)
+            nursery.cancel_scope.cancel()
+        assert not alive(pid)
+
+    run(main)
+
+
+def test_a_missing_fork_server_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.app.demo.processes.FORK_SERVER_SECONDS_MAX", 0.05)
+
+    async def main() -> None:
+        process = forked("", tmp_path, tmp_path / "none")
+        with pytest.raises(ProcessFailed, match=r"worker cannot be started .*none"):
+            await keep_alive(process, Recorder())
+
+    run(main)
+
+
+def test_the_peers_fork_server_imports_no_torch_and_starts_no_thread() -> None:
+    code = (
+        "import importlib, os, sys\n"
+        f"for name in {PRELOAD_PEERS!r}: importlib.import_module(name)\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert len(os.listdir('/proc/self/task')) == 1\n"
+    )
+    environment = {**os.environ, **CHILD_ENVIRONMENT}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
