@@ -40,6 +40,12 @@ class TrainerSettings(ComputeSettings):
     """Attention implementation; set it for a device on which the fastest one fails."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimiser in main memory."""
+    optimiser: Literal["adamw", "adamw8bit", "offloaded"] = "adamw"
+    """AdamW's moments: adamw keeps them on the device in float32 (8 bytes per parameter), adamw8bit
+    there in 8 bits (2 bytes; needs the extra `adamw8bit`), offloaded in main memory."""
+    past_policies: Literal["memory", "disk"] = "memory"
+    """Where older policies and the KL term's reference lie: in main memory, or in the folders from
+    which they were published, read again for each batch."""
     states_kept: int = pydantic.Field(default=2, ge=1, le=1000)
     """Number of newest training states kept."""
     states_every: int = pydantic.Field(default=0, ge=0)
@@ -106,4 +112,6 @@ class TrainerSettings(ComputeSettings):
             replicas=self.replicas,
             activation_checkpointing=self.activation_checkpointing,
             cpu_offload=self.cpu_offload,
+            optimiser=self.optimiser,
+            past_policies=self.past_policies,
         )

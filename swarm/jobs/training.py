@@ -56,6 +56,10 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """Keep only the layers' inputs, and recompute the rest in the backward pass."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimiser state in main memory."""
+    optimiser: Literal["adamw", "adamw8bit", "offloaded"] = "adamw"
+    """AdamW's moments: on the device in fp32, there in 8 bits, or in main memory."""
+    past_policies: Literal["memory", "disk"] = "memory"
+    """Where older policies and the reference lie: in main memory, or in their folders."""
 
 
 class StartTraining(Job, frozen=True, kw_only=True):

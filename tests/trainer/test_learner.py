@@ -402,7 +402,7 @@ def test_bf16_policies_are_published_and_recomputed_as_bf16(base: Path, tmp_path
     learner.export(tmp_path / "policy")
     published = read_weights(tmp_path / "policy")
     assert {value.dtype for value in published.values()} == {torch.bfloat16}
-    assert same(learner.past.held[1], published)
+    assert same(dict(learner.past.held[1]), published)
     assert {value.dtype for value in weights_of(learner).values()} == {torch.float32}
     assert load_model(tmp_path / "policy").dtype == torch.bfloat16
 

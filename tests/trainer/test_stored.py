@@ -129,7 +129,7 @@ def test_two_ranks_read_every_byte_once(
 def test_a_part_outlives_its_folder(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "policy")
     expected = read_weights(base)
-    part = StoredPart(StoredWeights(tmp_path / "policy"), expected)
+    part = StoredPart(StoredWeights(tmp_path / "policy"), expected, torch.float32)
     shutil.rmtree(tmp_path / "policy")
     assert len(part) == len(expected)
     assert all(torch.equal(part[name], expected[name]) for name in part)

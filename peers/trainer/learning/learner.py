@@ -50,7 +50,7 @@ class Learner:
         self._saving: Future[None] | None = None
         self._generator = torch.Generator().manual_seed(settings.seed)
         if settings.objective.kl_coefficient:
-            self.past.keep_reference(self.policy.weights())
+            self.past.keep_reference(self.policy.read_weights(base))
         self._remember()
 
     @property
@@ -171,7 +171,7 @@ class Learner:
             {name.removeprefix("model."): shape for name, shape in weights.items()}, folder
         )
         if any(name.startswith("optimiser.") for name in shapes):
-            self.policy.make_optimiser_state()
+            self.policy.make_optimiser_state(shapes, folder)
         state = self._state()
         states.read(folder, state, self._ranks)
         self._generator.set_state(state["generator"])
@@ -201,6 +201,7 @@ class Learner:
     def export(self, folder: Path) -> None:
         """Write the policy as a plain Hugging Face folder, in the base's dtype, durably."""
         self.policy.export(folder)
+        self.past.published(self.step, folder)
 
 
 def _describe(groups: Sequence[Group], kept: Sequence[Group], step: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Past policies and the reference: kept in host memory, on the device only while they score.
+"""Past policies and the reference: off the device, except while they score.
 
 A policy's weights are needed on the device for the few passes that score a batch, and never at the
 same time as the gradients. So one spare model serves all past policies. Its memory exists only
@@ -8,16 +8,18 @@ during those passes, in which no gradients do: it never adds to the peak of a tr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from peers.trainer.learning.host import HostMemory, Weights
+from peers.trainer.learning.host import HostMemory
 from peers.trainer.learning.packing import Rows
 from peers.trainer.learning.policy import TrainedPolicy, score_passes
 from peers.trainer.learning.scorer import Scorer
 from peers.trainer.learning.sharding import local, rest, shard
+from peers.trainer.learning.stored import StoredPart
 from swarm.jobs.training import Sharding
 
 
@@ -34,28 +36,42 @@ class PastPolicies:
         self._sizes: dict[str, int] = {}
         """Bytes of each parameter whose memory is free now."""
         self._memory = HostMemory(self._device, trained.published_dtype, trained.weights())
-        self.held: dict[int, Weights] = {}
+        self._on_disk = sharding.past_policies == "disk"
+        self.held: dict[int, Mapping[str, Tensor]] = {}
         """Weights of the policies whose rollouts can be trained on, by number."""
-        self.reference: Weights | None = None
+        self.reference: Mapping[str, Tensor] | None = None
         """Weights of the KL term's reference, once needed."""
         self._release()
 
     def keep(self, policy: int, weights: Mapping[str, Tensor], count: int) -> None:
-        """Copy a policy to host memory, in the dtype of published policies; hold the newest
-        `count` from now on."""
+        """Hold a policy's weights, in the dtype of published policies, and the newest `count`
+        policies from now on."""
         self.forget(policy)
         for old in sorted(self.held)[: max(0, len(self.held) + 1 - count)]:
             self.forget(old)
-        self.held[policy] = self._memory.copy(weights)
+        self.held[policy] = self._hold(weights)
+
+    def published(self, policy: int, folder: Path) -> None:
+        """Note where a policy was published: it may be read there instead of kept in memory."""
+        if self._on_disk and policy in self.held:
+            weights = self._trained.read_weights(folder)
+            self.forget(policy)
+            self.held[policy] = weights
 
     def forget(self, policy: int) -> None:
         """Drop a policy, if it is held, so that its memory serves the next one."""
-        if policy in self.held:
-            self._memory.reuse(self.held.pop(policy))
+        weights = self.held.pop(policy, None)
+        if isinstance(weights, dict):
+            self._memory.reuse(weights)
 
-    def keep_reference(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy the weights of the KL term's reference to host memory."""
-        self.reference = self._memory.copy(weights)
+    def keep_reference(self, weights: StoredPart) -> None:
+        """Hold the weights of the KL term's reference."""
+        self.reference = self._hold(weights)
+
+    def _hold(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        if self._on_disk and isinstance(weights, StoredPart):
+            return weights
+        return self._memory.copy(weights)
 
     @torch.no_grad()
     def score(self, weights: Mapping[str, Tensor], passes: Sequence[Rows]) -> Tensor:

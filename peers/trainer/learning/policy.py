@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from peers.engines import model as policy_model
 from peers.engines.families import describe
@@ -15,12 +16,13 @@ from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.host import Weights
 from peers.trainer.learning.masks import fastest_attention
+from peers.trainer.learning.optimisers import begin_state, make_optimiser
 from peers.trainer.learning.packing import Rows, empty_rows, lay_out, lay_out_flat
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.scorer import Scorer
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import local, rest, shard, whole
-from peers.trainer.learning.stored import StoredPart, StoredWeights
+from peers.trainer.learning.stored import StoredPart, StoredWeights, slices_of
 from swarm.errors import UserError
 from swarm.messages import Optimiser
 from swarm.world.progress import report
@@ -51,13 +53,8 @@ class TrainedPolicy:
         shard(self.scorer, model.model.layers, ranks, settings.sharding)
         self._base = base
         self._read_base()
-        numbers = settings.optimiser
-        self.optimiser = torch.optim.AdamW(
-            model.parameters(),
-            lr=numbers.learning_rate,
-            betas=(numbers.beta1, numbers.beta2),
-            weight_decay=numbers.weight_decay,
-            fused=True,
+        self.optimiser = make_optimiser(
+            settings.sharding.optimiser, model.parameters(), settings.optimiser
         )
         self._flat = ranks.device.type == "cuda" or settings.flat
 
@@ -91,10 +88,13 @@ class TrainedPolicy:
         return {name: local(value).detach() for name, value in self.model.named_parameters()}
 
     def read_weights(self, folder: Path) -> StoredPart:
-        """This rank's part of a published policy; raises `UserError` if it does not fit."""
+        """This rank's part of a published policy, read at each access.
+
+        Raises `UserError` if the policy is of another model.
+        """
         stored = StoredWeights(folder)
         self.check_fit(stored.shapes, folder)
-        return StoredPart(stored, dict(self.model.named_parameters()))
+        return StoredPart(stored, dict(self.model.named_parameters()), self.published_dtype)
 
     @torch.no_grad()
     def _read_base(self) -> None:
@@ -139,17 +139,30 @@ class TrainedPolicy:
         state = {f"model.{name}": value for name, value in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimiser.state[parameter].items():
-                state[f"optimiser.{name}.{key}"] = value
+                state[f"optimiser.{name}.{key}{_part(parameter, key)}"] = value
         return state
 
-    def make_optimiser_state(self) -> None:
-        """Create the tensors that AdamW creates in its first step, for a load to fill."""
+    def make_optimiser_state(self, names: Collection[str], folder: Path) -> None:
+        """Create the tensors that the optimiser creates in its first step, for a load to fill.
+
+        `names`: those of the tensors in the training state `folder`. Raises `UserError` if they are
+        another optimiser's.
+        """
         for parameter in self.model.parameters():
-            self.optimiser.state[parameter] = {
-                "step": torch.zeros((), device=local(parameter).device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+            self.optimiser.state[parameter] = begin_state(self.optimiser, parameter)
+        missing = [name for name in self.state() if name not in names]
+        if missing:
+            raise UserError(
+                f"trainer state {folder} has no {missing[0]}; resume it with the trainer.optimiser "
+                "that wrote it, and if that is adamw8bit with as many ranks"
+            )
+
+
+def _part(parameter: Tensor, key: str) -> str:
+    """The mark of a tensor that belongs to one rank's part of a parameter: its codes or scales."""
+    if not isinstance(parameter, DTensor) or not key.endswith((".codes", ".scales")):
+        return ""
+    return f"[{','.join(f'{each.start}:{each.stop}' for each in slices_of(parameter))}]"
 
 
 @torch.no_grad()

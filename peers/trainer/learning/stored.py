@@ -84,13 +84,16 @@ class StoredWeights:
 class StoredPart(Mapping[str, Tensor]):
     """This rank's part of each of a policy's parameters, read from a folder at each access."""
 
-    def __init__(self, stored: StoredWeights, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, stored: StoredWeights, parameters: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> None:
         """`parameters`: the policy's, whose names and layout say what is read."""
         self._stored = stored
+        self._dtype = dtype
         self._slices = {name: slices_of(parameter) for name, parameter in parameters.items()}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._stored.part(name, self._slices[name])
+        return self._stored.part(name, self._slices[name]).to(self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._slices)

@@ -1,0 +1,168 @@
+"""AdamW with its moments in host memory, or in 8 bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peers.trainer.learning import optimisers
+from peers.trainer.learning.learner import Learner
+from peers.trainer.learning.optimisers import BLOCK, make_optimiser
+from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.settings import LearnerSettings
+from peers.trainer.learning.sharding import local
+from swarm.errors import UserError
+from swarm.jobs.training import Sharding
+from swarm.messages import Optimiser
+from tests.trainer.ranks_harness import run_ranks
+from tests.trainer.test_learner import random_groups, run_steps, same, settings, weights_of
+
+needs_torchao = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None, reason="torchao is not installed"
+)
+WITH_DECAY = Optimiser(learning_rate=1e-3, weight_decay=0.1)
+
+
+def chosen(optimiser: Any) -> LearnerSettings:
+    return dataclasses.replace(
+        settings(optimiser_steps=2, weight_decay=0.05), sharding=Sharding(optimiser=optimiser)
+    )
+
+
+def descend(name: str, steps: int = 4) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
+    """Steps on random gradients of two parameters, one of them too small for 8 bits."""
+    generator = torch.Generator().manual_seed(1)
+    parameters = [
+        torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((96, 128), (7,))
+    ]
+    optimiser = make_optimiser(name, parameters, WITH_DECAY)
+    for _ in range(steps):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimiser.step()
+    return [parameter.detach() for parameter in parameters], optimiser
+
+
+def test_offloaded_moments_step_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, adamw = descend("adamw")
+    monkeypatch.setattr(optimisers, "PIECE", 5 * BLOCK)  # several pieces, the last one shorter
+    found, offloaded = descend("offloaded")
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    for mine, wanted in zip(offloaded.state.values(), adamw.state.values(), strict=True):
+        assert mine.keys() == wanted.keys()
+        assert all(torch.equal(mine[name], wanted[name]) for name in mine)
+
+
+def test_a_learner_with_offloaded_moments_is_the_same_and_they_exchange_states(
+    base: Path, tmp_path: Path
+) -> None:
+    plain, offloaded = Learner(base, chosen("adamw")), Learner(base, chosen("offloaded"))
+    assert run_steps(plain, [0, 1]) == run_steps(offloaded, [0, 1])
+    offloaded.export(tmp_path / "policy-2")
+    offloaded.save(tmp_path / "state")
+    expected = run_steps(plain, [2])
+    for optimiser in ("adamw", "offloaded"):
+        resumed = Learner(base, chosen(optimiser))
+        resumed.load(tmp_path / "state", {0: base, 2: tmp_path / "policy-2"})
+        assert run_steps(resumed, [2]) == expected
+        assert same(weights_of(resumed), weights_of(plain))
+
+
+def test_ranks_offload_their_own_parts(base: Path, tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> list[Any]:
+        results: list[Any] = []
+        for optimiser in ("adamw", "offloaded"):
+            learner = Learner(base, chosen(optimiser), ranks=ranks)
+            results.append(learner.train_step(random_groups(0, policy=0), 0))
+            learner.save(tmp_path / optimiser)
+        resumed = Learner(base, chosen("offloaded"), ranks=ranks)
+        resumed.load(tmp_path / "adamw", {0: base})
+        states = [
+            {name: local(value).clone() for name, value in each.policy.state().items()}
+            for each in (learner, resumed)
+        ]
+        return [*results, *states]
+
+    for plain, offloaded, mine, resumed in run_ranks(2, tmp_path, work):
+        assert plain == offloaded
+        assert same(mine, resumed)
+
+
+def test_without_torchao_8_bits_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    with pytest.raises(
+        UserError, match=r"needs torchao; type: pip install 'swarm-rl\[adamw8bit\]'"
+    ):
+        make_optimiser("adamw8bit", [], WITH_DECAY)
+
+
+@needs_torchao
+def test_8_bit_moments_take_two_bytes_and_nearly_the_same_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected, _ = descend("adamw")
+    monkeypatch.setattr(optimisers, "PIECE", 5 * BLOCK)
+    found, optimiser = descend("adamw8bit")
+    large = next(iter(optimiser.state.values()))
+    assert sum(value.nbytes for value in large.values()) == 96 * 128 * 2 * (1 + 4 / BLOCK) + 4
+    assert torch.equal(found[1], expected[1])  # too small for 8 bits
+    moved = (expected[0] - found[0]).abs().mean() / WITH_DECAY.learning_rate
+    assert 0 < float(moved) < 0.1
+
+
+@needs_torchao
+def test_8_bit_moments_are_torchaos() -> None:
+    """The same codes and scales as torchao's own AdamW keeps."""
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    memory = optimisers.QuantisedMoments()
+    value = torch.randn(64, 64)
+    state = memory.begin(torch.zeros(64, 64))
+    whole = slice(0, value.numel())
+    for moment, signed in optimisers.MOMENTS.items():
+        wanted = value if signed else value.square()
+        theirs = OptimState8bit.zeros((64, 64), signed, BLOCK)
+        theirs.copy_(wanted)
+        memory.write(state, moment, whole, wanted.view(-1))
+        assert torch.equal(state[f"{moment}.codes"], theirs.codes)
+        assert torch.equal(state[f"{moment}.scales"], theirs.scale)
+        found = memory.read(state, moment, whole, torch.device("cpu"))
+        assert torch.equal(found, theirs.dequantize().view(-1))
+
+
+@needs_torchao
+def test_a_learner_with_8_bit_moments_resumes_to_the_last_bit(base: Path, tmp_path: Path) -> None:
+    through = Learner(base, chosen("adamw8bit"))
+    run_steps(through, [0, 1])
+    through.export(tmp_path / "policy-2")
+    through.save(tmp_path / "state")
+    expected = run_steps(through, [2])
+    resumed = Learner(base, chosen("adamw8bit"))
+    resumed.load(tmp_path / "state", {0: base, 2: tmp_path / "policy-2"})
+    assert run_steps(resumed, [2]) == expected
+    assert same(weights_of(resumed), weights_of(through))
+    with pytest.raises(UserError, match=r"resume it with the trainer\.optimiser that wrote it"):
+        Learner(base, chosen("adamw")).load(tmp_path / "state", {})
+
+
+@needs_torchao
+def test_two_ranks_resume_8_bit_moments_but_one_cannot(base: Path, tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
+        through = Learner(base, chosen("adamw8bit"), ranks=ranks)
+        through.train_step(random_groups(0, policy=0), 0)
+        through.save(tmp_path / "state")
+        resumed = Learner(base, chosen("adamw8bit"), ranks=ranks)
+        resumed.load(tmp_path / "state", {0: base})
+        groups = random_groups(1, policy=1)
+        return through.train_step(groups, 1), resumed.train_step(groups, 1)
+
+    for expected, found in run_ranks(2, tmp_path, work):
+        assert found == expected
+    with pytest.raises(UserError, match="if that is adamw8bit with as many ranks"):
+        Learner(base, chosen("adamw8bit")).load(tmp_path / "state", {})
