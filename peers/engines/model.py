@@ -14,7 +14,7 @@ import torch
 
 from peers.engines.config import read_supported_config
 from peers.engines.experts import fuse_experts, split_experts, split_names
-from peers.engines.tokenizer import copy_tokenizer
+from peers.engines.tokenizer import check_tokenizer, copy_tokenizer
 from swarm.errors import UserError
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
@@ -62,7 +62,8 @@ def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    read_supported_config(folder)
+    config = read_supported_config(folder)
+    check_tokenizer(folder, config["vocab_size"])
     weight_files(folder)
     logging.disable_progress_bar()  # it would fill the kept end of a child's stderr
     return AutoModelForCausalLM.from_pretrained(
@@ -82,7 +83,7 @@ def blank(folder: Path, dtype: torch.dtype) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    read_supported_config(folder)
+    check_tokenizer(folder, read_supported_config(folder)["vocab_size"])
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or dtype)

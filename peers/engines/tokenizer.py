@@ -1,4 +1,4 @@
-"""The tokenizer files of a model folder, and copying them to a new policy.
+"""The tokenizer files of a model folder: checked, and copied to a new policy.
 
 Files are selected by name from a closed list, so that no code (Python, pickles) is ever published.
 They are copied byte for byte, because the run manifest holds the hash of tokenizer.json.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import shutil
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+import tokenizers
 
 from swarm.errors import UserError
 
@@ -36,6 +38,28 @@ PATTERNS = (
 FILES_MAX = 64
 BYTES_MAX = 256 << 20
 """Size of all tokenizer files together. The largest in use, for 256,000 tokens, take 40 MB."""
+
+
+def check_tokenizer(folder: Path, vocabulary_size: int) -> None:
+    """Raise `UserError` if the tokenizer in `folder`, if any, has more tokens than the model.
+
+    A smaller one is common, because sizes are rounded up: the ids above decode to nothing. Special
+    tokens may lie above, as Gemma 3's image token does; a text that contains one is refused where
+    it is encoded.
+    """
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise UserError(f"{path} is no tokenizer file ({error})") from error
+    largest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+    if largest >= vocabulary_size:
+        raise UserError(
+            f"{path} has the token {largest}, but the model's vocabulary has {vocabulary_size} "
+            "tokens; use the tokenizer that belongs to the model"
+        )
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -29,14 +29,20 @@ def encode_examples(
     """Tokenize (prompt, answer) pairs with the tokenizer of the Hugging Face folder `model`.
 
     Returns the examples and how many pairs were left out: pairs longer than `tokens_max`, or with
-    an empty prompt.
+    an empty prompt. Raises `UserError` for a token that the model does not have.
     """
     renderer = Renderer(model)
-    stop = stop_id(model)
+    stop, vocabulary = stop_id(model), read_config(model)["vocab_size"]
     found: list[Example] = []
     left_out = 0
     for prompt, answer in pairs:
         ids = (renderer.encode_prompt(prompt), [*renderer.encode_completion(answer), stop])
+        outside = [token for part in ids for token in part if token >= vocabulary]
+        if outside:
+            raise UserError(
+                f"an example has the token {outside[0]}, but the model's vocabulary has "
+                f"{vocabulary} tokens; remove the special token from the text"
+            )
         if ids[0] and len(ids[0]) + len(ids[1]) <= tokens_max:
             found.append(ids)
         else:

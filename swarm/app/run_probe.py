@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.engines.config import read_supported_config
+from peers.engines.tokenizer import check_tokenizer
 from peers.environments import Environment, Renderer, Task, grade, task_of_step
 from peers.environments.base import PROBE_TASKS, answer_of, probe_hash, probe_seed
 from peers.environments.collection import Environments
@@ -78,6 +79,7 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
             "checked; give --tokenizer the folder of the model"
         ]
     config = read_supported_config(folder)
+    check_tokenizer(folder, config["vocab_size"])
     _check_tokens(manifest, config, longest, largest, where)
     return _warnings(manifest, config, where)
 

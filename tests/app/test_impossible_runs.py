@@ -20,6 +20,7 @@ CONFIG: dict[str, Any] = {
     "intermediate_size": 288,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-6,
     "dtype": "bfloat16",
@@ -114,8 +115,8 @@ def test_what_contradicts_itself_or_the_model(
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"model_type": "gemma2"}, "model_type is 'gemma2'; the families supported are llama"),
-        ({"use_sliding_window": True}, "use_sliding_window = True is not supported"),
+        ({"model_type": "cohere"}, "model_type is 'cohere', which is not supported"),
+        ({"mlp_bias": True}, "mlp_bias = True is not supported"),
         ({"vocab_size": 10}, "of a prompt, but the model's vocabulary has 10 tokens"),
     ],
 )

@@ -6,11 +6,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import tokenizers
 import transformers
 import trio
 
 from peers.engines.demo import make_policy
+from peers.engines.model import load
 from peers.engines.tokenizer import BYTES_MAX, copy_tokenizer
+from peers.environments import Renderer
+from peers.trainer.examples import encode_examples
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.supervised import SftService
@@ -123,3 +127,38 @@ def test_what_leads_out_or_is_too_much_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds 65 tokenizer files; 64 are the most"):
         copy_tokenizer(base, out)
     assert not list(out.iterdir())
+
+
+def shrink(folder: Path, size: int) -> None:
+    """Give a folder's model another vocabulary than its tokenizer."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(size)
+    model.save_pretrained(folder)
+
+
+def test_a_tokenizer_larger_than_the_model_is_a_sentence(tmp_path: Path) -> None:
+    make_policy(tmp_path, seed=1)
+    shrink(tmp_path, 60)
+    with pytest.raises(UserError, match="has the token 63, but the model's vocabulary has 60"):
+        load(tmp_path)
+    tuning = StartTuning(model=str(tmp_path), settings=TuningSettings(), data="unread")
+    with pytest.raises(UserError, match="use the tokenizer that belongs to the model"):
+        trio.run(SftService().start, tuning)
+
+
+def test_a_tokenizer_smaller_than_the_model_is_accepted(tmp_path: Path) -> None:
+    make_policy(tmp_path, seed=1)
+    shrink(tmp_path, 80)
+    load(tmp_path)
+    assert Renderer(tmp_path).decode_completion([5, 70, 4], [0]) == ("10", False)
+
+
+def test_special_tokens_above_the_vocabulary_are_refused_in_texts_only(tmp_path: Path) -> None:
+    make_policy(tmp_path, seed=1)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    load(tmp_path)
+    assert len(encode_examples([("10>", "01")], tmp_path, 20)[0]) == 1
+    with pytest.raises(UserError, match="an example has the token 64, but the model's vocabulary"):
+        encode_examples([("1<image>0>", "01")], tmp_path, 20)
