@@ -308,6 +308,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"a submission that validator {_short(f['by'])} judged cannot be judged again here: "
         f"{f['reason']}"
     ),
+    "validator.second_opinions_lost": lambda f: (
+        f"{f['submissions']} submissions that validator {_short(f['by'])} judged, and that were to "
+        f"be judged again here before the restart, are not: {f['reason']}"
+    ),
     "verdicts.contradict": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: validator "
         f"{_short(f['refuses'])} refuses it, validator {_short(f['accepts'])} accepts it after "

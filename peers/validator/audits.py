@@ -5,22 +5,24 @@ not recomputed cannot know that it never will be. It waits until no case does, a
 older policy than the newest loaded one, so it costs idle time alone. Its verdict is logged like the
 first one, counts like any recomputation, and replaces the first (`swarm.ledger.ruling`): the
 trainer drops a refused submission that it has not used, and its credit is lost in any case.
+The draw follows from the validator's key, so a restart draws the same submissions again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import trio
 
-from peers.validator.cases import Case, Outcome
+from peers.validator.cases import Case, Outcome, outcome_of
 from peers.validator.examiner import Examiner
 from peers.validator.queue import CaseQueue
 from peers.validator.verdicts import Verdicts
 from swarm.errors import PeerError
 from swarm.jobs.validation import PrefillService
+from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import Observable
 from swarm.world import ChildDied, ChildError
@@ -47,9 +49,23 @@ class Audits:
 
     def _note(self, case: Case, outcome: Outcome) -> None:
         unchecked = outcome.word == "accepted" and not outcome.evidence.tokens
-        if unchecked and self._examiner.is_drawn_later(case):
+        if unchecked and self._examiner.is_drawn_later(case.submission.digest):
             self._drawn.append((case, outcome))
         self._judged.touch()
+
+    def recover(self, verdicts: Iterable[Verdict]) -> None:
+        """Draw again what was drawn before a restart, among this validator's `verdicts`."""
+        due = (
+            verdict
+            for verdict in verdicts
+            if verdict.outcome == "accepted"
+            and not verdict.recomputed
+            and self._examiner.is_drawn_later(verdict.submission)
+        )
+        for verdict in deque(due, maxlen=AUDITS_WAITING_MAX):
+            case = self._queue.judged((verdict.worker, verdict.submission))
+            if case is not None:
+                self._drawn.append((case, outcome_of(verdict)))
 
     @contextmanager
     def using(self, prefill: PrefillService) -> Iterator[None]:

@@ -158,3 +158,19 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
         tokens=0 if outcome.failed in UNCREDITED else outcome.tokens,
         share=outcome.share,
     )
+
+
+def outcome_of(verdict: Verdict) -> Outcome:
+    """The outcome that an acceptance states, for an audit."""
+    return Outcome(
+        checks=verdict.checks,
+        rewards=verdict.rewards,
+        task_means=verdict.task_means,
+        task_spreads=verdict.task_spreads,
+        environments=verdict.environments,
+        canonical_digest=verdict.rollouts_digest,
+        canonical_bytes=verdict.rollouts_bytes,
+        tokens=verdict.tokens,
+        share=verdict.share,
+        evidence=verdict.evidence,
+    )

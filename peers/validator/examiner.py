@@ -14,7 +14,7 @@ from peers.validator.checks.history import History
 from peers.validator.checks.standing import POLICY, Age
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.records import Records
-from peers.validator.statistics import Duplicates, Pace, prefill_wanted
+from peers.validator.statistics import Duplicates, Pace, draw_secret, prefill_wanted
 from swarm.errors import PeerError
 from swarm.jobs import Load
 from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillService
@@ -41,8 +41,7 @@ class Examiner:
         self._peer = peer
         self._run = peer.run
         self._disk = peer.node.disk
-        self._secret = peer.node.world.secret_bytes(32)
-        """Secret that selects the submissions to recompute."""
+        self._secret = draw_secret(peer)
         self._records = records
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._duplicates = Duplicates()
@@ -52,11 +51,11 @@ class Examiner:
         self._prefilling = trio.Lock()
         """Held while the prefill child is used."""
 
-    def is_drawn_later(self, case: Case) -> bool:
+    def is_drawn_later(self, submission: bytes) -> bool:
         """Whether an accepted submission that was not recomputed is drawn for an audit."""
         secret = digest("swarm/1/audits", self._secret)
         share = self._run.manifest.thresholds.audit_share
-        return prefill_wanted(secret, case.submission.digest, share)
+        return prefill_wanted(secret, submission, share)
 
     def is_current(self, case: Case) -> bool:
         """Whether the prefill child holds a case's policy, or none as new."""

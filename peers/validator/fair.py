@@ -67,7 +67,7 @@ class FairQueue(Generic[Item]):
                 self._idle.pop(lane, None)
 
     def done(self, client: str, seconds: float) -> None:
-        """Charge a client for its item; its lane calls `next` again."""
+        """Charge a client for its item; it may have another one for the first idle lane."""
         self._busy.discard(client)
         self._used[client] += seconds
         if seconds > max(SLOW_SECONDS, SLOW_FACTOR * self._usual):
@@ -76,6 +76,7 @@ class FairQueue(Generic[Item]):
             self._slow.discard(client)
             self._usual += USUAL_SHARE * (seconds - self._usual)
         self._forget()
+        self._wake()
 
     def _choose(self) -> str | None:
         """The client whose turn it is; None if none may use a lane now."""

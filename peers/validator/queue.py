@@ -1,6 +1,12 @@
-"""The durable queue of cases: acknowledged submissions, those of each worker in order."""
+"""The durable queue of cases: acknowledged submissions, those of each worker in order.
+
+The messages of a case stay after its verdict, as long as its file does: for an audit, and for other
+validators that judge it too.
+"""
 
 from __future__ import annotations
+
+import sqlite3
 
 from peers.validator.cases import Case
 from peers.validator.docket import Docket
@@ -40,15 +46,22 @@ class CaseQueue:
     async def open(self) -> None:
         """Restore the cases acknowledged before a restart.
 
-        Drops cases that are judged, whose file is missing, or whose row cannot be decoded.
+        Drops cases whose file is missing or whose row cannot be decoded, and judged ones of which
+        the docket knows nothing.
         """
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "CREATE TABLE IF NOT EXISTS unjudged "
-                "(worker TEXT NOT NULL, digest BLOB NOT NULL, announced BLOB NOT NULL, "
-                "arranged BLOB NOT NULL, PRIMARY KEY (worker, digest))"
-            )
-        )
+
+        def create(connection: sqlite3.Connection) -> None:
+            for table in ("unjudged", "judged"):
+                connection.execute(
+                    f"CREATE TABLE IF NOT EXISTS {table} "
+                    "(worker TEXT NOT NULL, digest BLOB NOT NULL, announced BLOB NOT NULL, "
+                    "arranged BLOB NOT NULL, PRIMARY KEY (worker, digest))"
+                )
+            for key in connection.execute("SELECT worker, digest FROM judged").fetchall():
+                if not self._docket.is_judged_here(key):
+                    connection.execute("DELETE FROM judged WHERE worker = ? AND digest = ?", key)
+
+        await self._database.transact(create)
         dropped: list[str] = []
         restored: list[Case] = []
         for worker, digest, announced, arranged in self._database.read(
@@ -61,8 +74,10 @@ class CaseQueue:
                 dropped.append(str(error))
                 await self.remove(key)
                 continue
-            if self._docket.is_judged_here(key) or not self._inbox.exists(key):
+            if not self._inbox.exists(key):
                 await self.remove(key)
+            elif self._docket.is_judged_here(key):
+                await self.settle(case)
             else:
                 restored.append(case)
                 self._docket.take_order(case.ordered)
@@ -85,7 +100,7 @@ class CaseQueue:
         self._queue.put(case.client, case)
 
     def add_second(self, case: Case) -> None:
-        """Queue a case that another validator has judged; a restart forgets it."""
+        """Queue a case that another validator has judged; after a restart it is drawn again."""
         self._queue.put(case.client, case)
 
     def _admit(self, case: Case) -> None:
@@ -99,6 +114,39 @@ class CaseQueue:
         await self._database.transact(
             lambda connection: connection.execute(
                 "DELETE FROM unjudged WHERE worker = ? AND digest = ?", key
+            )
+        )
+
+    async def settle(self, case: Case) -> None:
+        """Take a judged case from the queue, and keep its messages until `forget`."""
+        self._waiting.pop(case.key, None)
+
+        def move(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT OR REPLACE INTO judged (worker, digest, announced, arranged) "
+                "VALUES (?, ?, ?, ?)",
+                (*case.key, case.announced.raw, case.ordered.raw),
+            )
+            connection.execute("DELETE FROM unjudged WHERE worker = ? AND digest = ?", case.key)
+
+        await self._database.transact(move)
+
+    def judged(self, key: Key) -> Case | None:
+        """A case that was judged here and whose file is still served."""
+        rows = self._database.read(
+            "SELECT announced, arranged FROM judged WHERE worker = ? AND digest = ? ORDER BY 1",
+            key,
+        )
+        try:
+            return _restored(*rows[0]) if rows else None
+        except (ValueError, Dropped, *DECODE_ERRORS):
+            return None
+
+    async def forget(self, key: Key) -> None:
+        """Forget the messages of a judged case."""
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "DELETE FROM judged WHERE worker = ? AND digest = ?", key
             )
         )
 

@@ -112,7 +112,7 @@ class ValidatorRole:
             note=self._intake.note,
         )
         self._lanes.open(self._settings.lanes)
-        self._second = SecondOpinions(peer, self._docket, self._queue)
+        self._second = SecondOpinions(peer, self._trusted, self._docket, self._queue)
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._hear)
         peer.gossip.listen(Verdict, self._conduct.hear)
@@ -144,12 +144,14 @@ class ValidatorRole:
         await self._inbox.remove_others(
             {*(case.key for case in self._queue.cases()), *self._docket.judged_here()}
         )
+        self._audits.recover(map(self._docket.verdict_here, self._docket.judged_here()))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_checkpoints)
             nursery.start_soon(self._inbox.run)
             nursery.start_soon(self._tidy)
             nursery.start_soon(self._audits.run, nursery)
             nursery.start_soon(self._second.run)
+            nursery.start_soon(self._second.recover, self._hear)
             reception = Reception(self._peer, self._docket, self._inbox, self._queue, self._conduct)
             self._peer.status.doing = "ready to judge"
             async with self._peer.messenger.answering({Submission: reception.answer}):

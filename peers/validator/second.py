@@ -9,6 +9,8 @@ one worker is contradicted (`verdicts.contradict`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 from peers.validator.cases import Case, slot_of
@@ -16,17 +18,27 @@ from peers.validator.docket import Docket
 from peers.validator.inbox import path_of
 from peers.validator.precedence import ranked
 from peers.validator.queue import CaseQueue
-from peers.validator.statistics import prefill_wanted
-from swarm.envelope import Envelope
+from peers.validator.statistics import draw_secret, prefill_wanted
+from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.ledger.client import open_ledger
+from swarm.ledger.entries import Judged, decode
 from swarm.ledger.faults import Fault
 from swarm.ledger.ruling import settles
 from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
+from swarm.node.trusted import TrustedPart
+from swarm.rollouts.seeds import digest
 from swarm.run.heard_verdicts import verdict_in
 from swarm.transport import BlobReference, FetchError, Source
+
+ENTRIES_RECOVERED = 4096
+"""Newest entries of another validator's log that a restarted one draws from again; decoding them
+takes some 40 ms."""
+
+RECOVERY_SECONDS = 10.0
+"""Time after a start in which the mirrors catch up, and gossip repeats the newest verdicts."""
 
 WAITING_MAX = 64
 """Verdicts that wait to be checked; further ones are left unchecked."""
@@ -35,13 +47,16 @@ WAITING_MAX = 64
 class SecondOpinions:
     """Draws other validators' verdicts, fetches their files and queues them."""
 
-    def __init__(self, peer: RunNode, docket: Docket, queue: CaseQueue) -> None:
+    def __init__(
+        self, peer: RunNode, trusted: TrustedPart, docket: Docket, queue: CaseQueue
+    ) -> None:
         self._peer = peer
         self._docket = docket
         self._queue = queue
-        self._secret = peer.node.world.secret_bytes(32)
+        self._trusted = trusted
+        self._secret = digest("swarm/1/second", draw_secret(peer))
         self._since_ms = peer.node.world.wall_time() * 1000
-        """Verdicts issued before are not checked: this validator was not there to be asked."""
+        """A verdict issued before did not skip this validator: it was not there to be asked."""
         self._drawn, self._to_fetch = trio.open_memory_channel[Envelope](WAITING_MAX)
 
     def hear(self, envelope: Envelope) -> None:
@@ -52,18 +67,23 @@ class SecondOpinions:
             return
         if self._docket.opinions_on(key) or self._queue.find(key) is not None:
             return  # not the first verdict, or the worker has asked this validator too
-        if envelope.body.issued_ms >= self._since_ms and self._wants(envelope.sender, verdict):
+        skipped = envelope.body.issued_ms >= self._since_ms and self._was_skipped(
+            envelope.sender, verdict
+        )
+        if skipped or self._is_drawn(verdict.submission):
             try:
                 self._drawn.send_nowait(envelope)
             except trio.WouldBlock:
                 return
 
-    def _wants(self, judge: str, verdict: Verdict) -> bool:
+    def _is_drawn(self, submission: bytes) -> bool:
+        manifest = self._peer.run.manifest
+        others = max(1, len(manifest.validator_ids()) - 1)
+        return prefill_wanted(self._secret, submission, manifest.thresholds.second_share / others)
+
+    def _was_skipped(self, judge: str, verdict: Verdict) -> bool:
+        """Whether this validator comes before the judge in rank, and was not asked."""
         validators = self._peer.run.manifest.validator_ids()
-        others = max(1, len(validators) - 1)
-        share = self._peer.run.manifest.thresholds.second_share / others
-        if prefill_wanted(self._secret, verdict.submission, share):
-            return True
         order = self._docket.order_of(verdict.lineage, verdict.step)
         taken = self._docket.taken(slot_of(verdict.worker, verdict))
         if order is None or judge not in validators:
@@ -76,6 +96,56 @@ class SecondOpinions:
         ranks = ranked(validators, order, verdict.worker, verdict.number)
         skipped = ranks.index(self._peer.peer_id) < ranks.index(judge)
         return skipped and not acknowledged_here
+
+    async def recover(self, hear: Callable[[Envelope], None]) -> None:
+        """Draw again, from the others' logs, what was drawn before a restart and not judged.
+
+        `hear` gets the signed verdicts, as if gossip had brought them. Their validators keep only
+        the files of the last steps, so only these are looked at.
+        """
+        await trio.sleep(RECOVERY_SECONDS)
+        run = self._peer.run
+        for judge in run.manifest.validator_ids():
+            due = self._due(judge) if judge != self._peer.peer_id else []
+            if not due:
+                continue
+            try:
+                await self._peer.node.reach(PeerId(judge))
+                async with open_ledger(self._peer.node.transport, PeerId(judge)) as client:
+                    for index, worker in due:
+                        page = await client.verdicts(worker, index)
+                        envelope = open_envelope(page[0].envelope) if page else None
+                        if envelope is None or envelope.body.run != run.id:
+                            continue
+                        if isinstance(envelope.message, Verdict) and envelope.sender == judge:
+                            hear(envelope)
+            except (PeerError, Dropped) as error:
+                self._peer.node.events.emit(
+                    "validator.second_opinions_lost",
+                    by=judge,
+                    submissions=len(due),
+                    reason=str(error),
+                )
+
+    def _due(self, judge: str) -> list[tuple[int, str]]:
+        """The index in a validator's log, and the worker, of its newest verdicts that are drawn
+        and not judged here."""
+        log = self._trusted.log_of(judge)
+        assert log is not None
+        start = max(0, log.size() - ENTRIES_RECOVERED)
+        entries = list(enumerate(map(decode, log.entries(start, ENTRIES_RECOVERED)), start))
+        judged = [(index, entry) for index, entry in entries if isinstance(entry, Judged)]
+        newest = max(((entry.lineage, entry.step) for _, entry in judged), default=(0, 0))
+        oldest = (newest[0], newest[1] - self._peer.run.max_staleness)
+        return [
+            (index, entry.worker)
+            for index, entry in judged
+            if (entry.lineage, entry.step) >= oldest
+            and settles(entry)
+            and not entry.proven_fault
+            and not self._docket.is_judged_here((entry.worker, entry.submission))
+            and self._is_drawn(entry.submission)
+        ][-WAITING_MAX:]
 
     async def run(self) -> None:
         """Fetch what was drawn, until cancelled."""

@@ -12,11 +12,20 @@ from dataclasses import dataclass
 
 import blake3
 
+from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import digest
 
 DUPLICATE_GROUPS_MAX = 1 << 17
 """Groups remembered to recognise copies: about 30 MB, far more groups than `max_staleness`
 admits."""
+
+
+def draw_secret(peer: RunNode) -> bytes:
+    """The secret that decides which submissions a validator draws for recomputation.
+
+    It follows from the validator's key, so that a restart draws the same ones again.
+    """
+    return peer.node.identity.sign(b"swarm/1/draws\x00" + peer.run.id.encode())
 
 
 def prefill_wanted(secret: bytes, submission: bytes, share: float) -> bool:

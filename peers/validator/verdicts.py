@@ -17,7 +17,7 @@ from peers.validator.records import Records
 from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
-from swarm.ledger.faults import FaultRecord
+from swarm.ledger.faults import Fault
 from swarm.ledger.ruling import binds, settles
 from swarm.messages import Evidence, Verdict
 from swarm.node.run_node import RunNode
@@ -49,6 +49,7 @@ class Verdicts:
         self._records = records
         self.given: Callable[[Case, Outcome], None] = lambda _case, _outcome: None
         """Called after each verdict on a case."""
+        trusted.faults.lender = self._lent
 
     async def recover(self) -> None:
         """Restore the verdicts given before a restart, and serve the accepted files."""
@@ -66,6 +67,8 @@ class Verdicts:
                     continue
                 self._serve(key, verdict)
                 await self._announce_again(envelope, verdict)
+            elif binds(verdict) and not verdict.proven_fault and self._inbox.exists(key):
+                self._serve_refused(key, verdict)
         if missing:
             self._peer.node.events.emit("validator.rollouts_missing", submissions=missing)
 
@@ -99,13 +102,15 @@ class Verdicts:
         envelope = await self._trusted.append_verdict(verdict_at)  # evicts for a proven fault
         contradicting = self._docket.give(envelope)
         self._inbox.let_go(key)
-        await self._queue.remove(key)
         verdict = verdict_in(envelope)
-        self._lend(case, verdict)
+        if settles(verdict) and not verdict.proven_fault:
+            await self._queue.settle(case)
+        else:
+            await self._queue.remove(key)
         if outcome.word == "accepted":
             self._serve(key, verdict)
         elif binds(verdict) and not verdict.proven_fault:
-            self._peer.blobs.register(verdict.submission, path_of(key), 0, verdict.size_bytes)
+            self._serve_refused(key, verdict)
         else:
             if outcome.proven_fault and is_new:
                 await self._keep_evidence(case)
@@ -159,17 +164,16 @@ class Verdicts:
 
     async def _keep_evidence(self, case: Case) -> None:
         """Keep the messages and the file that prove a fault, so that anyone can check it again."""
-        record = self._record_of(case)
-        if record is not None and self._inbox.exists(case.key):
-            await self._trusted.faults.keep(record, path_of(case.key))
+        fault = self._fault_of(case)
+        if fault is not None and self._inbox.exists(case.key):
+            await self._trusted.faults.keep(fault, path_of(case.key))
 
-    def _lend(self, case: Case, verdict: Verdict) -> None:
-        """Let other validators fetch a judged case, to give a second opinion."""
-        record = self._record_of(case)
-        if record is not None and settles(verdict) and not verdict.proven_fault:
-            self._trusted.faults.lend(record)
+    def _lent(self, submission: bytes, worker: str) -> Fault | None:
+        """The messages of a judged case, with which other validators give a second opinion."""
+        case = self._queue.judged((worker, submission))
+        return None if case is None else self._fault_of(case)
 
-    def _record_of(self, case: Case) -> FaultRecord | None:
+    def _fault_of(self, case: Case) -> Fault | None:
         """The signed messages of a case; None if they do not prove anything to others.
 
         The step's version of the manifest may be forgotten. And when the owner has replaced the
@@ -178,13 +182,8 @@ class Verdicts:
         signed = self._peer.run.version(case.order.run_digest)
         if signed is None:
             return None
-        record = FaultRecord(
-            announcement=case.announced.raw, order=case.ordered.raw, manifest=signed.raw
-        )
-        try:
-            return record if record.opened else None
-        except ValueError:
-            return None
+        fault = Fault(case.announced, case.ordered, signed)
+        return fault if fault.problem() is None else None
 
     def if_evicted(self, worker: str) -> Outcome | None:
         """The outcome for a submission of an evicted worker; None for any other worker."""
@@ -227,7 +226,7 @@ class Verdicts:
 
     async def _withdraw(self, key: Key, file: bytes, rollouts: bytes) -> None:
         """Stop serving a judged submission, and remove its files."""
-        self._trusted.faults.take_back(file, key[0])
+        await self._queue.forget(key)
         self._peer.blobs.unregister(file)
         self._peer.blobs.unregister(rollouts)
         await self._inbox.remove(key)
@@ -239,6 +238,10 @@ class Verdicts:
         blobs.register(verdict.submission, path_of(key), 0, verdict.size_bytes)
         canonical = canonical_path_of(key)
         blobs.register(verdict.rollouts_digest, canonical, 0, verdict.rollouts_bytes)
+
+    def _serve_refused(self, key: Key, verdict: Verdict) -> None:
+        """Serve a refused file to validators that give a second opinion."""
+        self._peer.blobs.register(verdict.submission, path_of(key), 0, verdict.size_bytes)
 
     def _report(self, case: Case, outcome: Outcome, seconds: float, decided: float) -> None:
         failed = next((check for check in outcome.checks if not check.passed), None)

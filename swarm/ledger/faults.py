@@ -9,6 +9,7 @@ file in its place.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -69,6 +70,13 @@ class Fault:
     """The run manifest."""
 
     @property
+    def record(self) -> FaultRecord:
+        """The messages as they are kept and sent."""
+        return FaultRecord(
+            announcement=self.announced.raw, order=self.ordered.raw, manifest=self.signed.raw
+        )
+
+    @property
     def worker(self) -> str:
         return self.announced.sender
 
@@ -114,17 +122,9 @@ class FaultStore:
     def __init__(self, database: Database, disk: Disk) -> None:
         self._database = database
         self._disk = disk
-        self._lent: dict[tuple[bytes, str], bytes] = {}
-        """Encoded records of judged submissions whose file is still here, by file and worker."""
-
-    def lend(self, record: FaultRecord) -> None:
-        """Serve the messages of a judged submission, so that others can judge it too."""
-        fault = record.opened
-        self._lent[fault.submission.digest, fault.worker] = _encoder.encode(record)
-
-    def take_back(self, submission: bytes, worker: str) -> None:
-        """Serve a judged submission's messages no longer."""
-        self._lent.pop((submission, worker), None)
+        self.lender: Callable[[bytes, str], Fault | None] = lambda _submission, _worker: None
+        """The messages of a judged submission whose file is still here, by file and worker. They
+        are served too, so that other validators can judge it."""
 
     async def create(self) -> None:
         """Create the table if it does not exist, and remove files that it does not list."""
@@ -140,9 +140,8 @@ class FaultStore:
         for path in sorted(listed - kept):
             await self._disk.remove(path)
 
-    async def keep(self, record: FaultRecord, path: str) -> None:
+    async def keep(self, fault: Fault, path: str) -> None:
         """Keep the evidence of a fault durably; moves the file at `path` here."""
-        fault = record.opened
         submission = fault.submission.digest
         await self._disk.rename(path, path_of(submission))
         await self._disk.sync(path_of(submission))
@@ -150,7 +149,7 @@ class FaultStore:
         def insert(connection: sqlite3.Connection) -> list[bytes]:
             connection.execute(
                 "INSERT OR IGNORE INTO proven_faults (submission, worker, record) VALUES (?, ?, ?)",
-                (submission, fault.worker, _encoder.encode(record)),
+                (submission, fault.worker, _encoder.encode(fault.record)),
             )
             before = {digest for (digest,) in connection.execute(_ALL)}
             connection.execute(
@@ -168,14 +167,13 @@ class FaultStore:
 
         Empty and 0 if unknown. Several workers may hand in the same file.
         """
-        if (submission, worker) in self._lent:
-            return self._lent[submission, worker], 0
         rows = self._database.read(
             "SELECT record FROM proven_faults WHERE submission = ? AND worker = ? ORDER BY 1",
             (submission, worker),
         )
         if not rows or not self._disk.exists(path_of(submission)):
-            return b"", 0
+            lent = self.lender(submission, worker)
+            return (_encoder.encode(lent.record), 0) if lent is not None else (b"", 0)
         return bytes(rows[0][0]), self._disk.size_bytes(path_of(submission))
 
     async def read(self, submission: bytes, start: int, count: int) -> bytes:

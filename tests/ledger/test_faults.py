@@ -60,7 +60,7 @@ def record_of(lab: Swarm, file: bytes, **changes: bytes) -> FaultRecord:
 async def kept(peer: Peer, lab: Swarm, file: bytes) -> bytes:
     """Have a peer keep the evidence of a fault in `file`; returns the file's digest."""
     await peer.node.disk.write("incoming/file", file)
-    await peer.trusted.faults.keep(record_of(lab, file), "incoming/file")
+    await peer.trusted.faults.keep(record_of(lab, file).opened, "incoming/file")
     assert not peer.node.disk.exists("incoming/file")
     return blake3(file).digest()
 
@@ -141,7 +141,7 @@ def test_two_workers_faults_in_the_same_file_are_both_kept(tmp_path: Path) -> No
                 lab, b"shared", announcement=sealed(another, submission, lab.run).raw
             )
             await alice.node.disk.write("incoming/file", b"shared")
-            await store.keep(record, "incoming/file")
+            await store.keep(record.opened, "incoming/file")
             for worker in (WORKER, another):
                 raw, size = store.record(digest, worker.peer_id)
                 assert faults.decode_record(raw).opened.worker == worker.peer_id and size == 6

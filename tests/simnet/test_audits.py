@@ -6,6 +6,7 @@ from typing import Any
 
 import trio
 
+from peers.validator.role import ValidatorRole
 from simnet.adversaries import disguise
 from simnet.clock import run_virtual
 from simnet.compute import Hardware, Workload
@@ -13,6 +14,7 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.messages import Thresholds
+from swarm.node.run_node import RunNode
 
 END_SECONDS = 90.0
 LIAR = "w0"
@@ -78,3 +80,49 @@ def test_a_lie_that_was_accepted_is_found_by_its_audit() -> None:
         if name == "validator.audited" and fields["outcome"] == "refused"
     ]
     assert len(refused) == evictions == 1, "the first refusal evicts"
+
+
+def test_a_validator_that_is_killed_before_an_audit_performs_it_after_its_restart() -> None:
+    simulation = Simulation(1, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
+    lives: list[ValidatorRole] = []
+    audited: set[bytes] = set()
+    enough = trio.Event()
+
+    class Noted(ValidatorRole):
+        def __init__(self, peer: RunNode) -> None:
+            super().__init__(peer)
+            lives.append(self)
+
+    def hear(_now: float, _peer: Peer, event: Event) -> None:
+        if event.name == "validator.verdict" and lives[0]._audits._drawn:
+            enough.set()
+        elif event.name == "validator.audited":
+            assert event.fields["submission"] not in audited, "audited twice"
+            audited.add(event.fields["submission"])
+
+    async def main() -> None:
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=["v0"], groups_per_step=16,
+                max_new_tokens=256, thresholds=rarely(1.0),
+            )  # fmt: skip
+            for plan in (
+                Plan("v0", ["validator"], acts=Noted),
+                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=30.0)),
+                Plan("w0", ["inference"]),
+                Plan("w1", ["inference"]),
+            ):
+                await simulation.add(plan).start()
+            await enough.wait()
+            waiting = {case.submission.digest for case, _ in lives[0]._audits._drawn}
+            await simulation.peers["v0"].kill()
+            assert not waiting & audited
+            await simulation.peers["v0"].start(resume=True)
+            with trio.move_on_after(60):
+                while not waiting <= audited:  # noqa: ASYNC110 (virtual time)
+                    await trio.sleep(1)
+            assert waiting <= audited
+
+    run_virtual(main, seed=1, limit_seconds=600)
+    assert simulation.violations == []

@@ -14,11 +14,12 @@ from peers.validator.role import ValidatorRole
 from simnet.clock import run_virtual
 from simnet.compute import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
-from simnet.simulation import Plan, Simulation
+from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.jobs.validation import Judge, PrefillService
 from swarm.messages import Evidence, Thresholds
 from swarm.node.run_node import RunNode
+from swarm.node.trusted import VERDICT_LIFETIME_SECONDS
 
 VALIDATORS = ["v0", "v1", "v2"]
 LIAR = "v0"
@@ -137,3 +138,46 @@ def test_a_validator_that_refuses_one_worker_is_contradicted() -> None:
     assert found[LIAR] > 0 and found[LIAR] == sum(found.values()) / 2
     about = {event.fields["worker"] for _, event in said if event.name == "verdicts.contradict"}
     assert about == {simulation.identity(VICTIM).peer_id}
+
+
+def test_a_second_opinion_is_given_after_a_restart() -> None:
+    """A validator is killed as soon as another one has judged, and before it checks that."""
+    simulation = Simulation(3, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
+    by: dict[str, set[bytes]] = {"v0": set(), "v1": set()}
+    enough = trio.Event()
+
+    def hear(_now: float, peer: Peer, event: Event) -> None:
+        if event.name == "validator.verdict":
+            by[peer.name].add(event.fields["submission"])
+            if len(by["v0"] - by["v1"]) == 4:
+                enough.set()
+
+    async def main() -> None:
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=["v0", "v1"], groups_per_step=16,
+                max_new_tokens=256, thresholds=Thresholds(second_share=1.0),
+            )  # fmt: skip
+            slow = Hardware(prefill_tokens_per_second=500.0)
+            await simulation.add(Plan("v0", ["validator"])).start()
+            await simulation.add(Plan("v1", ["validator"], hardware=slow)).start()
+            await simulation.add(
+                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=3000.0))
+            ).start()
+            for name in WORKERS[:3]:
+                await simulation.add(Plan(name, ["inference"])).start()
+            await enough.wait()
+            waiting = by["v0"] - by["v1"]
+            await trio.sleep(3)  # v1 mirrors the log of v0
+            await simulation.peers["v1"].kill()
+            await trio.sleep(VERDICT_LIFETIME_SECONDS)  # so that gossip does not repeat them
+            before = waiting - by["v1"]
+            assert before
+            await simulation.peers["v1"].start(resume=True)
+            with trio.move_on_after(120):
+                while not before <= by["v1"]:  # noqa: ASYNC110 (virtual time)
+                    await trio.sleep(1)
+            assert before <= by["v1"]
+
+    run_virtual(main, seed=3, limit_seconds=2000)

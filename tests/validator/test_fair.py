@@ -90,3 +90,28 @@ def test_the_first_idle_lane_gets_the_next_item() -> None:
         assert taken == [0] * 5
 
     run_virtual(main, seed=1, limit_seconds=60)
+
+
+def test_a_clients_next_item_is_taken_although_the_first_lane_idles() -> None:
+    """The lane that finishes leaves the item to the first idle lane, which has to be woken."""
+    taken: list[str] = []
+
+    async def main() -> None:
+        queue: FairQueue[str] = FairQueue(2)
+
+        async def lane(index: int, seconds: float) -> None:
+            while True:
+                item = await queue.next(index)
+                taken.append(item)
+                await trio.sleep(seconds)
+                queue.done(item[0], seconds)
+
+        for item in ("a1", "b1", "b2", "b3"):
+            queue.put(item[0], item)
+        with trio.move_on_after(100):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lane, 0, 1.0)
+                nursery.start_soon(lane, 1, 3.0)
+
+    run_virtual(main, seed=1, limit_seconds=200)
+    assert sorted(taken) == ["a1", "b1", "b2", "b3"]

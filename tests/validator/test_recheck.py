@@ -121,7 +121,7 @@ def evicted(lab: Swarm, record: FaultRecord, file: bytes) -> tuple[Archive, Faul
     async def main() -> None:
         async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as anyone:
             await alice.node.disk.write("incoming/file", file)
-            await alice.trusted.faults.keep(record, "incoming/file")
+            await alice.trusted.faults.keep(record.opened, "incoming/file")
             await alice.trusted.append_verdict(
                 verdict_at(
                     0,
