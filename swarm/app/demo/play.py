@@ -19,7 +19,14 @@ from rich.console import Console
 
 from peers.demo import ENVIRONMENT
 from peers.engines.demo import save_tokenizer
-from swarm.app.demo.cast import PRELOAD_COMPUTE, PRELOAD_PEERS, configure, demo_manifest, make_peers
+from swarm.app.demo.cast import (
+    GROUPS_PER_SUBMISSION,
+    PRELOAD_COMPUTE,
+    PRELOAD_PEERS,
+    configure,
+    demo_manifest,
+    make_peers,
+)
 from swarm.app.demo.options import DemoOptions
 from swarm.app.demo.processes import Process, keep_alive
 from swarm.app.demo.state import SwarmState
@@ -133,6 +140,7 @@ class Demo:
             hashes=probe_hashes(base, [ENVIRONMENT]),
             trainer=self._peer("trainer").identity.peer_id,
             validator=self._peer("validator").identity.peer_id,
+            groups_per_submission=GROUPS_PER_SUBMISSION,
         )
         owner = load_or_create(self.folder / "owner.key")
         path = self.folder / "run.manifest"
