@@ -117,7 +117,7 @@ def test_what_contradicts_itself_or_the_model(
     [
         ({"model_type": "cohere"}, "model_type is 'cohere', which is not supported"),
         ({"mlp_bias": True}, "mlp_bias = True is not supported"),
-        ({"vocab_size": 10}, "of a prompt, but the model's vocabulary has 10 tokens"),
+        ({"vocab_size": 10}, "has the token 63, but the model's vocabulary has 10 tokens"),
     ],
 )
 def test_models(config: dict[str, Any], sentence: str, tmp_path: Path) -> None:
