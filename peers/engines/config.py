@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from peers.engines.families import Architecture, Unsupported, describe
+from peers.engines.families import Unsupported, describe
 from swarm.errors import UserError
 
 
@@ -37,11 +37,6 @@ def read_supported_config(folder: Path) -> dict[str, Any]:
     if problem is not None:
         raise UserError(f"model config {folder / 'config.json'}: {problem}")
     return config
-
-
-def read_architecture(folder: Path) -> Architecture:
-    """The architecture of a supported model; raises `UserError` with the reason for any other."""
-    return describe(read_supported_config(folder))
 
 
 def why_unsupported(config: Mapping[str, Any]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,28 +43,28 @@ def turn(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def make_rotary(
-    model: Architecture, folder: Path, device: torch.device, dtype: torch.dtype
+    model: Architecture, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype
 ) -> dict[str, Rotary]:
-    """The rotary embedding of each kind of layer that the model has."""
+    """The rotary embedding of each kind of layer that the model has; `config` is its config."""
     made = {}
     for kind in {layer.kind for layer in model.layers}:
-        frequencies, scale = _frequencies(model, kind, folder, device)
+        frequencies, scale = _frequencies(model, kind, config, device)
         made[kind] = Rotary(frequencies, scale, dtype)
     return made
 
 
 def _frequencies(
-    model: Architecture, kind: str, folder: Path, device: torch.device
+    model: Architecture, kind: str, config: Mapping[str, Any], device: torch.device
 ) -> tuple[Tensor, float]:
     """Angle per position for each pair of dimensions, and the scale of sine and cosine."""
     parameters = model.ropes[kind]
     if parameters["rope_type"] == "default":
         exponents = torch.arange(0, model.head_size, 2, dtype=torch.float32) / model.head_size
         return (1.0 / parameters["rope_theta"] ** exponents).to(device), 1.0
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
+    loaded = CONFIG_MAPPING[model.family].from_dict(dict(config))
     own: Mapping[str, Any] = {"layer_type": kind} if kind in loaded.rope_parameters else {}
     frequencies, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](loaded, device, **own)
     return frequencies, float(scale)

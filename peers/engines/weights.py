@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -22,28 +19,28 @@ class Weights:
     def __init__(
         self,
         model: Architecture,
-        stored: Mapping[str, Tensor],
-        folder: Path,
+        stored: dict[str, Tensor],
+        source: str,
         device: torch.device,
         dtype: torch.dtype | None,
     ) -> None:
+        """`stored` is emptied, so that memory never holds the policy twice. `source` is its name in
+        errors."""
         self.model = model
         self._stored = stored
-        self._folder = folder
+        self._source = source
         self._device = device
         self._dtype = dtype
-        self._taken: set[str] = set()
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor of that name; raises `UserError` unless it exists and has this shape."""
-        found = self._stored.get(name)
+        found = self._stored.pop(name, None)
         if found is None:
-            raise UserError(f"the weights in {self._folder} lack {name}")
+            raise UserError(f"the weights in {self._source} lack {name}")
         if found.shape != shape:
             raise UserError(
-                f"{name} in {self._folder} has shape {list(found.shape)}, not {list(shape)}"
+                f"{name} in {self._source} has shape {list(found.shape)}, not {list(shape)}"
             )
-        self._taken.add(name)
         return found.to(self._device, self._dtype)
 
     def norm(self, name: str, size: int) -> Tensor:
@@ -83,13 +80,9 @@ class Weights:
     def check_all_taken(self) -> None:
         """Raise `UserError` if the checkpoint holds a tensor that this model does not have."""
         tied = {"lm_head.weight"} if self.model.tied else set()
-        left = [
-            name
-            for name in sorted(self._stored.keys() - self._taken - tied)
-            if not name.endswith(_IGNORED)
-        ]
+        left = [name for name in sorted(self._stored.keys() - tied) if not name.endswith(_IGNORED)]
         if left:
             raise UserError(
-                f"the weights in {self._folder} hold {left[0]}, which a {self.model.family} model "
+                f"the weights in {self._source} hold {left[0]}, which a {self.model.family} model "
                 "with this config.json does not have"
             )

@@ -1,0 +1,46 @@
+"""What lies before and after a model's layers: embedding, final norm and head."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the field's usual name)
+from torch import Tensor
+
+from peers.engines.layers import rms_norm
+from peers.engines.logits import adjust_logits
+from peers.engines.weights import Weights
+
+
+class Ends:
+    """Embedding, final norm and head, ready to compute."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Take the weights; raises `UserError` for one that is missing or does not fit."""
+        self._model = model = weights.model
+        size = (model.vocabulary_size, model.hidden_size)
+        self._embedding = weights.take("model.embed_tokens.weight", *size)
+        head = self._embedding if model.tied else weights.take("lm_head.weight", *size)
+        self._head = head.float()
+        self._norm = weights.norm("model.norm.weight", model.hidden_size)
+        self._scale = model.embedding_scale
+        if model.rounds_embedding_scale:
+            self._scale = float(torch.tensor(self._scale, dtype=self.dtype))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the hidden states, keys and values."""
+        return self._embedding.dtype
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The stream [..., hidden] that the first layer gets."""
+        stream = F.embedding(tokens, self._embedding)
+        return stream if self._scale == 1 else stream * self._scale
+
+    def finish(self, stream: Tensor) -> Tensor:
+        """The hidden states of the stream that the last layer gives."""
+        return rms_norm(self._model, stream, self._norm)
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """fp32 logits [..., vocabulary] of hidden states, before the temperature."""
+        return adjust_logits(self._model, F.linear(states.float(), self._head))

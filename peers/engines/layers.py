@@ -1,0 +1,156 @@
+"""A range of a model's layers, from their weights: the part that a pipeline's stage computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the field's usual name)
+from torch import Tensor
+
+from peers.engines.attention import LayerAttention
+from peers.engines.families import Architecture
+from peers.engines.feedforward import Dense, Mixture
+from peers.engines.rotary import Rotary, turn
+from peers.engines.weights import Weights
+
+Attention = Callable[[LayerAttention, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries [B, H, S, D], keys and values [B, H_kv, S, D]) → [B, H, S, D]."""
+
+
+@dataclass
+class _Layer:
+    """One decoder layer's weights. Queries, keys and values come from one matrix product."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    outer_attention_norm: Tensor | None
+    mlp_norm: Tensor
+    mlp: Dense | Mixture
+    outer_mlp_norm: Tensor | None
+
+
+def attentions(model: Architecture, span: range) -> list[LayerAttention]:
+    """What the function that attends must know about each layer of a range."""
+    return [
+        LayerAttention(index, model.query_scale, model.layers[index].window, model.attention_cap)
+        for index in span
+    ]
+
+
+def rms_norm(model: Architecture, values: Tensor, weight: Tensor) -> Tensor:
+    """Normalise the last dimension as the model does; `weight` is `Weights.norm`'s."""
+    # Takes half the time of F.rms_norm on a CPU, and rounds where transformers rounds.
+    exact = values.float()
+    scale = torch.rsqrt((exact * exact).mean(-1, keepdim=True) + model.epsilon)
+    if model.norm_adds_one:  # the weight is fp32
+        return (exact * scale * weight).to(values.dtype)
+    return (exact * scale).to(values.dtype) * weight
+
+
+class Layers:
+    """The layers of a range, ready to compute."""
+
+    def __init__(self, weights: Weights, span: range, rotary: Mapping[str, Rotary]) -> None:
+        """Take the layers' weights; raises `UserError` for one that is missing or does not fit."""
+        self._model = weights.model
+        self._infos = attentions(weights.model, span)
+        self._layers = [_read_layer(weights, index) for index in span]
+        self._rotary = rotary
+
+    def __call__(self, stream: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """The stream [B, S, hidden] after the layers, changed in place; positions [S] or [B, S]."""
+        length = int(positions.max()) + 1
+        turns = {kind: rotary.at(positions, length) for kind, rotary in self._rotary.items()}
+        for info, layer in zip(self._infos, self._layers, strict=True):
+            inner = rms_norm(self._model, stream, layer.input_norm)
+            cos, sin = turns[self._model.layers[info.index].kind]
+            mixed = self._attend(info, layer, inner, cos, sin, attention)
+            stream = self._add(stream, mixed, layer.outer_attention_norm)
+            mixed = layer.mlp(rms_norm(self._model, stream, layer.mlp_norm))
+            stream = self._add(stream, mixed, layer.outer_mlp_norm)
+        return stream
+
+    def _attend(
+        self,
+        info: LayerAttention,
+        layer: _Layer,
+        inner: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attention: Attention,
+    ) -> Tensor:
+        model = self._model
+        batch, length, _ = inner.shape
+        turned = model.heads + model.kv_heads
+        heads = F.linear(inner, layer.qkv, layer.qkv_bias).view(
+            batch, length, turned + model.kv_heads, model.head_size
+        )
+        query_key, value = heads[:, :, :turned], heads[:, :, turned:]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query_key = torch.cat(
+                (
+                    rms_norm(model, query_key[:, :, : model.heads], layer.query_norm),
+                    rms_norm(model, query_key[:, :, model.heads :], layer.key_norm),
+                ),
+                dim=2,
+            )
+        query_key = turn(query_key, cos, sin).transpose(1, 2)
+        mixed = attention(
+            info,
+            query_key[:, : model.heads],
+            query_key[:, model.heads :],
+            value.transpose(1, 2),
+        )
+        mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
+        return F.linear(mixed, layer.output, layer.output_bias)
+
+    def _add(self, stream: Tensor, mixed: Tensor, outer_norm: Tensor | None) -> Tensor:
+        """The stream, in place, plus what a layer's attention or MLP computed."""
+        if outer_norm is not None:
+            mixed = rms_norm(self._model, mixed, outer_norm)
+        if self._model.residual_scale != 1:
+            mixed = mixed * self._model.residual_scale
+        stream += mixed
+        return stream
+
+
+def _read_layer(weights: Weights, index: int) -> _Layer:
+    model = weights.model
+    at, hidden = f"model.layers.{index}.", model.hidden_size
+    sizes = {
+        "q": model.heads * model.head_size,
+        "k": model.kv_heads * model.head_size,
+        "v": model.kv_heads * model.head_size,
+    }
+    projection = {name: f"{at}self_attn.{name}_proj" for name in sizes}
+
+    def norm(name: str, size: int, wanted: bool) -> Tensor | None:
+        return weights.norm(f"{at}{name}.weight", size) if wanted else None
+
+    def bias(names: Mapping[str, int], wanted: bool) -> Tensor | None:
+        taken = [weights.take(f"{name}.bias", size) for name, size in names.items() if wanted]
+        return torch.cat(taken) if taken else None
+
+    before_mlp = "pre_feedforward_layernorm" if model.outer_norms else "post_attention_layernorm"
+    return _Layer(
+        input_norm=weights.norm(f"{at}input_layernorm.weight", hidden),
+        qkv=torch.cat(
+            [weights.take(f"{projection[n]}.weight", size, hidden) for n, size in sizes.items()]
+        ),
+        qkv_bias=bias({projection[n]: size for n, size in sizes.items()}, model.query_bias),
+        query_norm=norm("self_attn.q_norm", model.head_size, model.head_norms),
+        key_norm=norm("self_attn.k_norm", model.head_size, model.head_norms),
+        output=weights.take(f"{at}self_attn.o_proj.weight", hidden, sizes["q"]),
+        output_bias=bias({f"{at}self_attn.o_proj": hidden}, model.output_bias),
+        outer_attention_norm=norm("post_attention_layernorm", hidden, model.outer_norms),
+        mlp_norm=weights.norm(f"{at}{before_mlp}.weight", hidden),
+        mlp=weights.mlp(f"{at}mlp.", index),
+        outer_mlp_norm=norm("post_feedforward_layernorm", hidden, model.outer_norms),
+    )
