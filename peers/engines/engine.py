@@ -14,6 +14,9 @@ from torch import Tensor
 
 from swarm.rollouts.rollout import Finish
 
+PROMPT_ROWS_MAX = 128
+"""Hidden rows kept before a completion: a proof chunk needs 128 values, a row has at least 1."""
+
 
 @dataclass(frozen=True)
 class Request:

@@ -1,71 +1,51 @@
-"""The native engine: batches, a preallocated KV cache and sampling around the model's decoder.
+"""The native engine: continuous batching, a cache in buckets and sampling around the decoder.
 
-Hidden states and log-probabilities cost nothing extra, and a prefill runs the same layers as
-generation. In every row the cache slot equals the position in the sequence. Rows of different
-lengths therefore need no left padding, and each row computes what it would compute alone.
+Every step runs one forward pass over a flat batch: the last token of each row being generated, and
+the prompts of the rows that have just taken the slots of finished ones. Hidden states and
+log-probabilities cost nothing extra, and a prefill runs the same layers as generation. Each row
+computes what it would compute alone, up to rounding.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from peers.engines.attention import LayerAttention, attend, attend_causally, unseen
+from peers.engines.attention import LayerAttention
+from peers.engines.cache import STATE_DTYPE, Cache, Shape
 from peers.engines.decoder import Decoder
-from peers.engines.engine import Capabilities, Piece, Prefill, Request
-from peers.engines.sampling import gumbel_noise, sample
+from peers.engines.device import available_bytes
+from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
+from peers.engines.flat import FlatAttention, Fresh, Further, Part, attend_fresh
+from peers.engines.noise import NoisePool
+from peers.engines.rows import PREFILL_TOKENS_MAX, Admitted, Row, Rows
 from swarm import __version__
+from swarm.errors import UserError
 from swarm.world.progress import checkpoint
 
-PROMPT_ROWS_MAX = 128
-"""Hidden rows kept before a completion: a proof chunk needs 128 values, a row has at least 1."""
+SLOTS = 256
+"""Most rows generated at once, if memory allows them."""
 
-NOISE_ENTRIES_MAX = 1 << 20
-"""Entries of noise computed ahead at once; computing this many takes about 40 MB."""
-
-PREFILL_TOKENS_MAX = 1 << 14
-"""Padded tokens in one forward pass; a larger batch takes several passes."""
+MEMORY_SHARE = 0.5
+"""Default share of the free memory for caches: other processes use the rest."""
 
 
 @dataclass
-class _NoiseAhead:
-    """The noise of the live rows, computed for many steps at once."""
+class _Batch:
+    """The tokens of one forward pass."""
 
-    key: tuple[int, int]
-    rows: Tensor
-    """Row of each prompt in its submission, int64 [B]."""
-    starts: Tensor
-    """Position of each prompt's first new token, int64 [B]."""
-    steps: int
-    vocabulary_size: int
-    block: Tensor = field(default_factory=lambda: torch.empty(0))
-    """[live, steps ahead, vocabulary]"""
-    first: int = 0
-    """The block's first step."""
-
-    def at(self, step: int, live: Tensor) -> Tensor:
-        """Noise [live, vocabulary] of the batch rows `live`, which are the block's rows."""
-        if step == 0 or step == self.first + self.block.shape[1]:
-            ahead = max(1, NOISE_ENTRIES_MAX // (len(live) * self.vocabulary_size))
-            steps = torch.arange(step, min(step + ahead, self.steps), device=live.device)
-            # A few rows at a time: a large vocabulary times all rows takes gigabytes.
-            some = max(1, NOISE_ENTRIES_MAX // (len(steps) * self.vocabulary_size))
-            parts = [
-                gumbel_noise(
-                    self.key,
-                    self.rows[part, None],
-                    self.starts[part, None] + steps,
-                    self.vocabulary_size,
-                )
-                for part in torch.split(live, some)
-            ]
-            self.block, self.first = torch.cat(parts), step
-        return self.block[:, step - self.first]
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    """Rows with tokens in the batch."""
+    last: list[int] = field(default_factory=list)
+    """Per row: index of its last token."""
 
 
 class NativeEngine:
@@ -77,135 +57,81 @@ class NativeEngine:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         policy: int = 0,
+        slots: int = SLOTS,
+        cache_bytes: int | None = None,
     ) -> None:
         """Load the policy in `folder`, whose number is `policy`.
 
-        `dtype` is the precision to compute in; None: the weights' stored dtype. Raises `UserError`
-        for an unsupported model.
+        `dtype` is the precision to compute in; None: the weights' stored dtype. At most `slots`
+        rows are generated at once, with caches of at most `cache_bytes`; None: half of the memory
+        that is free once the weights are loaded. Raises `UserError` for an unsupported model.
         """
         self._decoder = decoder = Decoder(folder, device, dtype)
-        self._device = decoder.device
         self._policy = policy
-        self._waiting: dict[int, Request] = {}
-        self._live: dict[int, Request] = {}
-        self._running: Iterator[list[Piece]] | None = None
-        self.capabilities = Capabilities(
+        self._slots = slots
+        self.out_of_memory = 0
+        """How often the batch was halved because memory was short."""
+        vocabulary_size = decoder.vocabulary_size
+        self._capabilities = Capabilities(
             name="native",
             version=__version__,
             device=str(decoder.device),
             dtype=str(decoder.dtype).removeprefix("torch."),
-            vocabulary_size=decoder.vocabulary_size,
+            vocabulary_size=vocabulary_size,
             hidden_size=decoder.hidden_size,
             length_max=decoder.length_max,
+            in_flight=True,
         )
+        shape = Shape(
+            layers=len(decoder.layers),
+            kv_heads=decoder.kv_heads,
+            head_size=decoder.head_size,
+            hidden_size=decoder.hidden_size,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+        if cache_bytes is None:
+            cache_bytes = int(MEMORY_SHARE * available_bytes(decoder.device))
+        noise = NoisePool(vocabulary_size, decoder.device)
+        self._rows = Rows(Cache(shape, decoder.length_max, cache_bytes), noise, slots)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        rows = self._rows
+        return replace(self._capabilities, slots=rows.slots, memory_bytes=rows.cache.bytes_max)
 
     def load_weights(self, folder: Path, policy: int) -> None:
-        if self._live or self._waiting:
-            raise ValueError("requests are being generated; cancel or finish them first")
+        """See `Engine.load_weights`. Rows being generated go on with the new policy.
+
+        Their caches are computed again, so that nothing of the old policy remains.
+        """
         self._decoder.load_weights(folder)
         self._policy = policy
+        self._rows.restart()
 
     def submit(self, request: Request) -> None:
-        if request.id in self._waiting or request.id in self._live:
-            raise ValueError(f"request {request.id} is already being generated")
+        if request.id in self._rows:
+            raise ValueError(f"request {request.id} is already in use")
         self._check_request(request)
-        self._waiting[request.id] = request
+        self._rows.submit(request)
 
     def cancel(self, id: int) -> None:
-        self._waiting.pop(id, None)
-        self._live.pop(id, None)
-        if not self._live:
-            self._running = None
+        self._rows.cancel(id)
 
     @torch.inference_mode()
     def step(self) -> list[Piece]:
-        if not self._live:
-            batch = self._next_batch()
-            if not batch:
+        while True:
+            self._rows.make_columns()
+            admitted = self._rows.admit(self._policy)
+            if not self._rows.live:
                 return []
-            self._live = {request.id: request for request in batch}
-            self._running = self._generate(batch)
-        assert self._running is not None
-        made = [piece for piece in next(self._running) if piece.id in self._live]
-        for piece in made:
-            del self._live[piece.id]
-        return made
-
-    def _next_batch(self) -> list[Request]:
-        """Take the waiting requests that share the first one's sampling settings."""
-        batch: list[Request] = []
-        for request in self._waiting.values():
-            first = batch[0] if batch else request
-            if (request.noise_key, request.temperature, request.stop_ids, request.limit) == (
-                first.noise_key,
-                first.temperature,
-                first.stop_ids,
-                first.limit,
-            ):
-                batch.append(request)
-        for request in batch:
-            del self._waiting[request.id]
-        return batch
-
-    def _generate(self, requests: list[Request]) -> Iterator[list[Piece]]:
-        """Generate a batch; yield, after each step, what finished in it."""
-        first = requests[0]
-        prompts, starts = [each.tokens for each in requests], [each.start for each in requests]
-        count, steps = len(requests), first.limit - min(starts)
-        keys, values, hidden, prompt_hidden = self._prefill_prompts(prompts, new_slots=steps)
-        tokens = torch.zeros(count, steps, dtype=torch.long, device=self._device)
-        log_mu = torch.zeros(count, steps, device=self._device)
-        states = torch.empty(
-            count, steps, self.capabilities.hidden_size, dtype=torch.bfloat16, device=self._device
-        )
-        lengths = torch.zeros(count, dtype=torch.long, device=self._device)  # 0: unfinished
-        stops = torch.zeros(self.capabilities.vocabulary_size, dtype=torch.bool)
-        stops[list(first.stop_ids)] = True
-        stops = stops.to(self._device)
-        live = torch.arange(count, device=self._device)  # batch row of each cache row
-        prompt_lengths = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
-        limits = first.limit - torch.tensor(starts, device=self._device)
-        noise = None
-        if first.noise_key is not None:
-            rows = [each.row for each in requests]
-            row_of, start_of = torch.tensor([rows, starts], device=self._device)
-            noise = _NoiseAhead(
-                first.noise_key, row_of, start_of, steps, self.capabilities.vocabulary_size
-            )
-
-        for step in range(steps):
-            logits = self.logits(hidden)  # [live, vocabulary]
-            chosen = sample(logits, noise.at(step, live) if noise else None, first.temperature)
-            tokens[live, step] = chosen
-            log_all = torch.log_softmax(logits / first.temperature, -1)
-            log_mu[live, step] = log_all.gather(-1, chosen[:, None])[:, 0]
-            states[live, step] = hidden.to(torch.bfloat16)
-            ended = (stops[chosen] | (limits[live] == step + 1)) & (lengths[live] == 0)
-            finished: list[int] = []
-            if bool(ended.any()):
-                finished = live[ended].tolist()
-                lengths[live[ended]] = step + 1
-            yield [
-                Piece(
-                    id=requests[row].id,
-                    tokens=(made := tokens[row, : step + 1].tolist()),
-                    hidden=states[row, : step + 1].clone(),
-                    log_probabilities=log_mu[row, : step + 1].clone(),
-                    prompt_hidden=prompt_hidden[row],
-                    finish="stop" if made[-1] in first.stop_ids else "length",
-                    spans=[(self._policy, step + 1)],
-                )
-                for row in finished
-            ]
-            if finished:
-                going = (lengths[live] == 0).nonzero()[:, 0]
-                if len(going) <= len(live) // 2:  # copying the cache pays once half of it is idle
-                    live, chosen = live[going], chosen[going]
-                    keys = [cache[going] for cache in keys]
-                    values = [cache[going] for cache in values]
-                    if noise:
-                        noise.block = noise.block[going]
-            hidden = self._decode(chosen, prompt_lengths[live] + step, keys, values)
+            try:
+                rows, hidden = self._advance(admitted)
+                return self._sample(rows, hidden)
+            except (RuntimeError, MemoryError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                self._halve(admitted, error)
 
     @torch.no_grad()
     def prefill(
@@ -213,7 +139,6 @@ class NativeEngine:
     ) -> Prefill:
         if len(sampled) != len(sequences):
             raise ValueError(f"{len(sampled)} lists of indices for {len(sequences)} sequences")
-        result = Prefill([], [], [])
         inputs = []
         for tokens, indices in zip(sequences, sampled, strict=True):
             self._check_tokens(tokens, len(tokens))
@@ -222,22 +147,22 @@ class NativeEngine:
                     "sampled tokens must begin after the prompt and end at the last token"
                 )
             inputs.append(list(tokens[:-1]))  # the last token predicts nothing
-        start = 0
-        while start < len(inputs):
+        states: list[Tensor] = [torch.empty(0)] * len(inputs)
+        before: list[Tensor] = [torch.empty(0)] * len(inputs)
+        by_length = sorted(range(len(inputs)), key=lambda index: len(inputs[index]))
+        for part in _parts(by_length, inputs):
             checkpoint()
-            end = _batch_end(inputs, start)
-            hidden = self._causal(inputs[start:end])
-            for index in range(start, end):
+            hidden = self._causal([inputs[index] for index in part])
+            first = 0
+            for index in part:
                 # Token i was sampled from the hidden state of token i − 1.
-                predictors = torch.tensor(list(sampled[index]), device=self._device) - 1
-                rows = hidden[index - start, predictors]
-                result.states.append(rows)
-                result.hidden.append(rows.to(torch.bfloat16))
-                first = sampled[index][0] - 1
-                before = hidden[index - start, max(0, first - PROMPT_ROWS_MAX) : first]
-                result.prompt_hidden.append(before.to(torch.bfloat16))
-            start = end
-        return result
+                start = sampled[index][0] - 1
+                predictors = torch.tensor(list(sampled[index]), device=hidden.device) - 1
+                states[index] = hidden[first + predictors]
+                rows = hidden[first + max(0, start - PROMPT_ROWS_MAX) : first + start]
+                before[index] = rows.to(STATE_DTYPE)
+                first += len(inputs[index])
+        return Prefill([rows.to(STATE_DTYPE) for rows in states], states, before)
 
     def logits(self, states: Tensor) -> Tensor:
         return self._decoder.logits(states)
@@ -250,109 +175,194 @@ class NativeEngine:
             raise ValueError(f"no position from {request.start} is below the limit {request.limit}")
         length = len(request.tokens) + request.limit - request.start
         self._check_tokens(request.tokens, length)
+        needed = self._rows.cache.row_bytes(length)
+        if needed > self._rows.cache.bytes_max:
+            raise ValueError(
+                f"a completion of {length} positions needs {needed / 1e9:.3g} GB of cache; there "
+                f"are {self._rows.cache.bytes_max / 1e9:.3g}"
+            )
 
     def _check_tokens(self, tokens: Sequence[int], length: int) -> None:
+        known = self._capabilities
         if not tokens:
             raise ValueError("a prompt has no token")
-        vocabulary_size = self.capabilities.vocabulary_size
-        if min(tokens) < 0 or max(tokens) >= vocabulary_size:
-            raise ValueError(f"a token id lies outside the vocabulary of {vocabulary_size}")
-        length_max = self.capabilities.length_max
-        if length > length_max:
-            raise ValueError(f"{length} positions are needed; the context length is {length_max}")
+        if min(tokens) < 0 or max(tokens) >= known.vocabulary_size:
+            raise ValueError(f"a token id lies outside the vocabulary of {known.vocabulary_size}")
+        if length > known.length_max:
+            raise ValueError(
+                f"{length} positions are needed; the context length is {known.length_max}"
+            )
 
-    def _prefill_prompts(
-        self, prompts: Sequence[Sequence[int]], new_slots: int
-    ) -> tuple[list[Tensor], list[Tensor], Tensor, list[Tensor]]:
-        """Fill new KV caches from B prompts, with free slots for `new_slots` tokens of each row.
+    def _advance(self, admitted: Admitted) -> tuple[list[Row], Tensor]:
+        """Run the layers; return the rows to sample for, and their hidden states [rows, hidden]."""
+        batch = self._batch(admitted)
+        rows, hidden, computed = batch.rows, torch.empty(0), set(admitted.computed)
+        if batch.tokens:
+            decoder = self._decoder
+            attention = FlatAttention(batch.parts, decoder.kv_heads, decoder.dtype)
+            tokens, positions = torch.tensor([batch.tokens, batch.positions], device=decoder.device)
+            all_hidden = decoder.forward(tokens[None], positions[None], attention)[0]
+            attention.write_states(all_hidden)
+            hidden = all_hidden
+            if admitted.computed:
+                hidden = all_hidden[torch.tensor(batch.last, device=decoder.device)]
+            for row in rows:
+                row.length = row.fed_length
+        if not admitted.computed and not admitted.known:
+            return rows, hidden
+        of = {row: hidden[index] for index, row in enumerate(rows) if row in computed}
+        self._rows.share(admitted, of)
+        pairs = [(row, of[leader]) for row, leader in admitted.followers] + admitted.known
+        if pairs:
+            rows = [*rows, *(row for row, _ in pairs)]
+            more = torch.stack([state for _, state in pairs])
+            hidden = torch.cat((hidden, more)) if batch.tokens else more
+        return rows, hidden
 
-        A group's samples share their prompt, so each distinct prompt is computed once. Returns keys
-        and values ([B, H_kv, slots, D] per layer), each prompt's last hidden state [B, hidden], and
-        `Piece.prompt_hidden`.
-        """
-        distinct = list(dict.fromkeys(map(tuple, prompts)))
-        index_of = {prompt: index for index, prompt in enumerate(distinct)}
-        source = [index_of[tuple(prompt)] for prompt in prompts]
-        index = torch.tensor(source, device=self._device)
-        slots = max(map(len, distinct)) + new_slots
-        shape = (len(prompts), self._decoder.kv_heads, slots, self._decoder.head_size)
-        dtype = self._decoder.dtype
-        keys = [torch.empty(shape, dtype=dtype, device=self._device) for _ in self._decoder.layers]
-        # A slot not yet written has weight 0, but 0 times uninitialised memory may be NaN.
-        values = [
-            torch.zeros(shape, dtype=dtype, device=self._device) for _ in self._decoder.layers
-        ]
+    def _batch(self, admitted: Admitted) -> _Batch:
+        """Lay the tokens of all live rows into one dimension."""
+        batch = _Batch()
+        new_rows = set(admitted.rows())
+        computed: dict[int, list[Row]] = {}
+        for row in admitted.computed:
+            computed.setdefault(id(row.bucket), []).append(row)
+        for bucket in self._rows.cache.buckets:
+            new = computed.get(id(bucket), [])
+            decoding = bucket.rows
+            if new_rows:
+                decoding = [row for row in decoding if row not in new_rows]
+            if decoding or new:
+                part = Part(bucket, len(batch.tokens), [], [], len(decoding))
+                batch.parts.append(part)
+                _lay_decoding(batch, part, decoding)
+                _lay_chunks(batch, part, new)
+        return batch
 
-        def keep(layer: int, key: Tensor, value: Tensor) -> None:
-            keys[layer][:, :, : key.shape[2]] = key[index]
-            values[layer][:, :, : value.shape[2]] = value[index]
+    def _sample(self, rows: list[Row], hidden: Tensor) -> list[Piece]:
+        """Sample each row's next token; return the rows that it finishes."""
+        logits = self.logits(hidden)  # [rows, vocabulary]
+        temperatures = [row.request.temperature for row in rows]
+        first = temperatures[0]
+        if temperatures.count(first) < len(rows):
+            logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
+        elif first != 1.0:
+            logits = logits / first
+        noise = self._rows.noise.of(rows, self._rows.soon())
+        chosen = (logits if noise is None else noise.add_(logits)).max(-1).indices
+        log_mu = torch.log_softmax(logits, -1).gather(-1, chosen[:, None])[:, 0]
+        drawn = list(zip(rows, chosen.tolist(), log_mu.tolist(), strict=True))
+        for row, _, log_probability in drawn:
+            if log_probability != log_probability:
+                self._rows.restart()
+                raise UserError(
+                    f"policy {self._policy} gives logits that are not numbers (row "
+                    f"{row.request.row}, position {row.position}); its weights are broken"
+                )
+        finished = []
+        for row, token, log_probability in drawn:
+            row.append(token, log_probability)
+            if token in row.request.stop_ids or row.position == row.request.limit:
+                finished.append(row)
+        # From a bucket's end on, so that few rows move up.
+        finished.sort(key=lambda row: -row.index)
+        return [self._rows.finish(row) for row in finished]
 
-        hidden = self._causal(distinct, keep)
-        states = [hidden[each, : len(prompt)] for each, prompt in enumerate(distinct)]
-        before = [rows[:-1][-PROMPT_ROWS_MAX:].to(torch.bfloat16) for rows in states]
-        last = torch.stack([rows[-1] for rows in states])[index]
-        return keys, values, last, [before[each] for each in source]
+    def _halve(self, admitted: Admitted, error: Exception) -> None:
+        """Go on with half of the live rows; the newest wait again."""
+        rows = self._rows
+        live = sorted(rows.live.values(), key=lambda row: row.number)
+        if len(live) == 1:
+            raise UserError(
+                f"device {self._decoder.device} has no memory for a completion of "
+                f"{live[0].length} positions; use a smaller model or a shorter limit"
+            ) from error
+        self.out_of_memory += 1
+        rows.slots = max(1, len(live) // 2)
+        new = set(admitted.rows())
+        for row in live:
+            row.length = min(row.length, row.fed_length - 1)  # its newest token is fed again
+        rows.requeue([row for index, row in enumerate(live) if index >= rows.slots or row in new])
+        while rows.free_memory():
+            pass
 
-    def _causal(
-        self,
-        sequences: Sequence[Sequence[int]],
-        keep: Callable[[int, Tensor, Tensor], None] | None = None,
-    ) -> Tensor:
-        """Final-norm hidden states [B, longest, hidden].
-
-        Rows are padded on the right, where causal attention does not see the padding.
-        """
-        longest = max(len(sequence) for sequence in sequences)
-        padded = [[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences]
-        tokens = torch.tensor(padded, device=self._device)
+    def _causal(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Final-norm hidden states of sequences in ascending order of length, [tokens, hidden]."""
+        fresh: list[Fresh] = []
+        first = 0
+        for length, equal in groupby(sequences, len):
+            count = len(list(equal))
+            fresh.append(Fresh(first, count, length))
+            first += count * length
+        tokens = [token for sequence in sequences for token in sequence]
+        positions = [position for sequence in sequences for position in range(len(sequence))]
 
         def attention(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            if keep is not None:
-                keep(layer.index, key, value)
-            return attend_causally(layer, query, key, value)
+            queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))
+            mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
+            attend_fresh(layer, fresh, queries, keys, values, mixed)
+            return mixed.transpose(0, 1)[None]
 
-        return self._decoder.forward(tokens, torch.arange(longest, device=self._device), attention)
-
-    def _decode(
-        self, tokens: Tensor, positions: Tensor, keys: list[Tensor], values: list[Tensor]
-    ) -> Tensor:
-        """Process one more token per row and write it to the cache.
-
-        Returns final-norm hidden states [B, hidden].
-        """
-        rows = torch.arange(len(tokens), device=self._device)
-        lowest, used = int(positions.min()), int(positions.max()) + 1
-        level = lowest + 1 == used
-
-        @functools.cache
-        def seen(window: int | None) -> tuple[slice, Tensor | None]:
-            """The slots that some row sees, and which of them each row does not."""
-            slots = slice(0 if window is None else max(0, lowest - window + 1), used)
-            if level:
-                return slots, None
-            index = torch.arange(slots.start, used, device=self._device)
-            return slots, unseen(positions[:, None], index, window)[:, None, None]
-
-        def attention(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            cached, cached_values = keys[layer.index], values[layer.index]
-            if level:
-                cached[:, :, used - 1] = key[:, :, 0]
-                cached_values[:, :, used - 1] = value[:, :, 0]
-            else:
-                cached[rows, :, positions] = key[:, :, 0]
-                cached_values[rows, :, positions] = value[:, :, 0]
-            slots, blocked = seen(layer.window)
-            return attend(layer, query, cached[:, :, slots], cached_values[:, :, slots], blocked)
-
-        return self._decoder.forward(tokens[:, None], positions[:, None], attention)[:, 0]
+        given = torch.tensor([tokens, positions], device=self._decoder.device)
+        return self._decoder.forward(given[:1], given[1:], attention)[0]
 
 
-def _batch_end(sequences: list[list[int]], start: int) -> int:
-    """End index of the longest batch from `start` with at most `PREFILL_TOKENS_MAX` tokens."""
-    longest, end = len(sequences[start]), start + 1
-    while end < len(sequences):
-        longest = max(longest, len(sequences[end]))
-        if longest * (end + 1 - start) > PREFILL_TOKENS_MAX:
-            break
-        end += 1
-    return end
+def _lay_decoding(batch: _Batch, part: Part, rows: Sequence[Row]) -> None:
+    """Append the newest token of each of a bucket's first rows."""
+    first = len(batch.tokens)
+    batch.tokens.extend([row.tokens[-1] for row in rows])
+    part.positions = [row.length for row in rows]
+    part.rows = list(range(len(rows)))
+    batch.positions.extend(part.positions)
+    batch.rows.extend(rows)
+    batch.last.extend(range(first, first + len(rows)))
+
+
+def _lay(batch: _Batch, part: Part, row: Row, tokens: Sequence[int]) -> None:
+    """Append a row's next tokens to the batch."""
+    part.rows.extend([row.index] * len(tokens))
+    positions = range(row.length, row.length + len(tokens))
+    part.positions.extend(positions)
+    batch.positions.extend(positions)
+    batch.tokens.extend(tokens)
+    batch.rows.append(row)
+    batch.last.append(len(batch.tokens) - 1)
+
+
+def _lay_chunks(batch: _Batch, part: Part, rows: Sequence[Row]) -> None:
+    """Append the tokens of new rows; rows of equal length attend together."""
+    for row in sorted(rows, key=lambda each: len(each.request.tokens) + len(each.tokens)):
+        tokens = row.all_tokens()[row.length :]
+        first = len(batch.tokens)
+        before = part.fresh[-1] if part.fresh else None
+        if row.length:
+            part.further.append(Further(first, len(tokens), row.index, row.length))
+        elif (
+            before is not None
+            and before.length == len(tokens)
+            and before.first + before.count * before.length == first
+        ):
+            part.fresh[-1] = Fresh(before.first, before.count + 1, before.length)
+        else:
+            part.fresh.append(Fresh(first, 1, len(tokens)))
+        _lay(batch, part, row, tokens)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory is short; on a CPU, torch raises a bare `RuntimeError`."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "can't allocate memory" in str(error) or "not enough memory" in str(error)
+
+
+def _parts(order: Sequence[int], inputs: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Cut indices of inputs into parts with at most `PREFILL_TOKENS_MAX` tokens, if possible."""
+    part: list[int] = []
+    tokens = 0
+    for index in order:
+        if part and tokens + len(inputs[index]) > PREFILL_TOKENS_MAX:
+            yield part
+            part, tokens = [], 0
+        part.append(index)
+        tokens += len(inputs[index])
+    if part:
+        yield part

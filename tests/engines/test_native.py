@@ -10,7 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from peers.engines import demo, model, native, sampling
+from peers.engines import demo, model, native, noise, sampling
+from peers.engines import rows as rows_module
 from peers.engines.native import NativeEngine
 from peers.engines.registry import make_engine
 from swarm.errors import UserError
@@ -59,7 +60,7 @@ def save_random(config: Any, folder: Path, seed: int) -> Any:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp(request.param)
     reference = save_random(FAMILIES[request.param], folder, seed=1)
-    return reference, NativeEngine(folder)
+    return reference, NativeEngine(folder), folder
 
 
 def reference_logits(reference: Any, prompt: list[int], completion: list[int]) -> Tensor:
@@ -77,7 +78,7 @@ def first_logits(engine: Any, prompts: list[list[int]]) -> Tensor:
 
 
 def test_prefill_equals_transformers(pair: Any) -> None:
-    reference, engine = pair
+    reference, engine, _ = pair
     completions = [[4, 4, 4], [2, 9, 9, 1, 30, 31], [8], [20, 21], [6]]
     result = prefill_completions(engine, PROMPTS, completions)
     for prompt, completion, states in zip(PROMPTS, completions, result.states, strict=True):
@@ -86,7 +87,7 @@ def test_prefill_equals_transformers(pair: Any) -> None:
 
 
 def test_greedy_generation_equals_transformers(pair: Any) -> None:
-    reference, engine = pair
+    reference, engine, _ = pair
     result = complete(engine, PROMPTS, range(5), None, 1.0, [0], 9)
     for prompt, tokens in zip(PROMPTS, result.tokens, strict=True):
         logits = reference_logits(reference, prompt, tokens)
@@ -95,7 +96,7 @@ def test_greedy_generation_equals_transformers(pair: Any) -> None:
 
 
 def test_decoding_equals_prefill(pair: Any) -> None:
-    _, engine = pair
+    _, engine, _ = pair
     made = complete(engine, PROMPTS, [4, 0, 9, 5, 2], (1, 2), 0.8, [0, 3], 12)
     again = prefill_completions(engine, PROMPTS, made.tokens)
     for row, tokens in enumerate(made.tokens):
@@ -115,13 +116,13 @@ def test_decoding_equals_prefill(pair: Any) -> None:
 
 
 def test_each_row_equals_its_unbatched_run(pair: Any) -> None:
-    _, engine = pair
-    rows = [4, 0, 9, 5, 2]
+    _, engine, _ = pair
+    numbers = [4, 0, 9, 5, 2]
     # Two stop ids among 50 end rows at different steps, so that the batch shrinks on the way.
     stops = list(range(8))
-    together = complete(engine, PROMPTS, rows, (7, 8), 1.0, stops, 20)
+    together = complete(engine, PROMPTS, numbers, (7, 8), 1.0, stops, 20)
     assert len({len(tokens) for tokens in together.tokens}) > 1
-    for index, (prompt, row) in enumerate(zip(PROMPTS, rows, strict=True)):
+    for index, (prompt, row) in enumerate(zip(PROMPTS, numbers, strict=True)):
         alone = complete(engine, [prompt], [row], (7, 8), 1.0, stops, 20)
         assert alone.tokens[0] == together.tokens[index]
         assert torch.allclose(
@@ -130,7 +131,7 @@ def test_each_row_equals_its_unbatched_run(pair: Any) -> None:
 
 
 def test_rows_end_at_the_first_stop_id_inclusive(pair: Any) -> None:
-    _, engine = pair
+    _, engine, _ = pair
     free = complete(engine, PROMPTS, range(5), (3, 4), 1.0, [], 12).tokens
     stops = [free[0][4], free[2][1]]
     for whole, cut in zip(
@@ -141,7 +142,7 @@ def test_rows_end_at_the_first_stop_id_inclusive(pair: Any) -> None:
 
 
 def test_equal_prompts_get_different_noise_by_row(pair: Any) -> None:
-    _, engine = pair
+    _, engine, _ = pair
     made = complete(engine, [[1, 2]] * 6, range(6), (1, 1), 1.5, [], 8).tokens
     assert len({tuple(tokens) for tokens in made}) > 1
     assert complete(engine, [[1, 2]], [3], (1, 1), 1.5, [], 8).tokens[0] == made[3]
@@ -183,12 +184,14 @@ def test_bad_arguments_are_refused(
 def test_cutting_work_into_pieces_changes_nothing(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, engine = pair
+    _, engine, _ = pair
     made = complete(engine, PROMPTS, range(5), (3, 4), 1.0, [0], 6)
     whole = prefill_completions(engine, PROMPTS, made.tokens)
-    monkeypatch.setattr(native, "NOISE_ENTRIES_MAX", 1)
-    monkeypatch.setattr(native, "PREFILL_TOKENS_MAX", 20)
-    assert complete(engine, PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
+    monkeypatch.setattr(noise, "ENTRIES_MAX", 1)
+    for module in (native, rows_module):
+        monkeypatch.setattr(module, "PREFILL_TOKENS_MAX", 5)
+    again = NativeEngine(pair[2], slots=2)
+    assert complete(again, PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
     for one, other in zip(
         prefill_completions(engine, PROMPTS, made.tokens).states, whole.states, strict=True
     ):
@@ -198,7 +201,7 @@ def test_cutting_work_into_pieces_changes_nothing(
 def test_noise_is_computed_for_few_rows_at_a_time_whatever_the_vocabulary(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, engine = pair
+    _, engine, _ = pair
     made = complete(engine, PROMPTS, range(5), (3, 4), 1.0, [0], 6)
     entries: list[int] = []
 
@@ -207,15 +210,16 @@ def test_noise_is_computed_for_few_rows_at_a_time_whatever_the_vocabulary(
         entries.append(noise.numel())
         return noise
 
-    monkeypatch.setattr(native, "gumbel_noise", counted)
-    monkeypatch.setattr(native, "NOISE_ENTRIES_MAX", 2 * engine.capabilities.vocabulary_size)
-    assert complete(engine, PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
+    monkeypatch.setattr(noise, "gumbel_noise", counted)
+    monkeypatch.setattr(noise, "ENTRIES_MAX", 2 * engine.capabilities.vocabulary_size)
+    again = NativeEngine(pair[2])
+    assert complete(again, PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
     assert entries and max(entries) <= 2 * engine.capabilities.vocabulary_size
 
 
 def test_a_further_turn_goes_on_counting_positions(pair: Any) -> None:
     """Generating from an episode so far equals generating it in one go, noise and all."""
-    _, engine = pair
+    _, engine, _ = pair
     rows, key = [4, 0, 9, 5, 2], (3, 4)
     whole = complete(engine, PROMPTS, rows, key, 1.0, [0], 12)
     wanted = (1, 5, 3, 2, 7)
@@ -236,7 +240,7 @@ def test_a_further_turn_goes_on_counting_positions(pair: Any) -> None:
 
 
 def test_prefill_gives_the_states_of_the_marked_tokens(pair: Any) -> None:
-    _, engine = pair
+    _, engine, _ = pair
     sequence, sampled = [5, 1, 7, 7, 2, 30, 4, 9], [2, 3, 6, 7]
     found = engine.prefill([sequence], [sampled])
     every = engine.prefill([sequence], [range(1, len(sequence))])
@@ -286,7 +290,7 @@ def test_pickled_missing_and_broken_weights_are_refused(tmp_path: Path) -> None:
 def test_unknown_engines_and_models_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown; there are: native, vllm"):
         make_engine("warp", tmp_path)
-    with pytest.raises(UserError, match=r"swarm-rl\[vllm\]"):
+    with pytest.raises(UserError, match="swarm engine install"):
         make_engine("vllm", tmp_path)
     with pytest.raises(UserError, match=r"config\.json cannot be read"):
         make_engine("native", tmp_path)

@@ -18,7 +18,7 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from peers.engines.native import PROMPT_ROWS_MAX
+from peers.engines.engine import PROMPT_ROWS_MAX
 from peers.engines.sampling import gumbel_noise
 
 ARGUMENT = "swarm"

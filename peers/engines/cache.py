@@ -1,0 +1,250 @@
+"""The cache of keys, values and hidden states of the rows being generated.
+
+Rows lie in buckets by length; a bucket's rows have the same number of columns, twice those of the
+bucket before. A row that outgrows its bucket moves to the next, so each of its positions is copied
+about once, its memory is at most twice its length, and no attention reads far beyond the rows'
+ends. In every row the column equals the position in the sequence, and the rows of a bucket are
+always its first ones, so that attention reads the cache where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+COLUMNS_MIN = 64
+"""Columns of the first bucket."""
+
+STATE_DTYPE = torch.bfloat16
+"""Hidden states are kept as proofs need them."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a cached position."""
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of one position of one row."""
+        values = 2 * self.layers * self.kv_heads * self.head_size
+        return values * self.dtype.itemsize + self.hidden_size * STATE_DTYPE.itemsize
+
+
+@dataclass(eq=False)
+class Cached:
+    """A row's place in the cache."""
+
+    length: int = 0
+    """Positions filled."""
+    bucket: Bucket[Any] | None = None
+    index: int = -1
+    """The row's index in the bucket."""
+
+
+R = TypeVar("R", bound=Cached)
+
+
+@dataclass(eq=False)
+class Copy:
+    """The positions of a row, copied out of the cache."""
+
+    keys: list[Tensor]
+    """Per layer [H_kv, length, D]."""
+    values: list[Tensor]
+    states: Tensor
+    """[length, hidden]"""
+
+    @property
+    def length(self) -> int:
+        return len(self.states)
+
+
+class Bucket(Generic[R]):
+    """Rows whose caches have the same number of columns."""
+
+    def __init__(self, shape: Shape, columns: int) -> None:
+        self.columns = columns
+        self.rows: list[R] = []
+        self._shape = shape
+        self.keys, self.values, self.states = self._allocate(0)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that memory is allocated for."""
+        return len(self.states)
+
+    @property
+    def bytes(self) -> int:
+        return self.capacity * self.columns * self._shape.position_bytes
+
+    def add(self, row: R) -> None:
+        """Append a row; the bucket must have room."""
+        row.bucket, row.index = self, len(self.rows)
+        self.rows.append(row)
+
+    def remove(self, row: R) -> None:
+        """Remove a row; the last one takes its index."""
+        last = self.rows.pop()
+        if last is not row:
+            at, source, used = row.index, last.index, last.length
+            for cache in (*self.keys, *self.values):
+                cache[at, :, :used] = cache[source, :, :used]
+            self.states[at, :used] = self.states[source, :used]
+            self.rows[at], last.index = last, at
+        row.bucket, row.index = None, -1
+
+    def resize(self, capacity: int) -> None:
+        """Allocate memory for that many rows, at least those present."""
+        used = len(self.rows)
+        old = (self.keys, self.values)
+        keys, values, states = self._allocate(capacity)
+        if used:
+            for new, before in zip((keys, values), old, strict=True):
+                for target, source in zip(new, before, strict=True):
+                    target[:used] = source[:used]
+            states[:used] = self.states[:used]
+        self.keys, self.values, self.states = keys, values, states
+
+    def copy_in(self, row: R, copy: Copy) -> None:
+        """Fill a row's first positions from a copy."""
+        index, length = row.index, copy.length
+        for layer, (key, value) in enumerate(zip(copy.keys, copy.values, strict=True)):
+            self.keys[layer][index, :, :length] = key
+            self.values[layer][index, :, :length] = value
+        self.states[index, :length] = copy.states
+        row.length = length
+
+    def copy_out(self, row: R, length: int) -> Copy:
+        """Copy a row's first positions."""
+        index = row.index
+        return Copy(
+            [cache[index, :, :length].clone() for cache in self.keys],
+            [cache[index, :, :length].clone() for cache in self.values],
+            self.states[index, :length].clone(),
+        )
+
+    def share(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first positions of rows `sources` to as many rows `targets`."""
+        source, target = torch.tensor([sources, targets], device=self.states.device)
+        for cache in (*self.keys, *self.values, self.states):
+            head = cache.narrow(-2, 0, length)
+            head.index_copy_(0, target, head.index_select(0, source))
+
+    def _allocate(self, capacity: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        shape, device = self._shape, self._shape.device
+        size = (capacity, shape.kv_heads, self.columns, shape.head_size)
+        # A column not yet written has weight 0, but 0 times uninitialised memory may be NaN.
+        keys, values = (
+            [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+            for _ in range(2)
+        )
+        states = torch.empty(
+            capacity, self.columns, shape.hidden_size, dtype=STATE_DTYPE, device=device
+        )
+        return keys, values, states
+
+
+@dataclass
+class Cache(Generic[R]):
+    """All buckets, within a bound on memory."""
+
+    shape: Shape
+    length_max: int
+    bytes_max: int
+    buckets: list[Bucket[R]] = field(default_factory=list)
+    """By ascending columns."""
+    copies_bytes: int = 0
+    """Bytes of the copies that the owner holds."""
+
+    @property
+    def bytes(self) -> int:
+        return self.copies_bytes + sum(bucket.bytes for bucket in self.buckets)
+
+    def columns_for(self, length: int) -> int:
+        """Columns of the bucket for a row of that length."""
+        columns = COLUMNS_MIN
+        while columns < length:
+            columns *= 2
+        return min(columns, self.length_max)
+
+    def row_bytes(self, length: int) -> int:
+        """Bytes of a row of that length."""
+        return self.columns_for(length) * self.shape.position_bytes
+
+    def add(self, row: R, length: int, more: int = 0) -> bool:
+        """Put a row into the bucket for `length`; False, and no change, if memory is short.
+
+        `more` is the number of rows that will probably follow it into this bucket.
+        """
+        bucket = self._bucket(self.columns_for(length))
+        used = len(bucket.rows)
+        if used == bucket.capacity:
+            wanted = [max(used + 1 + more, 2 * used), used + 1]
+            for capacity in wanted:
+                if self._fits(bucket, capacity):
+                    bucket.resize(capacity)
+                    break
+            else:
+                return False
+        bucket.add(row)
+        return True
+
+    def move(self, row: R, length: int) -> bool:
+        """Move a row to the bucket for `length`; False, and no change, if memory is short."""
+        before, at = row.bucket, row.index
+        assert before is not None
+        if not self.add(row, length):
+            return False
+        after, index, used = row.bucket, row.index, row.length
+        assert after is not None
+        for source, target in zip(
+            (*before.keys, *before.values), (*after.keys, *after.values), strict=True
+        ):
+            target[index, :, :used] = source[at, :, :used]
+        after.states[index, :used] = before.states[at, :used]
+        row.bucket, row.index = before, at
+        before.remove(row)
+        row.bucket, row.index = after, index
+        return True
+
+    def remove(self, row: R) -> None:
+        """Remove a row."""
+        assert row.bucket is not None
+        row.bucket.remove(row)
+        row.length = 0
+
+    def clear(self) -> None:
+        """Free all memory; the cache must have no rows."""
+        self.buckets.clear()
+
+    def drop_idle(self) -> bool:
+        """Free the memory of rows that have left; False if there is none."""
+        idle = [bucket for bucket in self.buckets if bucket.capacity > len(bucket.rows)]
+        for bucket in idle:
+            bucket.resize(len(bucket.rows))
+        return bool(idle)
+
+    def _fits(self, bucket: Bucket[R], capacity: int) -> bool:
+        added = (capacity - bucket.capacity) * bucket.columns * self.shape.position_bytes
+        return self.bytes + added <= self.bytes_max
+
+    def _bucket(self, columns: int) -> Bucket[R]:
+        for at, bucket in enumerate(self.buckets):
+            if bucket.columns == columns:
+                return bucket
+            if bucket.columns > columns:
+                self.buckets.insert(at, Bucket(self.shape, columns))
+                return self.buckets[at]
+        self.buckets.append(Bucket(self.shape, columns))
+        return self.buckets[-1]

@@ -1,0 +1,213 @@
+"""Attention over a flat batch: rows that decode one token, and chunks of several tokens.
+
+The tokens of all rows lie in one dimension, so that the layers' matrix products see one batch,
+whatever mixture of prompts and decoding rows it holds. Only attention tells the rows apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the field's usual name)
+from torch import Tensor
+
+from peers.engines.attention import LayerAttention, attend, attend_causally, unseen
+from peers.engines.cache import Bucket
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Successive chunks of equal length that begin their sequences."""
+
+    first: int
+    """Index of the first token in the flat batch."""
+    count: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Further:
+    """A chunk whose sequence has cached positions before it."""
+
+    first: int
+    length: int
+    row: int
+    """The sequence's index in the bucket."""
+    past: int
+    """Positions before the chunk."""
+
+
+@dataclass
+class Part:
+    """The rows of one bucket: first those that decode, then the chunks."""
+
+    bucket: Bucket[Any]
+    first: int
+    rows: list[int]
+    """Per token: its row's index in the bucket."""
+    positions: list[int]
+    """Per token: its position in its sequence."""
+    decoding: int
+    """Number of decoding rows, which are the bucket's first rows and the part's first tokens."""
+    fresh: list[Fresh] = field(default_factory=list)
+    further: list[Further] = field(default_factory=list)
+
+
+class FlatAttention:
+    """Writes a flat batch's keys and values to the cache, and attends."""
+
+    def __init__(self, parts: Sequence[Part], kv_heads: int, dtype: torch.dtype) -> None:
+        self._parts = [_Ready(part, kv_heads, dtype) for part in parts]
+
+    def __call__(self, layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Queries [1, H, T, D], keys and values [1, H_kv, T, D] → [1, H, T, D]."""
+        queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))
+        if len(self._parts) == 1 and self._parts[0].only_decodes:
+            mixed = self._parts[0].decode(layer, queries, keys, values)
+        else:
+            mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
+            for part in self._parts:
+                part.attend(layer, queries, keys, values, mixed)
+        return mixed.transpose(0, 1)[None]
+
+    def write_states(self, hidden: Tensor) -> None:
+        """Write the final hidden states [T, hidden] to the cache."""
+        for part in self._parts:
+            part.write_states(hidden)
+
+
+class _Ready:
+    """A part with its indices and masks on the device."""
+
+    def __init__(self, part: Part, kv_heads: int, dtype: torch.dtype) -> None:
+        self._part, self._kv_heads, self._dtype = part, kv_heads, dtype
+        self._device = part.bucket.states.device
+        index = torch.tensor([part.rows, part.positions], device=self._device)
+        self._rows, self._positions = index[0], index[1]
+        decoding = part.positions[: part.decoding]
+        self._used = max(decoding, default=0) + 1
+        self._earliest = min(decoding, default=0)
+        self._end = part.first + len(part.rows)
+        self._masks: dict[int | None, tuple[Tensor | None, Tensor | None]] = {}
+        whole = part.decoding == len(part.rows)
+        self.only_decodes = whole and part.first == 0
+        self._level = whole and self._earliest + 1 == self._used
+
+    def attend(
+        self, layer: LayerAttention, queries: Tensor, keys: Tensor, values: Tensor, mixed: Tensor
+    ) -> None:
+        """Fill the part's tokens of `mixed` [T, H, D]."""
+        part, first, end = self._part, self._part.first, self._end
+        queries_here, keys_here, values_here = (each[first:end] for each in (queries, keys, values))
+        if part.decoding:
+            mixed[first : first + part.decoding] = self.decode(
+                layer, queries_here, keys_here, values_here
+            )
+        else:
+            self._write(layer.index, keys_here, values_here)
+        attend_fresh(layer, part.fresh, queries, keys, values, mixed)
+        for chunk in part.further:
+            tokens = slice(chunk.first, chunk.first + chunk.length)
+            used = chunk.past + chunk.length
+            result = _further(
+                layer,
+                queries[tokens].transpose(0, 1)[None],
+                part.bucket.keys[layer.index][chunk.row, None, :, :used],
+                part.bucket.values[layer.index][chunk.row, None, :, :used],
+                chunk.past,
+            )
+            mixed[tokens] = result[0].transpose(0, 1)
+
+    def decode(
+        self, layer: LayerAttention, queries: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """Write the part's keys and values; attend with the decoding rows: [decoding, H, D]."""
+        self._write(layer.index, keys, values)
+        bucket, count = self._part.bucket, self._part.decoding
+        heads, size = queries.shape[1:]
+        start = 0 if layer.window is None else max(0, self._earliest - layer.window + 1)
+        blocked, mask = self._blocked(layer.window, start)
+        cached_keys, cached_values = (cache[layer.index] for cache in (bucket.keys, bucket.values))
+        seen = slice(start, self._used)
+        if layer.soft_cap is not None:
+            return attend(
+                layer,
+                queries[:count, :, None],
+                cached_keys[:count, :, seen],
+                cached_values[:count, :, seen],
+                blocked,
+            )[:, :, 0]
+        # Queries that share a key head form the rows of one product, so no key is repeated.
+        kv_heads = self._kv_heads
+        mixed = F.scaled_dot_product_attention(
+            queries[:count].reshape(count * kv_heads, 1, heads // kv_heads, size),
+            cached_keys.view(-1, 1, bucket.columns, size)[: count * kv_heads, :, seen],
+            cached_values.view(-1, 1, bucket.columns, size)[: count * kv_heads, :, seen],
+            attn_mask=mask,
+            scale=layer.scale,
+        )
+        return mixed.reshape(count, heads, size)
+
+    def write_states(self, hidden: Tensor) -> None:
+        states = self._part.bucket.states
+        states[self._rows, self._positions] = hidden[self._part.first : self._end].to(states.dtype)
+
+    def _write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        bucket = self._part.bucket
+        if self._level:
+            at = self._used - 1
+            bucket.keys[layer][: self._part.decoding, :, at] = keys
+            bucket.values[layer][: self._part.decoding, :, at] = values
+        else:
+            bucket.keys[layer][self._rows, :, self._positions] = keys
+            bucket.values[layer][self._rows, :, self._positions] = values
+
+    def _blocked(self, window: int | None, start: int) -> tuple[Tensor | None, Tensor | None]:
+        """The columns from `start` that a decoding row does not see, in two forms.
+
+        bool [rows, 1, 1, columns], and −∞ in [rows · H_kv, 1, 1, columns]. None if every row sees
+        every column.
+        """
+        if window not in self._masks:
+            self._masks[window] = (None, None)
+            if self._earliest + 1 != self._used:
+                positions = self._positions[: self._part.decoding, None]
+                columns = torch.arange(start, self._used, device=self._device)
+                blocked = unseen(positions, columns, window)[:, None, None]
+                zero = torch.zeros((), dtype=self._dtype, device=self._device)
+                mask = torch.where(blocked, -torch.inf, zero)
+                self._masks[window] = (blocked, mask.repeat_interleave(self._kv_heads, 0))
+        return self._masks[window]
+
+
+def attend_fresh(
+    layer: LayerAttention,
+    chunks: Iterable[Fresh],
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mixed: Tensor,
+) -> None:
+    """Let each chunk attend to itself; all tensors are [T, heads, D]."""
+    for chunk in chunks:
+        tokens = slice(chunk.first, chunk.first + chunk.count * chunk.length)
+        query, key, value = (  # [count, heads, length, D]
+            each[tokens].view(chunk.count, chunk.length, *each.shape[1:]).transpose(1, 2)
+            for each in (queries, keys, values)
+        )
+        mixed[tokens] = attend_causally(layer, query, key, value).transpose(1, 2).flatten(0, 1)
+
+
+def _further(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor, past: int) -> Tensor:
+    """Causal attention [B, H, S, D] of S queries to `past` + S keys."""
+    used = key.shape[2]
+    columns = torch.arange(used, device=query.device)
+    blocked = unseen(columns[past:, None], columns, layer.window)
+    if layer.soft_cap is not None:
+        return attend(layer, query, key, value, blocked)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=~blocked, scale=layer.scale, enable_gqa=True
+    )

@@ -1,0 +1,117 @@
+"""Sampling noise of the rows being generated, computed for several positions at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from peers.engines.sampling import gumbel_noise
+
+AHEAD_MAX = 16
+"""Positions computed ahead for a row. A row that ends earlier has wasted the rest."""
+
+ENTRIES_MAX = 1 << 18
+"""Entries (positions times vocabulary) computed in one call, in which temporary words take 50 bytes
+each. A large vocabulary times all rows would take gigabytes."""
+
+
+class Noisy(Protocol):
+    """A row as the noise sees it."""
+
+    @property
+    def noise_key(self) -> tuple[int, int] | None: ...
+    @property
+    def noise_row(self) -> int: ...
+
+    position: int
+    """Model tokens sampled so far: the index of the next token."""
+    noise: Ahead | None
+
+
+@dataclass
+class Ahead:
+    """A row's share of the pool of computed noise."""
+
+    entry: int
+    first: int = 0
+    """The position of the share's first vector."""
+    end: int = 0
+    """The position after its last vector. Positions only grow."""
+
+
+class NoisePool:
+    """Noise vectors of rows, `ahead` per row."""
+
+    def __init__(self, vocabulary_size: int, device: torch.device) -> None:
+        self._vocabulary_size = vocabulary_size
+        self._ahead = max(1, min(AHEAD_MAX, ENTRIES_MAX // (16 * vocabulary_size)))
+        self._pool = torch.empty(0, self._ahead, vocabulary_size, device=device)
+        self._free: list[int] = []
+
+    def release(self, row: Noisy) -> None:
+        """Forget a row's noise."""
+        if row.noise is not None:
+            self._free.append(row.noise.entry)
+            row.noise = None
+
+    def of(self, rows: Sequence[Noisy], soon: Iterable[Noisy] = ()) -> Tensor | None:
+        """Noise [rows, vocabulary] at each row's position; None if no row has a key.
+
+        Rows without a key get zeros. `soon` are rows to be generated next: their noise is computed
+        along with that of others, because a call costs as much for one row as for several.
+        """
+        needy = [row for row in rows if row.noise is None or row.noise.end <= row.position]
+        if needy:
+            if self._ahead > 1:
+                needy += [row for row in soon if row.noise is None]
+            by_key: dict[tuple[int, int] | None, list[Noisy]] = {}
+            for row in needy:
+                by_key.setdefault(row.noise_key, []).append(row)
+            for key, some in by_key.items():
+                self._compute(key, some)
+        if all(row.noise_key is None for row in rows):
+            return None
+        ahead = self._ahead
+        index = [
+            row.noise.entry * ahead + row.position - row.noise.first
+            for row in rows
+            if row.noise is not None
+        ]
+        flat = self._pool.view(-1, self._vocabulary_size)
+        return flat.index_select(0, torch.tensor(index, device=flat.device))
+
+    def _compute(self, key: tuple[int, int] | None, rows: Sequence[Noisy]) -> None:
+        entries = []
+        for row in rows:
+            if row.noise is None:
+                row.noise = Ahead(self._take())
+            row.noise.first, row.noise.end = row.position, row.position + self._ahead
+            entries.append(row.noise.entry)
+        some = max(1, ENTRIES_MAX // (self._ahead * self._vocabulary_size))
+        device = self._pool.device
+        steps = torch.arange(self._ahead, device=device)
+        for start in range(0, len(rows), some):
+            part = rows[start : start + some]
+            index = torch.tensor(entries[start : start + some], device=device)
+            if key is None:
+                self._pool[index] = 0.0
+                continue
+            numbers, positions = torch.tensor(
+                [[row.noise_row for row in part], [row.position for row in part]], device=device
+            )
+            self._pool[index] = gumbel_noise(
+                key, numbers[:, None], positions[:, None] + steps, self._vocabulary_size
+            )
+
+    def _take(self) -> int:
+        if not self._free:
+            count = len(self._pool)
+            grown = self._pool.new_empty(max(8, 2 * count), *self._pool.shape[1:])
+            grown[:count] = self._pool
+            self._pool = grown
+            self._free = list(range(len(grown) - 1, count - 1, -1))
+        return self._free.pop()
