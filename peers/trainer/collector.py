@@ -11,6 +11,7 @@ from peers.trainer.accepted import AcceptedSubmissions, path_of
 from peers.trainer.forecast import UNJUDGED_SECONDS, Forecast
 from peers.trainer.missed import MissedVerdicts
 from peers.trainer.outcomes import Outcomes
+from peers.trainer.precedence import Precedence
 from peers.trainer.progress import Pause, Progress
 from swarm.envelope import Envelope
 from swarm.errors import PeerError
@@ -40,6 +41,7 @@ class Collector:
     forecast: Forecast
     outcomes: Outcomes
     accepted: AcceptedSubmissions
+    precedence: Precedence
     pause: Pause
 
     def __post_init__(self) -> None:
@@ -63,6 +65,7 @@ class Collector:
     def _on_acknowledgement(self, envelope: Envelope) -> None:
         message = envelope.message
         assert isinstance(message, Acknowledgement)
+        self.precedence.hear(envelope)
         offer, now = (message.worker, message.submission), self._node.world.now()
         if message.lineage == self.progress.lineage and self.forecast.announce(
             offer, message.groups, now
@@ -119,6 +122,7 @@ class Collector:
     async def _copy(self, envelope: Envelope, verdict: Verdict) -> None:
         try:
             if await self._fetch(PeerId(envelope.sender), verdict):
+                await self.precedence.wait(envelope.sender, verdict)
                 await self.accepted.take_in(envelope, verdict)
             else:
                 await self.outcomes.stale([verdict])

@@ -25,6 +25,7 @@ from peers.trainer.forecast import Forecast
 from peers.trainer.orders import Orders
 from peers.trainer.outcomes import Outcomes
 from peers.trainer.pool import Accepted
+from peers.trainer.precedence import Precedence
 from peers.trainer.progress import STEPS_REMEMBERED, Pause, Progress
 from peers.trainer.publishing import Publisher
 from peers.trainer.refusals import Refusals
@@ -105,11 +106,13 @@ class TrainerRole:
         self._states = SavedStates(peer.node.disk, settings, progress)
         self._forecast = forecast = Forecast()
         self._outcomes = outcomes = Outcomes(trusted, self._events, progress, forecast)
+        refusals = Refusals(peer, trusted, progress)
         self._accepted = accepted = AcceptedSubmissions(
-            peer, store, progress, forecast, outcomes, Refusals(peer, trusted, progress)
+            peer, store, progress, forecast, outcomes, refusals
         )
         self._pause = pause = Pause(peer, progress)
-        self._collector = Collector(peer, progress, forecast, outcomes, accepted, pause)
+        precedence = Precedence(peer, store, refusals)
+        self._collector = Collector(peer, progress, forecast, outcomes, accepted, precedence, pause)
         self._publisher = publisher = Publisher(peer, trusted, progress, settings.mirrors)
         self._orders = Orders(peer, store, progress, forecast, accepted.pool, publisher, pause)
         self._batches = Batches(

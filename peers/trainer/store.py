@@ -106,6 +106,15 @@ class TrainerStore:
             (order.lineage, order.step, order.revision, msgspec.msgpack.encode(order)),
         )
 
+    def order(self, lineage: int, step: int) -> StepOrder | None:
+        """The newest order of a step."""
+        rows = self._database.read(
+            "SELECT message FROM orders WHERE lineage = ? AND step = ? "
+            "ORDER BY revision DESC LIMIT 1",
+            (lineage, step),
+        )
+        return _decode(rows[0][0], StepOrder) if rows else None
+
     def newest_orders(self, lineage: int, count: int) -> list[StepOrder]:
         """Orders of the newest `count` steps of a lineage, newest first."""
         rows = self._database.read(

@@ -1,0 +1,81 @@
+"""Precedence: an acceptance waits while a validator earlier in rank may still refuse it.
+
+A worker delivers to the validator that comes first in rank; a later one judges only what those
+before it cannot. An earlier validator that was passed over without being asked recomputes the
+submission, and its refusal binds all (`docs/security.md`). So the trainer waits for its verdict, at
+most `verdict_seconds`, before it takes what a later one accepted. It does not wait for a validator
+that it cannot reach, nor for one that acknowledged the submission and then had its time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import trio
+
+from peers.trainer.refusals import Refusals
+from peers.trainer.store import TrainerStore
+from swarm.envelope import Envelope
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.messages import Acknowledgement, Verdict
+from swarm.node.run_node import RunNode
+from swarm.rollouts.seeds import rendezvous
+from swarm.run.heard_verdicts import Key
+
+ACKNOWLEDGED_KEPT = 4096
+"""Acknowledgements whose time is remembered; the oldest is forgotten first."""
+
+
+class Precedence:
+    """Holds acceptances back until no earlier validator is expected to refuse them."""
+
+    def __init__(self, peer: RunNode, store: TrainerStore, refusals: Refusals) -> None:
+        self._peer = peer
+        self._store = store
+        self._refusals = refusals
+        self._acknowledged: OrderedDict[tuple[str, Key], float] = OrderedDict()
+        """When each validator's acknowledgement of a submission was heard."""
+
+    def hear(self, envelope: Envelope) -> None:
+        """Take note of an acknowledgement."""
+        message = envelope.expect(Acknowledgement)
+        key = (envelope.sender, (message.worker, message.submission))
+        self._acknowledged.setdefault(key, self._peer.node.world.now())
+        if len(self._acknowledged) > ACKNOWLEDGED_KEPT:
+            self._acknowledged.popitem(last=False)
+
+    async def wait(self, judge: str, verdict: Verdict) -> None:
+        """Wait until no validator before `judge` in rank may still refuse what it accepted."""
+        earlier = self._earlier(judge, verdict)
+        if not earlier:
+            return
+        async with trio.open_nursery() as nursery:
+            for validator in earlier:
+                nursery.start_soon(self._wait_for, validator, verdict)
+
+    def _earlier(self, judge: str, verdict: Verdict) -> Sequence[str]:
+        """The validators before `judge` in rank."""
+        order = self._store.order(verdict.lineage, verdict.step)
+        validators = self._peer.run.manifest.validator_ids()
+        if order is None or judge not in validators:
+            return ()
+        worker, number = verdict.worker.encode(), verdict.number.to_bytes(8, "big")
+        ranks = rendezvous(validators, order.nonce, worker, number)
+        return ranks[: ranks.index(judge)]
+
+    async def _wait_for(self, validator: str, verdict: Verdict) -> None:
+        limits = self._peer.run.manifest.limits
+        key = (verdict.worker, verdict.submission)
+        now = self._peer.node.world.now()
+        left = limits.verdict_seconds - (now - self._acknowledged.get((validator, key), now))
+        with trio.move_on_after(max(0.0, left)):
+            try:
+                with trio.fail_after(limits.acknowledgement_seconds):
+                    await self._peer.node.reach(PeerId(validator))
+            except (PeerError, trio.TooSlowError):
+                return
+            await self._refusals.heard.wait_until(
+                lambda heard: heard.is_refused(key) or validator in heard.opinions(key)
+            )

@@ -1,0 +1,106 @@
+"""A trainer takes what a later validator accepted once those before it in rank had their time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from peers.trainer.role import TrainerRole
+from peers.validator.examiner import Examiner
+from peers.validator.precedence import Precedence
+from peers.validator.role import ValidatorRole
+from simnet.compute import SimulatedRollouts
+from simnet.simulation import Peer, Simulation
+from swarm.jobs.validation import Judge, PrefillService
+from swarm.messages import Acknowledgement
+from tests.validator.test_numbers import Hand, kinds, simulate
+from tests.validator.test_rank import ONCE, VERDICT_SECONDS, in_rank
+
+
+class Credulous(Examiner):
+    """Accepts without a recomputation."""
+
+    async def _recompute(
+        self, job: Judge, folder: str, prefill: PrefillService, outcome: Any
+    ) -> None:
+        return
+
+
+class Cheat(Hand):
+    """Makes files of another model."""
+
+    def make(self, number: int, variant: int = 0) -> bytes:
+        made = msgspec.msgpack.decode(super().make(number, variant), type=SimulatedRollouts)
+        return msgspec.msgpack.encode(msgspec.structs.replace(made, invented=True))
+
+
+def pool(trainer: Peer) -> int:
+    """Groups that the trainer may train on."""
+    role = trainer.roles[0]
+    assert isinstance(role, TrainerRole)
+    return role._accepted.pool.groups
+
+
+async def accepted_by_a_later_one(
+    simulation: Simulation, hand: Hand, peers: dict[str, Peer]
+) -> None:
+    first, second = in_rank(hand, peers)
+    simulation.network.cut(first.id, second.id)
+    assert kinds(await hand.deliver(second, 0)) == [Acknowledgement]
+    await trio.sleep(8)
+    role = second.roles[0]
+    assert isinstance(role, ValidatorRole) and role._docket.judged_here()
+
+
+def test_an_acceptance_waits_for_an_earlier_validator_that_may_refuse() -> None:
+    """It cannot fetch the file here, so its time passes."""
+
+    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+        await accepted_by_a_later_one(simulation, worker, peers)
+        assert pool(peers["trainer"]) == 0
+        await trio.sleep(VERDICT_SECONDS)
+        assert pool(peers["trainer"]) == 1
+
+    simulate(test, "validator", "validator-2", thresholds=ONCE)
+
+
+def test_nothing_waits_for_a_validator_that_is_gone() -> None:
+    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+        first, second = in_rank(worker, peers)
+        await first.kill()
+        assert kinds(await worker.deliver(second, 0)) == [Acknowledgement]
+        await trio.sleep(15)
+        assert pool(peers["trainer"]) == 1
+
+    simulate(test, "validator", "validator-2", thresholds=ONCE)
+
+
+def test_nothing_that_an_earlier_validator_refuses_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Although a dishonest validator accepted it out of rank."""
+
+    async def nobody(*_: object) -> None:
+        return
+
+    monkeypatch.setattr(Precedence, "earlier", nobody)
+
+    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+        cheat = Cheat(simulation.peers["worker"], simulation.workload)
+        second = in_rank(cheat, peers)[1]
+        liar = second.roles[0]
+        assert isinstance(liar, ValidatorRole)
+        liar._examiner.__class__ = Credulous
+        assert kinds(await cheat.deliver(second, 0)) == [Acknowledgement]
+        for _ in range(400):
+            assert pool(peers["trainer"]) == 0
+            await trio.sleep(0.1)
+
+    said = simulate(
+        test, "validator", "validator-2", thresholds=ONCE, prefill_tokens_per_second=100.0
+    )
+    outcomes = [e.fields["outcome"] for e in said if e.name == "validator.verdict"]
+    assert outcomes == ["accepted", "refused"]
