@@ -12,7 +12,7 @@ import trio
 from swarm.ledger.entries import Judged
 from swarm.messages import Limits
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, swarm
-from tests.end_to_end.ledgers import check_accounts
+from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 
 
 @pytest.mark.slow
@@ -52,32 +52,47 @@ def test_a_worker_with_altered_weights_is_refused_and_put_out(
 def test_the_next_validator_takes_over_from_a_silent_one(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
+    """And the silent one, once it is back, from the next one when that is killed.
+
+    Each wait ends with progress that the other validator cannot have made. So the deadlines only
+    have to be long enough for a busy machine.
+    """
+
     async def main() -> None:
-        steps = 10
+        steps = 20
         names = ["bootstrap", "trainer", "validator-1", "validator-2", "inference-1", "inference-2"]
-        limits = Limits(acknowledgement_seconds=2.0, verdict_seconds=3.0)
+        limits = Limits(acknowledgement_seconds=5.0, verdict_seconds=10.0)
         async with swarm(
             tmp_path, base, fork_server, names=names, steps=steps, limits=limits
         ) as peers:
-            await peers.start()
             trainer, silent, other = peers["trainer"], peers["validator-1"], peers["validator-2"]
+
+            async def train_three_steps() -> None:
+                reached = len(trainer.heard("trainer.step_trained"))
+                assert reached + 3 < steps
+                await trainer.says(
+                    "trainer.step_trained", step=reached + 3, seconds=5 * STEP_SECONDS
+                )
+
+            await peers.start("bootstrap", "validator-1", "validator-2")
+            for validator in (silent, other):  # else the run may be over before both judge
+                await validator.says("peer.listening", seconds=START_SECONDS)
+            await peers.start("trainer", "inference-1", "inference-2")
             for validator in (silent, other):
-                await validator.says("validator.verdict", seconds=START_SECONDS)
+                await validator.says("validator.verdict", seconds=2 * START_SECONDS)
             silent.send(signal.SIGSTOP)
-            reached = len(trainer.heard("trainer.step_trained"))
-            await trainer.says("trainer.step_trained", step=reached + 3)
+            await train_three_steps()
             silent.send(signal.SIGCONT)
-            since = len(silent.events)
-            await silent.says("validator.verdict", since=since)
+            await other.kill()
+            await train_three_steps()
+            peers.restart("validator-2")
             await peers.complete(steps * STEP_SECONDS)
             assert await trainer.ended(30) == 0
             accounts = check_accounts(peers)
-            by_submission = Counter(
-                r.entry.submission for r in accounts.records if isinstance(r.entry, Judged)
-            )
-            print("judged by both:", sum(n > 1 for n in by_submission.values()))
-            assert set(accounts.state.verdicts) == set(by_submission)
-            for totals in accounts.state.totals.values():
-                assert totals.refused == totals.quarantined == 0, accounts.state
+            check_nobody_was_wronged(accounts)
+            judged = [each for each in accounts.records if isinstance(each.entry, Judged)]
+            print("verdicts:", Counter(each.owner for each in judged))
+            assert {each.owner for each in judged} == set(peers.validators)
+            assert set(accounts.state.verdicts) == {each.entry.submission for each in judged}
 
     trio.run(main)
