@@ -5,20 +5,22 @@
 
 Prints one JSON object. The demo's policies at several steps generate and are recomputed, in fp32
 and bf16, with the default `[thresholds]`. Honest: every pair of dtypes, whole submissions, 64 or
-three rows at a time, one thread or two. Cheats: each repeats its cheat with every seed until it is
+three rows at a time, one thread or two; and one completion in sixteen is a segment of an episode of
+up to two turns, with a calculator. Cheats: each repeats its cheat with every seed until it is
 evicted, or gives up after `--submissions` submissions of the demo's size; all are recomputed.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import torch
 from msgspec.structs import replace
 
 from benchmarks.arguments import at_least, several
+from benchmarks.turns import Episodes, make_tool_policy
 from peers.calibration.calibrate import EngineClass, attacks
 from peers.calibration.freedom import bits_per_token
 from peers.calibration.measure import Sample, sample
@@ -54,6 +57,9 @@ ODD_SHARE = 16
 """One in so many honest submissions is generated three rows at a time, another with two threads,
 another 64 rows at a time."""
 
+TURNS_SHARE = 1 / 16
+"""Share of the honest completions that are segments of episodes of several turns."""
+
 CHOICE_SUBMISSIONS = 8
 """Submissions whose positions are counted for the choice."""
 
@@ -67,16 +73,40 @@ def honest(folder: Path, completions: int, thresholds: Thresholds) -> Iterator[d
     environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
     workload = Workload(folder, sampling, environment)
     engines = {dtype: EngineClass(dtype, "cpu").engine(folder) for dtype in DTYPES}
+
+    def submit(generating: str, recomputing: str, number: int) -> Sample:
+        worker = {
+            0: Generates(engines[generating], batch=3),
+            1: Generates(engines[generating], threads=2),
+            2: Generates(engines[generating], batch=64),
+        }.get(number % ODD_SHARE, Generates(engines[generating]))
+        name = f"{generating} {recomputing}"
+        return sample(worker, engines[recomputing], workload, number, name)
+
+    return _pairs(submit, completions, thresholds)
+
+
+def honest_turns(completions: int, thresholds: Thresholds) -> Iterator[dict[str, Any]]:
+    """The same for episodes of up to two turns, of a policy that calls a calculator."""
+    with tempfile.TemporaryDirectory() as name:
+        episodes = Episodes(make_tool_policy(Path(name), seed=3))
+        engines = {dtype: EngineClass(dtype, "cpu").engine(Path(name)) for dtype in DTYPES}
+
+        def submit(generating: str, recomputing: str, number: int) -> Sample:
+            pair = engines[generating], engines[recomputing]
+            return episodes.sample(*pair, number, f"{generating} {recomputing}")
+
+        yield from _pairs(submit, completions, thresholds)
+
+
+def _pairs(
+    submit: Callable[[str, str, int], Sample], completions: int, thresholds: Thresholds
+) -> Iterator[dict[str, Any]]:
+    """Figures of each pair of dtypes, for (generates, recomputes, number) → submission."""
     for generating, recomputing in ((a, b) for a in DTYPES for b in DTYPES):
-        record, refused, figures = WorkerEvidence(), Counter[str](), Figures()
-        name, number = f"{generating} {recomputing}", 0
+        record, refused, figures, number = WorkerEvidence(), Counter[str](), Figures(), 0
         while figures.completions < completions:
-            worker = {
-                0: Generates(engines[generating], batch=3),
-                1: Generates(engines[generating], threads=2),
-                2: Generates(engines[generating], batch=64),
-            }.get(number % ODD_SHARE, Generates(engines[generating]))
-            found = sample(worker, engines[recomputing], workload, number, name)
+            found = submit(generating, recomputing, number)
             evidence = evidence_of(found.recomputed, thresholds)
             refused.update(failures(found, evidence, thresholds))
             record.add("validator", evidence)
@@ -268,6 +298,11 @@ def main() -> None:
             for row in honest(arguments.policies / str(step), each, thresholds):
                 result["honest"][step].append(row)
                 print(step, row, file=sys.stderr)
+        result["honest turns"] = []
+        turns = math.ceil(TURNS_SHARE * arguments.completions / len(DTYPES) ** 2)
+        for row in honest_turns(turns, thresholds):
+            result["honest turns"].append(row)
+            print("turns", row, file=sys.stderr)
     if arguments.only != "honest":
         result["cheats"] = {
             step: cheats(

@@ -31,7 +31,20 @@ GROWTH_BYTES_MAX = 96 << 20
 """Largest allowed growth of memory: the bound of unread bytes (64 MiB), and 32 MiB."""
 
 UNDISTURBED_SECONDS = 20.0
-"""Time without attacks before each attack, whose pace is the reference."""
+"""Time without attacks before each attack, which shows what a step costs the victim."""
+
+COST_MAX = 0.5
+"""Most processor seconds per second that strangers may cost a peer. Other work on the machine
+changes the pace of a run, but only lowers this figure, since it slows the attacker as well."""
+
+
+def processor_seconds(peer: Peer) -> float:
+    """Return the processor seconds that a peer and its children have taken."""
+    ticks = 0
+    for pid in (peer.pid, *peer.children().values()):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> int:
@@ -78,11 +91,12 @@ def test_no_role_is_harmed_by_strangers(tmp_path: Path, base: Path, fork_server:
             for number, name in enumerate(ROLES):
                 peer, source = peers[name], f"127.0.{number + 1}.1"
                 give_cores(peer)
-                steps = trained()
+                steps, spent = trained(), processor_seconds(peer)
                 await trio.sleep(UNDISTURBED_SECONDS)
                 undisturbed = (trained() - steps) / UNDISTURBED_SECONDS
+                idle = (processor_seconds(peer) - spent) / UNDISTURBED_SECONDS
                 steps, before = trained(), resident_bytes(peer.pid)
-                peak, began = before, trio.current_time()
+                peak, began, spent = before, trio.current_time(), processor_seconds(peer)
 
                 async def watch(peer: Peer = peer) -> None:
                     nonlocal peak
@@ -97,14 +111,19 @@ def test_no_role_is_harmed_by_strangers(tmp_path: Path, base: Path, fork_server:
                     for protocol in protocols:
                         sent += await attacks.flood(peer.multiaddr, MALLORY, protocol, source)
                     nursery.cancel_scope.cancel()
+                seconds = trio.current_time() - began
+                pace = (trained() - steps) / seconds
+                attacked = (processor_seconds(peer) - spent) / seconds
+                cost = attacked - idle * pace / undisturbed
                 with trio.fail_after(10):
                     assert await attacks.served_protocols(peer.multiaddr, HONEST) == protocols
-                pace = (trained() - steps) / (trio.current_time() - began)
                 print(
                     f"{name}: {len(protocols)} protocols, {sent >> 20} MiB sent, resident "
                     f"{before >> 20} to at most {peak >> 20} MiB, {60 * pace:.0f} steps a minute, "
-                    f"{pace / undisturbed:.2f} of the pace without"
+                    f"{pace / undisturbed:.2f} of the pace without; strangers cost {cost:.2f} of a "
+                    f"core: {attacked:.2f} in place of {idle:.2f}"
                 )
+                assert cost <= COST_MAX
                 assert peak - before <= GROWTH_BYTES_MAX
             reached = trained()
             await trainer.says("trainer.step_trained", step=reached + 2, seconds=STEP_SECONDS)

@@ -11,13 +11,10 @@ import torch
 import trio
 from blake3 import blake3
 
+from benchmarks.turns import make_tool_policy
 from peers.engines import demo
-from peers.environments import Task
-from peers.environments.base import Split
-from peers.environments.calculator import Calculator, CalculatorOptions
 from peers.inference.engine_service import EngineService
 from peers.trainer.service import TrainerService
-from peers.trainer.warmup import Warmup, warm_up
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.identity import Identity
@@ -55,17 +52,6 @@ LESSONS = Lessons(
     sampling=SAMPLING,
 )
 STEPS = 18
-
-
-class ToolUse(Calculator):
-    """Both turns of the calculator as prompts with one answer each, for the warm-up."""
-
-    def task(self, seed: bytes, split: Split = "train") -> Task:
-        task = super().task(seed, split)
-        call = task.prompt.replace(">", "=")
-        if seed[0] % 2:
-            return Task(task.prompt, call)
-        return Task(f"{task.prompt}{call}{demo.EOS}{task.answer}>", task.answer)
 
 
 @dataclass
@@ -148,9 +134,7 @@ class Pipeline:
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
     base = tmp_path / "0"
-    demo.make_policy(base, seed=3)
-    easy = ToolUse(CalculatorOptions(digits=1))
-    warm_up(base, easy, seed=3, recipe=Warmup(accuracy=0.3, batch=64))
+    make_tool_policy(base, seed=3)
     inspector, trainer = (
         InspectorService(InspectionSetup(environments=[ENVIRONMENT])),
         TrainerService(),
