@@ -140,11 +140,15 @@ def submission(
     pairs = [
         each
         for piece, hidden in zip(made, own.hidden, strict=True)
-        for each in zip(piece.hidden.split(CHUNK_TOKENS), hidden.split(CHUNK_TOKENS), strict=True)
+        for each in zip(_chunks(piece.hidden), _chunks(hidden), strict=True)
     ]
     for scheme in SCHEMES:
         errors[scheme.name] = [e for a, b in pairs for e in scheme.errors(a, b, drawn)]
     return errors, [len(piece.tokens) for piece in made]
+
+
+def _chunks(hidden: Tensor) -> list[Tensor]:
+    return [hidden[first : first + CHUNK_TOKENS] for first in range(0, len(hidden), CHUNK_TOKENS)]
 
 
 def _drawn(width: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -275,9 +279,10 @@ def _met(worker: Worker, scheme: str, limit: float, negatives: list[float]) -> d
 def engines(folder: Path, aside: Path, previous: Sequence[Path]) -> Iterator[tuple[str, Engine]]:
     """The cheats' engines."""
     fp32 = EngineClass("float32", "cpu")
-    changes = {**CHANGES, "other weights (0.5 % noise)": lambda: noisy(0.005)}
+    changes = {name: change() for name, change in CHANGES.items()}
+    changes["other weights (0.5 % noise)"] = noisy(0.005)
     for number, (name, change) in enumerate(changes.items()):
-        yield name, fp32.engine(write_changed(folder, aside / str(number), change()))
+        yield name, fp32.engine(write_changed(folder, aside / str(number), change))
     for age in previous:
         yield f"policy {int(folder.name) - int(age.name)} older", fp32.engine(age)
     yield "temperature 0.9", fp32.engine(folder)
@@ -317,6 +322,7 @@ def main() -> None:
     parser.add_argument("--layers", type=at_least(1), default=24, help="of a random model")
     parser.add_argument("--width", type=at_least(8), default=256)
     parser.add_argument("--vocabulary", type=at_least(64), default=4096)
+    parser.add_argument("--outliers", type=at_least(0), default=0, help="dimensions")
     parser.add_argument("--tokens", type=at_least(1), default=32)
     parser.add_argument("--seeds", type=at_least(2), default=10)
     parser.add_argument("--submissions", type=at_least(1), default=16, help="most of one seed")
@@ -336,6 +342,7 @@ def main() -> None:
             vocabulary=given.vocabulary,
             width=given.width,
             positions=64 + given.tokens,
+            outliers=given.outliers,
         )
         print_json(measured(folder, sampling, [], given.seeds, given.submissions))
 

@@ -90,9 +90,13 @@ def test_the_next_validator_takes_over_from_a_silent_one(
             assert await trainer.ended(30) == 0
             accounts = check_accounts(peers)
             check_nobody_was_wronged(accounts)
-            judged = [each for each in accounts.records if isinstance(each.entry, Judged)]
-            print("verdicts:", Counter(each.owner for each in judged))
-            assert {each.owner for each in judged} == set(peers.validators)
-            assert set(accounts.state.verdicts) == {each.entry.submission for each in judged}
+            judged = [
+                (record.owner, record.entry.submission)
+                for record in accounts.records
+                if isinstance(record.entry, Judged)
+            ]
+            print("verdicts:", Counter(owner for owner, _ in judged))
+            assert {owner for owner, _ in judged} == set(peers.validators)
+            assert set(accounts.state.verdicts) == {submission for _, submission in judged}
 
     trio.run(main)
