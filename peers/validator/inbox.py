@@ -56,6 +56,8 @@ class Client:
     network: str = ""
     """Its /24 or /48; empty if its address belongs to no network."""
     proven: bool = False
+    helper: bool = False
+    """Whether it is admitted in another role than a worker's."""
     pause_seconds: float = 0.0
     """Time until its pushes are accepted again, because it wasted this validator's time."""
 
@@ -140,6 +142,8 @@ class Inbox:
                 "prove your peer id on this connection first: sign its challenge, then push again",
             )
         known = self._client_of(client)
+        if known.helper:
+            raise Refused(403, "only peers with the role inference push submissions")
         if known.pause_seconds > 0:
             raise Refused(
                 429,

@@ -127,6 +127,7 @@ class ValidatorRole:
         return Client(
             network=self._node.transport.network_of(worker),
             proven=stake >= self._run.manifest.thresholds.proven_tokens,
+            helper=self._trusted.registrar.is_helper(worker),
             pause_seconds=self._conduct.pause_seconds(worker),
         )
 

@@ -27,6 +27,7 @@ from swarm.errors import UserError
 from swarm.identity import Identity
 from swarm.ledger.client import LedgerClient, fetch_log
 from swarm.ledger.entries import InviteRevoked, Redeemed
+from swarm.ledger.invites import is_valid
 from swarm.messages import INVITE_ID_BYTES, Invite
 from swarm.run.invites import TOKEN_PREFIX, invite_in, make_invite, revoke
 from swarm.run.manifest import load_manifest, manifest_in, run_id
@@ -138,9 +139,13 @@ def list_invites(run: OwnersRun, bootstrap: Sequence[str] | None, *, as_json: bo
 
     async def read(client: LedgerClient) -> None:
         for entry in await fetch_log(client):
+            if not isinstance(entry, (Redeemed, InviteRevoked)) or not is_valid(
+                entry, run.manifest.sender, run_id(run.manifest)
+            ):
+                continue
             if isinstance(entry, Redeemed):
                 redeemed.append(entry)
-            elif isinstance(entry, InviteRevoked):
+            else:
                 revoked.add(entry.invite.hex())
 
     run_until_interrupted(_ask_trusted, run, bootstrap, read)

@@ -14,7 +14,17 @@ import msgspec
 
 from swarm.envelope import Envelope, open_envelope
 from swarm.ledger import invites, stakes
-from swarm.ledger.entries import Admitted, Consumed, Entry, Evicted, Judged, Reinstated, decode
+from swarm.ledger.entries import (
+    Admitted,
+    Consumed,
+    Entry,
+    Evicted,
+    InviteRevoked,
+    Judged,
+    Redeemed,
+    Reinstated,
+    decode,
+)
 from swarm.ledger.log import Also
 from swarm.ledger.ruling import binds
 from swarm.ledger.state import Authority
@@ -188,7 +198,9 @@ def deriving(owner: str, entries: Sequence[Entry]) -> Also:
 
     def derive(connection: sqlite3.Connection, first: int) -> None:
         for position, entry in enumerate(entries, first):
-            invites.derive(connection, entry)
+            if isinstance(entry, (Redeemed, InviteRevoked)):
+                authority = stakes.stored(connection)
+                invites.derive(connection, entry, authority.owner, authority.run)
             if isinstance(entry, Judged):
                 stakes.derive(connection, owner, position, entry)
                 if binds(entry):

@@ -76,7 +76,9 @@ class Redeemed(_Struct, frozen=True, kw_only=True, tag="redeemed"):
     invite: InviteId
     peer: Key
     redeemed_ms: Count
-    """Wall time of this trusted peer."""
+    """Wall time of this trusted peer, at least that of the invite."""
+    envelope: _Raw = b""
+    """The owner's signed `Invite`, without which the entry does not count."""
 
 
 class InviteRevoked(_Struct, frozen=True, kw_only=True, tag="invite_revoked"):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sqlite3
 
-from swarm.ledger.entries import Entry, InviteRevoked, Redeemed
+from swarm.envelope import Dropped, open_envelope
+from swarm.ledger.entries import InviteRevoked, Redeemed
+from swarm.messages import Invite, InviteRevocation
 from swarm.world import Database
 
 TABLES = (
@@ -46,12 +48,34 @@ class RedeemedInvites:
         )
 
 
-def derive(connection: sqlite3.Connection, entry: Entry) -> None:
-    """Update the tables with an entry of a log."""
+def is_valid(entry: Redeemed | InviteRevoked, owner: str, run: str) -> bool:
+    """Whether an entry holds the message of a run's owner that it tells of.
+
+    A trusted peer may log anything, but it has only the invites that peers showed it.
+    """
+    try:
+        envelope = open_envelope(entry.envelope)
+    except Dropped:
+        return False
+    if (envelope.sender, envelope.body.run) != (owner, run):
+        return False
+    message = envelope.message
+    if isinstance(entry, InviteRevoked):
+        return isinstance(message, InviteRevocation) and message.invite == entry.invite
+    is_named = isinstance(message, Invite) and message.id == entry.invite
+    return is_named and envelope.body.issued_ms <= entry.redeemed_ms
+
+
+def derive(
+    connection: sqlite3.Connection, entry: Redeemed | InviteRevoked, owner: str, run: str
+) -> None:
+    """Update the tables with an entry of a log, if it is valid in the run of this owner."""
+    if not is_valid(entry, owner, run):
+        return
     if isinstance(entry, Redeemed):
         connection.execute(
             "INSERT OR IGNORE INTO redeemed (invite, redeemed_ms, peer) VALUES (?, ?, ?)",
             (entry.invite, entry.redeemed_ms, entry.peer),
         )
-    elif isinstance(entry, InviteRevoked):
+    else:
         connection.execute("INSERT OR IGNORE INTO revoked (invite) VALUES (?)", (entry.invite,))

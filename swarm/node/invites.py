@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from swarm.envelope import Dropped, open_envelope
+from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger.entries import Entry, InviteRevoked, Redeemed
 from swarm.ledger.invites import RedeemedInvites
-from swarm.messages import InviteRevocation
+from swarm.messages import Invite, InviteRevocation
 from swarm.node.node import Node
 from swarm.run.run import Run
 from swarm.world import Database
@@ -32,12 +32,15 @@ class Invites(RedeemedInvites):
         self._append = append
         self._writing = trio.Lock()
 
-    async def redeem(self, invite: bytes, peer: str) -> None:
+    async def redeem(self, shown: Envelope, peer: str) -> None:
         """Log that a peer redeems an invite, unless it is redeemed or revoked already."""
+        invite = shown.expect(Invite).id
         async with self._writing:
             if self.holder(invite) is None and not self.is_revoked(invite):
-                now_ms = int(self._node.world.wall_time() * 1000)
-                await self._append([Redeemed(invite=invite, peer=peer, redeemed_ms=now_ms)])
+                now_ms = max(int(self._node.world.wall_time() * 1000), shown.body.issued_ms)
+                await self._append(
+                    [Redeemed(invite=invite, peer=peer, redeemed_ms=now_ms, envelope=shown.raw)]
+                )
                 self._node.events.emit(
                     "membership.invite_redeemed", remote=peer, invite=invite.hex()
                 )

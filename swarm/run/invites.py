@@ -43,8 +43,8 @@ class InviteBook(Protocol):
 
     def is_revoked(self, invite: bytes) -> bool: ...
 
-    async def redeem(self, invite: bytes, peer: str) -> None:
-        """Log that a peer redeems an invite, unless it is redeemed already."""
+    async def redeem(self, shown: Envelope, peer: str) -> None:
+        """Log that a peer redeems the invite that it shows, unless it is redeemed already."""
         ...
 
 

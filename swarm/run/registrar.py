@@ -146,6 +146,11 @@ class Registrar:
             if entry.standing == "live" and is_worker(entry.heartbeat.roles)
         ]
 
+    def is_helper(self, peer: str) -> bool:
+        """Whether a peer's lease, as far as it is known here, is no worker's."""
+        lease = self._members.lease_of(peer)
+        return lease is not None and not lease.worker
+
     def _on_presence(self, envelope: Envelope) -> None:
         if envelope.sender != self._peer_id:
             self._members.hear(envelope.sender, envelope.expect(Presence))
@@ -179,7 +184,7 @@ class Registrar:
         refusal = self._uninvited(peer, invite)
         refusal = refusal or self._refusal(peer, heartbeat.roles, stake, network, lease)
         if refusal is None and invite is not None and self._uninvited(peer, None) is not None:
-            await self._invites.redeem(invite.expect(Invite).id, peer)
+            await self._invites.redeem(invite, peer)
             refusal = self._uninvited(peer, None)  # another peer may have redeemed it meanwhile
         if refusal is not None:
             self._refusals.emit("membership.refused", remote=peer, reason=refusal.reason)

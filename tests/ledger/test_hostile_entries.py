@@ -9,8 +9,9 @@ import trio
 
 from peers.validator.records import Records
 from swarm.identity import Identity
-from swarm.ledger.entries import Entry, Evicted, Reinstated
-from swarm.messages import Eviction, Reinstatement
+from swarm.ledger.entries import Entry, Evicted, InviteRevoked, Redeemed, Reinstated
+from swarm.messages import Eviction, Invite, Reinstatement
+from swarm.run.invites import invite_in, make_invite, revoke
 from tests.ledger.harness import (
     ALICE,
     BOB,
@@ -26,6 +27,7 @@ from tests.ledger.harness import (
 )
 from tests.ledger.test_evidence import CHEATED, capital
 from tests.ledger.test_state import judged, state
+from tests.worlds import WALL
 
 ANOTHER = identity(77)
 
@@ -121,6 +123,43 @@ def test_a_proven_fault_and_its_eviction_are_logged_together(tmp_path: Path) -> 
         async with swarm.peer(ALICE) as alice:
             await trio.sleep(1)
             assert alice.run_node.run.evicted(WORKER.peer_id) is not None
+
+    in_virtual_time(main)
+
+
+def test_only_the_owners_messages_redeem_and_revoke_invites(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        invite, other = (
+            invite_in(make_invite(OWNER, swarm.run, wall_time=WALL, lifetime_seconds=60.0))
+            for _ in range(2)
+        )
+        id_, now = invite.expect(Invite).id, invite.body.issued_ms
+        forged = invite_in(make_invite(BOB, swarm.run, wall_time=WALL, lifetime_seconds=60.0))
+        elsewhere = invite_in(make_invite(OWNER, "x/y", wall_time=WALL, lifetime_seconds=60.0))
+        stolen = [
+            Redeemed(invite=id_, peer=ANOTHER.peer_id, redeemed_ms=at, envelope=raw)
+            for at, raw in (
+                (now, b""), (now, b"nothing"), (now, forged.raw), (now, elsewhere.raw),
+                (now, other.raw), (now - 1, invite.raw),
+            )
+        ]  # fmt: skip
+        revoked = [
+            InviteRevoked(invite=id_, envelope=revoke(by, run, which, WALL).raw)
+            for by, run, which in (
+                (BOB, swarm.run, id_), (OWNER, "x/y", id_), (OWNER, swarm.run, bytes(16)),
+            )
+        ]  # fmt: skip
+        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+            await bob.trusted.append([*stolen, *revoked])
+            await alice.until(lambda: size_of(alice, BOB) == 9, "bob's log arrives")
+            book = alice.trusted.invites
+            assert book.holder(id_) is None and not book.is_revoked(id_)
+            await book.redeem(invite, WORKER.peer_id)
+            assert book.holder(id_) == WORKER.peer_id
+            await alice.trusted.invites.revoke(revoke(OWNER, swarm.run, id_, WALL).raw)
+            await bob.until(lambda: bob.trusted.invites.is_revoked(id_), "alice's log arrives")
+            assert bob.trusted.invites.holder(id_) == WORKER.peer_id
 
     in_virtual_time(main)
 

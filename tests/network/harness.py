@@ -24,6 +24,7 @@ from swarm.messages import (
     Admissions,
     EnvironmentReference,
     Heartbeat,
+    Invite,
     Message,
     Presence,
     RunManifest,
@@ -114,9 +115,15 @@ class Invited(RedeemedInvites):
         super().__init__(database)
         self.learn = partial(derive, database.connection)
 
-    async def redeem(self, invite: bytes, peer: str) -> None:
+    async def redeem(self, shown: Envelope, peer: str) -> None:
+        invite = shown.expect(Invite).id
         if self.holder(invite) is None:
-            self.learn(Redeemed(invite=invite, peer=peer, redeemed_ms=int(trio.current_time())))
+            now_ms = shown.body.issued_ms + int(trio.current_time())
+            self.learn(
+                Redeemed(invite=invite, peer=peer, redeemed_ms=now_ms, envelope=shown.raw),
+                shown.sender,
+                shown.body.run,
+            )
 
 
 class Member:

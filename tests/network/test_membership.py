@@ -722,6 +722,32 @@ def test_the_entry_is_drawn_at_the_admission_and_kept() -> None:
     in_virtual_time(main)
 
 
+def test_an_id_has_a_draw_for_each_trusted_peer_that_it_asks_at_once() -> None:
+    """In one slot, and only until the next digests: then all of them show the earlier entry."""
+
+    async def main() -> None:
+        async with running(run_with()) as run, trio.open_nursery() as nursery:
+            trainer, validator, worker = await trusted_and_worker(run, nursery)
+
+            async def entry(trusted: Member) -> bytes:
+                await worker.reach(trusted.id)
+                beat = await worker.seal(Heartbeat(roles=["inference"]), 120.0)
+                admission = first(await worker.messenger.request(trusted.id, beat), Admission)
+                assert admission is not None
+                return admission.expect(Admission).entry
+
+            drawn = {await entry(each) for each in (trainer, validator)}
+            assert len(drawn) == 2
+            await trio.sleep(2 * PRESENCE_SECONDS)
+            (kept,) = {await entry(each) for each in (trainer, validator)}
+            assert kept in drawn
+            await trio.sleep(2 * PRESENCE_SECONDS)
+            assert {await entry(each) for each in (trainer, validator)} == {kept}
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
 def test_only_the_slot_of_a_worker_shows_an_entry() -> None:
     """Else identities could be tried out in the slots of helpers, of which there are more."""
 

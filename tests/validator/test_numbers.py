@@ -30,7 +30,7 @@ from swarm.messages import (
 )
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import nonce_of
-from swarm.transport import BlobReference
+from swarm.transport import BlobReference, Refused
 from tests.trainer.test_role import start_run
 
 
@@ -191,7 +191,10 @@ def test_the_slot_of_another_role_lets_nobody_submit(role: str) -> None:
         helper = simulation.add(Plan("helper", [role], acts=Adversary))
         await helper.start()
         await trio.sleep(5)
-        (no,) = await Hand(helper, simulation.workload).deliver(peers["validator"], 0)
+        hand = Hand(helper, simulation.workload)
+        with pytest.raises(Refused, match="role inference"):
+            await hand.push(peers["validator"], hand.make(0))
+        (no,) = await hand.announce(peers["validator"], 0)
         assert "inference" in no.expect(AdmissionRefused).reason
         assert kinds(await worker.deliver(peers["validator"], 0)) == [Acknowledgement]
 
