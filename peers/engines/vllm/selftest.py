@@ -17,8 +17,14 @@ from swarm.errors import UserError
 from swarm.jobs import Hardware
 
 
-def make_tiny(folder: Path, seed: int = 0, hidden: int = 128, tied: bool = True) -> None:
-    """Save a random Qwen2 of two layers, with heads of 32 values, which vLLM takes on a CPU."""
+def make_tiny(
+    folder: Path, seed: int = 0, hidden: int = 128, tied: bool = True, spread: float = 0.2
+) -> None:
+    """Save a random Qwen2 of two layers, with heads of 32 values, which vLLM takes on a CPU.
+
+    `spread` is the weights' standard deviation; the default gives logits as spread as a trained
+    model's.
+    """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -31,7 +37,10 @@ def make_tiny(folder: Path, seed: int = 0, hidden: int = 128, tied: bool = True)
         num_key_value_heads=1,
         max_position_embeddings=256,
         tie_word_embeddings=tied,
-        initializer_range=0.2,  # as spread as a trained model's logits
+        initializer_range=spread,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
         dtype="float32",
     )
     with torch.random.fork_rng(devices=[]):
