@@ -96,6 +96,12 @@ class Capabilities:
     prefills: bool = True
     """Whether `prefill` and `logits` are supported, which a validator needs."""
 
+    @property
+    def engine_class(self) -> str:
+        """All that honest rounding may depend on, for a submission's header: `vllm 0.32.0 bfloat16
+        cuda`."""
+        return f"{self.name} {self.version} {self.dtype} {self.device.partition(':')[0]}"
+
 
 class Engine(Protocol):
     """Generates with one policy at a time. Its methods are called from one thread at a time."""

@@ -132,6 +132,7 @@ class EngineService:
         )
 
     def _header(self, order: SubmissionOrder) -> Header:
+        assert self._engine is not None
         return Header(
             run=order.run,
             lineage=order.policy.lineage,
@@ -143,7 +144,7 @@ class EngineService:
             temperature=order.sampling.temperature,
             max_new_tokens=order.sampling.max_new_tokens,
             stop_ids=order.sampling.stop_ids,
-            engine=self._setup.engine,
+            engine=self._engine.capabilities.engine_class,
         )
 
     def _current_renderer(self) -> Renderer:

@@ -110,6 +110,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_new_tokens: Count
     stop_ids: Annotated[list[Count], Meta(max_length=16)]
     engine: Line
+    """The worker's engine class: name, version, dtype and kind of device. Nobody can check it."""
 
 
 class _Version(msgspec.Struct):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import trio
 
+import swarm
 from peers.engines import demo
 from peers.environments import Renderer
 from peers.environments import load as load_environment
@@ -100,7 +101,8 @@ def test_a_submission_says_what_it_is(service: EngineService, policy: Path, tmp_
     assert rollouts.group.tolist() == [row // 4 for row in range(12)]
     assert rollouts.sample.tolist() == [row % 4 for row in range(12)]
     header = submission.header
-    assert (header.step, header.policy, header.number, header.engine) == (6, 4, 2, "native")
+    assert (header.step, header.policy, header.number) == (6, 4, 2)
+    assert header.engine == f"native {swarm.__version__} float32 cpu"
     assert (header.temperature, header.max_new_tokens, header.stop_ids) == (1.0, 40, [2])
     environment, renderer = load_environment("sort-digits", "1"), Renderer(policy)
     seed = seeds.submission_seed(header.run, bytes(32), header.worker, header.number)
