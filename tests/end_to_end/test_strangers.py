@@ -33,7 +33,7 @@ GROWTH_BYTES_MAX = 96 << 20
 UNDISTURBED_SECONDS = 20.0
 """Time without attacks before each attack, which shows what a step costs the victim."""
 
-COST_MAX = 0.5
+COST_MAX = 0.2
 """Most processor seconds per second that strangers may cost a peer. Other work on the machine
 changes the pace of a run, but only lowers this figure, since it slows the attacker as well."""
 
