@@ -8,6 +8,10 @@ PIECES_WANTED = 2048
 PIECE_BYTES_MIN = 256 * 1024
 """Smallest piece size: below it, request overhead outweighs the transfer."""
 
+SMALL_BYTES = 4 * PIECE_BYTES_MIN
+"""A checkpoint of fewer bytes is cut into pieces of this size, so one per file: exchanging two or
+three pieces saves no time, and each costs a request."""
+
 PIECE_BYTES_MAX = 32 * 1024 * 1024
 """Largest piece size: bytes lost to one wrong byte, and bytes that one sink may have to hold."""
 

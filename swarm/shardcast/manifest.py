@@ -106,7 +106,12 @@ def digest_of(blob: bytes) -> bytes:
 
 
 def piece_size_for(total_bytes: int) -> int:
-    """The power of two nearest to `total_bytes` / 2048, within 256 KiB to 32 MiB."""
+    """The power of two nearest to `total_bytes` / 2048, within 256 KiB to 32 MiB.
+
+    1 MiB for fewer bytes than that.
+    """
+    if total_bytes < limits.SMALL_BYTES:
+        return limits.SMALL_BYTES
     wanted = total_bytes // limits.PIECES_WANTED
     size = limits.PIECE_BYTES_MIN
     while size < limits.PIECE_BYTES_MAX and 2 * size - wanted < wanted - size:

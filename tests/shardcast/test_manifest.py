@@ -54,6 +54,12 @@ def test_piece_size_is_the_nearest_power_of_two_within_bounds() -> None:
     assert -(-62 * 10**9 // (32 * mib)) >= 1800
 
 
+def test_a_file_of_a_small_checkpoint_is_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SMALL_BYTES", 1 << 20)
+    assert piece_size_for(0) == piece_size_for((1 << 20) - 1) == 1 << 20
+    assert piece_size_for(1 << 20) == 256 * 1024
+
+
 @given(st.dictionaries(names, st.integers(0, 5 * SIZE), min_size=1, max_size=6))
 def test_what_is_right_is_read_back(sizes: dict[str, int]) -> None:
     raw = raw_manifest(sizes)
