@@ -51,6 +51,11 @@ def _moment(wall_seconds: float) -> str:
     return datetime.fromtimestamp(wall_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+CREDENTIAL_SECONDS = ADMISSION_LEASE_SECONDS / 2 - 5.0
+"""Shortest time between two credentials shown to bulk servers. An admission is renewed every 10 s,
+so the one shown is valid for half of its lifetime at least."""
+
+
 class RunNode:
     """A node inside one run: gate, gossip, messenger, membership, checkpoints."""
 
@@ -114,6 +119,10 @@ class RunNode:
         )
         self.blobs = BlobService(self.admits, store=self.store, uploads=self.uploads)
         self.lease: Lease | None = None
+        self._granted: Envelope | None = None
+        """The newest admission."""
+        self._credential_at = -math.inf
+        """When bulk servers were last shown a newer one."""
         self._trusted: TrustedPart | None = None
         node.dht.serving = self.serves
         self._vouch_for_trusted()
@@ -276,7 +285,16 @@ class RunNode:
                 self.node.events.emit("gossip.manifest_dropped", cause=dropped.cause)
 
     def _on_granted(self, admission: Envelope) -> None:
-        self.node.transport.set_credential(admission.raw)
+        """Show an admission to bulk servers and neighbours.
+
+        A new credential costs a new connection and proof at every source, and the one in use is
+        valid for a while. The newest is shown at once when nobody renews it.
+        """
+        now = self.node.world.now()
+        if admission is self._granted or now - self._credential_at >= CREDENTIAL_SECONDS:
+            self.node.transport.set_credential(admission.raw)
+            self._credential_at = now
+        self._granted = admission
         self.gossip.show(admission)
 
     def _on_manifest(self, envelope: Envelope) -> None:

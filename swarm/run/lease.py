@@ -43,7 +43,8 @@ class Lease:
         invite: Envelope | None = None,
     ) -> None:
         """`reach` connects to a peer or raises `PeerError`; `describe` makes the heartbeat;
-        `granted` is called with every new admission; `invite` is shown to the trusted peers."""
+        `granted` is called with every new admission, and again with the held one when nobody renews
+        it; `invite` is shown to the trusted peers."""
         self._invite = invite
         self._run = run
         self._messenger = messenger
@@ -73,6 +74,8 @@ class Lease:
                 if self.admission and self._problem(self.admission):
                     self.admission = None
                     self._events.emit("membership.lease_lost")
+                elif self.admission:
+                    self._granted(self.admission)
                 await trio.sleep(pause)
                 pause = min(2 * pause, RETRY_SECONDS_MAX)
                 continue

@@ -833,3 +833,23 @@ def test_what_is_remembered_of_identities_that_come_and_go_is_bounded() -> None:
             nursery.cancel_scope.cancel()
 
     in_virtual_time(main)
+
+
+def test_an_admission_that_nobody_renews_is_granted_again() -> None:
+    """So that bulk servers, which are not shown every renewal, see the newest one."""
+
+    async def main() -> None:
+        async with running(run_with()) as run, trio.open_nursery() as nursery:
+            trainer, validator, worker = await trusted_and_worker(run, nursery)
+            lease = worker.lease()
+            await nursery.start(lease.keep)
+            await trio.sleep(25)
+            assert len({envelope.digest for envelope in worker.granted}) == 3
+            for trusted in (trainer, validator):
+                run.network.kill(trusted.id)
+            await trio.sleep(20)
+            assert worker.granted[-1] is worker.granted[-2] is lease.admission
+            assert len({envelope.digest for envelope in worker.granted}) == 3
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)

@@ -17,6 +17,7 @@ from swarm.messages import PeerRecord, RunManifest
 from swarm.node.node import RECORDS_BYTES_MAX, RECORDS_MAX
 from swarm.node.policies import SOURCES_MAX, SOURCES_NEAR_MAX
 from swarm.node.run_node import RunNode
+from swarm.run.admission import admits
 from swarm.shardcast import limits
 from swarm.transport import Source
 from tests.ledger.harness import (
@@ -170,5 +171,28 @@ def test_neighbours_in_numbers_are_not_the_only_sources(tmp_path: Path) -> None:
                 viewer.run_node.policies.have.claims._claims[liar] = OrderedDict()
             sources = {source.peer for source in viewer.run_node.policies.sources(b"digest")}
             assert SOURCES_NEAR_MAX <= len(sources & set(liars)) < SOURCES_MAX - 4
+
+    in_virtual_time(main)
+
+
+def test_bulk_servers_are_shown_a_renewed_admission_before_the_last_one_is_old(
+    tmp_path: Path,
+) -> None:
+    """Every new credential costs new connections; each is valid while it is shown."""
+
+    async def main() -> None:
+        run = Swarm(tmp_path)
+        async with run.peer(TRAINER), run.peer(WORKER) as worker:
+            transport, lease = worker.node.transport, worker.run_node.lease
+            assert lease is not None
+            shown: list[bytes] = []
+            for _ in range(100):
+                await trio.sleep(1)
+                credential = transport._credential  # type: ignore[attr-defined]
+                now = worker.node.world.wall_time()
+                assert admits(worker.run_node.run, WORKER.peer_id, credential, now + 25)
+                if credential not in shown:
+                    shown.append(credential)
+            assert 3 <= len(shown) <= 5
 
     in_virtual_time(main)
