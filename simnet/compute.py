@@ -10,11 +10,11 @@ finds the same.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -345,12 +345,16 @@ def _evidence(tokens: int, invented: bool, edited: int, thresholds: Thresholds) 
 class TrainerModel:
     """Cost model of `peers.trainer.service.TrainerService`."""
 
+    BESIDE: ClassVar[frozenset[str]] = frozenset({"finish_save", "record"})
+    """Methods that run while another one does; all others take turns."""
+
     def __init__(self, setting: Setting, setup: training.TrainingSetup) -> None:
         self._setting = setting
         self._disk = setting.disk
         self._step = 0
         self._consumed: list[str] = []
         self._name = ""
+        self._saving: tuple[training.BeginSave, int, list[str]] | None = None
 
     async def start(self, job: training.StartTraining) -> training.Done:
         await trio.sleep(self._bytes() / self._setting.hardware.load_bytes_per_second)
@@ -425,25 +429,44 @@ class TrainerModel:
         return training.Done()
 
     async def begin_save(self, job: training.BeginSave) -> training.Done:
-        path = f"{self._disk.path_of(job.folder)}/state"
-        await self._disk.write(path, msgspec.msgpack.encode((self._step, self._consumed)))
-        self._setting.tell("saved", step=self._step, consumed=list(self._consumed))
-        return training.Done()
-
-    async def export(self, job: training.Export) -> training.Done:
-        path = self._disk.path_of(job.folder)
-        await trio.sleep(self._bytes() / self._disk.bytes_per_second)
-        learnt_from = blake3(msgspec.msgpack.encode(self._consumed)).hexdigest()[:16]
-        name = f"policy {self._step} of {self._name} from {learnt_from}"
-        weights = Symbol(name, 0, self._bytes())
-        self._setting.tell("exported", step=self._step, weights=weights.name)
-        self._disk.put(f"{path}/{WEIGHTS}", 0, weights)
-        await self._disk.write(f"{path}/tokenizer.json", TOKENIZER)
-        await self._disk.sync(path)
+        self._saving = (job, self._step, list(self._consumed))
         return training.Done()
 
     async def finish_save(self, job: training.FinishSave) -> training.Done:
+        """Writes only now: the role calls it at once, beside the next step's training."""
+        if self._saving is None:
+            return training.Done()
+        (job_before, step, consumed), self._saving = self._saving, None
+        if job_before.state:
+            path = f"{self._disk.path_of(job_before.state)}/state"
+            await self._disk.write(path, msgspec.msgpack.encode((step, consumed)))
+            self._setting.tell("saved", step=step, consumed=consumed)
+        if job_before.policy:
+            await self._export(job_before.policy, step, consumed)
         return training.Done()
+
+    async def export(self, job: training.Export) -> training.Done:
+        await self._export(job.folder, self._step, self._consumed)
+        return training.Done()
+
+    async def compare(self, job: training.Compare) -> training.Compared:
+        path = f"{self._disk.path_of(job.folder)}/{WEIGHTS}"
+        symbol = self._weights(self._step, self._consumed)
+        held = self._disk.digest_now(path, 0, symbol.size_bytes)
+        return training.Compared(same=held == symbol.digest())
+
+    def _weights(self, step: int, consumed: list[str]) -> Symbol:
+        learnt_from = blake3(msgspec.msgpack.encode(consumed)).hexdigest()[:16]
+        return Symbol(f"policy {step} of {self._name} from {learnt_from}", 0, self._bytes())
+
+    async def _export(self, folder: str, step: int, consumed: list[str]) -> None:
+        path = self._disk.path_of(folder)
+        await trio.sleep(self._bytes() / self._disk.bytes_per_second)
+        weights = self._weights(step, consumed)
+        self._setting.tell("exported", step=step, weights=weights.name)
+        self._disk.put(f"{path}/{WEIGHTS}", 0, weights)
+        await self._disk.write(f"{path}/tokenizer.json", TOKENIZER)
+        await self._disk.sync(path)
 
     async def end(self, job: training.EndTraining) -> training.Done:
         return training.Done()
@@ -547,7 +570,8 @@ class SimulatedChild:
         self._model = model
         self._machine = disk
         self._busy = trio.Lock()
-        self._calling: trio.CancelScope | None = None
+        self._calls: dict[trio.CancelScope, None] = {}
+        """Running calls: one, and any of the model's `BESIDE`."""
         self._died = ""
         """How the child died; empty while it lives."""
 
@@ -570,10 +594,12 @@ class SimulatedChild:
             yield found
 
     async def _answer(self, method: str, job: Job, work: Callable[[], Awaitable[Any]]) -> Any:
-        async with self._busy:
+        beside = method in getattr(self._model, "BESIDE", ())
+        async with nullcontext() if beside else self._busy:
             if self._died:
                 raise ChildDied(f"{self.name} {self._died}", self.name, between_calls=True)
-            with trio.CancelScope() as self._calling:
+            with trio.CancelScope() as scope:
+                self._calls[scope] = None
                 try:
                     await self._machine_answers(method, job.patience_seconds)
                     result = await work()  # always makes progress
@@ -585,6 +611,8 @@ class SimulatedChild:
                     await trio.sleep_forever()
                 except (ValueError, OSError) as error:
                     raise ChildError(str(error), type(error).__name__) from error
+                finally:
+                    self._calls.pop(scope, None)
                 return result
             raise ChildDied(f"{self.name} {self._died}", self.name)
 
@@ -598,8 +626,8 @@ class SimulatedChild:
     def die(self) -> None:
         """Die at once, during a call or between calls."""
         self._died = "was killed"
-        if self._calling is not None:
-            self._calling.cancel()
+        for scope in tuple(self._calls):
+            scope.cancel()
 
 
 class SimulatedCompute:

@@ -398,6 +398,7 @@ class Simulation:
         broadcast_mode: Literal["open", "relay-only"] = "open",
         admissions: Admissions | None = None,
         thresholds: Thresholds | None = None,
+        checkpoints_kept: int = 5,
     ) -> Envelope:
         """A signed run manifest that names these peers."""
         owner = self.identity("owner")
@@ -422,6 +423,7 @@ class Simulation:
             thresholds=thresholds or Thresholds(),
             limits=limits or Limits(),
             filters=filters or Filters(),
+            checkpoints_kept=checkpoints_kept,
             broadcast_mode=broadcast_mode,
         )
         return seal(

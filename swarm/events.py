@@ -404,6 +404,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "trainer.step_opened": lambda f: (
         f"step {f['step']} is open: {f['groups_wanted']} groups of policy {f['policy']} wanted"
     ),
+    "trainer.step_repeated": lambda f: f"repeated step {f['step']}, with the same result",
     "trainer.step_trained": lambda f: (
         f"step {f['step']} trained on {f['submissions']} submissions in {f['seconds']:.1f} s: "
         f"reward {f['reward']:.3f}"

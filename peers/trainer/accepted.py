@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from peers.trainer.filters import label_groups
@@ -38,8 +38,13 @@ class AcceptedSubmissions:
     pool: Pool = field(default_factory=Pool)
     in_hand: list[Accepted] = field(default_factory=list)
     """The batch in training."""
+    _unsaved: dict[int, list[Accepted]] = field(default_factory=dict)
+    """Batches trained on that no durable state includes yet, by step. Their files stay: after a
+    crash the trainer repeats these steps."""
     grew: float = 0.0
     """When the newest submission was added."""
+    _aside: dict[bytes, Accepted | None] = field(default_factory=dict)
+    """Submissions, by digest, of the steps that a resumed trainer repeats; None: not found yet."""
     _taken: dict[SubmissionKey, bytes] = field(default_factory=dict)
     """Digest of the file taken under each key, kept until its policy is too old. A worker may send
     different files of the same groups to different validators."""
@@ -95,10 +100,17 @@ class AcceptedSubmissions:
         labels = label_groups(verdict, manifest.environments)
         self.forecast.keep_rate.observe(labels)
         digest = verdict.submission
-        self.pool.add(Accepted(digest, verdict, path_of(digest), labels, manifest.filters.fill))
+        self._put(Accepted(digest, verdict, path_of(digest), labels, manifest.filters.fill))
         self.grew = self.peer.node.world.now()
         if self.is_unfit(verdict):  # became unfit since the last check
             self._swept = None
+
+    def _put(self, accepted: Accepted) -> None:
+        """Add a submission to the pool, or to those of the steps to repeat."""
+        if accepted.digest in self._aside:
+            self._aside[accepted.digest] = accepted
+        else:
+            self.pool.add(accepted)
 
     # --- after a restart ---------------------------------------------------------------------
 
@@ -132,15 +144,42 @@ class AcceptedSubmissions:
             if f"{ACCEPTED}/{name}" not in kept:
                 await self._disk.remove(f"{ACCEPTED}/{name}")
 
-    async def settle_batch(self, consumed: Set[bytes]) -> None:
-        """Settle the batch on which the child died: submissions not in `consumed` go back to the
-        pool, and the others are deleted."""
-        batch, self.in_hand = self.in_hand, []
-        for accepted in batch:
+    async def settle_batches(self, consumed: Set[bytes]) -> None:
+        """Settle the batches that the child held when it died: submissions not in `consumed` go
+        back to the pool, and the others are deleted."""
+        batches = [*self._unsaved.values(), self.in_hand]
+        held = [accepted for batch in batches for accepted in batch]
+        self._unsaved, self.in_hand = {}, []
+        for accepted in held:
             if accepted.digest not in consumed:
+                self._put(accepted)
+        self._swept = None
+        await self.discard([each for each in held if each.digest in consumed])
+
+    def set_aside(self, digests: Set[bytes]) -> None:
+        """Keep these submissions out of the pool: the trainer repeats the steps that took them."""
+        self._aside = dict.fromkeys(sorted(digests))
+
+    def take_again(self, digests: Sequence[bytes]) -> list[Accepted] | None:
+        """Take a batch that was trained on before a crash; None if a submission is missing."""
+        found = [self._aside.get(digest) for digest in digests]
+        batch = [accepted for accepted in found if accepted is not None]
+        if len(batch) < len(found):
+            return None
+        for digest in digests:
+            del self._aside[digest]
+        self.in_hand = batch
+        return batch
+
+    async def give_back(self, logged: Callable[[bytes], bool]) -> None:
+        """Return to the pool what was set aside and not repeated; what a log holds is deleted."""
+        left = [each for each in [*self._aside.values(), *self.in_hand] if each is not None]
+        self._aside, self.in_hand = {}, []
+        for accepted in left:
+            if not logged(accepted.digest):
                 self.pool.add(accepted)
         self._swept = None
-        await self.discard([each for each in batch if each.digest in consumed])
+        await self.discard([accepted for accepted in left if logged(accepted.digest)])
 
     # --- giving out --------------------------------------------------------------------------
 
@@ -151,10 +190,22 @@ class AcceptedSubmissions:
         self.progress.training_groups = max(groups, before - self.pool.groups)
         return self.in_hand
 
-    async def consumed(self) -> None:
-        """Delete the batch in hand, which was trained on and logged."""
-        await self.discard(self.in_hand)
+    def trained(self, step: int) -> None:
+        """Note that `step` has trained on the batch in hand."""
+        self._unsaved[step] = self.in_hand
         self.in_hand = []
+
+    async def saved(self, step: int) -> None:
+        """Delete the batches of the steps before `step`, which are in its durable state and in
+        the log."""
+        done = [number for number in self._unsaved if number < step]
+        await self.discard([accepted for number in done for accepted in self._unsaved.pop(number)])
+        await self.store.drop_batches_before(self.progress.lineage, step - 1)
+
+    async def forget_unsaved(self) -> None:
+        """Delete the batches of an abandoned lineage, which are in the log."""
+        batches, self._unsaved = list(self._unsaved.values()), {}
+        await self.discard([accepted for batch in batches for accepted in batch])
 
     async def leave_out(self, unreadable: Mapping[int, str]) -> None:
         """Drop the submissions that the child could not read, and return the rest to the pool.
@@ -183,7 +234,7 @@ class AcceptedSubmissions:
 
     async def drop_stale(self) -> None:
         """Log and delete the pool's submissions that may no longer be trained on."""
-        now = (self.progress.policy, self.progress.lineage, self.peer.run.revision)
+        now = (self.progress.step, self.progress.lineage, self.peer.run.revision)
         if now == self._swept:
             return
         self._swept = now

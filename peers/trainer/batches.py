@@ -48,7 +48,7 @@ class Batches:
         With `fill = "refill"`, after its deadline, the batch is the groups in the pool that the
         filter keeps. None when a new version of the run no longer has this step.
         """
-        manifest = self.progress.versions.manifest_of(self.progress.policy)
+        manifest = self.progress.versions.manifest_of(self.progress.step)
         wanted = manifest.schedule.groups_per_step
         filters = manifest.filters
         patience = filters.refill_seconds if filters.fill == "refill" else math.inf
@@ -92,7 +92,7 @@ class Batches:
         alive = [p.peer for p in present if p.standing == "live" and role in p.heartbeat.roles]
         self.peer.node.events.emit(
             "trainer.starved",
-            step=self.progress.policy,
+            step=self.progress.step,
             groups_missing=missing,
             groups_unjudged=unjudged,
             seconds=now - self._fed(),

@@ -12,6 +12,7 @@ from swarm.jobs.training import (
     AcceptedSubmission,
     BasePrepared,
     BeginSave,
+    Compare,
     EndTraining,
     Evaluate,
     Evaluated,
@@ -103,14 +104,20 @@ class TrainerChild:
         ]
         return await self.service.train(TrainStep(step=step, submissions=submissions))
 
-    async def begin_save(self, folder: str) -> None:
-        await self.service.begin_save(BeginSave(folder=self._local(folder)))
+    async def begin_save(self, state: str, policy: str) -> None:
+        """`state` may be empty: then only the policy is written."""
+        local = self._local(state) if state else ""
+        await self.service.begin_save(BeginSave(state=local, policy=self._local(policy)))
 
     async def finish_save(self) -> None:
         await self.service.finish_save(FinishSave())
 
     async def export(self, folder: str) -> None:
         await self.service.export(Export(folder=self._local(folder)))
+
+    async def matches(self, folder: str) -> bool:
+        """Whether a published policy is the one held, bit for bit."""
+        return (await self.service.compare(Compare(folder=self._local(folder)))).same
 
     async def record(
         self, step: int, figures: Figures, environment_rewards: dict[str, float]

@@ -71,8 +71,14 @@ class Orders:
 
     @asynccontextmanager
     async def reopened(self) -> AsyncIterator[None]:
-        """Close the open step, run the block, which begins a lineage, and open its first step."""
+        """Close the open step, run the block, which begins a lineage, and open its first step.
+
+        Before a first step is opened in this process, `open_first` will do it.
+        """
         async with self._issuing:
+            if not self.opened:
+                yield
+                return
             await self._close(self._order())
             yield
             await self._issue(self.progress.policy, None)
@@ -96,7 +102,7 @@ class Orders:
         last = min(step, self.peer.run.manifest.schedule.steps - 1)
         needed = sum(
             versions.manifest_of(each).schedule.groups_per_step
-            for each in range(self.progress.policy, last + 1)
+            for each in range(self.progress.step, last + 1)
         )
         held = self.progress.training_groups + self.pool.groups
         keep_rate = self.forecast.keep_rate.value if self._refills(step) else 1.0

@@ -44,8 +44,8 @@ class Outcomes:
         return self.trusted.tables.is_used(submission)
 
     async def consumed(self, entries: Sequence[Consumed]) -> None:
-        """Log the submissions that a step has trained on."""
-        await self.trusted.append(list(entries))
+        """Log the submissions that a step has trained on, unless a log holds them already."""
+        await self.trusted.append([e for e in entries if not self.settled(e.submission)])
 
     async def complete(self, missing: Sequence[Consumed]) -> None:
         """Log submissions trained on before a crash that came after the state, before the log."""
@@ -80,7 +80,7 @@ class Outcomes:
 
     async def _log(self, verdicts: Sequence[Verdict], outcome: Outcome) -> None:
         """Log one outcome for all groups of these submissions."""
-        step = self.progress.policy
+        step = self.progress.step
         await self.trusted.append(
             [
                 Consumed(

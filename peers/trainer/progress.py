@@ -65,7 +65,10 @@ class Progress:
         self.versions = FollowedVersions(run)
         self.lineage = 0
         self.policy = -1
-        """Newest policy published; also the number of the step in work."""
+        """Newest policy published."""
+        self.step = 0
+        """The step in work; also the number of the policy that the learner holds. It is ahead of
+        `policy` while a policy is being saved and published."""
         self.training_groups = 0
         """Groups of the batch in training, which has left the pool."""
         self.changed = Observable(0)
@@ -74,24 +77,33 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """Whether every step of the run is done; a new version of the run may move its end."""
-        return self.policy >= self._run.manifest.schedule.steps
+        """Whether every step of the run is trained; a new version of the run may move its end."""
+        return self.step >= self._run.manifest.schedule.steps
+
+    def advance(self, step: int) -> None:
+        """Note that the learner holds policy `step`, by training or by loading a state."""
+        self.training_groups = 0
+        self.step = step
+
+    def begin_lineage(self, lineage: int, step: int) -> None:
+        """Begin a lineage with policy `step`, whose rollouts are young again."""
+        self.lineage = lineage
+        self._oldest_policy = 0
+        self.versions.clear()
+        self.advance(step)
 
     def reach(self, policy: int) -> None:
         """Note that policy `policy` of this lineage is published."""
-        if policy < self.policy:  # rolled back: this policy's rollouts are young again
-            self._oldest_policy = 0
-        self.training_groups = 0
         self.policy = policy
 
     def oldest_policy(self) -> int:
-        """The oldest policy of this lineage that may be trained on.
+        """The oldest policy of this lineage that the step in work may be trained on.
 
         It never decreases, even when a new version of the run raises `max_staleness`: a submission
         dropped as too old stays too old.
         """
-        staleness = self.versions.manifest_of(self.policy).schedule.max_staleness
-        self._oldest_policy = max(self._oldest_policy, self.policy - staleness)
+        staleness = self.versions.manifest_of(self.step).schedule.max_staleness
+        self._oldest_policy = max(self._oldest_policy, self.step - staleness)
         return self._oldest_policy
 
     def too_old(self, verdict: Verdict) -> bool:

@@ -62,12 +62,25 @@ class Publisher:
         assert held is not None
         return held.folder
 
-    async def export(self, child: TrainerChild, step: int) -> str:
-        """Write policy `step` unless it is written already; return its folder."""
-        folder = f"trainer/export-{self.progress.lineage}-{step}"
+    def export_folder(self, step: int) -> str:
+        """The folder that policy `step` is written to."""
+        return f"trainer/export-{self.progress.lineage}-{step}"
+
+    async def clear_export(self, step: int) -> str:
+        """Delete a folder of policy `step` that an earlier process has left; return its path."""
+        folder = self.export_folder(step)
+        await self.peer.node.disk.remove(folder)
+        return folder
+
+    def exported(self, step: int) -> None:
+        """Note that this process has written policy `step`, durably."""
+        self._exported = self.export_folder(step)
+
+    async def _export(self, child: TrainerChild, step: int) -> str:
+        """Write policy `step`, which the child holds, unless it is written already."""
+        folder = self.export_folder(step)
         if self._exported != folder:
-            await self.peer.node.disk.remove(folder)  # from before a restart
-            await child.export(folder)
+            await child.export(await self.clear_export(step))
             self._exported = folder
         return folder
 
@@ -79,7 +92,7 @@ class Publisher:
         lineage = self.progress.lineage
         held = self.peer.store.held((lineage, step))
         if held is None or not held.complete:
-            folder = await self.export(child, step)
+            folder = await self._export(child, step)
             held = await self.peer.policies.deltas.publish(
                 folder, lineage, step, mirrors=self.mirrors
             )

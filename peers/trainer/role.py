@@ -1,14 +1,19 @@
 """The trainer role: open steps, collect accepted submissions, train, publish.
 
-Three tasks run concurrently. The `Collector` turns the validators' verdicts into a durable
-pool of accepted submissions. `Orders` keeps the right step open. This file takes batches from the
-pool, has a child process step the optimiser, and publishes the new policy: weights, optimiser,
-random states and the list of consumed submissions are durable before anything is announced, so a
-crash at any instant loses nothing and repeats nothing.
+Four tasks run concurrently. The `Collector` turns the validators' verdicts into a durable
+pool of accepted submissions. `Orders` keeps the right step open. The main loop takes batches from
+the pool and has a child process step the optimiser. Beside the next step's training, the new policy
+is written and published.
+
+A batch is recorded before anything of it leaves this disk, and a policy is durable before it is
+announced. After a crash the trainer loads the newest training state and repeats the steps since
+then with their recorded batches, which gives the same policies bit for bit.
+So a crash at any instant loses nothing and consumes nothing twice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +22,7 @@ import trio
 
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.alarms import RECENT_STEPS, Alarm, Alarms
+from peers.trainer.background import Background
 from peers.trainer.batches import Batches
 from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
 from peers.trainer.collector import Collector
@@ -31,7 +37,7 @@ from peers.trainer.publishing import Publisher
 from peers.trainer.refusals import Refusals
 from peers.trainer.saving import SavedStates, State
 from peers.trainer.settings import TrainerSettings
-from peers.trainer.store import TrainerStore
+from peers.trainer.store import Batch, TrainerStore
 from swarm.envelope import Envelope
 from swarm.errors import SwarmError, UserError
 from swarm.gossip.topics import RUN, WORK
@@ -56,7 +62,8 @@ class _StepTimes:
     training: float = 0.0
     """When its last batch was complete."""
     trained: float = 0.0
-    published: float = 0.0
+    handed_over: float = 0.0
+    """When the next step could begin: the policy was copied, to be written and published."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class _Trained:
     batch: list[Accepted]
     figures: Figures
     """The learner's metrics."""
-    consumed: list[Consumed]
+    record: Batch
     """The batch's entries for the log."""
 
 
@@ -103,7 +110,7 @@ class TrainerRole:
         """The run manifest that the child follows."""
         self._progress = progress = Progress(peer.run)
         self._store = store = TrainerStore(peer.node.disk.database("trainer.sqlite"))
-        self._states = SavedStates(peer.node.disk, settings, progress)
+        self._states = SavedStates(peer.node.disk, peer.node.world, settings, progress)
         self._forecast = forecast = Forecast()
         self._outcomes = outcomes = Outcomes(trusted, self._events, progress, forecast)
         refusals = Refusals(peer, trusted, progress)
@@ -137,31 +144,35 @@ class TrainerRole:
     async def _live(self, nursery: trio.Nursery) -> None:
         """Train while the child lives, from the newest durable state.
 
-        Collecting and ordering run in `nursery`, which outlives the child.
+        Collecting, ordering and publishing run in `nursery`, which outlives the child.
         """
+        self._publishing = Background(nursery)
         try:
-            async with self._node.compute.child(
-                SERVICE,
-                TrainingSetup(hardware=self._settings.hardware),
-                name="trainer",
-                interpreter=self._settings.interpreter or None,
-                start_deadline_seconds=START_DEADLINE_SECONDS,
-            ) as process:
-                service = client(TrainingService, process)
-                child = TrainerChild(service, self._node.disk, self._settings)
-                await self._begin(child)
-                if not self._orders.opened:
-                    await self._accepted.load()
-                    await self._orders.open_first()
-                    self._collector.start(nursery)
-                    nursery.start_soon(self._orders.run)
-                while await self._take_step(child):
-                    pass
-                await self._finish(child)
+            await self._publishing.run(lambda: self._live_with_child(nursery))
         except ChildDied as error:
             if self._ranks > 1:
                 raise SwarmError(f"{error}; torchrun starts all ranks together again") from error
             raise
+
+    async def _live_with_child(self, nursery: trio.Nursery) -> None:
+        async with self._node.compute.child(
+            SERVICE,
+            TrainingSetup(hardware=self._settings.hardware),
+            name="trainer",
+            interpreter=self._settings.interpreter or None,
+            start_deadline_seconds=START_DEADLINE_SECONDS,
+        ) as process:
+            service = client(TrainingService, process)
+            child = TrainerChild(service, self._node.disk, self._settings)
+            await self._begin(child)
+            if not self._orders.opened:
+                await self._orders.open_first()
+                self._collector.start(nursery)
+                nursery.start_soon(self._orders.run)
+            while await self._take_step(child):
+                pass
+            await self._publishing.idle()
+            await self._finish(child)
 
     # --- beginning ---------------------------------------------------------------------------
 
@@ -185,14 +196,23 @@ class TrainerRole:
         if newest is not None:
             await self._resume(child, manifest, newest)
             return
+        if not self._orders.opened:
+            await self._accepted.load()
         if self._settings.prepare_base:
             self._peer.status.doing = "preparing the base policy"
             measured = await child.prepare_base()
             self._events.emit("trainer.evaluated", moment="before", **msgspec.to_builtins(measured))
         await child.start(manifest)
-        await self._states.begin(child, 0)
-        await self._states.finish(child)
-        await self._publisher.publish(child, 0, reward=0.0)
+        self._progress.advance(0)
+        await self._save_and_publish(child, 0)
+
+    async def _save_and_publish(self, child: TrainerChild, step: int) -> None:
+        """Write the state of policy `step`, which begins a lineage, and publish it."""
+        state = State(self._progress.lineage, step)
+        await self._states.begin(child, await self._publisher.clear_export(step), state)
+        await self._states.finish(child, state)
+        self._publisher.exported(step)
+        await self._publisher.publish(child, step, reward=0.0)
 
     def _continue_lineage(self, lineage: int) -> None:
         """Restore the lineage and the version of the run that each of its steps follows."""
@@ -202,9 +222,14 @@ class TrainerRole:
         self._progress.versions.restore(self._store.newest_orders(lineage, STEPS_REMEMBERED))
 
     async def _resume(self, child: TrainerChild, manifest: RunManifest, state: State) -> None:
-        """Continue from a training state, and log the submissions of its step if they are not."""
+        """Continue from a training state, and repeat the steps that it lacks."""
         step = state.step
         consumed = await child.resume(manifest, state.folder, self._publisher.folders())
+        self._states.loaded(state)
+        self._progress.advance(step)
+        batches = self._store.batches_from(state.lineage, step - 1)
+        before = batches.pop(step - 1, None)
+        lacking = {each.submission for batch in batches.values() for each in batch.consumed}
         oldest = step - self._run.manifest.schedule.max_staleness
         logged: dict[bytes, int] = {}
         """Step that consumed each submission, for those young enough to be offered again."""
@@ -213,12 +238,60 @@ class TrainerRole:
                 self._publisher.recall(entry)
             elif isinstance(entry, Consumed) and set(entry.outcomes) != {"carried"}:
                 logged |= {entry.submission: entry.step} if entry.step >= oldest else {}
-        known = self._accepted.remember_consumed(dict.fromkeys(consumed, step) | logged)
+        done = {digest: at for digest, at in logged.items() if digest not in lacking}
+        known = self._accepted.remember_consumed(dict.fromkeys(consumed, step) | done)
         self._events.emit("trainer.resumed", step=step, consumed=known)
-        last, reward = self._store.consumed(step)
-        await self._outcomes.complete([e for e in last if e.submission not in logged])
-        await self._accepted.settle_batch(consumed)
-        await self._publisher.publish(child, step, reward=reward)
+        if before is not None:
+            await self._outcomes.complete(
+                [entry for entry in before.consumed if entry.submission not in logged]
+            )
+        self._accepted.set_aside(lacking)
+        await self._accepted.settle_batches(consumed)
+        if not self._orders.opened:
+            await self._accepted.load()
+        if not self._publisher.published:  # it crashed before its first policy was published
+            await self._publisher.publish(child, step, reward=before.reward if before else 0.0)
+        why = await self._repeat(child, batches)
+        if why:
+            await self._roll_back(child, state, why)
+            return
+        await self._publishing.idle()
+        newest = self._progress.step
+        reward = (batches.get(newest - 1) or before or Batch([], 0.0)).reward
+        await self._publisher.publish(child, newest, reward=reward)
+
+    async def _repeat(self, child: TrainerChild, batches: Mapping[int, Batch]) -> str:
+        """Repeat the recorded steps that the state lacks, in order.
+
+        Returns why they cannot be repeated although one of their policies was published, or else
+        an empty text.
+        """
+        newest = max(self._publisher.published)
+        why = ""
+        for step, batch in batches.items():
+            taken = self._accepted.take_again([each.submission for each in batch.consumed])
+            if taken is None or step != self._progress.step:
+                why = f"the batch of step {step} is not on this disk"
+                break
+            times = _StepTimes(began=self._node.world.now(), training=self._node.world.now())
+            await self._teach(child, step)
+            result = await child.train(step, taken, self._progress.versions)
+            if result.unreadable:
+                why = f"step {step} cannot be repeated: {result.unreadable[0].reason}"
+                break
+            times.trained = self._node.world.now()
+            if step + 1 not in self._publisher.published:
+                await self._hand_over(child, step, _Trained(taken, result.figures, batch), times)
+                continue
+            self._progress.advance(step + 1)
+            self._accepted.trained(step)
+            if not await child.matches(self._publisher.folders()[step + 1]):
+                why = f"step {step} was repeated and gave another policy than the published one"
+                break
+            self._events.emit("trainer.step_repeated", step=step)
+        settled = newest <= self._progress.step and not why.endswith("published one")
+        await self._accepted.give_back(logged=self._outcomes.settled)
+        return "" if settled else why or f"policy {newest} is newer than all that is recorded"
 
     # --- one step ----------------------------------------------------------------------------
 
@@ -226,36 +299,23 @@ class TrainerRole:
         """Turn the newest policy into the next one; False once the run has no further step."""
         if self._progress.over:
             return False
-        step = self._progress.policy
-        followed = self._progress.versions.follow(step)
-        if followed is not self._taught:
-            await child.follow(manifest_in(followed))
-            self._taught = followed
+        step = self._progress.step
+        await self._teach(child, step)
         times = _StepTimes(began=self._node.world.now())
         self._batches.begin_step()
         trained = await self._train(child, step, times)
         if trained is None:
             return False
-        await self._store.keep_consumed(step + 1, trained.consumed, trained.figures["reward"])
-        await self._states.begin(child, step + 1)
-        await self._publisher.export(child, step + 1)  # while the state is written
-        await self._states.finish(child)
-        await self._outcomes.consumed(trained.consumed)
-        await self._publisher.publish(child, step + 1, reward=trained.figures["reward"])
-        self._restarts.succeeded()
-        times.published = self._node.world.now()
-        figures = {**trained.figures, **self._figures(step, trained.batch, times)}
-        rewards = environment_rewards(
-            [accepted.verdict for accepted in trained.batch],
-            self._progress.versions.manifest_of(step).environments,
-        )
-        self._events.emit(
-            "trainer.step_trained", **{**figures, "environment_rewards": rewards, "step": step}
-        )
-        await child.record(step, figures, rewards)
-        await self._accepted.consumed()
+        await self._hand_over(child, step, trained, times)
         await self._heed(child, step, self._alarms.look(trained.figures))
         return True
+
+    async def _teach(self, child: TrainerChild, step: int) -> None:
+        """Have the child follow the version of the run that a step follows."""
+        followed = self._progress.versions.follow(step)
+        if followed is not self._taught:
+            await child.follow(manifest_in(followed))
+            self._taught = followed
 
     async def _train(self, child: TrainerChild, step: int, times: _StepTimes) -> _Trained | None:
         """Train on the next batch that the child can read; None if no further batch comes."""
@@ -276,7 +336,52 @@ class TrainerRole:
             Consumed(step=step, submission=accepted.digest, outcomes=[*outcomes])
             for accepted, outcomes in zip(batch, result.outcomes, strict=True)
         ]
-        return _Trained(batch, result.figures, consumed)
+        return _Trained(batch, result.figures, Batch(consumed, result.figures["reward"]))
+
+    async def _hand_over(
+        self, child: TrainerChild, step: int, trained: _Trained, times: _StepTimes
+    ) -> None:
+        """Copy the new policy, and have it written and published beside the next step."""
+        await self._store.keep_batch(self._progress.lineage, step, trained.record)
+        self._accepted.trained(step)
+        self._progress.advance(step + 1)
+        await self._publishing.idle()
+        state = None
+        if self._states.due(step + 1):
+            state = State(self._progress.lineage, step + 1)
+        await self._states.begin(child, await self._publisher.clear_export(step + 1), state)
+        times.handed_over = self._node.world.now()
+        figures = {**trained.figures, **self._figures(step, trained.batch, times)}
+        self._publishing.start(
+            lambda: self._publish(child, step, trained, figures, state, times.handed_over)
+        )
+
+    async def _publish(
+        self,
+        child: TrainerChild,
+        step: int,
+        trained: _Trained,
+        figures: Figures,
+        state: State | None,
+        began: float,
+    ) -> None:
+        """Wait until the policy after `step` is durable, then log the step and publish it."""
+        await self._states.finish(child, state)
+        self._publisher.exported(step + 1)
+        await self._outcomes.consumed(trained.record.consumed)
+        await self._publisher.publish(child, step + 1, reward=trained.record.reward)
+        self._restarts.succeeded()
+        figures["publish_seconds"] = self._node.world.now() - began
+        rewards = environment_rewards(
+            [accepted.verdict for accepted in trained.batch],
+            self._progress.versions.manifest_of(step).environments,
+        )
+        self._events.emit(
+            "trainer.step_trained", **{**figures, "environment_rewards": rewards, "step": step}
+        )
+        await child.record(step, figures, rewards)
+        if state is not None:
+            await self._accepted.saved(state.step)
 
     def _figures(self, step: int, batch: list[Accepted], times: _StepTimes) -> Figures:
         """Metrics of a step's time, and of the groups left out of its batch."""
@@ -284,11 +389,11 @@ class TrainerRole:
         left_out = sorted(self._outcomes.left_out.items())
         return {
             "submissions": len(batch),
-            "seconds": times.published - times.training,
+            "seconds": times.handed_over - times.training,
             "idle_seconds": sum(idle.values()),
             **{f"idle_{cause}_seconds": waited for cause, waited in idle.items()},
-            "idle_weights_seconds": times.published - times.trained,
-            "step_seconds": times.published - times.began,
+            "idle_weights_seconds": times.handed_over - times.trained,
+            "step_seconds": times.handed_over - times.began,
             "keep_rate": self._forecast.keep_rate.value,
             **{f"left_out_{reason}": groups for reason, groups in left_out},
             "staleness": step - min(accepted.verdict.policy for accepted in batch),
@@ -323,21 +428,20 @@ class TrainerRole:
         The lineage inherits the consumed list, so nothing is trained on twice. Rollouts of the
         abandoned policies are stale.
         """
+        await self._publishing.idle()
         self._rollbacks += 1
         self._peer.status.doing = f"rolling back to step {state.step}"
         lineage, step = self._progress.lineage + 1, state.step
         async with self._orders.reopened():
             await child.roll_back(state.folder, self._publisher.folders(), lineage)
-            self._progress.lineage = lineage
-            self._progress.versions.clear()
+            self._progress.begin_lineage(lineage, step)
             self._publisher.forget_lineage()
             self._forecast.forget_announced()
             self._alarms = Alarms(self._settings.limits)
             await self._accepted.drop_stale()  # the whole pool, which belongs to the old lineage
-            await self._states.begin(child, step)
-            await self._states.finish(child)
             self._events.emit("trainer.rolled_back", step=step, lineage=lineage, reason=why)
-            await self._publisher.publish(child, step, reward=0.0)
+            await self._save_and_publish(child, step)
+        await self._accepted.forget_unsaved()
 
     # --- ending ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Training states on disk: written after every step; old ones are deleted."""
+"""Training states on disk: written when they are due; old ones are deleted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from peers.trainer.child import TrainerChild
 from peers.trainer.progress import Progress
 from peers.trainer.settings import TrainerSettings
-from swarm.world import Disk
+from swarm.world import Disk, World
 
 STATES = "trainer/states"
 ANCHORS_KEPT = 3
@@ -33,8 +33,13 @@ class SavedStates:
     """The newest states, and a few older ones to roll back to."""
 
     disk: Disk
+    world: World
     settings: TrainerSettings
     progress: Progress
+    newest: int | None = None
+    """Step of this lineage's newest durable state."""
+    saved_at: float = 0.0
+    """When it became durable, in the world's seconds."""
 
     def all(self) -> list[State]:
         """Complete states, oldest first."""
@@ -45,13 +50,38 @@ class SavedStates:
             if len(part) == 2 and part[0].isdigit() and part[1].isdigit()
         )
 
-    async def begin(self, child: TrainerChild, step: int) -> None:
-        """Begin to write the state after step `step - 1`, with its list of consumed submissions."""
-        await child.begin_save(State(self.progress.lineage, step).folder)
+    def due(self, step: int) -> bool:
+        """Whether the state after step `step - 1` is to be written.
 
-    async def finish(self, child: TrainerChild) -> None:
-        """Wait until that state is durable, then delete old ones. Announce nothing before."""
+        At the latest it is while the policies that the steps since the last state need are still
+        on this disk, and at the end of the run.
+        """
+        if self.newest is None:
+            return True
+        manifest = self.progress.versions.manifest_of(step)
+        minutes = self.settings.save_minutes
+        most = max(1, manifest.checkpoints_kept - manifest.schedule.max_staleness)
+        since = step - self.newest
+        return (
+            since >= min(self.settings.save_steps, most)
+            or step >= manifest.schedule.steps
+            or bool(minutes and self.world.now() - self.saved_at >= 60 * minutes)
+        )
+
+    def loaded(self, state: State) -> None:
+        """Note that the child has loaded a state."""
+        self.newest, self.saved_at = state.step, self.world.now()
+
+    async def begin(self, child: TrainerChild, policy: str, state: State | None) -> None:
+        """Begin to write the policy held to the folder `policy`, and this state of it, if any."""
+        await child.begin_save(state.folder if state else "", policy)
+
+    async def finish(self, child: TrainerChild, state: State | None) -> None:
+        """Wait until they are durable, then delete old states. Announce nothing before."""
         await child.finish_save()
+        if state is None:
+            return
+        self.newest, self.saved_at = state.step, self.world.now()
         older = self.all()[: -self.settings.states_kept]
         every = self.settings.states_every
         if not every and self.settings.alarm_action == "rollback":

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import torch
+import trio
 
 from peers.engines.device import find_dtype, use_hardware
 from peers.environments.collection import Environments, labels
@@ -28,6 +29,8 @@ from swarm.jobs.training import (
     Accuracy,
     BasePrepared,
     BeginSave,
+    Compare,
+    Compared,
     Done,
     EndTraining,
     Evaluate,
@@ -85,6 +88,7 @@ class TrainerService:
         self._metrics = metrics.Metrics()
         self._peak_flops = 0.0
         self._thread: JobThread = _LearnerThread(self._ranks)
+        self._recording = trio.Lock()
 
     async def end(self, job: EndTraining) -> Done:
         """A single process has no other ranks to end."""
@@ -165,11 +169,11 @@ class TrainerService:
             )
         return Recording(ranks=self._ranks.world)
 
-    @in_job_thread
-    def record(self, job: Record) -> Done:
-        self._metrics.record(
-            job.step, {**job.figures, "environment_rewards": job.environment_rewards}
-        )
+    async def record(self, job: Record) -> Done:
+        """Not in the job thread, which may be training."""
+        figures = {**job.figures, "environment_rewards": job.environment_rewards}
+        async with self._recording:
+            await trio.to_thread.run_sync(self._metrics.record, job.step, figures)
         return Done()
 
     @in_job_thread
@@ -208,18 +212,23 @@ class TrainerService:
 
     @in_job_thread
     def begin_save(self, job: BeginSave) -> Done:
-        self._held().begin_save(Path(job.folder))
+        state, policy = (Path(folder) if folder else None for folder in (job.state, job.policy))
+        self._held().begin_save(state, policy)
         return Done()
 
-    @in_job_thread
-    def finish_save(self, job: FinishSave) -> Done:
-        self._held().finish_save()
+    async def finish_save(self, job: FinishSave) -> Done:
+        """Not in the job thread, which may be training."""
+        await trio.to_thread.run_sync(self._held().finish_save)
         return Done()
 
     @in_job_thread
     def export(self, job: Export) -> Done:
         self._held().export(Path(job.folder))
         return Done()
+
+    @in_job_thread
+    def compare(self, job: Compare) -> Compared:
+        return Compared(same=self._held().matches(Path(job.folder)))
 
     @in_job_thread
     def evaluate(self, job: Evaluate) -> Evaluated:

@@ -46,6 +46,12 @@ class TrainerSettings(ComputeSettings):
     past_policies: Literal["memory", "disk"] = "memory"
     """Where older policies and the KL term's reference lie: in main memory, or in the folders from
     which they were published, read again for each batch."""
+    save_steps: int = pydantic.Field(default=1, ge=1)
+    """Steps between training states. A crash loses the steps since the last one, and the trainer
+    repeats them from their recorded batches. A state is also written before the run's
+    `checkpoints_kept` drops a policy that these steps need."""
+    save_minutes: float = pydantic.Field(default=0.0, ge=0)
+    """Also write a state at the first step that ends this many minutes after the last; 0: never."""
     states_kept: int = pydantic.Field(default=2, ge=1, le=1000)
     """Number of newest training states kept."""
     states_every: int = pydantic.Field(default=0, ge=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,13 +23,22 @@ _TABLES = (
     "PRIMARY KEY (lineage, policy, step, number, worker)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS orders (lineage INTEGER, step INTEGER, revision INTEGER, "
     "message BLOB NOT NULL, PRIMARY KEY (lineage, step))",
-    "CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, reward REAL NOT NULL, "
-    "consumed BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS batches (lineage INTEGER, step INTEGER, reward REAL NOT NULL, "
+    "consumed BLOB NOT NULL, PRIMARY KEY (lineage, step))",
 )
 
 
+class Batch(NamedTuple):
+    """The submissions that one step has trained on."""
+
+    consumed: list[Consumed]
+    """Their log entries, in the order of the batch."""
+    reward: float
+    """Their mean reward."""
+
+
 class TrainerStore:
-    """Stores accepted submissions and their keys, step orders, and consumed lists.
+    """Stores accepted submissions and their keys, step orders, and batches.
 
     Every write is durable on return.
     """
@@ -123,27 +132,31 @@ class TrainerStore:
         )
         return [_decode(raw, StepOrder) for (raw,) in rows]
 
-    # --- consumed lists ----------------------------------------------------------------------
+    # --- batches -----------------------------------------------------------------------------
 
-    async def keep_consumed(self, step: int, consumed: list[Consumed], reward: float) -> None:
-        """Write the log entries of the submissions in the training state of `step`.
+    async def keep_batch(self, lineage: int, step: int, batch: Batch) -> None:
+        """Write the batch that a step has trained on.
 
-        They are written before that state, so that a trainer that resumes from it can complete the
-        log.
+        It is written before the step's state and policy, so that a trainer that resumes from an
+        older state can repeat the step, and can complete its log.
         """
         await self._write(
-            "INSERT OR REPLACE INTO steps (step, reward, consumed) VALUES (?, ?, ?)",
-            (step, reward, msgspec.msgpack.encode(consumed)),
+            "INSERT OR REPLACE INTO batches (lineage, step, reward, consumed) VALUES (?, ?, ?, ?)",
+            (lineage, step, batch.reward, msgspec.msgpack.encode(batch.consumed)),
         )
 
-    def consumed(self, step: int) -> tuple[list[Consumed], float]:
-        """Entries of the submissions consumed to reach `step`, and their mean reward; none for the
-        first step."""
-        for reward, raw in self._database.read(
-            "SELECT reward, consumed FROM steps WHERE step = ? ORDER BY step", (step,)
-        ):
-            return _decode(raw, list[Consumed]), reward
-        return [], 0.0
+    def batches_from(self, lineage: int, step: int) -> dict[int, Batch]:
+        """The batches of this and all later steps of a lineage, by step, in order."""
+        rows = self._database.read(
+            "SELECT step, reward, consumed FROM batches WHERE lineage = ? AND step >= ? "
+            "ORDER BY step",
+            (lineage, step),
+        )
+        return {number: Batch(_decode(raw, list[Consumed]), reward) for number, reward, raw in rows}
+
+    async def drop_batches_before(self, lineage: int, step: int) -> None:
+        """Delete the batches of older steps, which a durable state includes."""
+        await self._write("DELETE FROM batches WHERE (lineage, step) < (?, ?)", (lineage, step))
 
     async def _write(self, sql: str, parameters: tuple[Any, ...]) -> None:
         await self._database.transact(lambda connection: connection.execute(sql, parameters))

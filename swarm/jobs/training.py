@@ -86,7 +86,7 @@ class Resume(Job, frozen=True, kw_only=True):
 
     start: StartTraining
     folder: str
-    """The folder that `BeginSave` wrote."""
+    """The state that `BeginSave` wrote."""
     policies: dict[int, str]
     """Published Hugging Face folders by step."""
 
@@ -165,15 +165,20 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeginSave(Job, frozen=True, kw_only=True):
-    """Copy the whole state that an exact resume needs, and begin to write it."""
+    """Copy the policy and the state that an exact resume needs, and begin to write them.
+
+    Training may go on meanwhile. An empty folder: that part is not written.
+    """
 
     patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
-    folder: str
+    state: str = ""
+    policy: str = ""
+    """A plain Hugging Face folder."""
 
 
 class FinishSave(Job, frozen=True, kw_only=True):
-    """Wait until the state of `BeginSave` is durable."""
+    """Wait until all that the last `BeginSave` copied is durable. It may run beside `TrainStep`."""
 
     patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
@@ -184,6 +189,19 @@ class Export(Job, frozen=True, kw_only=True):
     patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     folder: str
+
+
+class Compare(Job, frozen=True, kw_only=True):
+    """Compare the policy held with a published one."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    folder: str
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    same: bool
+    """Whether they are equal, bit for bit."""
 
 
 class Evaluate(Job, frozen=True, kw_only=True):
@@ -295,6 +313,8 @@ class TrainingService(Protocol):
     async def finish_save(self, job: FinishSave) -> Done: ...
 
     async def export(self, job: Export) -> Done: ...
+
+    async def compare(self, job: Compare) -> Compared: ...
 
     async def evaluate(self, job: Evaluate) -> Evaluated: ...
 

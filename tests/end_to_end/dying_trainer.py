@@ -27,8 +27,9 @@ from swarm.shardcast.store import CheckpointStore
 
 BEFORE, AFTER = "before", "after"
 MOMENTS: dict[str, tuple[type, str, str]] = {
-    "before-outcomes-kept": (TrainerStore, "keep_consumed", BEFORE),
+    "before-outcomes-kept": (TrainerStore, "keep_batch", BEFORE),
     "before-save": (SavedStates, "begin", BEFORE),
+    "after-copy": (SavedStates, "begin", AFTER),
     "after-save": (SavedStates, "finish", AFTER),
     "after-log": (TrustedPart, "append", AFTER),
     "after-export": (CheckpointStore, "publish", AFTER),

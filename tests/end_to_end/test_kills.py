@@ -83,6 +83,7 @@ def test_every_child_is_killed_once_and_no_peer_ends(
 MOMENTS = [
     "before-outcomes-kept",
     "before-save",
+    "after-copy",
     "during-save+1",
     "during-save+10",
     "during-save+25",

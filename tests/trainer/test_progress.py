@@ -12,7 +12,7 @@ import trio
 
 from peers.trainer.pool import SubmissionKey
 from peers.trainer.progress import STEPS_REMEMBERED, Progress
-from peers.trainer.store import TrainerStore
+from peers.trainer.store import Batch, TrainerStore
 from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.ledger.entries import Consumed
@@ -69,7 +69,7 @@ def order(step: int, *, lineage: int = 0, revision: int = 0, run: Envelope) -> S
 def test_what_was_too_old_once_stays_so_until_a_rollback() -> None:
     run = Run(version(1))
     progress = Progress(run)
-    progress.reach(6)
+    progress.advance(6)
     assert [progress.too_old(verdict(policy=policy)) for policy in (1, 2, 6)] == [
         True,
         False,
@@ -78,17 +78,16 @@ def test_what_was_too_old_once_stays_so_until_a_rollback() -> None:
     assert progress.too_old(verdict(policy=6, lineage=1))
     assert run.update(version(2, max_staleness=9))
     assert progress.too_old(verdict(policy=1)), "it was dropped already"
-    progress.lineage = 1
-    progress.reach(3)
+    progress.begin_lineage(1, 3)
     assert not progress.too_old(verdict(policy=1, lineage=1))
 
 
 def test_a_run_is_over_when_its_newest_version_says_so() -> None:
     run = Run(version(1))
     progress = Progress(run)
-    progress.reach(9)
+    progress.advance(9)
     assert not progress.over
-    progress.reach(10)
+    progress.advance(10)
     assert progress.over
     assert run.update(version(2, steps=20))
     assert not progress.over
@@ -130,7 +129,9 @@ def test_a_restarted_trainer_reads_what_it_kept(tmp_path: Path) -> None:
         await store.drop_keys_before(0, 1)
         for step, revision in ((0, 0), (1, 0), (1, 1)):
             await store.keep_order(order(step, revision=revision, run=version(1)))
-        await store.keep_consumed(2, [entry], 0.25)
+        for lineage, step in ((0, 1), (0, 2), (1, 2), (1, 3)):
+            await store.keep_batch(lineage, step, Batch([entry], 0.25 * step))
+        await store.drop_batches_before(0, 2)
 
         store = TrainerStore(LocalDisk(tmp_path).database("trainer.sqlite"))
         await store.open()
@@ -139,8 +140,9 @@ def test_a_restarted_trainer_reads_what_it_kept(tmp_path: Path) -> None:
         assert store.taken_keys() == keys
         assert [(o.step, o.revision) for o in store.newest_orders(0, 9)] == [(1, 1), (0, 0)]
         assert store.newest_orders(1, 9) == []
-        assert store.consumed(2) == ([entry], 0.25)
-        assert store.consumed(1) == ([], 0.0)
+        assert store.batches_from(0, 0) == {2: Batch([entry], 0.5)}
+        assert store.batches_from(1, 3) == {3: Batch([entry], 0.75)}
+        assert store.batches_from(0, 3) == {}
 
     trio.run(main)
 
@@ -156,15 +158,15 @@ def test_rows_of_another_version_are_left_out_or_end_the_trainer_with_a_sentence
         await store.open()
         await store.keep_accepted(verdict(), sealed(VALIDATOR, verdict(), "run"))
         await store.keep_order(order(0, run=version(1)))
-        await store.keep_consumed(2, [], 0.25)
+        await store.keep_batch(0, 2, Batch([], 0.25))
 
         def spoil(connection: sqlite3.Connection) -> None:
-            for change in ("accepted SET verdict", "orders SET message", "steps SET consumed"):
+            for change in ("accepted SET verdict", "orders SET message", "batches SET consumed"):
                 connection.execute(f"UPDATE {change} = x'c0'")
 
         await database.transact(spoil)
         assert list(store.accepted()) == [(verdict().submission, None)]
-        for read in (lambda: store.newest_orders(0, 9), lambda: store.consumed(2)):
+        for read in (lambda: store.newest_orders(0, 9), lambda: store.batches_from(0, 2)):
             with pytest.raises(UserError, match="written by another version of Swarm"):
                 read()
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -26,15 +27,21 @@ CHOSEN = settings(optimiser_steps=2, kl_coefficient=0.01, entropy_coefficient=0.
 STEPS = 8
 
 
-def learn(folder: Path, base: Path, steps: int, ready: Callable[[], object] = lambda: None) -> None:
+def learn(
+    folder: Path, base: Path, steps: int, every: int, ready: Callable[[], object] = lambda: None
+) -> None:
     """Learn from a recorded log of batches, as the trainer's child does for its role, from the
-    newest state on. Each step's metrics are noted once its state is durable."""
+    newest state on.
+
+    Policies, and every `every` steps a state, are written while the next step trains. A policy that
+    is on disk already must come out the same again, bit for bit.
+    """
     learner = Learner(base, CHOSEN)
     states = sorted(int(p.name) for p in (folder / "states").glob("*") if p.name.isdigit())
+    policies = {int(p.name): p for p in (folder / "policies").glob("*") if p.name.isdigit()}
     if states:
-        policies = {int(p.name): p for p in (folder / "policies").glob("*") if p.name.isdigit()}
         learner.load(folder / "states" / str(states[-1]), policies)
-    if not (folder / "policies" / str(learner.step)).exists():
+    if learner.step not in policies:
         learner.export(folder / "policies" / str(learner.step))
     ready()
     with (folder / "metrics").open("a") as log:
@@ -42,20 +49,25 @@ def learn(folder: Path, base: Path, steps: int, ready: Callable[[], object] = la
             step = learner.step
             groups = random_groups(step, policy=max(0, step - 2), count=5)
             metrics = learner.train_step(groups, step, [f"batch-{step}"])
-            learner.begin_save(folder / "states" / str(step + 1))
-            learner.export(folder / "policies" / str(step + 1))
-            learner.finish_save()
+            if step + 1 in policies:
+                assert learner.matches(policies[step + 1]), step
+                with (folder / "repeated").open("a") as repeated:
+                    print(step, file=repeated)
+            learner.finish_save()  # of the step before: now it may be announced
             note = [step, learner.consumed, metrics["loss"], metrics["gradient_norm"]]
             print(json.dumps(note), file=log, flush=True)
+            state = folder / "states" / str(step + 1) if (step + 1) % every == 0 else None
+            learner.begin_save(state, folder / "policies" / str(step + 1))
+    learner.finish_save()
 
 
-def be_killed(folder: Path, base: Path, after_seconds: float) -> None:
+def be_killed(folder: Path, base: Path, every: int, after_seconds: float) -> None:
     """Let a learner live so long after it was ready, then SIGKILL it."""
 
     def live() -> None:
         os.setsid()
         torch.set_num_threads(1)
-        learn(folder, base, STEPS, lambda: os.write(end, b"ready"))
+        learn(folder, base, STEPS, every, lambda: os.write(end, b"ready"))
 
     begin, end = os.pipe()
     process = multiprocessing.get_context("fork").Process(target=live)
@@ -80,25 +92,27 @@ def noted(folder: Path) -> dict[int, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "every"), [(0, 1), (1, 1), (2, 4)])
 def test_killed_at_any_instant_it_has_the_same_losses_to_the_last_bit(
-    base: Path, tmp_path: Path, seed: int
+    base: Path, tmp_path: Path, seed: int, every: int
 ) -> None:
+    """Also between the copy of a step and its durable write, and with a state every four steps."""
     through, broken = tmp_path / "through", tmp_path / "broken"
     for folder in (through, broken):
         folder.mkdir()
     began = time.monotonic()
-    learn(through, base, STEPS)
+    learn(through, base, STEPS, every)
     whole_seconds = time.monotonic() - began
     draw = random.Random(seed)
     lives = 0
     while not (broken / "states" / str(STEPS)).exists():
         # longer ones with time: a machine that has grown slower than it was gets on all the same
-        be_killed(broken, base, draw.uniform(0, whole_seconds * (1 + lives / 10) / 3))
+        be_killed(broken, base, every, draw.uniform(0, whole_seconds * (1 + lives / 10) / 3))
         lives += 1
         assert lives < 60
-    be_killed(broken, base, 60)  # one more, so that the last step's note is there
+    be_killed(broken, base, every, 60)  # one more, so that the last step's note is there
     assert lives > 2
+    assert every == 1 or (broken / "repeated").exists()
     expected, found = noted(through), noted(broken)
     assert {step: found[step] for step in found} == {step: expected[step] for step in found}
     left, right = (read_weights(f / "policies" / str(STEPS)) for f in (through, broken))
@@ -133,6 +147,25 @@ def test_two_ranks_resume_as_if_nothing_had_been(base: Path, tmp_path: Path) -> 
         assert metrics == wanted[2]
 
 
+def test_killed_between_the_copy_and_the_durable_write_it_repeats_the_step(
+    base: Path, tmp_path: Path
+) -> None:
+    """The copies are lost with the process; the policy announced before them is not."""
+    through, broken = tmp_path / "through", tmp_path / "broken"
+    for folder in (through, broken):
+        folder.mkdir()
+    learn(through, base, 5, every=2)
+    learn(broken, base, 3, every=2)  # the state of step 2, and policy 3
+    shutil.rmtree(broken / "policies" / "3")  # not durable yet when it died
+    assert [path.name for path in (broken / "states").iterdir()] == ["2"]
+    learn(broken, base, 5, every=2)
+    assert noted(broken) == noted(through)
+    left, right = (read_weights(f / "policies" / "5") for f in (through, broken))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    learner = Learner(base, CHOSEN)
+    assert learner.matches(base) and not learner.matches(through / "policies" / "1")
+
+
 def test_a_full_disk_leaves_the_state_before(base: Path, tmp_path: Path) -> None:
     """As far as the learner can tell: files may not grow beyond a limit."""
     learner = Learner(base, CHOSEN)
@@ -161,9 +194,12 @@ def test_what_begin_save_copied_is_what_is_written(base: Path, tmp_path: Path) -
     learner = Learner(base, CHOSEN)
     learner.train_step(random_groups(0, policy=0), 0)
     learner.save(tmp_path / "at-once")
-    learner.begin_save(tmp_path / "meanwhile")
+    learner.export(tmp_path / "policy")
+    learner.begin_save(tmp_path / "meanwhile", tmp_path / "policy-meanwhile")
     learner.train_step(random_groups(1, policy=0), 1)
     learner.finish_save()
+    policies = [read_weights(tmp_path / name) for name in ("policy", "policy-meanwhile")]
+    assert all(torch.equal(policies[0][name], policies[1][name]) for name in policies[0])
     for name in ("at-once", "meanwhile"):
         files = sorted((tmp_path / name).iterdir())
         assert [path.suffix for path in files] == [".safetensors", ".json"]

@@ -22,10 +22,10 @@ from swarm.messages import Evidence, Verdict
 from swarm.node.trusted import UNGRADED_MAX
 
 
-def simulate(main: Any, seed: int = 5) -> list[tuple[str, Event]]:
+def simulate(main: Any, seed: int = 5, model_bytes: int = 3_000_000) -> list[tuple[str, Event]]:
     """`main(simulation)` to its end; everything that was said, and by whom."""
     simulation = Simulation(
-        seed, workload=Workload(model_bytes=3_000_000, completion_tokens_mean=64)
+        seed, workload=Workload(model_bytes=model_bytes, completion_tokens_mean=64)
     )
     said: list[tuple[str, Event]] = []
     simulation.listeners.append(lambda _, peer, event: said.append((peer.name, event)))
@@ -45,6 +45,7 @@ async def start_run(
     mirrors: Sequence[str] = (),
     steps: int = 3,
     step_seconds: float = 60.0,
+    save_steps: int = 1,
     validators: Sequence[str] = ("validator",),
     prefill_tokens_per_second: float = 40_000.0,
     **run: Any,
@@ -61,6 +62,7 @@ async def start_run(
                 "model": "simulated",
                 "starved_seconds": 60.0,
                 "mirrors": list(mirrors),
+                "save_steps": save_steps,
             }
         plan = Plan(
             name,
@@ -117,6 +119,92 @@ def test_without_rollouts_it_says_whom_it_waits_for_and_goes_on() -> None:
         assert fields["idle_seconds"] == waited
         assert fields["step_seconds"] >= waited + fields["seconds"] - 1e-6
         assert fields["seconds"] >= fields["train_seconds"] + fields["idle_weights_seconds"] - 1e-6
+
+
+def test_it_publishes_a_policy_while_the_next_step_trains() -> None:
+    """Once rollouts are there, nothing waits for its writing and publishing."""
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(
+            simulation, "validator", "trainer", "inference-one", steps=6, step_seconds=60.0
+        )
+        disk = peers["trainer"].disk
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        assert await simulation.meet(over, 1800)
+        assert disk.list("trainer/states") == ["0-5", "0-6"]
+        assert disk.list("accepted") == []
+
+    said = simulate(main, model_bytes=1_000_000_000)
+    trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
+    assert [fields["step"] for fields in trained] == list(range(6))
+    for fields in trained:
+        assert fields["publish_seconds"] > 1 > fields["idle_weights_seconds"]
+
+
+def publishes(simulation: Simulation, step: int) -> Any:
+    """The expectation that the trainer publishes policy `step`."""
+    return simulation.expect(
+        "trainer.checkpoint_published", ["trainer"], lambda event: event.fields["step"] == step
+    )
+
+
+@pytest.mark.parametrize("save_steps", [1, 3])
+@pytest.mark.parametrize("after", [0.0, 0.3, 2.0, 6.0])
+def test_killed_while_it_writes_it_repeats_what_was_lost(save_steps: int, after: float) -> None:
+    """Every policy that was announced comes out the same again, and no batch is taken twice."""
+    entries: list[Consumed] = []
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(
+            simulation, "validator", "trainer", "inference-one", steps=8, step_seconds=5.0,
+            save_steps=save_steps, checkpoints_kept=9,
+        )  # fmt: skip
+        trainer = peers["trainer"]
+        for step in (2, 4):
+            assert await simulation.meet(publishes(simulation, step), 1800)
+            await trio.sleep(after)
+            await trainer.kill()
+            await trainer.start(resume=True)
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        assert await simulation.meet(over, 1800), trainer.ended
+        entries.extend(consumed(trainer))
+
+    said = simulate(main)
+    names = [event.name for _, event in said]
+    assert "trainer.rolled_back" not in names
+    published = {
+        (event.fields["lineage"], event.fields["step"])
+        for _, event in said
+        if event.name == "trainer.checkpoint_published"
+    }
+    assert published == {(0, step) for step in range(9)}
+    assert len({entry.submission for entry in entries}) == len(entries)
+    assert (save_steps == 1) or "trainer.step_repeated" in names
+
+
+def test_what_cannot_be_repeated_opens_a_new_lineage() -> None:
+    """A policy is published, the state before it is older, and a file of its batch is gone."""
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(
+            simulation, "validator", "trainer", "inference-one", steps=6, step_seconds=5.0,
+            save_steps=4, checkpoints_kept=9,
+        )  # fmt: skip
+        trainer = peers["trainer"]
+        assert await simulation.meet(publishes(simulation, 2), 1800)
+        await trainer.kill()
+        for name in trainer.disk.list("accepted"):
+            await trainer.disk.remove(f"accepted/{name}")
+        await trainer.start(resume=True)
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        assert await simulation.meet(over, 1800), trainer.ended
+        entries = consumed(trainer)
+        assert len({entry.submission for entry in entries}) == len(entries)
+
+    said = simulate(main)
+    back = [event.fields for _, event in said if event.name == "trainer.rolled_back"]
+    assert [(fields["step"], fields["lineage"]) for fields in back] == [(0, 1)]
+    assert "is not on this disk" in back[0]["reason"]
 
 
 def test_its_manifests_name_its_mirrors() -> None:

@@ -149,7 +149,7 @@ def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: 
     assert first.figures["reward"] == pytest.approx(4 / 6)
     assert first.figures["engine_log_probability_difference"] < 1e-4
     trio.run(service.export, Export(folder=str(tmp_path / "policy-1")))
-    trio.run(service.begin_save, BeginSave(folder=str(tmp_path / "state")))
+    trio.run(service.begin_save, BeginSave(state=str(tmp_path / "state")))
     trio.run(service.finish_save, FinishSave())
 
     restarted = TrainerService()

@@ -31,6 +31,10 @@ from swarm.errors import UserError
 from swarm.jobs.training import Done, EndTraining
 from swarm.world import Job, job_type
 
+LEADS_ONLY = ("finish_save", "record")
+"""Methods that rank 0 does alone, while all ranks may be training: they wait for rank 0's own
+threads. The threads that write states agree on success or failure among all ranks."""
+
 ANSWER_SECONDS = 5.0
 """Time after which a question to the store is repeated, so that a wait can be given up."""
 
@@ -67,7 +71,10 @@ class Commands:
 
 
 class Lead:
-    """Rank 0's service: hands each call to the other ranks, then does it here as well."""
+    """Rank 0's service: hands each call to the other ranks, then does it here as well.
+
+    `LEADS_ONLY` are done here alone.
+    """
 
     def __init__(self, service: Any, commands: Commands, watch: Watch) -> None:
         self._service, self._commands, self._watch = service, commands, watch
@@ -79,18 +86,23 @@ class Lead:
             raise AttributeError(method)
         function = getattr(self._service, method)
 
+        async def attempt(job: Job) -> Any:
+            try:
+                return await function(job)
+            except (UserError, ValueError, RankError):
+                raise  # every rank raises it too
+            except RuntimeError as error:
+                # A collective broke off, most often because a rank died.
+                culprit = await trio.to_thread.run_sync(self._watch.culprit)
+                raise RankError(culprit or str(error)) from error
+
         @functools.wraps(function)
         async def call(job: Job) -> Any:
+            if method in LEADS_ONLY:
+                return await attempt(job)
             async with self._turn:
                 self._commands.give(method, job)
-                try:
-                    return await function(job)
-                except (UserError, ValueError, RankError):
-                    raise  # every rank raises it too
-                except RuntimeError as error:
-                    # A collective broke off, most often because a rank died.
-                    culprit = await trio.to_thread.run_sync(self._watch.culprit)
-                    raise RankError(culprit or str(error)) from error
+                return await attempt(job)
 
         return call
 

@@ -6,8 +6,10 @@ rollout of policy p that is trained on in step s has age s − p.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ from torch import Tensor
 from peers.trainer.learning import states
 from peers.trainer.learning.batch import Group, informative
 from peers.trainer.learning.past import PastPolicies
-from peers.trainer.learning.policy import TrainedPolicy, blank_model
+from peers.trainer.learning.policy import Snapshot, TrainedPolicy, blank_model
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.step import GrpoStep
+from peers.trainer.learning.stored import StoredPart
 from peers.trainer.learning.work import NO_WORK
+from swarm.errors import UserError
 
 
 class Learner:
@@ -48,6 +52,8 @@ class Learner:
         """The policies whose rollouts can be trained on."""
         self._saver = ThreadPoolExecutor(1, "saving")
         self._saving: Future[None] | None = None
+        self._published: dict[int, StoredPart] = {}
+        """Policies written since the last `begin_save`."""
         self._generator = torch.Generator().manual_seed(settings.seed)
         if settings.objective.kl_coefficient:
             self.past.keep_reference(self.policy.read_weights(base))
@@ -133,24 +139,62 @@ class Learner:
         self.begin_save(folder)
         self.finish_save()
 
-    def begin_save(self, folder: Path) -> None:
-        """Copy the state, and write the copy in the background until `finish_save`."""
+    def export(self, folder: Path) -> None:
+        """Write the policy as a plain Hugging Face folder, in the base's dtype, durably."""
+        self.begin_save(None, folder)
         self.finish_save()
-        facts = {
-            "step": self.step,
-            "lineage": self.lineage,
-            "consumed": {str(step): list(names) for step, names in self.consumed.items()},
-        }
-        tensors = {
-            name: tensor.detach().to("cpu", copy=True) for name, tensor in self._state().items()
-        }
-        self._saving = self._saver.submit(states.write, folder, tensors, facts, self._ranks)
+        self._wait_for_saving()
+
+    def begin_save(self, state: Path | None, policy: Path | None = None) -> None:
+        """Copy training state and policy, as far as folders are given for them, to host memory,
+        and write the copies in the background until `finish_save`.
+
+        The learner may train meanwhile.
+        """
+        self._wait_for_saving()
+        writes: list[Callable[[], None]] = []
+        if state is not None:
+            facts = {
+                "step": self.step,
+                "lineage": self.lineage,
+                "consumed": {str(step): list(names) for step, names in self.consumed.items()},
+            }
+            tensors = {
+                name: tensor.detach().to("cpu", copy=True) for name, tensor in self._state().items()
+            }
+            writes.append(partial(states.write, state, tensors, facts, self._ranks))
+        if policy is not None:
+            writes.append(partial(self._write_policy, self.step, policy, self.policy.snapshot()))
+
+        def write() -> None:
+            for each in writes:
+                each()
+
+        self._saving = self._saver.submit(write)
 
     def finish_save(self) -> None:
-        """Wait until the state of `begin_save` is durable; raises what `states.write` raises."""
-        saving, self._saving = self._saving, None
+        """Wait until the copies of `begin_save` are durable; raises what writing them raises.
+
+        Another thread than the learner's may call it, so that the learner goes on.
+        """
+        saving = self._saving
         if saving is not None:
             saving.result()
+
+    def _wait_for_saving(self) -> None:
+        """Wait for the writes before. Rank 0 has reported their failure, if any, on behalf of all
+        ranks."""
+        if self._saving is not None:
+            wait([self._saving])
+        for step, weights in self._published.items():
+            self.past.published(step, weights)
+        self._published.clear()
+
+    def _write_policy(self, step: int, folder: Path, snapshot: Snapshot) -> None:
+        """Write policy `step`, and open its files, which stay readable when the folder is moved."""
+        self.policy.write(folder, snapshot)
+        with suppress(UserError):  # moved already: the policy stays in memory
+            self._published[step] = self.policy.read_weights(folder)
 
     def _state(self) -> dict[str, Tensor]:
         """Every tensor of the state, by its name on disk; `load` fills them in place."""
@@ -164,6 +208,7 @@ class Learner:
         as they are on this disk, of policies before that step. Rollouts of a policy that is not
         held cannot be trained on.
         """
+        self._wait_for_saving()
         facts = states.read_facts(folder)
         shapes = states.shapes(folder)
         weights = {name: shape for name, shape in shapes.items() if name.startswith("model.")}
@@ -186,6 +231,16 @@ class Learner:
                 self.past.keep(policy, self.policy.read_weights(published), held)
         self._remember()
 
+    def matches(self, published: Path) -> bool:
+        """Whether a published policy is the one held, bit for bit, on all ranks."""
+        found = self.policy.read_weights(published)
+        dtype = self.policy.published_dtype
+        differ = any(
+            not torch.equal(value.to(dtype), found[name].to(value.device))
+            for name, value in self.policy.weights().items()
+        )
+        return not any(self._ranks.max([float(differ)]))
+
     def begin_lineage(self, lineage: int, consumed: Mapping[int, Sequence[str]]) -> None:
         """Make the policy held the first of a new lineage, which inherits `consumed`.
 
@@ -197,11 +252,6 @@ class Learner:
         more = [name for names in consumed.values() for name in names if name not in known]
         if more:
             self.consumed.setdefault(self.step, []).extend(more)
-
-    def export(self, folder: Path) -> None:
-        """Write the policy as a plain Hugging Face folder, in the base's dtype, durably."""
-        self.policy.export(folder)
-        self.past.published(self.step, folder)
 
 
 def _describe(groups: Sequence[Group], kept: Sequence[Group], step: int) -> dict[str, float]:

@@ -8,7 +8,6 @@ during those passes, in which no gradients do: it never adds to the peak of a tr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,10 +50,9 @@ class PastPolicies:
             self.forget(old)
         self.held[policy] = self._hold(weights)
 
-    def published(self, policy: int, folder: Path) -> None:
-        """Note where a policy was published: it may be read there instead of kept in memory."""
+    def published(self, policy: int, weights: StoredPart) -> None:
+        """Note a policy's files: they may be read instead of kept in memory."""
         if self._on_disk and policy in self.held:
-            weights = self._trained.read_weights(folder)
             self.forget(policy)
             self.held[policy] = weights
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def blank_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
         or fastest_attention(ranks.device, settings.sharding.mixed_precision, capped)
     )
     return model
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A policy as it was, in host memory."""
+
+    mine: Weights
+    """Whole parameters that this rank writes."""
+    owners: dict[str, int]
+    """The rank that writes each parameter."""
 
 
 class TrainedPolicy:
@@ -113,10 +124,10 @@ class TrainedPolicy:
                     f"not {tuple(parameter.shape)}"
                 )
 
-    def export(self, folder: Path) -> None:
-        """Write the policy as a plain Hugging Face folder, in the base's dtype, durably.
+    def snapshot(self) -> Snapshot:
+        """Copy the policy to host memory, in the base's dtype, for `write`.
 
-        With several ranks each gathers all parameters and writes its share of them.
+        With several ranks each gathers all parameters and keeps its share of them.
         """
         mine: Weights = {}
         owners: dict[str, int] = {}
@@ -126,10 +137,19 @@ class TrainedPolicy:
             loads[owners[name]] += parameter.numel()
             full = whole(parameter.detach().to(self.published_dtype))
             if owners[name] == self.ranks.rank:
-                mine[name] = full.cpu()
-        with whole_folder(folder, self.ranks) as aside:
+                mine[name] = full.to("cpu", copy=True)
+        return Snapshot(mine, owners)
+
+    def write(self, folder: Path, snapshot: Snapshot) -> None:
+        """Write a snapshot as a plain Hugging Face folder, durably; in the thread that saves."""
+        with whole_folder(folder, self.ranks, saving=True) as aside:
             policy_model.save_share(
-                mine, aside, self.model.config, self._base, self.ranks.rank, owners
+                snapshot.mine,
+                aside,
+                self.model.config,
+                self._base,
+                self.ranks.rank,
+                snapshot.owners,
             )
 
     # --- training state ----------------------------------------------------------------------
