@@ -107,7 +107,8 @@ class NativeEngine:
         """
         self._decoder.load_weights(folder)
         self._policy = policy
-        self._rows.restart()
+        with torch.inference_mode():
+            self._rows.restart()
 
     def submit(self, request: Request) -> None:
         if request.id in self._rows:
@@ -115,6 +116,7 @@ class NativeEngine:
         self._check_request(request)
         self._rows.submit(request)
 
+    @torch.inference_mode()
     def cancel(self, id: int) -> None:
         self._rows.cancel(id)
 
@@ -272,9 +274,11 @@ class NativeEngine:
         rows = self._rows
         live = sorted(rows.live.values(), key=lambda row: row.number)
         if len(live) == 1:
+            request = live[0].request
+            positions = len(request.tokens) + request.limit - request.start
             raise UserError(
-                f"device {self._decoder.device} has no memory for a completion of "
-                f"{live[0].length} positions; use a smaller model or a shorter limit"
+                f"device {self._decoder.device} has no memory for a completion of {positions} "
+                "positions; use a smaller model or a shorter limit"
             ) from error
         self.out_of_memory += 1
         rows.slots = max(1, len(live) // 2)
