@@ -8,7 +8,9 @@ Prints one JSON object. A sketch (compare Activation-DiFR, arXiv 2511.20621) mul
 hidden states of a chunk of 32 tokens with `values` random directions, which the submission's seed
 gives. "token" keeps the products of every token, "chunk" their sum under random signs; both are
 rounded to 8 bits with one 16-bit scale per chunk, or to 16 bits. Its error is the norm of the
-difference from the recomputed products over their norm, at most 1.
+difference from the recomputed products over their norm, at most 1. `--outliers` gives the random
+model dimensions that are large and alike in every text; `--weighed` divides every dimension by its
+usual size before proofs and sketches see it.
 
 Every scheme meets the same hidden states and is judged in the same way: the bound on honest means
 comes from fp32 and bf16 engines in every pair, like that of `swarm proofs calibrate`, and a worker
@@ -111,8 +113,26 @@ SCHEMES = (
 TOPLOC = "TOPLOC"
 
 
+Weigh = Callable[[Tensor], Tensor]
+"""What is done to hidden states [n, width] before a scheme sees them, by worker and validator."""
+
+
+def unchanged(hidden: Tensor) -> Tensor:
+    """The hidden states themselves."""
+    return hidden
+
+
+def by_size(engine: Engine, workload: Workload) -> Weigh:
+    """Divide every dimension by its usual size under a policy."""
+    work = workload.work(0, "sizes")
+    sequences = [[*prompt, *prompt[1:]] for prompt in work.prompts[:: SAMPLING.group_size]]
+    states = torch.cat(engine.prefill(sequences, [range(1, len(s)) for s in sequences]).states)
+    usual = states.float().square().mean(0).sqrt()
+    return lambda hidden: (hidden.float() / usual).bfloat16()
+
+
 def submission(
-    worker: Engine, validator: Engine, workload: Workload, number: int, name: str
+    worker: Engine, validator: Engine, workload: Workload, number: int, name: str, weigh: Weigh
 ) -> tuple[Errors, list[int]]:
     """(errors by scheme, lengths of the completions) of one submission."""
     work, sampling = workload.work(number, name), workload.sampling
@@ -128,19 +148,21 @@ def submission(
     sequences = [[*p, *piece.tokens] for p, piece in zip(work.prompts, made, strict=True)]
     sampled = [range(len(p), len(s)) for p, s in zip(work.prompts, sequences, strict=True)]
     own = validator.prefill(sequences, sampled)
-    claimed = [c for each in made for c in toploc.chunk_rows(each.prompt_hidden, each.hidden)]
-    right = [
-        chunk
+    theirs = [(weigh(each.prompt_hidden), weigh(each.hidden)) for each in made]
+    ours = [
+        (weigh(before), weigh(hidden))
         for before, hidden in zip(own.prompt_hidden, own.hidden, strict=True)
-        for chunk in toploc.chunk_rows(before, hidden)
     ]
+    claimed, right = (
+        [chunk for row in rows for chunk in toploc.chunk_rows(*row)] for rows in (theirs, ours)
+    )
     results = toploc.verify(right, toploc.build(claimed))
     errors: Errors = {TOPLOC: [result.error for result in results]}
     drawn = _drawn(worker.capabilities.hidden_size, number)
     pairs = [
         each
-        for piece, hidden in zip(made, own.hidden, strict=True)
-        for each in zip(_chunks(piece.hidden), _chunks(hidden), strict=True)
+        for (_, one), (_, other) in zip(theirs, ours, strict=True)
+        for each in zip(_chunks(one), _chunks(other), strict=True)
     ]
     for scheme in SCHEMES:
         errors[scheme.name] = [e for a, b in pairs for e in scheme.errors(a, b, drawn)]
@@ -167,11 +189,20 @@ class Worker:
 
 
 def collect(
-    worker: Engine, validator: Engine, workload: Workload, seeds: int, submissions: int, name: str
+    worker: Engine,
+    validator: Engine,
+    workload: Workload,
+    seeds: int,
+    submissions: int,
+    name: str,
+    weigh: Weigh,
 ) -> Worker:
     """All submissions of a worker."""
     found = [
-        [submission(worker, validator, workload, n, f"{name} {seed}") for n in range(submissions)]
+        [
+            submission(worker, validator, workload, number, f"{name} {seed}", weigh)
+            for number in range(submissions)
+        ]
         for seed in range(seeds)
     ]
     return Worker(
@@ -289,19 +320,25 @@ def engines(folder: Path, aside: Path, previous: Sequence[Path]) -> Iterator[tup
 
 
 def measured(
-    folder: Path, sampling: Sampling, previous: Sequence[Path], seeds: int, submissions: int
+    folder: Path,
+    sampling: Sampling,
+    previous: Sequence[Path],
+    seeds: int,
+    submissions: int,
+    weighed: bool = False,
 ) -> dict[str, Any]:
     """All figures of one model."""
     tokenised = (folder / "tokenizer.json").exists() and previous
     environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version) if tokenised else None
     workload = Workload(folder, sampling, environment)
     by_dtype = {dtype: EngineClass(dtype, "cpu").engine(folder) for dtype in DTYPES}
+    weigh = by_size(by_dtype["float32"], workload) if weighed else unchanged
     honest = {}
     for generating in DTYPES:
         for recomputing in DTYPES:
             name = f"{generating} {recomputing}"
             pair = by_dtype[generating], by_dtype[recomputing]
-            honest[name] = collect(*pair, workload, seeds, submissions, name)
+            honest[name] = collect(*pair, workload, seeds, submissions, name, weigh)
             print(name, file=sys.stderr)
     cheats = {}
     with tempfile.TemporaryDirectory() as aside:
@@ -309,7 +346,7 @@ def measured(
             warm = replace(sampling, temperature=0.9 * sampling.temperature)
             work = Workload(folder, warm, environment) if "temperature" in name else workload
             fp32 = by_dtype["float32"]
-            cheats[name] = collect(engine, fp32, work, seeds, submissions, name)
+            cheats[name] = collect(engine, fp32, work, seeds, submissions, name, weigh)
             print(name, file=sys.stderr)
     return compare(honest, cheats)
 
@@ -323,6 +360,7 @@ def main() -> None:
     parser.add_argument("--width", type=at_least(8), default=256)
     parser.add_argument("--vocabulary", type=at_least(64), default=4096)
     parser.add_argument("--outliers", type=at_least(0), default=0, help="dimensions")
+    parser.add_argument("--weighed", action="store_true", help="divide dimensions by their size")
     parser.add_argument("--tokens", type=at_least(1), default=32)
     parser.add_argument("--seeds", type=at_least(2), default=10)
     parser.add_argument("--submissions", type=at_least(1), default=16, help="most of one seed")
@@ -332,7 +370,8 @@ def main() -> None:
         folder: Path = given.policies / str(given.step)
         older = [given.policies / str(given.step - age) for age in AGES]
         previous = [each for each in older if each.exists()]
-        print_json(measured(folder, SAMPLING, previous, given.seeds, given.submissions))
+        size = given.seeds, given.submissions, given.weighed
+        print_json(measured(folder, SAMPLING, previous, *size))
         return
     sampling = replace(SAMPLING, max_new_tokens=given.tokens, groups_per_submission=1)
     with tempfile.TemporaryDirectory() as name:
@@ -344,7 +383,8 @@ def main() -> None:
             positions=64 + given.tokens,
             outliers=given.outliers,
         )
-        print_json(measured(folder, sampling, [], given.seeds, given.submissions))
+        size = given.seeds, given.submissions, given.weighed
+        print_json(measured(folder, sampling, [], *size))
 
 
 if __name__ == "__main__":
