@@ -39,7 +39,7 @@ from swarm.gossip.frames import (
 from swarm.gossip.neighbour import Neighbour
 from swarm.gossip.slots import STRANGER, Slots
 from swarm.gossip.store import Store
-from swarm.gossip.topics import RUN, TOPICS
+from swarm.gossip.topics import ROUTINE, RUN, TOPICS
 from swarm.identity import PeerId
 from swarm.messages import Message, PeerRecord, StateMessage
 from swarm.messenger import REQUEST_DEADLINE_SECONDS
@@ -51,6 +51,10 @@ TICK_SECONDS = 1.0
 
 EAGER = 6
 """Neighbours to which an announcement is pushed at once; the others get its digest."""
+
+SUPPLIED_SECONDS = 60.0
+"""A neighbour whose copies of routine announcements crossed this peer's gets digests of that
+sender's next ones for this long, then a copy again."""
 
 ADMITTED_SECONDS = 600.0
 """Time for which an admission shown to a neighbour counts for its slot. (It was valid when it was
@@ -294,6 +298,7 @@ class Gossip:
                     kept = self._store.get(digest)
                     if kept is not None and kept.topic in neighbour.topics:
                         neighbour.wanted.add(digest)
+                        neighbour.supplied_until.pop(kept.sender, None)
                 self._wake(neighbour)
             elif isinstance(frame, Shown):
                 topics = neighbour.topics
@@ -365,8 +370,11 @@ class Gossip:
         digest = blake3(raw).digest()
         self._asked.pop(digest, None)
         neighbour.offers.pop(digest, None)
-        if self._store.get(digest) is not None:  # skip the usual duplicates before any check
+        held = self._store.get(digest)
+        if held is not None:  # skip the usual duplicates before any check
             neighbour.knows.add(digest)
+            if digest in neighbour.pushed:  # both copies crossed: each has another source
+                neighbour.supplied_until[held.sender] = self._world.now() + SUPPLIED_SECONDS
             return
         try:
             envelope = self._gate.admit(raw, TOPICS)
@@ -394,17 +402,21 @@ class Gossip:
     def _accept(self, envelope: Envelope) -> None:
         topic, digest = self._store.add(envelope), envelope.digest
         self._fresh.setdefault(topic, []).append(digest)
-        self._spread(digest, topic)
+        self._spread(envelope, topic)
         for listener in self._listeners.get(type(envelope.message), ()):
             listener(envelope)
 
-    def _spread(self, digest: bytes, topic: str) -> None:
+    def _spread(self, envelope: Envelope, topic: str) -> None:
+        """Push an announcement to the neighbours that need it; the others get its digest."""
+        digest, sender, now = envelope.digest, envelope.sender, self._world.now()
+        routine = isinstance(envelope.message, ROUTINE)
         candidates = [
             neighbour
             for neighbour in self._slots.neighbours.values()
             if topic in neighbour.topics
             and digest not in neighbour.knows
             and self._slots.rank(neighbour) > STRANGER
+            and not (routine and neighbour.supplied_until.get(sender, now) > now)
         ]
         if len(candidates) > EAGER:
             self._world.random.shuffle(candidates)
@@ -412,6 +424,8 @@ class Gossip:
         for neighbour in candidates[:EAGER]:
             neighbour.knows.add(digest)
             neighbour.news.add(digest)
+            if routine:
+                neighbour.pushed.add(digest)
             self._wake(neighbour)
 
     def _offer(self, neighbour: Neighbour, digests: Mapping[str, Sequence[bytes]]) -> None:

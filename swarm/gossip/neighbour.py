@@ -11,6 +11,9 @@ from swarm.gossip.frames import Frame
 from swarm.gossip.store import EVENTS_MAX
 from swarm.transport import Stream
 
+PUSHED_MAX = 64
+"""A few seconds of routine announcements: copies cross within a round trip."""
+
 
 class Remembered(OrderedDict[bytes, None]):
     """The last added digests, oldest first, at most `most`."""
@@ -43,6 +46,11 @@ class Neighbour:
         self.topics: frozenset[str] = frozenset()
         """The topics it follows that it is allowed to get."""
         self.knows = Remembered(2 * EVENTS_MAX)
+        self.pushed = Remembered(PUSHED_MAX)
+        """The last routine announcements pushed to it."""
+        self.supplied_until: dict[str, float] = {}
+        """Senders whose routine announcements it gets from others as early as from this peer, and
+        until when that is assumed."""
         self.invalid = 0
         self.clock: float | None = None
         """Its wall time minus this world's clock when it greeted, in seconds."""

@@ -27,6 +27,7 @@ class Kept(NamedTuple):
     raw: bytes
     topic: str
     expires_ms: int
+    sender: str
 
 
 class Store:
@@ -55,7 +56,7 @@ class Store:
         """Store an announcement; returns its topic."""
         digest, message = envelope.digest, envelope.message
         topic = TOPICS[type(message)]
-        kept = Kept(envelope.raw, topic, envelope.body.expires_ms)
+        kept = Kept(envelope.raw, topic, envelope.body.expires_ms, envelope.sender)
         if isinstance(message, LASTING):
             self._lasting[digest] = kept
             if len(self._lasting) > EVENTS_MAX:

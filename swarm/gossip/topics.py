@@ -36,3 +36,7 @@ STATES_FIRST = (RunManifest, Checkpoint, StepOrder, LogHead, Presence)
 
 LASTING = (Eviction, Reinstatement)
 """Events that newcomers must learn of, however long ago they happened."""
+
+ROUTINE = (Checkpoint, StepOrder)
+"""States that come with every step. A neighbour that gets them from others as early gets only their
+digests, at the next tick. All other messages are rare or urgent and always pushed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 import trio
@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from swarm.envelope import INVALID_MAX
 from swarm.errors import PeerError
-from swarm.gossip.frames import PROTOCOL, Have, Hello, Push, Want, decode, encode
+from swarm.gossip.frames import PROTOCOL, Frame, Have, Hello, Push, Want, decode, encode
 from swarm.gossip.gossip import ANSWER_BYTES_PER_TICK, OUTBOX_MAX
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.store import EVENTS_MAX
@@ -141,6 +141,73 @@ def test_a_lost_connection_heals_and_what_was_missed_arrives() -> None:
             await other.reach(trainer.id)
             await trio.sleep(3)
             assert heard == [checkpoint(7)]
+
+    in_virtual_time(main)
+
+
+async def all_connected(run: TestRun, count: int) -> list[Member]:
+    """The trainer and others, each connected to every other one."""
+    members = [await run.add(TRAINER)]
+    members += [await run.add(identity(100 + n)) for n in range(count)]
+    for left, right in combinations(members, 2):
+        await left.reach(right.id)
+    await trio.sleep(8)
+    return members
+
+
+def count_pushes(monkeypatch: pytest.MonkeyPatch) -> Counter[type]:
+    """The frames that all peers send from now on, by kind."""
+    sent: Counter[type] = Counter()
+
+    def counting(frame: Frame) -> bytes:
+        sent[type(frame)] += 1
+        return encode(frame)
+
+    monkeypatch.setattr("swarm.gossip.gossip.encode", counting)
+    return sent
+
+
+def test_neighbours_with_another_source_get_no_second_copy_of_routine_announcements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            trainer, *others = members = await all_connected(run, 5)
+            sent = count_pushes(monkeypatch)
+            await trainer.announce(checkpoint(1))
+            await trio.sleep(3)
+            assert sent[Push] > 2 * len(others)  # nobody knows yet who else has a source
+            heard = [hears(member, Checkpoint) for member in members]
+            sent.clear()
+            for step in range(2, 12):
+                await trainer.announce(checkpoint(step))
+                await trio.sleep(3)
+            assert heard == [[checkpoint(step) for step in range(2, 12)]] * len(members)
+            assert sent[Push] == 10 * len(others)
+            sent.clear()
+            gone = Eviction(peer=identity(999).peer_id, reason="caught")
+            await trainer.announce(gone, EVICTION_LIFETIME_SECONDS)
+            await trio.sleep(3)
+            assert sent[Push] > 2 * len(others)  # urgent: from everybody
+
+    in_virtual_time(main)
+
+
+def test_a_peer_that_loses_its_source_hears_the_next_announcement_at_the_next_tick() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            trainer, orphan, *_ = await all_connected(run, 4)
+            for step in (1, 2, 3):
+                await trainer.announce(checkpoint(step))
+                await trio.sleep(3)
+            run.network.cut(trainer.id, orphan.id)
+            heard = hears(orphan, Checkpoint)
+            await trainer.announce(checkpoint(4))
+            await trio.sleep(1.5)
+            assert heard == [checkpoint(4)]
+            await trainer.announce(checkpoint(5))
+            await trio.sleep(0.3)  # its neighbours push again
+            assert heard == [checkpoint(4), checkpoint(5)]
 
     in_virtual_time(main)
 
