@@ -25,6 +25,7 @@ from peers.validator.evidence import betting
 from simnet.disk import PowerCut, SimulatedDisk
 from simnet.extents import Symbol
 from swarm.jobs import Load, SubmissionOrder, inference, training, validation
+from swarm.jobs.memory import MemoryPart, MemoryPlan, shown
 from swarm.messages import Check, CheckpointReference, Evidence, Thresholds
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.shardcast.jobs import DeltaEncoded, DeltaService, EncodeDelta, MakePieces, PiecesMade
@@ -355,6 +356,19 @@ class TrainerModel:
         self._consumed: list[str] = []
         self._name = ""
         self._saving: tuple[training.BeginSave, int, list[str]] | None = None
+
+    async def plan(self, job: training.PlanTraining) -> MemoryPlan:
+        """Weights in 16 bits have 16 bytes per parameter in a trainer."""
+        needed, limit = 8 * self._bytes(), self._setting.hardware.memory_bytes
+        return MemoryPlan(
+            parameters=self._bytes() // 2,
+            ranks=1,
+            tokens=0,
+            parts=[MemoryPart(name="training", memory="host", phase="always", bytes=needed)],
+            host_bytes=needed,
+            host_limit=limit,
+            problem=f"the trainer needs {shown(needed)}" if needed > limit else "",
+        )
 
     async def start(self, job: training.StartTraining) -> training.Done:
         await trio.sleep(self._bytes() / self._setting.hardware.load_bytes_per_second)

@@ -400,6 +400,11 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{f['submissions']} accepted submissions stored here cannot be read and are copied again "
         "if their validators still offer them"
     ),
+    "trainer.planned": lambda f: (
+        f"{f['parameters']:,} parameters on {f['ranks']} ranks, passes of {f['pass_tokens']:,} "
+        f"tokens; memory of each rank: {'; '.join([*f['device_parts'], *f['host_parts']])}"
+        + (f". It does not fit: {f['problem']}" if f["problem"] else "")
+    ),
     "trainer.resumed": lambda f: f"resuming from the state of step {f['step']}",
     "trainer.step_opened": lambda f: (
         f"step {f['step']} is open: {f['groups_wanted']} groups of policy {f['policy']} wanted"

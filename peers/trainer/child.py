@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from peers.trainer.pool import Accepted
 from peers.trainer.progress import FollowedVersions
 from peers.trainer.settings import TrainerSettings
+from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
     AcceptedSubmission,
     BasePrepared,
@@ -21,6 +22,7 @@ from swarm.jobs.training import (
     FinishSave,
     Follow,
     Lessons,
+    PlanTraining,
     PrepareBase,
     Record,
     RecordTo,
@@ -64,6 +66,9 @@ class TrainerChild:
     async def prepare_base(self) -> BasePrepared:
         job = PrepareBase(folder=self.settings.model, seed=self.settings.seed)
         return await self.service.prepare_base(job)
+
+    async def plan(self, manifest: RunManifest) -> MemoryPlan:
+        return await self.service.plan(PlanTraining(start=self._start(manifest)))
 
     async def start(self, manifest: RunManifest) -> None:
         await self.service.start(self._start(manifest))

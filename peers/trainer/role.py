@@ -41,6 +41,7 @@ from peers.trainer.store import Batch, TrainerStore
 from swarm.envelope import Envelope
 from swarm.errors import SwarmError, UserError
 from swarm.gossip.topics import RUN, WORK
+from swarm.jobs.memory import MemoryPlan, fullest, shown
 from swarm.jobs.training import Figures, TrainingService, TrainingSetup
 from swarm.ledger.entries import CheckpointPublished, Consumed
 from swarm.messages import RunManifest
@@ -194,6 +195,7 @@ class TrainerRole:
         self._publisher.begin_life()
         self._ranks = await child.record_to(self._run.id, manifest)
         if newest is not None:
+            await self._plan(child, manifest)
             await self._resume(child, manifest, newest)
             return
         if not self._orders.opened:
@@ -202,6 +204,7 @@ class TrainerRole:
             self._peer.status.doing = "preparing the base policy"
             measured = await child.prepare_base()
             self._events.emit("trainer.evaluated", moment="before", **msgspec.to_builtins(measured))
+        await self._plan(child, manifest)
         await child.start(manifest)
         self._progress.advance(0)
         await self._save_and_publish(child, 0)
@@ -213,6 +216,25 @@ class TrainerRole:
         await self._states.finish(child, state)
         self._publisher.exported(step)
         await self._publisher.publish(child, step, reward=0.0)
+
+    async def _plan(self, child: TrainerChild, manifest: RunManifest) -> None:
+        """Say what the trainer will hold in memory; raises `UserError` if it does not fit."""
+        found = await child.plan(manifest)
+        self._events.emit(
+            "trainer.planned",
+            parameters=found.parameters,
+            ranks=found.ranks,
+            pass_tokens=found.tokens,
+            device_bytes=found.device_bytes,
+            device_limit=found.device_limit,
+            host_bytes=found.host_bytes,
+            host_limit=found.host_limit,
+            device_parts=_words(found, "device"),
+            host_parts=_words(found, "host"),
+            problem=found.problem,
+        )
+        if found.problem and self._settings.memory_check == "refuse":
+            raise UserError(found.problem)
 
     def _continue_lineage(self, lineage: int) -> None:
         """Restore the lineage and the version of the run that each of its steps follows."""
@@ -464,3 +486,8 @@ class TrainerRole:
         )
         await child.end()
         await trio.sleep(FINAL_WORD_SECONDS)
+
+
+def _words(found: MemoryPlan, memory: str) -> list[str]:
+    """The parts of a rank's memory in its fullest phase, each with its size."""
+    return [f"{part.name} {shown(part.bytes)}" for part in fullest(found.parts, memory)]

@@ -12,7 +12,7 @@ import msgspec
 import torch
 import trio
 
-from peers.engines.device import find_dtype, use_hardware
+from peers.engines.device import use_hardware
 from peers.environments.collection import Environments, labels
 from peers.trainer import metrics
 from peers.trainer.evaluation import accuracy
@@ -22,8 +22,10 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.masks import why_not
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
+from peers.trainer.planning import plan_training, sharding_of
 from peers.trainer.warmup import prepare_base
 from swarm.errors import UserError
+from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
     AcceptedSubmission,
     Accuracy,
@@ -38,6 +40,7 @@ from swarm.jobs.training import (
     Export,
     FinishSave,
     Follow,
+    PlanTraining,
     PrepareBase,
     Record,
     Recording,
@@ -95,6 +98,10 @@ class TrainerService:
         return Done()
 
     @in_job_thread
+    def plan(self, job: PlanTraining) -> MemoryPlan:
+        return plan_training(job.start, self._ranks)
+
+    @in_job_thread
     def start(self, job: StartTraining) -> Done:
         self._begin(job)
         return Done()
@@ -103,16 +110,14 @@ class TrainerService:
         self._sampling = job.lessons.sampling
         self._references = job.environments
         self._environments = Environments(job.environments)
+        torch.backends.cuda.matmul.allow_tf32 = job.sharding.tf32
         settings = LearnerSettings(
             objective=job.lessons.objective,
             optimiser=job.lessons.optimiser,
             schedule=job.lessons.schedule,
             seed=job.seed,
             completion_tokens_max=self._sampling.max_new_tokens,
-            sharding=msgspec.structs.replace(
-                job.sharding,
-                mixed_precision=find_dtype(job.dtype, self._ranks.device) == torch.bfloat16,
-            ),
+            sharding=sharding_of(job, self._ranks.device),
             attention=None if job.attention == "fastest" else job.attention,
         )
         attention, sharding = settings.attention, settings.sharding

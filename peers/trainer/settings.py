@@ -52,6 +52,14 @@ class TrainerSettings(ComputeSettings):
     `checkpoints_kept` drops a policy that these steps need."""
     save_minutes: float = pydantic.Field(default=0.0, ge=0)
     """Also write a state at the first step that ends this many minutes after the last; 0: never."""
+    pass_tokens: int = pydantic.Field(default=0, ge=0, le=1 << 24)
+    """Most tokens in one forward pass; fewer take less memory. A longer sequence has a pass of its
+    own. 0: 16,384."""
+    memory_check: Literal["refuse", "report"] = "refuse"
+    """What happens at the start if the plan of the memory does not fit: the trainer stops, or it
+    only says so."""
+    tf32: bool = False
+    """Let a GPU multiply float32 numbers in TF32, which is faster and has 10 bits of mantissa."""
     states_kept: int = pydantic.Field(default=2, ge=1, le=1000)
     """Number of newest training states kept."""
     states_every: int = pydantic.Field(default=0, ge=0)
@@ -120,4 +128,6 @@ class TrainerSettings(ComputeSettings):
             cpu_offload=self.cpu_offload,
             optimiser=self.optimiser,
             past_policies=self.past_policies,
+            pass_tokens=self.pass_tokens,
+            tf32=self.tf32,
         )

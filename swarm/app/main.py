@@ -18,6 +18,7 @@ from swarm.app.commands import (
     run,
     sft,
     status,
+    trainer,
 )
 from swarm.app.options import Version
 
@@ -48,6 +49,7 @@ app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(engine.app, name="engine")
 app.add_typer(proofs.app, name="proofs")
 app.add_typer(dataset.app, name="dataset")
+app.add_typer(trainer.app, name="trainer")
 
 
 def main() -> None:

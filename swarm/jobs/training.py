@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Protocol
 import msgspec
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS, Hardware
+from swarm.jobs.memory import MemoryPlan
 from swarm.messages import (
     Digest,
     EnvironmentReference,
@@ -60,6 +61,10 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """AdamW's moments: on the device in fp32, there in 8 bits, or in main memory."""
     past_policies: Literal["memory", "disk"] = "memory"
     """Where older policies and the reference lie: in main memory, or in their folders."""
+    pass_tokens: int = 0
+    """Most tokens in one forward pass; 0: `packing.PASS_TOKENS_MAX`."""
+    tf32: bool = False
+    """Multiply fp32 numbers in TF32 where the device can."""
 
 
 class StartTraining(Job, frozen=True, kw_only=True):
@@ -76,6 +81,14 @@ class StartTraining(Job, frozen=True, kw_only=True):
     """As `Hardware.dtype`; bfloat16 applies to the forward and backward passes."""
     attention: str = "fastest"
     """One of `peers.trainer.learning.masks.ATTENTIONS`."""
+
+
+class PlanTraining(Job, frozen=True, kw_only=True):
+    """Say what a training would hold in memory, and load nothing."""
+
+    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
+
+    start: StartTraining
 
 
 class Resume(Job, frozen=True, kw_only=True):
@@ -295,6 +308,10 @@ class TrainingService(Protocol):
         ...
 
     async def prepare_base(self, job: PrepareBase) -> BasePrepared: ...
+
+    async def plan(self, job: PlanTraining) -> MemoryPlan:
+        """Say what the training holds in memory. Raises `UserError` for a broken config.json."""
+        ...
 
     async def start(self, job: StartTraining) -> Done:
         """Raises `UserError` for a model or a setting that cannot be trained."""

@@ -48,6 +48,8 @@ async def start_run(
     save_steps: int = 1,
     validators: Sequence[str] = ("validator",),
     prefill_tokens_per_second: float = 40_000.0,
+    trainer_memory_bytes: int = 1 << 50,
+    memory_check: str = "refuse",
     **run: Any,
 ) -> dict[str, Peer]:
     await start_bootstrap(
@@ -63,13 +65,16 @@ async def start_run(
                 "starved_seconds": 60.0,
                 "mirrors": list(mirrors),
                 "save_steps": save_steps,
+                "memory_check": memory_check,
             }
         plan = Plan(
             name,
             [name.partition("-")[0]],
             tables=tables,
             hardware=Hardware(
-                step_seconds=step_seconds, prefill_tokens_per_second=prefill_tokens_per_second
+                step_seconds=step_seconds,
+                prefill_tokens_per_second=prefill_tokens_per_second,
+                memory_bytes=trainer_memory_bytes if name == "trainer" else 1 << 50,
             ),
         )
         peers[name] = simulation.add(plan)
@@ -573,3 +578,27 @@ def test_each_environment_has_a_reward_of_its_own() -> None:
         seen |= set(rewards)
         assert min(rewards.values()) <= fields["reward"] <= max(rewards.values())
     assert seen == {"simulated", "other"}
+
+
+@pytest.mark.parametrize("memory_check", ["refuse", "report"])
+def test_a_trainer_says_its_plan_first_and_refuses_one_that_does_not_fit(memory_check: str) -> None:
+    said: list[Event] = []
+
+    async def main(simulation: Simulation) -> None:
+        simulation.listeners.append(lambda _, peer, event: said.append(event))
+        await start_run(
+            simulation, "trainer", trainer_memory_bytes=20_000_000, memory_check=memory_check
+        )
+        await trio.sleep(30)
+
+    if memory_check == "refuse":
+        with pytest.raises(AssertionError, match="trainer ended: the trainer needs 24 MB"):
+            simulate(main)
+    else:
+        simulate(main)
+    names = [event.name for event in said]
+    planned = said[names.index("trainer.planned")].fields
+    assert planned["problem"] == "the trainer needs 24 MB"
+    assert planned["host_parts"] == ["training 24 MB"]
+    assert ("trainer.step_opened" in names) == (memory_check == "report")
+    assert "trainer.step_opened" not in names[: names.index("trainer.planned")]

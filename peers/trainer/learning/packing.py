@@ -83,14 +83,16 @@ class _Sequence:
         return len(self.tokens) - 1
 
 
-def lay_out(batch: Batch, layout: Layout | None = None) -> list[Rows]:
-    """Lay a batch out in forward passes of at most `PASS_TOKENS_MAX` tokens each.
+def lay_out(batch: Batch, layout: Layout | None = None, tokens_max: int = 0) -> list[Rows]:
+    """Lay a batch out in forward passes of at most `tokens_max` tokens each.
 
-    A longer sequence has a pass to itself. `layout` None takes the cheaper layout on a CPU.
+    A longer sequence has a pass to itself. `layout` None takes the cheaper layout on a CPU, and
+    `tokens_max` 0 is `PASS_TOKENS_MAX`.
     """
+    most = tokens_max or PASS_TOKENS_MAX
     passes = []
     for sequences in _by_temperature(_distinct(batch)):
-        padded, packed = _pad(sequences), _pack(sequences)
+        padded, packed = _pad(sequences, most), _pack(sequences, most)
         cheaper = _cost(padded, masked=False) <= _cost(packed, masked=True)
         if layout == "padded" or (layout is None and cheaper):
             passes += [_rows(rows, packed=False) for rows in padded]
@@ -114,11 +116,12 @@ def empty_rows() -> Rows:
     )
 
 
-def lay_out_flat(batch: Batch) -> list[Rows]:
+def lay_out_flat(batch: Batch, tokens_max: int = 0) -> list[Rows]:
     """Lay a batch out with one long packed row per pass, for kernels that skip masked blocks."""
+    most = tokens_max or PASS_TOKENS_MAX
     passes = []
     for sequences in _by_temperature(_distinct(batch)):
-        bins = first_fit([sequence.inputs for sequence in sequences], PASS_TOKENS_MAX)
+        bins = first_fit([sequence.inputs for sequence in sequences], most)
         passes += [_rows([[sequences[index] for index in some]], packed=True) for some in bins]
     return passes
 
@@ -175,7 +178,7 @@ _Pass = list[list[_Sequence]]
 """Rows of one pass, each a list of sequences."""
 
 
-def _pad(sequences: list[_Sequence]) -> list[_Pass]:
+def _pad(sequences: list[_Sequence], most: int) -> list[_Pass]:
     """One sequence per row, longest first; a new pass begins where rows become too narrow or the
     pass too large."""
     passes: list[_Pass] = []
@@ -183,19 +186,19 @@ def _pad(sequences: list[_Sequence]) -> list[_Pass]:
     for sequence in sorted(sequences, key=lambda each: -each.inputs):
         tokens = width * len(passes[-1]) if passes else 0
         narrow = sequence.inputs < BUCKET_FILL_MIN * width and tokens >= BUCKET_TOKENS_MIN
-        if not passes or narrow or tokens + width > PASS_TOKENS_MAX:
+        if not passes or narrow or tokens + width > most:
             passes.append([])
             width = sequence.inputs
         passes[-1].append([sequence])
     return passes
 
 
-def _pack(sequences: list[_Sequence]) -> list[_Pass]:
+def _pack(sequences: list[_Sequence], most: int) -> list[_Pass]:
     """Rows as wide as the longest sequence, filled first-fit decreasing."""
     width = max(sequence.inputs for sequence in sequences)
     bins = first_fit([sequence.inputs for sequence in sequences], width)
     rows = [[sequences[index] for index in some] for some in bins]
-    count = max(1, PASS_TOKENS_MAX // max(1, width))
+    count = max(1, most // max(1, width))
     return [rows[start : start + count] for start in range(0, len(rows), count)]
 
 

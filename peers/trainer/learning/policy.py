@@ -67,6 +67,7 @@ class TrainedPolicy:
         self.optimiser = make_optimiser(
             settings.sharding.optimiser, model.parameters(), settings.optimiser
         )
+        self._pass_tokens = settings.sharding.pass_tokens
         self._flat = ranks.device.type == "cuda" or settings.flat
 
     def follow(self, numbers: Optimiser) -> None:
@@ -83,7 +84,8 @@ class TrainedPolicy:
         """
         passes: list[Rows] = []
         if len(batch):
-            passes = lay_out_flat(batch) if self._flat else lay_out(batch)
+            limit = self._pass_tokens
+            passes = lay_out_flat(batch, limit) if self._flat else lay_out(batch, tokens_max=limit)
         (most,) = self.ranks.max([len(passes)])
         passes += [empty_rows()] * (int(most) - len(passes))
         return [rows.to(self.ranks.device) for rows in passes]

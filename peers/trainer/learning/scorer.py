@@ -39,6 +39,8 @@ class Scorer(torch.nn.Module):
             raise UserError(f"the model cannot be scored: {problem}") from problem
         if described.attention_cap is not None and model.config._attn_implementation == "sdpa":
             raise UserError("attention sdpa cannot cap scores as this model does; choose eager")
+        self.logits_max: int | None = None
+        """Logits held at once; None: `LOGITS_MAX` of the device."""
         self._windows = {layer.kind: layer.window for layer in described.layers}
         self.model = model
 
@@ -56,7 +58,7 @@ class Scorer(torch.nn.Module):
         ).last_hidden_state
         hidden = hidden.flatten(0, 1)[rows.predictor]
         head = self.model.get_output_embeddings()
-        size = max(1, LOGITS_MAX[hidden.device.type] // head.weight.shape[0])
+        size = max(1, (self.logits_max or LOGITS_MAX[hidden.device.type]) // head.weight.shape[0])
         how = _How(self._described, rows.temperature, entropy, entropy_gradient)
         score = functools.partial(_score, head.weight, how)
         if len(hidden) > size and torch.is_grad_enabled():

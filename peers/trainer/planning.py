@@ -1,0 +1,95 @@
+"""The plan of a trainer's memory on this machine, made before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import torch
+
+from peers.engines.config import read_supported_config
+from peers.engines.device import find_dtype
+from peers.trainer.learning import packing
+from peers.trainer.learning.plan import (
+    CONTEXT_BYTES,
+    PROCESS_BYTES,
+    Machine,
+    Workload,
+    plan,
+    read_model,
+)
+from peers.trainer.learning.ranks import Ranks
+from swarm.jobs.memory import MemoryPlan
+from swarm.jobs.training import Lessons, Sharding, StartTraining
+
+PROMPT_TOKENS = 1024
+"""Tokens of a prompt, beside `max_new_tokens` of the model's, in the longest sequence planned."""
+
+MEMORY_INFORMATION = Path("/proc/meminfo")
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+
+def plan_training(job: StartTraining, ranks: Ranks) -> MemoryPlan:
+    """Plan this rank's memory; raises `UserError` for a broken config.json."""
+    positions = read_supported_config(Path(job.model))["max_position_embeddings"]
+    return plan(
+        read_model(Path(job.model)),
+        sharding_of(job, ranks.device),
+        machine_of(ranks),
+        workload_of(job.lessons, job.sharding, positions, ranks.world),
+    )
+
+
+def sharding_of(job: StartTraining, device: torch.device) -> Sharding:
+    """The policy's layout, with the precision that the job's dtype means on this device."""
+    mixed = find_dtype(job.dtype, device) == torch.bfloat16
+    return msgspec.structs.replace(job.sharding, mixed_precision=mixed)
+
+
+def workload_of(lessons: Lessons, sharding: Sharding, positions: int, world: int) -> Workload:
+    """What a run asks of its trainer. `positions`: most tokens in a sequence of the model."""
+    longest = min(positions, lessons.sampling.max_new_tokens + PROMPT_TOKENS)
+    completions = lessons.schedule.groups_per_step * lessons.sampling.group_size
+    mine = -(-completions // (lessons.optimiser.optimiser_steps * world))
+    most = sharding.pass_tokens or packing.PASS_TOKENS_MAX
+    return Workload(
+        tokens=max(longest, min(most, mine * longest)),
+        held=lessons.schedule.max_staleness + 2,
+        reference=bool(lessons.objective.kl_coefficient),
+    )
+
+
+def machine_of(ranks: Ranks) -> Machine:
+    """This machine, with what is free of its memory now; the same on every rank."""
+    kind = ranks.device.type
+    device = 0
+    if kind == "cuda":
+        free, total = torch.cuda.mem_get_info(ranks.device)
+        device = min(total, free + CONTEXT_BYTES)  # this process has its context already
+    here = min(ranks.world, int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world)))
+    host = available_bytes()
+    least = [-int(most) for most in ranks.max([-device, -host])]
+    device, host = least
+    return Machine(
+        device=kind,
+        ranks=ranks.world,
+        ranks_here=here,
+        device_limit=device,
+        host_limit=host + here * PROCESS_BYTES[kind] if host else 0,  # whose libraries are loaded
+    )
+
+
+def available_bytes() -> int:
+    """Host memory that new processes can use without swapping; 0 where the system does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in MEMORY_INFORMATION.read_text().splitlines())
+        available = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 0
+    try:
+        most = int((CONTROL_GROUP / "memory.max").read_text())
+        used = int((CONTROL_GROUP / "memory.current").read_text())
+    except (OSError, ValueError):  # no control group, or one without a limit ("max")
+        return available
+    return min(available, max(0, most - used))

@@ -1,0 +1,162 @@
+"""`swarm trainer`: what a trainer needs, before it is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarm.app.exit import exits
+from swarm.app.extras import require_extra
+from swarm.app.options import AsJson
+from swarm.app.output import plain, print_json
+from swarm.errors import UserError
+from swarm.jobs.memory import MemoryPlan, fullest, shown, total
+from swarm.jobs.training import Sharding
+from swarm.messages import Schedule
+
+app = typer.Typer(help="The trainer's memory.", no_args_is_help=True)
+
+GB = 10**9
+
+OPTIMISERS = ("adamw", "adamw8bit", "offloaded")
+PAST_POLICIES = ("memory", "disk")
+
+
+@app.callback()
+def _trainer() -> None:
+    pass  # keeps `plan` a subcommand while it is the only one
+
+
+@app.command("plan")
+@exits
+def plan_command(
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Hugging Face folder, or its config.json alone: no weights are read."),
+    ] = None,
+    parameters: Annotated[
+        float | None,
+        typer.Option(help="Instead of a model: number of parameters; then without activations."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that train together, one rank each.")] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=1, help="GPUs of one machine, which share its main memory.")
+    ] = 8,
+    memory_gb: Annotated[
+        float, typer.Option(min=0, help="Memory of one GPU in GB (10⁹ bytes); 0: unknown.")
+    ] = 0.0,
+    host_memory_gb: Annotated[
+        float, typer.Option(min=0, help="Main memory of one machine in GB; 0: unknown.")
+    ] = 0.0,
+    context: Annotated[
+        int, typer.Option(min=2, help="Longest sequence in tokens: prompt and completion.")
+    ] = 1 << 14,
+    micro_batch: Annotated[
+        int,
+        typer.Option(min=1, help="Sequences of that length in one pass (trainer.pass_tokens)."),
+    ] = 1,
+    optimiser: Annotated[
+        str, typer.Option(help=f"trainer.optimiser: {', '.join(OPTIMISERS)}.")
+    ] = "adamw",
+    past_policies: Annotated[
+        str, typer.Option(help=f"trainer.past_policies: {' or '.join(PAST_POLICIES)}.")
+    ] = "memory",
+    activation_checkpointing: Annotated[
+        bool, typer.Option(help="trainer.activation_checkpointing.")
+    ] = False,
+    cpu_offload: Annotated[bool, typer.Option(help="trainer.cpu_offload.")] = False,
+    replicas: Annotated[int, typer.Option(min=1, help="trainer.replicas.")] = 1,
+    max_staleness: Annotated[
+        int, typer.Option(min=0, help="The run's schedule.max_staleness.")
+    ] = Schedule().max_staleness,
+    reference: Annotated[bool, typer.Option(help="Whether the objective has a KL term.")] = True,
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    dtype: Annotated[
+        str, typer.Option(help="trainer.dtype; default: bfloat16 on cuda, float32 on cpu.")
+    ] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Say what each rank of a trainer holds in memory, whether it fits, and what would fit.
+
+    Exits with 1 if it does not fit.
+    """
+    require_extra("train", "swarm trainer plan")
+    if (model is None) == (parameters is None):
+        raise UserError("give either --model FOLDER or --parameters NUMBER")
+    for option, value, allowed in (
+        ("--optimiser", optimiser, OPTIMISERS),
+        ("--past-policies", past_policies, PAST_POLICIES),
+        ("--device", device, ("cuda", "cpu")),
+        ("--dtype", dtype, ("auto", "float32", "bfloat16")),
+    ):
+        if value not in allowed:
+            raise UserError(f"{option} is {value!r}; it must be one of {', '.join(allowed)}")
+    if parameters is not None and not 1 <= parameters < 1e15:
+        raise UserError(f"--parameters is {parameters:g}; it must be at least 1 and below 10¹⁵")
+    from peers.trainer.learning import plan as planning  # it imports torch
+
+    if model is not None:
+        shapes = planning.read_model(model.parent if model.is_file() else model)
+    else:
+        shapes = planning.of_parameters(int(parameters or 0))
+    sharding = _sharding(
+        replicas=replicas,
+        mixed_precision=dtype == "bfloat16" or (dtype == "auto" and device == "cuda"),
+        activation_checkpointing=activation_checkpointing,
+        cpu_offload=cpu_offload,
+        optimiser=optimiser,
+        past_policies=past_policies,
+    )
+    machine = planning.Machine(
+        device=device,
+        ranks=gpus,
+        ranks_here=min(gpus, gpus_per_node),
+        device_limit=round(memory_gb * GB),
+        host_limit=round(host_memory_gb * GB),
+    )
+    work = planning.Workload(
+        tokens=context * micro_batch, held=max_staleness + 2, reference=reference
+    )
+    found = planning.plan(shapes, sharding, machine, work)
+    if as_json:
+        print_json({**plain(found), "fits": not found.problem})
+    else:
+        _show(found)
+    if found.problem:
+        raise typer.Exit(1)
+
+
+def _sharding(**values: Any) -> Sharding:
+    return Sharding(**values)
+
+
+def _show(found: MemoryPlan) -> None:
+    print(
+        f"{found.parameters:,} parameters on {found.ranks} ranks, passes of {found.tokens:,} "
+        "tokens; memory of one rank:"
+    )
+    for memory, title in (("device", "on the device"), ("host", "in main memory")):
+        parts = fullest(found.parts, memory)
+        if not parts:
+            continue
+        print(f"\n{title}, in its fullest phase")
+        for part in parts:
+            phase = "" if part.phase == "always" else f"  while {part.phase}"
+            print(f"  {part.name:<42} {shown(part.bytes):>8}{phase}")
+        print(f"  {'together':<42} {shown(total(parts)):>8}")
+    print()
+    print(f"it does not fit: {found.problem}" if found.problem else _verdict(found))
+
+
+def _verdict(found: MemoryPlan) -> str:
+    free = [
+        f"{shown(limit - used)} {where}"
+        for limit, used, where in (
+            (found.device_limit, found.device_bytes, "of each device"),
+            (found.host_limit, found.host_bytes, "of a machine's main memory"),
+        )
+        if limit
+    ]
+    return f"it fits, and leaves {' and '.join(free)}" if free else "no limit was given"

@@ -1,0 +1,77 @@
+"""`swarm trainer plan`: from a config.json alone, for a person and for a program."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.app.harness import complaint, swarm
+from tests.trainer.test_plan import QWEN_32B
+
+EIGHT_H100 = ("--gpus", "8", "--memory-gb", "80", "--activation-checkpointing")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "config.json"
+    path.write_text(json.dumps(QWEN_32B))
+    return path
+
+
+def test_a_plan_that_does_not_fit_names_the_setting_that_would(config: Path) -> None:
+    outcome = swarm("trainer", "plan", "--model", config, *EIGHT_H100)
+    assert outcome.status == 1
+    lines = outcome.output.splitlines()
+    assert lines[0].startswith("32,763,876,352 parameters on 8 ranks, passes of 16,384 tokens")
+    parts = {line.strip().split("  ")[0]: line.split()[-2:] for line in lines if "GB" in line}
+    assert "weights, fp32" in parts and "past policies and reference" in parts
+    assert lines[-1].startswith("it does not fit: each of the ranks needs 101 GB of device memory")
+    assert lines[-1].endswith('trainer.optimiser = "adamw8bit" would make it fit')
+
+
+def test_a_plan_that_fits_says_what_is_left(config: Path) -> None:
+    outcome = swarm(
+        "trainer", "plan", "--model", config.parent, *EIGHT_H100,
+        "--optimiser", "adamw8bit", "--host-memory-gb", "1000",
+    )  # fmt: skip
+    assert outcome.status == 0
+    assert outcome.output.splitlines()[-1].startswith("it fits, and leaves 3.42 GB of each device")
+
+
+def test_a_program_reads_the_plan_as_json(config: Path) -> None:
+    outcome = swarm(
+        "trainer", "plan", "--model", config, "--json", "--context", "2048", "--micro-batch", "3"
+    )
+    found = json.loads(outcome.output)
+    assert (found["fits"], found["tokens"], found["device_limit"]) == (True, 6144, 0)
+    assert {part["memory"] for part in found["parts"]} == {"device", "host"}
+
+
+def test_a_number_of_parameters_gives_the_parts_that_need_no_more() -> None:
+    outcome = swarm("trainer", "plan", "--parameters", "32e9", "--gpus", "8", "--json")
+    parts = json.loads(outcome.output)["parts"]
+    found = {(part["name"], part["phase"]): part["bytes"] for part in parts}
+    assert found["weights, fp32", "always"] == 16_000_000_000
+    assert found["past policies and reference", "always"] == 7 * 8_000_000_000
+    assert not any(name.startswith("activations") for name, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "give either --model FOLDER or --parameters NUMBER"),
+        (("--model", "m", "--parameters", "1"), "give either --model FOLDER or"),
+        (("--model", "nowhere"), "model config nowhere/config.json cannot be read"),
+        (("--parameters", "0"), "--parameters is 0; it must be at least 1"),
+        (("--parameters", "nan"), "--parameters is nan; it must be at least 1"),
+        (("--parameters", "1", "--optimiser", "sgd"), "--optimiser is 'sgd'; it must be one of"),
+        (("--parameters", "1", "--past-policies", "gpu"), "one of memory, disk"),
+        (("--parameters", "1", "--device", "tpu"), "--device is 'tpu'; it must be one of cuda"),
+        (("--parameters", "1", "--dtype", "fp8"), "--dtype is 'fp8'; it must be one of auto"),
+        (("--parameters", "1", "--gpus", "8", "--replicas", "3"), "does not divide the 8 ranks"),
+    ],
+)
+def test_wrong_options_are_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    assert sentence in complaint("trainer", "plan", *arguments)

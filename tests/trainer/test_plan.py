@@ -1,0 +1,228 @@
+"""The plan of a trainer's memory is what a tiny trainer then holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GemmaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from peers.engines.model import blank
+from peers.trainer.learning.activations import Pass, activations
+from peers.trainer.learning.learner import Learner
+from peers.trainer.learning.live import LiveMemory
+from peers.trainer.learning.packing import Rows
+from peers.trainer.learning.plan import GB, Machine, Workload, plan, read_model
+from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.scorer import Scorer
+from peers.trainer.learning.sharding import local
+from swarm.errors import UserError
+from swarm.jobs.memory import MemoryPlan
+from swarm.jobs.training import Sharding
+from tests.trainer.ranks_harness import run_ranks
+from tests.trainer.test_learner import random_groups, run_steps, settings
+from tests.trainer.test_stored import uneven
+
+__all__ = ["uneven"]  # a fixture
+
+QWEN_32B: dict[str, Any] = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 152064,
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+"""Shape of Qwen2.5-32B."""
+
+ON_CPU = Machine("cpu")
+WORK = Workload(tokens=64, held=4, reference=True)
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config.json of a 32 B model, without weights."""
+    folder = tmp_path_factory.mktemp("large")
+    (folder / "config.json").write_text(json.dumps(QWEN_32B))
+    return folder
+
+
+def part(found: MemoryPlan, name: str) -> int:
+    """Bytes of a part, in the first phase that has it."""
+    return next(each.bytes for each in found.parts if each.name == name)
+
+
+def size(tensors: Mapping[Any, Tensor]) -> int:
+    return sum(local(value).nbytes for value in tensors.values())
+
+
+def held(learner: Learner) -> dict[str, int]:
+    """Bytes that a learner holds, by the plan's parts."""
+    parameters = dict(learner.model.named_parameters())
+    moments = [
+        value for state in learner.policy.optimiser.state.values() for value in state.values()
+    ]
+    policies = [*learner.past.held.values(), learner.past.reference]
+    return {
+        "weights, fp32": size(parameters),
+        "gradients, fp32": size(
+            {name: value.grad for name, value in parameters.items() if value.grad is not None}
+        ),
+        "optimiser states": size(dict(enumerate(moments))),
+        "past policies and reference": sum(size(dict(weights or {})) for weights in policies),
+        "buffers": size(dict(learner.model.named_buffers())),
+        "copy of the training state": size(learner.policy.state()),
+    }
+
+
+@pytest.mark.parametrize("which", ["base", "uneven"])
+@pytest.mark.parametrize("optimiser", ["adamw", "offloaded", "adamw8bit"])
+def test_a_tiny_trainer_holds_what_was_planned(
+    request: pytest.FixtureRequest, which: str, optimiser: Any
+) -> None:
+    if optimiser == "adamw8bit" and importlib.util.find_spec("torchao") is None:
+        pytest.skip("torchao is not installed")
+    folder: Path = request.getfixturevalue(which)
+    sharding = Sharding(optimiser=optimiser)
+    chosen = dataclasses.replace(settings(kl_coefficient=0.1), sharding=sharding)
+    learner = Learner(folder, chosen)
+    run_steps(learner, range(4))
+    work = dataclasses.replace(WORK, held=chosen.schedule.max_staleness + 2)
+    found = plan(read_model(folder), sharding, ON_CPU, work)
+    assert {name: part(found, name) for name in held(learner)} == held(learner)
+    learner.past._allocate()
+    spare = {name: local(value) for name, value in learner.past._spare.named_parameters()}
+    assert part(found, "spare model, fp32") == size(spare)
+
+
+def test_each_of_two_ranks_holds_what_was_planned(uneven: Path, tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> dict[str, int]:
+        learner = Learner(uneven, settings(kl_coefficient=0.1), ranks=ranks)
+        learner.train_step(random_groups(0, policy=0), 0)
+        return held(learner)
+
+    found = plan(
+        read_model(uneven), Sharding(), Machine("cpu", 2, 2), dataclasses.replace(WORK, held=2)
+    )
+    first, _second = run_ranks(2, tmp_path, work)  # the first has the larger parts
+    assert {name: part(found, name) for name in first} == first
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen2Config(num_hidden_layers=6, num_key_value_heads=2, max_position_embeddings=256),
+        Qwen3Config(num_hidden_layers=2, num_key_value_heads=1, head_dim=24),
+        GemmaConfig(num_hidden_layers=5, num_key_value_heads=4, head_dim=32),
+    ],
+    ids=["qwen2", "qwen3", "gemma"],
+)
+def test_activations_are_what_a_pass_saves(
+    config: PretrainedConfig, checkpointing: bool, tmp_path: Path
+) -> None:
+    config.update(
+        {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4}
+    )
+    config.save_pretrained(tmp_path)
+    tokens = 200
+    model = blank(tmp_path, torch.float32).eval()
+    found = activations(model, Pass(tokens, torch.float32, checkpointing, "cpu"))
+
+    model = blank(tmp_path, torch.float32).eval().to_empty(device="cpu")
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    row = torch.randint(0, 300, (tokens,))
+    order = torch.arange(tokens)
+    rows = Rows(row[None], order[None], row[None] * 0, False, order, row, order, order)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
+    known = [*model.parameters(), *model.buffers(), row, order, *vars(rows).values()]
+    apart = {each.untyped_storage().data_ptr() for each in known if isinstance(each, Tensor)}
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in apart:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with LiveMemory(each for each in known if isinstance(each, Tensor)) as live:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            log_pi, entropy = Scorer(model)(rows, entropy_gradient=True)
+        kept = live.now
+        (log_pi.sum() + entropy.sum()).backward()
+    assert found.kept == pytest.approx(kept, rel=0.1)
+    assert found.training == pytest.approx(live.peak, rel=0.1)
+    if not checkpointing:  # which keeps its own tensors, not those of the hooks
+        assert found.kept == pytest.approx(sum(saved.values()), rel=0.1)
+
+
+def test_32_b_parameters_from_the_config_alone(large: Path) -> None:
+    model = read_model(large)
+    assert model.parameters == 32_763_876_352
+    eight = Machine("cuda", ranks=8, ranks_here=8, device_limit=80 * GB, host_limit=1500 * GB)
+    work = Workload(tokens=1 << 14, held=6, reference=True)
+    sharding = Sharding(mixed_precision=True, activation_checkpointing=True)
+    found = plan(model, sharding, eight, work)
+    share = model.parameters / 8
+    assert part(found, "weights, fp32") == pytest.approx(4 * share, rel=1e-3)
+    assert part(found, "optimiser states") == pytest.approx(8 * share, rel=1e-3)
+    assert part(found, "past policies and reference") == pytest.approx(7 * 2 * share, rel=1e-3)
+    inputs = 64 * work.tokens * 5120 * 2  # of each layer, in bf16
+    assert inputs < part(found, "activations and logits") < 2 * inputs
+    assert found.problem == (
+        f"each of the ranks needs {found.device_bytes / GB:.3g} GB of device memory, "
+        f"{found.device_bytes / GB - 80:.3g} GB more than its 80 GB; "
+        'trainer.optimiser = "adamw8bit" would make it fit'
+    )
+    small = plan(model, Sharding(optimiser="adamw8bit", **_of(sharding)), eight, work)
+    assert small.problem == "" and small.device_bytes < 80 * GB
+    with_16 = dataclasses.replace(eight, ranks=16)
+    assert plan(model, sharding, with_16, work).problem == ""
+
+
+def _of(sharding: Sharding) -> dict[str, Any]:
+    names = ("mixed_precision", "activation_checkpointing")
+    return {name: getattr(sharding, name) for name in names}
+
+
+def test_what_does_not_fit_is_said_with_what_would(large: Path) -> None:
+    model, work = read_model(large), Workload(tokens=1 << 14, held=6, reference=True)
+    plain = Sharding(mixed_precision=True)
+    machine = Machine("cuda", 8, 8, device_limit=80 * GB)
+    assert plan(model, plain, machine, work).problem.endswith(
+        'trainer.activation_checkpointing = true, trainer.optimiser = "adamw8bit" together '
+        "would make it fit"
+    )
+    one = dataclasses.replace(machine, ranks=1, ranks_here=1)
+    assert plan(model, plain, one, work).problem.endswith(
+        "trainer.activation_checkpointing = true, trainer.cpu_offload = true together would make "
+        "it fit"
+    )
+    one = dataclasses.replace(one, host_limit=300 * GB)
+    assert "and 8 ranks would make it fit" in plan(model, plain, one, work).problem
+    host = dataclasses.replace(machine, device_limit=0, host_limit=600 * GB)
+    problem = plan(model, plain, host, work).problem
+    assert problem.startswith("the 8 ranks of a machine need 954 GB of main memory, 354 GB more")
+    assert 'trainer.past_policies = "disk" would make it fit' in problem
+    tiny = dataclasses.replace(machine, device_limit=GB)
+    assert plan(model, plain, tiny, work).problem.endswith("no number of ranks would make it fit")
+    with pytest.raises(UserError, match=r"trainer\.replicas is 3, which does not divide the 8"):
+        plan(model, Sharding(replicas=3), machine, work)

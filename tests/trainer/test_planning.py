@@ -1,0 +1,125 @@
+"""What a trainer plans on the machine that it is started on."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import trio
+
+from peers.trainer import planning
+from peers.trainer.learning import packing
+from peers.trainer.learning.learner import Learner
+from peers.trainer.learning.plan import Workload
+from peers.trainer.learning.ranks import Launch, Ranks
+from peers.trainer.service import TrainerService
+from swarm.errors import UserError
+from swarm.jobs.training import PlanTraining, Sharding
+from tests.trainer.test_learner import close, run_steps, settings, weights_of
+from tests.trainer.test_service import start
+
+
+def test_the_service_plans_before_it_loads(base: Path, tmp_path: Path) -> None:
+    """A folder with a config.json alone is enough; a broken one is a sentence."""
+    (tmp_path / "config.json").write_bytes((base / "config.json").read_bytes())
+    found = trio.run(TrainerService().plan, PlanTraining(start=start(tmp_path)))
+    assert found.parameters == 228_192 and found.problem == ""
+    assert found.host_limit > found.host_bytes > 16 * found.parameters
+    assert found.device_bytes == 0  # a CPU's memory is the host's
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="model_type is None"):
+        trio.run(TrainerService().plan, PlanTraining(start=start(tmp_path)))
+
+
+def test_a_machine_without_the_memory_is_a_sentence(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9999 kB\nMemAvailable:   4000 kB\n")
+    monkeypatch.setattr(planning, "MEMORY_INFORMATION", tmp_path / "meminfo")
+    monkeypatch.setattr(planning, "CONTROL_GROUP", tmp_path)
+    found = trio.run(TrainerService().plan, PlanTraining(start=start(base)))
+    assert found.problem.startswith("the trainer needs ")
+    assert "more than its 504 MB" in found.problem  # 0.5 GB of which this process has already
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 0),
+        ({"meminfo": "MemTotal: 5 kB\n"}, 0),
+        ({"meminfo": "MemAvailable: 5 kB\n"}, 5120),
+        ({"meminfo": "MemAvailable: 5 kB\n", "memory.max": "max", "memory.current": "1"}, 5120),
+        ({"meminfo": "MemAvailable: 5 kB\n", "memory.max": "900", "memory.current": "100"}, 800),
+        ({"meminfo": "MemAvailable: 5 kB\n", "memory.max": "9", "memory.current": "100"}, 0),
+    ],
+)
+def test_available_memory_is_the_least_of_system_and_control_group(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(planning, "MEMORY_INFORMATION", tmp_path / "meminfo")
+    monkeypatch.setattr(planning, "CONTROL_GROUP", tmp_path)
+    assert planning.available_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("run", "sharding", "positions", "world", "tokens"),
+    [
+        ({"max_new_tokens": 8}, {}, 32, 1, 2 * 16 * 32),  # the whole batch
+        ({"max_new_tokens": 8}, {}, 32, 2, 16 * 32),
+        ({"max_new_tokens": 2000}, {}, 1 << 15, 1, packing.PASS_TOKENS_MAX),
+        ({"max_new_tokens": 2000}, {"pass_tokens": 4096}, 1 << 15, 1, 4096),
+        ({"max_new_tokens": 9000}, {"pass_tokens": 4096}, 1 << 15, 1, 9000 + 1024),
+        ({"max_new_tokens": 1 << 18}, {}, 1 << 15, 1, 1 << 15),
+    ],
+)
+def test_a_pass_is_planned_for_the_longest_sequence_or_the_batch(
+    run: dict[str, Any], sharding: dict[str, Any], positions: int, world: int, tokens: int
+) -> None:
+    lessons = start(Path()).lessons
+    sampling = msgspec.structs.replace(lessons.sampling, group_size=16, **run)
+    lessons = msgspec.structs.replace(lessons, sampling=sampling)
+    lessons = msgspec.structs.replace(
+        lessons, optimiser=msgspec.structs.replace(lessons.optimiser, optimiser_steps=1)
+    )
+    found = planning.workload_of(lessons, Sharding(**sharding), positions, world)
+    assert found == Workload(tokens, lessons.schedule.max_staleness + 2, False)
+
+
+def test_ranks_of_several_machines_share_their_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(Launch(3, 16, 3))
+    monkeypatch.setattr(ranks, "max", list)  # no other rank is here
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    found = planning.machine_of(ranks)
+    assert (found.ranks, found.ranks_here, found.device) == (16, 8, "cpu")
+
+
+def test_tf32_is_off_unless_it_is_set(base: Path) -> None:
+    service = TrainerService()
+    try:
+        for tf32 in (True, False):
+            trio.run(service.start, start(base, sharding=Sharding(tf32=tf32)))
+            assert torch.backends.cuda.matmul.allow_tf32 == tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_shorter_passes_teach_the_same(base: Path, flat: bool) -> None:
+    whole, short = (
+        Learner(
+            base,
+            dataclasses.replace(settings(), sharding=Sharding(pass_tokens=tokens), flat=flat),
+        )
+        for tokens in (0, 24)
+    )
+    run_steps(whole, [0, 1])
+    run_steps(short, [0, 1])
+    assert close(weights_of(whole), weights_of(short))
+    batch = packing.first_fit([20, 20, 4], 24)
+    assert batch == [[0, 2], [1]]
