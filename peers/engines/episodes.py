@@ -5,7 +5,7 @@ Each episode goes on by itself: its next turn is submitted as soon as the enviro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -19,6 +19,9 @@ from peers.environments.episodes import EpisodeLimits, environment_tokens
 from swarm.messages import Sampling
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.world.progress import checkpoint
+
+OnEnd = Callable[[int, Rollout, Tensor, Tensor], None]
+"""(row, rollout, hidden, prompt_hidden), as in `Episodes`."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,12 @@ class _Row:
         if self.prompt_hidden is None:
             self.prompt_hidden = piece.prompt_hidden
 
+    def ended(self) -> tuple[Rollout, Tensor, Tensor]:
+        """The rollout, its hidden states, and the rows before them."""
+        assert self.prompt_hidden is not None
+        hidden = torch.cat(self.hidden) if len(self.hidden) > 1 else self.hidden[0]
+        return Rollout(tuple(self.segments)), hidden, self.prompt_hidden
+
 
 def play(
     engine: Engine,
@@ -84,11 +93,13 @@ def play(
     rows: Sequence[int],
     noise_key: tuple[int, int] | None,
     sampling: Sampling,
+    on_end: OnEnd | None = None,
 ) -> Episodes:
     """Play one episode per task on an engine with no other requests.
 
-    `rows` and `noise_key` as in `Request`. Raises `ValueError` as `Engine.submit` does, and
-    `UserError` for an environment whose code fails; the engine then holds no request.
+    `rows` and `noise_key` as in `Request`. `on_end` hears of each episode as soon as it is over.
+    Raises `ValueError` as `Engine.submit` does, and `UserError` for an environment whose code
+    fails; the engine then holds no request.
     """
     limits = EpisodeLimits(
         sampling.stop_ids, sampling.max_new_tokens, engine.capabilities.length_max
@@ -119,6 +130,8 @@ def play(
                 )
                 if answer is None:
                     engine.cancel(piece.id)  # releases its cache
+                    if on_end is not None:
+                        on_end(row.row, *row.ended())
                 else:
                     row.segments.append(Segment("environment", answer))
                     ask(row)
@@ -127,8 +140,9 @@ def play(
             if row.last is not None:
                 engine.cancel(row.last)
         raise
+    ended = [row.ended() for row in played]
     return Episodes(
-        rollouts=[Rollout(tuple(row.segments)) for row in played],
-        hidden=[torch.cat(row.hidden) if len(row.hidden) > 1 else row.hidden[0] for row in played],
-        prompt_hidden=[row.prompt_hidden for row in played if row.prompt_hidden is not None],
+        rollouts=[rollout for rollout, _, _ in ended],
+        hidden=[hidden for _, hidden, _ in ended],
+        prompt_hidden=[before for _, _, before in ended],
     )

@@ -13,11 +13,12 @@ import torch
 
 from peers.engines.device import use_hardware
 from peers.engines.engine import Engine
-from peers.engines.episodes import Episodes, play
+from peers.engines.episodes import play
 from peers.engines.model import read_weights
 from peers.engines.registry import check_engine, make_engine
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments
+from peers.inference.finished import FinishedRollouts
 from peers.proofs import toploc
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import (
@@ -92,43 +93,46 @@ class EngineService:
         drawn = self._environments.tasks(order.environments, seed, order.groups, order.step)
         rows = range(order.rows())
         row_groups = [drawn[row // sampling.group_size] for row in rows]
+        path = Path(job.path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        finished = FinishedRollouts(path, order)
+        left = [row for row in rows if row not in finished.rollouts]
         started = time.perf_counter()
-        played = play(
+        play(
             self._engine,
             renderer,
-            [(each.environment, each.task) for each in row_groups],
-            rows,
+            [(row_groups[row].environment, row_groups[row].task) for row in left],
+            left,
             seeds.noise_key(seed),
             sampling,
+            finished.add,
         )
+        finished.complete()
         generated = time.perf_counter()
-        proofs = _proofs(played)
-        proven = time.perf_counter()
         rollouts = Rollouts.from_rows(
             [
                 Row(
                     group=row // sampling.group_size,
                     sample=row % sampling.group_size,
                     environment=row_groups[row].index,
-                    rollout=played.rollouts[row],
-                    proof=proofs[row],
+                    rollout=finished.rollouts[row],
+                    proof=finished.proofs[row],
                 )
                 for row in rows
             ]
         )
-        path = Path(job.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         digest, size_bytes = write(path, rollouts, self._header(order))
-        finished = sum(each.segments[-1].finish == "stop" for each in played.rollouts)
+        finished.forget()
+        ended = sum(each.segments[-1].finish == "stop" for each in finished.rollouts.values())
         return Generated(
             digest=digest,
             size_bytes=size_bytes,
             tokens=len(rollouts.log_probabilities),
             groups=order.groups,
-            finished_share=finished / len(rows),
-            seconds_generate=generated - started,
-            seconds_proofs=proven - generated,
-            seconds_write=time.perf_counter() - proven,
+            finished_share=ended / len(rows),
+            seconds_generate=generated - started - finished.seconds_proofs,
+            seconds_proofs=finished.seconds_proofs,
+            seconds_write=time.perf_counter() - generated,
         )
 
     def _header(self, order: SubmissionOrder) -> Header:
@@ -156,16 +160,6 @@ class EngineService:
 
 
 _SERVICE: type[InferenceService] = EngineService
-
-
-def _proofs(made: Episodes) -> list[bytes]:
-    """Each rollout's concatenated proofs."""
-    chunks = [
-        toploc.chunk_rows(before, hidden)
-        for before, hidden in zip(made.prompt_hidden, made.hidden, strict=True)
-    ]
-    proofs = iter(toploc.build([chunk for row in chunks for chunk in row]))
-    return [b"".join(next(proofs) for _ in row) for row in chunks]
 
 
 def _warm_up() -> None:

@@ -41,9 +41,9 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
 class Generate(Job, frozen=True, kw_only=True):
     """Generate one submission with its proofs and write it durably to `path`."""
 
-    patience_seconds: ClassVar[float] = 3600.0
-    """The native engine reports each decoding step, but an engine of another package may report
-    nothing until the whole submission is done."""
+    patience_seconds: ClassVar[float] = 600.0
+    """Every step of an engine reports progress; the first one may compile kernels. An engine that
+    hangs is killed after this time and started again, and the finished rollouts are kept."""
 
     order: SubmissionOrder
     path: str

@@ -155,7 +155,13 @@ class VllmEngine:
     def step(self) -> list[Piece]:
         if not self._live:
             return []
-        ended = [output for output in self._llm.step() if output.finished]
+        try:
+            outputs = self._llm.step()
+        except Exception as error:
+            # vLLM's state, or a GPU's, is unknown now: only a new process is sound. It generates
+            # what is unfinished; this process's last line is shown.
+            raise SystemExit(f"vLLM failed: {type(error).__name__}: {error}") from error
+        ended = [output for output in outputs if output.finished]
         tokens = {int(output.request_id): list(output.outputs[0].token_ids) for output in ended}
         tokens = {serial: made for serial, made in tokens.items() if serial in self._by_serial}
         if not tokens:

@@ -1,0 +1,112 @@
+"""The finished rollouts of a submission that is being generated, kept for a restarted child.
+
+An engine's process may die in the middle of a submission. The file beside the submission's path
+keeps what was finished by then, with its proofs, so the next child generates only the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import blake3
+import msgspec
+from torch import Tensor
+
+from peers.proofs import toploc
+from swarm.errors import DECODE_ERRORS
+from swarm.jobs import SubmissionOrder
+from swarm.rollouts.rollout import Rollout
+
+WRITE_SECONDS = 1.0
+"""Shortest time between two writes, so a submission that takes less is never written twice."""
+
+SUFFIX = ".finished"
+
+
+class _Row(msgspec.Struct, array_like=True):
+    row: int
+    rollout: Rollout
+    proof: bytes
+
+
+class FinishedRollouts:
+    """Rollouts and their proofs by row of the submission."""
+
+    def __init__(self, submission: Path, order: SubmissionOrder) -> None:
+        """Read what an earlier child finished of the same order; forget any other order's."""
+        self._path = submission.with_name(submission.name + SUFFIX)
+        self._key = blake3.blake3(msgspec.msgpack.encode(order)).digest()
+        self.rollouts: dict[int, Rollout] = {}
+        self.proofs: dict[int, bytes] = {}
+        self.seconds_proofs = 0.0
+        self._unproven: list[tuple[int, Tensor, Tensor]] = []
+        self._written_at = time.monotonic()
+        self._begun = False
+        """Whether the file exists and is this order's."""
+        for other in submission.parent.glob(f"*{SUFFIX}"):
+            if other != self._path:
+                other.unlink()  # its order was given up
+        for each in self._read():
+            self.rollouts[each.row], self.proofs[each.row] = each.rollout, each.proof
+
+    def add(self, row: int, rollout: Rollout, hidden: Tensor, prompt_hidden: Tensor) -> None:
+        """Add a finished rollout and its hidden states (`peers.engines.engine.Piece`)."""
+        self.rollouts[row] = rollout
+        self._unproven.append((row, hidden, prompt_hidden))
+        if time.monotonic() - self._written_at >= WRITE_SECONDS:
+            self._write([self._packed(each) for each in self._prove()])
+            self._written_at = time.monotonic()
+
+    def complete(self) -> None:
+        """Build the proofs that are missing; call it once all rollouts are finished."""
+        self._prove()
+
+    def forget(self) -> None:
+        """Remove the file; call it once the submission is written."""
+        self._path.unlink(missing_ok=True)
+
+    def _prove(self) -> list[int]:
+        """Build the proofs of the rollouts added last; returns their rows."""
+        started = time.perf_counter()
+        rows = [row for row, _, _ in self._unproven]
+        chunks = [toploc.chunk_rows(before, hidden) for _, hidden, before in self._unproven]
+        proofs = iter(toploc.build([chunk for row in chunks for chunk in row]))
+        for row, own in zip(rows, chunks, strict=True):
+            self.proofs[row] = b"".join(next(proofs) for _ in own)
+        self._unproven.clear()
+        self.seconds_proofs += time.perf_counter() - started
+        return rows
+
+    def _packed(self, row: int) -> bytes:
+        return msgspec.msgpack.encode(_Row(row, self.rollouts[row], self.proofs[row]))
+
+    def _write(self, bodies: list[bytes]) -> None:
+        """Append rows, each after its length. Not durable: it need only outlive this process."""
+        with self._path.open("ab" if self._begun else "wb") as file:
+            if not self._begun:
+                file.write(self._key)
+            file.write(b"".join(len(body).to_bytes(4, "big") + body for body in bodies))
+        self._begun = True
+
+    def _read(self) -> Iterator[_Row]:
+        """The file's rows, up to one that was cut off, which is removed."""
+        try:
+            raw = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        if not raw.startswith(self._key):
+            return
+        at = len(self._key)
+        while at + 4 <= len(raw):
+            end = at + 4 + int.from_bytes(raw[at : at + 4], "big")
+            try:
+                row = msgspec.msgpack.decode(raw[at + 4 : end], type=_Row)
+            except DECODE_ERRORS:
+                break
+            at = end
+            yield row
+        with self._path.open("r+b") as file:
+            file.truncate(at)
+        self._begun = True
