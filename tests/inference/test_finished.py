@@ -56,7 +56,7 @@ def test_a_restarted_child_generates_only_the_rest(
         async with LocalCompute(events=events).child(
             "tests.inference.failing_service:FailingEngineService", setup, name="engine"
         ) as child:
-            service = client(InferenceService, child)
+            service = client(InferenceService, child)  # type: ignore[type-abstract]
             await service.load(load)
             made.append(await service.generate(job))
 
