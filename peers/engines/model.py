@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,31 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{path} is no safetensors file ({error})") from error
     return fuse_experts(weights)
+
+
+class StoredTensors:
+    """Some tensors of a model folder, by their published names, read one at a time."""
+
+    def __init__(self, folder: Path, wanted: Callable[[str], bool]) -> None:
+        """Read the files' headers; raises `UserError`."""
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._files: dict[str, Any] = {}
+        for path in weight_files(folder):
+            try:
+                file: Any = safetensors.safe_open(path, framework="pt")
+                for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                    if wanted(name):
+                        self._files[name] = file
+                        self.shapes[name] = tuple(file.get_slice(name).get_shape())
+            except (safetensors.SafetensorError, OSError) as error:
+                raise UserError(f"{path} is no safetensors file ({error})") from error
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, file in self._files.items():
+            yield name, file.get_tensor(name)
 
 
 def load(folder: Path, dtype: torch.dtype | None = None) -> Any:

@@ -11,6 +11,7 @@ from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Engine
 from peers.engines.installed import NATIVE
 from peers.engines.native import NativeEngine
+from peers.engines.pipeline.start import pipeline_engine
 from peers.engines.vllm.engine import vllm_engine
 from swarm.errors import UserError
 from swarm.jobs import Hardware
@@ -42,8 +43,10 @@ def check_engine(name: str) -> None:
     raise UserError(f"engine {name!r} is unknown; there are: {', '.join(known)}")
 
 
-def native_engine(folder: Path, policy: int, hardware: Hardware) -> NativeEngine:
+def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
     """An `EngineFactory`."""
+    if hardware.devices or hardware.stages:
+        return pipeline_engine(folder, policy, hardware)
     device = find_device(hardware.device)
     return NativeEngine(folder, device, find_dtype(hardware.dtype, device), policy)
 

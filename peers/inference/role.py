@@ -56,6 +56,17 @@ class InferenceSettings(ComputeSettings):
     cuda_graphs: bool = False
     """vLLM: decode with CUDA graphs instead of eagerly."""
 
+    devices: list[str] = pydantic.Field(default=[])
+    """native: devices of this machine that share the layers of a model too large for one, for
+    example `["cuda:0", "cuda:1"]`."""
+    stages: list[str] = pydantic.Field(default=[])
+    """native: addresses of `swarm engine stage` processes that share the layers, in order, for
+    example `["127.0.0.1:7001", "127.0.0.1:7002"]`."""
+    stage_layers: list[int] = pydantic.Field(default=[])
+    """native: layers of each of `devices` or `stages`. Empty: equal numbers."""
+    stage_secret: str = ""
+    """native: file with the secret of the `stages`."""
+
     @property
     def hardware(self) -> Hardware:
         names = Hardware.__struct_fields__

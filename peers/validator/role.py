@@ -32,6 +32,7 @@ from peers.validator.verdicts import VERDICTS_RECOVERED_MAX, Verdicts
 from swarm.envelope import Envelope
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
+from swarm.jobs import Hardware
 from swarm.jobs.validation import PrefillService, PrefillSetup
 from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
@@ -61,6 +62,21 @@ class ValidatorSettings(ComputeSettings):
     lanes: int = pydantic.Field(default=2, ge=1, le=64)
     """Submissions judged at a time. Each lane has a process that reads files and grades; all share
     the one that recomputes. A worker occupies one lane at most."""
+    devices: list[str] = pydantic.Field(default=[])
+    """Devices of this machine that share the layers of a model too large for one, for example
+    `["cuda:0", "cuda:1"]`."""
+    stage_layers: list[int] = pydantic.Field(default=[])
+    """Layers of each of `devices`. Empty: equal numbers."""
+
+    @property
+    def hardware(self) -> Hardware:
+        return Hardware(
+            device=self.device,
+            dtype=self.dtype,
+            threads=self.threads,
+            devices=self.devices,
+            stage_layers=self.stage_layers,
+        )
 
 
 class ValidatorRole:

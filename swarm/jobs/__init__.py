@@ -34,6 +34,14 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     cuda_graphs: bool = False
+    devices: list[str] = []
+    """Devices that share the layers; empty: one device holds the model."""
+    stages: list[str] = []
+    """Addresses of the processes that share the layers; empty: this process holds the model."""
+    stage_layers: list[int] = []
+    """Layers of each device or stage; empty: equal numbers."""
+    stage_secret: str = ""
+    """Path of the secret that the stages know."""
 
 
 class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):

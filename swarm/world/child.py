@@ -70,7 +70,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def _limit_memory(limit_bytes: int) -> None:
+def limit_memory(limit_bytes: int) -> None:
     """Limit private writable memory to the present amount plus `limit_bytes`.
 
     RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space and map files far beyond what they
@@ -217,7 +217,7 @@ def _make(assignment: Assignment) -> Any:
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if assignment.memory_limit_bytes is not None:
-        _limit_memory(assignment.memory_limit_bytes)
+        limit_memory(assignment.memory_limit_bytes)
     kind = setup_type(service_class)
     if kind is None:
         return service_class()
