@@ -8,7 +8,7 @@ from torch import Tensor
 
 from peers.engines.layers import rms_norm
 from peers.engines.logits import adjust_logits
-from peers.engines.weights import Weights
+from peers.engines.weights import Weights, fast_layout
 
 
 class Ends:
@@ -20,7 +20,7 @@ class Ends:
         size = (model.vocabulary_size, model.hidden_size)
         self._embedding = weights.take("model.embed_tokens.weight", *size)
         head = self._embedding if model.tied else weights.take("lm_head.weight", *size)
-        self._head = head.float()
+        self._head = fast_layout(head.float())
         self._norm = weights.norm("model.norm.weight", model.hidden_size)
         self._scale = model.embedding_scale
         if model.rounds_embedding_scale:

@@ -13,7 +13,7 @@ from peers.engines.attention import LayerAttention
 from peers.engines.families import Architecture
 from peers.engines.feedforward import Dense, Mixture
 from peers.engines.rotary import Rotary, turn
-from peers.engines.weights import Weights
+from peers.engines.weights import Weights, fast_layout
 
 Attention = Callable[[LayerAttention, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B, H, S, D], keys and values [B, H_kv, S, D]) → [B, H, S, D]."""
@@ -141,13 +141,15 @@ def _read_layer(weights: Weights, index: int) -> _Layer:
     before_mlp = "pre_feedforward_layernorm" if model.outer_norms else "post_attention_layernorm"
     return _Layer(
         input_norm=weights.norm(f"{at}input_layernorm.weight", hidden),
-        qkv=torch.cat(
-            [weights.take(f"{projection[n]}.weight", size, hidden) for n, size in sizes.items()]
+        qkv=fast_layout(
+            torch.cat(
+                [weights.take(f"{projection[n]}.weight", size, hidden) for n, size in sizes.items()]
+            )
         ),
         qkv_bias=bias({projection[n]: size for n, size in sizes.items()}, model.query_bias),
         query_norm=norm("self_attn.q_norm", model.head_size, model.head_norms),
         key_norm=norm("self_attn.k_norm", model.head_size, model.head_norms),
-        output=weights.take(f"{at}self_attn.o_proj.weight", hidden, sizes["q"]),
+        output=fast_layout(weights.take(f"{at}self_attn.o_proj.weight", hidden, sizes["q"])),
         output_bias=bias({f"{at}self_attn.o_proj": hidden}, model.output_bias),
         outer_attention_norm=norm("post_attention_layernorm", hidden, model.outer_norms),
         mlp_norm=weights.norm(f"{at}{before_mlp}.weight", hidden),

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from benchmarks import engine
+
+
+def test_engines_see_the_same_requests_and_every_figure_has_its_spread(
+    capsys: Any, monkeypatch: Any
+) -> None:
+    arguments = "--sizes 0.23 --batches 2 --rounds 2 --waves 1 --prompt 3 --limit 6"
+    wide = "--wide 128 --wide-layers 1 --vocabulary 64"
+    monkeypatch.setattr(sys, "argv", ["engine", *arguments.split(), *wide.split()])
+    engine.main()
+    report = json.loads(capsys.readouterr().out)
+    figures = report["0.23M"]["2"]["log_uniform"]
+    assert figures["requests"] == 8 and 8 <= figures["tokens"] <= 48
+    for name in ("native_tokens_per_second", "hf_tokens_per_second", "native_over_hf"):
+        assert 0 < figures[f"{name}_least"] <= figures[name] <= figures[f"{name}_most"]
+    assert report["0.23M"]["2"]["equal"]["tokens"] == 8 * engine.EQUAL
+    assert report["overhead"]["noise_share"] > 0 and report["overhead"]["proofs_share"] > 0
