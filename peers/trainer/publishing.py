@@ -43,6 +43,10 @@ class Publisher:
         if entry.lineage == self.progress.lineage:
             self._logged.add(entry.step)
 
+    def is_logged(self, step: int) -> bool:
+        """Whether the log lists a policy of this lineage as published."""
+        return step in self._logged
+
     def forget_lineage(self) -> None:
         """Begin a lineage in which no policy is published yet."""
         self.published.clear()

@@ -271,7 +271,7 @@ class TrainerRole:
         await self._accepted.settle_batches(consumed)
         if not self._orders.opened:
             await self._accepted.load()
-        if not self._publisher.published:  # it crashed before its first policy was published
+        if not self._publisher.is_logged(step):  # it crashed before that
             await self._publisher.publish(child, step, reward=before.reward if before else 0.0)
         why = await self._repeat(child, batches)
         if why:
@@ -302,15 +302,19 @@ class TrainerRole:
                 why = f"step {step} cannot be repeated: {result.unreadable[0].reason}"
                 break
             times.trained = self._node.world.now()
-            if step + 1 not in self._publisher.published:
+            if step + 1 > newest:
                 await self._hand_over(child, step, _Trained(taken, result.figures, batch), times)
                 continue
             self._progress.advance(step + 1)
             self._accepted.trained(step)
-            if not await child.matches(self._publisher.folders()[step + 1]):
+            published = self._publisher.folders().get(step + 1)
+            if published is not None and not await child.matches(published):
                 why = f"step {step} was repeated and gave another policy than the published one"
                 break
             self._events.emit("trainer.step_repeated", step=step)
+            if not self._publisher.is_logged(step + 1):
+                await self._outcomes.consumed(batch.consumed)
+                await self._publisher.publish(child, step + 1, reward=batch.reward)
         settled = newest <= self._progress.step and not why.endswith("published one")
         await self._accepted.give_back(logged=self._outcomes.settled)
         return "" if settled else why or f"policy {newest} is newer than all that is recorded"
@@ -436,6 +440,7 @@ class TrainerRole:
             )
         if not alarms or self._settings.alarm_action == "report":
             return
+        await self._publishing.idle()
         why = f"step {step}: {'; '.join(alarm.sentence for alarm in alarms)}"
         if self._settings.alarm_action == "rollback":
             good = [state for state in self._states.all() if state.step <= step + 1 - RECENT_STEPS]

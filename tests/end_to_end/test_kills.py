@@ -102,7 +102,7 @@ def test_the_trainer_dies_at_every_moment_of_a_step(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
     async def main() -> None:
-        steps = 2 * len(MOMENTS) + 2
+        steps = 4 * len(MOMENTS) + 2  # a life may take further steps while one is published
         async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
             await peers.start()
             trainer = peers["trainer"]
