@@ -220,9 +220,10 @@ def _group_digests(rollouts: Rollouts, group_size: int) -> list[bytes]:
     digests = []
     for first in range(0, len(rollouts), group_size):
         hasher = blake3.blake3()
-        prompt = rollouts.prompt(first)
-        rows = range(first, first + group_size)
-        for part in [prompt, *(rollouts.rollout(row).tokens[len(prompt) :] for row in rows)]:
-            hasher.update(np.array([len(part), *part], "<i4").tobytes())
+        prompt = len(rollouts.prompt(first))
+        rows = [rollouts.row_tokens(row) for row in range(first, first + group_size)]
+        for part in [rows[0][:prompt], *(tokens[prompt:] for tokens in rows)]:
+            hasher.update(np.array([len(part)], "<i4").tobytes())
+            hasher.update(part.astype("<i4").tobytes())
         digests.append(hasher.digest())
     return digests

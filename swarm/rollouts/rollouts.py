@@ -129,6 +129,10 @@ class Rollouts:
         """The segments of one row."""
         return Rollout(tuple(self._segments(index)))
 
+    def row_tokens(self, index: int) -> Integers:
+        """All token ids of one row, in order."""
+        return _part(self.tokens, self.token_offsets, index)
+
     def proof(self, index: int) -> bytes:
         """One row's concatenated proofs."""
         return _part(self.proofs, self.proof_offsets, index).tobytes()

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from peers.environments import Environment, Renderer, Task, probe_hash
 from peers.environments.base import Split
@@ -242,6 +243,12 @@ def test_equal_groups_have_equal_digests_whoever_made_them(stage: Stage) -> None
     header, rollouts = stage.generate()
     found = stage.inspect(header, rollouts)
     assert stage.inspect(header, rollouts).group_digests == found.group_digests
+    hasher = blake3()
+    prompt = rollouts.prompt(0)
+    rows = [rollouts.rollout(row).tokens[len(prompt) :] for row in range(4)]
+    for part in (prompt, *rows):
+        hasher.update(np.array([len(part), *part], "<i4").tobytes())
+    assert found.group_digests[0] == hasher.digest()
 
     def one_token(lists: Lists) -> None:
         tokens = next(row for row in lists["completions"][:4] if len(row) > 1)

@@ -241,16 +241,17 @@ class Turns(Check[Inspection]):
     proven = True
 
     def examine(self, evidence: Inspection) -> Finding:
-        wrong = [row for row in range(len(evidence.rollouts)) if not self._replays(evidence, row)]
+        counts = evidence.rollouts.segment_counts().tolist()
+        wrong = [row for row, count in enumerate(counts) if not self._replays(evidence, row, count)]
         detail = ""
         if wrong:
             detail = f"row {wrong[0]} differs from the environment's answer"
         return at_most(len(wrong), 0, detail)
 
-    def _replays(self, evidence: Inspection, row: int) -> bool:
+    def _replays(self, evidence: Inspection, row: int, length: int) -> bool:
         drawn = evidence.groups[row // evidence.group_size]
         if multi_turn(drawn.environment) is None:
-            return int(evidence.rollouts.segment_counts()[row]) == 2
+            return length == 2
         segments = evidence.rollouts.rollout(row).segments
         for count in range(2, len(segments) + 1, 2):
             checkpoint()
