@@ -223,7 +223,7 @@ def test_cancel(tied: VllmEngine, policies: dict[str, Path]) -> None:
     expected = generate(tied, workload())
     for request in workload():
         tied.submit(request)
-    with pytest.raises(ValueError, match="request 3 is already being generated"):
+    with pytest.raises(ValueError, match="request 3 is already in use"):
         tied.submit(workload()[3])
     tied.step()
     gone = {1, 6}

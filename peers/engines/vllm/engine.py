@@ -127,7 +127,7 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         if request.id in self._live:
-            raise ValueError(f"request {request.id} is already being generated")
+            raise ValueError(f"request {request.id} is already in use")
         self._check_request(request)
         live = _Live(request, next(self._serials), [])
         # Temperature 0: vLLM takes the largest of what `SeededSampling` returns.

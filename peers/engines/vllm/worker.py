@@ -130,8 +130,8 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]
         """
         for index, first in enumerate(computed):
             record = self._rows.get(index)
-            if record is None or first >= record.prompt_length - 1:
-                continue
+            if record is None or record.output or first >= record.prompt_length - 1:
+                continue  # once a token is sampled, a proof binds the states it has seen
             count = min(starts[index + 1] - starts[index], record.prompt_length - 1 - first)
             rows = hidden[starts[index] : starts[index] + count].to("cpu", torch.bfloat16)
             if record.prompt_hidden is not None and first > 0:
