@@ -15,6 +15,7 @@ from torch import Tensor
 from peers.engines.config import read_supported_config
 from peers.engines.ends import Ends
 from peers.engines.families import Architecture, describe
+from peers.engines.fitting import check_shapes
 from peers.engines.layers import Attention, Layers, attentions
 from peers.engines.model import read_weights
 from peers.engines.rotary import make_rotary
@@ -54,6 +55,8 @@ class Decoder:
         Raises `UserError` when they do not fit, and then keeps the old weights.
         """
         check_same(self.model, describe(read_supported_config(folder)), folder)
+        check_shapes(self.model, folder)
+        del self._ends, self._layers  # a device need not hold both policies
         self._assign(folder)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -67,7 +70,7 @@ class Decoder:
         return self._ends.finish(self._layers(stream, positions, attention))
 
     def _assign(self, folder: Path) -> None:
-        """Use the weights in a folder; nothing changes when one is missing or does not fit."""
+        """Use the weights in a folder; raises `UserError` for one that is missing or misfits."""
         weights = Weights(self.model, read_weights(folder), str(folder), self.device, self._dtype)
         ends = Ends(weights)
         rotary = make_rotary(self.model, self._config, self.device, ends.dtype)

@@ -45,7 +45,8 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
 def available_bytes(device: torch.device) -> int:
     """Memory of a device that is free now."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept  # torch keeps what was freed
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, amount = line.partition(":")
         if name == "MemAvailable":

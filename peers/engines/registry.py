@@ -9,6 +9,7 @@ from pathlib import Path
 
 from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Engine
+from peers.engines.fitting import check_fits
 from peers.engines.installed import NATIVE
 from peers.engines.native import NativeEngine
 from peers.engines.pipeline.start import pipeline_engine
@@ -48,7 +49,9 @@ def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
     if hardware.devices or hardware.stages:
         return pipeline_engine(folder, policy, hardware)
     device = find_device(hardware.device)
-    return NativeEngine(folder, device, find_dtype(hardware.dtype, device), policy)
+    dtype = find_dtype(hardware.dtype, device)
+    check_fits(folder, device, dtype)
+    return NativeEngine(folder, device, dtype, policy)
 
 
 def make_engine(

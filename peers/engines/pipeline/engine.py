@@ -18,9 +18,8 @@ from peers.engines.config import read_supported_config
 from peers.engines.decoder import check_same
 from peers.engines.ends import Ends
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
-from peers.engines.experts import fuse_experts
 from peers.engines.families import describe
-from peers.engines.layers import Layers
+from peers.engines.fitting import check_shapes
 from peers.engines.model import StoredTensors
 from peers.engines.pipeline.stage import Stage, Work, split_layers
 from peers.engines.sampling import gumbel_noise, sample
@@ -183,7 +182,7 @@ class PipelineEngine:
     def _load(self, folder: Path, policy: int) -> None:
         """Load a policy everywhere, after checking that all of it fits."""
         config = read_supported_config(folder)
-        self._check_shapes(folder)
+        check_shapes(self._model, folder)
         ends = StoredTensors(folder, lambda name: not name.startswith("model.layers."))
         self._ends = Ends(Weights(self._model, dict(ends), str(folder), self._device, self._dtype))
         for stage, span in zip(self._stages, self._spans, strict=True):
@@ -191,15 +190,6 @@ class PipelineEngine:
             tensors = StoredTensors(folder, _begins(own))
             stage.load(config, span, self._dtype, tensors)
         self._policy = policy
-
-    def _check_shapes(self, folder: Path) -> None:
-        shapes = StoredTensors(folder, lambda name: True).shapes
-        meta = torch.device("meta")
-        empty = {name: torch.empty(shape, device=meta) for name, shape in shapes.items()}
-        weights = Weights(self._model, fuse_experts(empty), str(folder), meta, None)
-        Ends(weights)
-        Layers(weights, range(len(self._model.layers)), {})
-        weights.check_all_taken()
 
     # --- generating --------------------------------------------------------------------------
 
