@@ -55,6 +55,7 @@ def workload_of(lessons: Lessons, sharding: Sharding, positions: int, world: int
     most = sharding.pass_tokens or packing.PASS_TOKENS_MAX
     return Workload(
         tokens=max(longest, min(most, mine * longest)),
+        longest=longest,
         held=lessons.schedule.max_staleness + 2,
         reference=bool(lessons.objective.kl_coefficient),
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ QWEN_32B: dict[str, Any] = {
 """Shape of Qwen2.5-32B."""
 
 ON_CPU = Machine("cpu")
-WORK = Workload(tokens=64, held=4, reference=True)
+WORK = Workload(tokens=64, longest=64, held=4, reference=True)
 
 
 @pytest.fixture(scope="session")
@@ -178,7 +179,7 @@ def test_32_b_parameters_from_the_config_alone(large: Path) -> None:
     model = read_model(large)
     assert model.parameters == 32_763_876_352
     eight = Machine("cuda", ranks=8, ranks_here=8, device_limit=80 * GB, host_limit=1500 * GB)
-    work = Workload(tokens=1 << 14, held=6, reference=True)
+    work = Workload(tokens=1 << 14, longest=1 << 14, held=6, reference=True)
     sharding = Sharding(mixed_precision=True, activation_checkpointing=True)
     found = plan(model, sharding, eight, work)
     share = model.parameters / 8
@@ -204,7 +205,10 @@ def _of(sharding: Sharding) -> dict[str, Any]:
 
 
 def test_what_does_not_fit_is_said_with_what_would(large: Path) -> None:
-    model, work = read_model(large), Workload(tokens=1 << 14, held=6, reference=True)
+    model, work = (
+        read_model(large),
+        Workload(tokens=1 << 14, longest=1 << 14, held=6, reference=True),
+    )
     plain = Sharding(mixed_precision=True)
     machine = Machine("cuda", 8, 8, device_limit=80 * GB)
     assert plan(model, plain, machine, work).problem.endswith(
@@ -220,9 +224,21 @@ def test_what_does_not_fit_is_said_with_what_would(large: Path) -> None:
     assert "and 8 ranks would make it fit" in plan(model, plain, one, work).problem
     host = dataclasses.replace(machine, device_limit=0, host_limit=600 * GB)
     problem = plan(model, plain, host, work).problem
-    assert problem.startswith("the 8 ranks of a machine need 954 GB of main memory, 354 GB more")
+    assert problem.startswith("the 8 ranks of a machine need 941 GB of main memory, 341 GB more")
     assert 'trainer.past_policies = "disk" would make it fit' in problem
     tiny = dataclasses.replace(machine, device_limit=GB)
     assert plan(model, plain, tiny, work).problem.endswith("no number of ranks would make it fit")
     with pytest.raises(UserError, match=r"trainer\.replicas is 3, which does not divide the 8"):
         plan(model, Sharding(replicas=3), machine, work)
+
+
+def test_shorter_passes_are_advised_where_sequences_allow_them(large: Path) -> None:
+    model, work = read_model(large), Workload(1 << 15, longest=1 << 12, held=6, reference=True)
+    sharding = Sharding(mixed_precision=True, activation_checkpointing=True, optimiser="adamw8bit")
+    machine = Machine("cuda", 8, 8, device_limit=80 * GB)
+    found = plan(model, sharding, machine, work)
+    assert found.tokens == 1 << 15
+    assert found.problem.endswith("; trainer.pass_tokens = 4096 would make it fit")
+    shorter = msgspec.structs.replace(sharding, pass_tokens=4096)
+    found = plan(model, shorter, machine, work)
+    assert (found.tokens, found.problem) == (4096, "")

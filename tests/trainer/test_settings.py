@@ -25,6 +25,11 @@ def settings(**table: Any) -> TrainerSettings:
         ({"model": "x", "alarm_action": "cry"}, "alarm_action is 'cry': in"),
         ({"model": "x", "replicas": 0}, "replicas is 0"),
         ({"model": "x", "dtype": "int8"}, "dtype is 'int8'"),
+        ({"model": "x", "optimiser": "sgd"}, "optimiser is 'sgd': input should be 'adamw', 'adamw"),
+        ({"model": "x", "past_policies": "gpu"}, "past_policies is 'gpu': input should be 'memory"),
+        ({"model": "x", "pass_tokens": -1}, "pass_tokens is -1"),
+        ({"model": "x", "memory_check": "no"}, "memory_check is 'no': input should be 'refuse' or"),
+        ({"model": "x", "tf32": "yes"}, "tf32 is 'yes': input should be a valid boolean"),
         ({"model": "x", "threads": 0}, "threads is 0"),
         (
             {"model": "x", "mirrors": ["https://a.b", "ftp://c"]},
@@ -45,3 +50,12 @@ def test_defaults() -> None:
     assert found.limits == Limits()
     assert found.sharding == Sharding()
     assert found.hardware == Hardware()
+
+
+def test_settings_of_the_memory_reach_the_learner() -> None:
+    found = settings(
+        model="base", optimiser="offloaded", past_policies="disk", pass_tokens=4096, tf32=True
+    )
+    assert found.sharding == Sharding(
+        optimiser="offloaded", past_policies="disk", pass_tokens=4096, tf32=True
+    )

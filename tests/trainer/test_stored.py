@@ -15,8 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from peers.engines.model import blank, read_weights
 from peers.engines.model import load as load_model
 from peers.trainer.learning.learner import Learner
+from peers.trainer.learning.live import LiveMemory
 from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.sharding import whole
+from peers.trainer.learning.sharding import local, whole
 from peers.trainer.learning.stored import StoredPart, StoredWeights
 from swarm.errors import UserError
 from tests.trainer.ranks_harness import run_ranks
@@ -147,3 +148,20 @@ def test_weights_that_do_not_fit_their_config_are_a_sentence(uneven: Path, tmp_p
     (tmp_path / "policy" / "model.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(UserError, match="is no safetensors file"):
         Learner(tmp_path / "policy", SETTINGS)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_start_never_holds_more_than_a_ranks_part(
+    uneven: Path, tmp_path: Path, world: int
+) -> None:
+    """Weights and spare model in fp32, policy 0 in bf16, and one tensor on its way."""
+
+    def work(ranks: Ranks) -> tuple[int, int]:
+        with LiveMemory() as live:
+            learner = Learner(uneven, SETTINGS, ranks=ranks)
+        mine = sum(local(value).numel() for value in learner.model.parameters())
+        return live.peak, mine
+
+    largest = max(value.nbytes for value in read_weights(uneven).values())
+    for peak, mine in run_ranks(world, tmp_path, work):
+        assert mine * (4 + 2) < peak <= mine * (4 + 4 + 2) + 2 * largest

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -30,8 +31,9 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._add(leaf.untyped_storage())
+            tensor = leaf.to_local() if isinstance(leaf, DTensor) else leaf
+            if isinstance(tensor, Tensor) and tensor.device.type != "meta":
+                self._add(tensor.untyped_storage())
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:

@@ -87,7 +87,9 @@ class Workload:
     """What the trainer is to do."""
 
     tokens: int
-    """Tokens in one forward pass."""
+    """Tokens in one forward pass, unless `pass_tokens` asks for fewer."""
+    longest: int
+    """Tokens of the longest sequence, which a pass never divides."""
     held: int
     """Older policies held at once."""
     reference: bool
@@ -139,6 +141,8 @@ def _plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) ->
             f"trainer.replicas is {sharding.replicas}, which does not divide the "
             f"{machine.ranks} ranks"
         )
+    most = sharding.pass_tokens or work.tokens
+    work = replace(work, tokens=max(work.longest, min(most, work.tokens)))
     parts = [part for part in _parts(model, sharding, machine, work) if part.bytes]
     if machine.device == "cpu":
         parts = [msgspec.structs.replace(part, memory="host") for part in parts]
@@ -191,7 +195,7 @@ def _parts(
     share = -(-model.parameters // machine.ranks) * model.published
     yield _part("past policies and reference", "host", "always", policies * count * model.published)
     yield _part("copy of the training state", "host", "always", 4 * count + moments)
-    yield _part("share of a policy to publish", "host", "publishing", share + largest)
+    yield _part("copy of a policy to publish, its share", "host", "always", share)
     yield _part("process", "host", "always", PROCESS_BYTES[machine.device])
     if machine.device == "cuda":
         yield _part("CUDA, NCCL and gaps", "device", "always", CONTEXT_BYTES)
@@ -259,7 +263,9 @@ def _problem(found: MemoryPlan, machine: Machine) -> str:
 def _advise(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> str:
     """What would make it fit: one setting, else several together, else more ranks."""
     wanted = [
-        {name: value} for name, value in _savings(sharding) if getattr(sharding, name) != value
+        {name: value}
+        for name, value in _savings(sharding, work)
+        if getattr(sharding, name) != value
     ]
     for each in wanted:
         if not _excess(_plan(model, _changed(sharding, each), machine, work)):
@@ -284,9 +290,11 @@ def _advise(model: Model, sharding: Sharding, machine: Machine, work: Workload) 
     return "no setting and no number of ranks would make it fit"
 
 
-def _savings(sharding: Sharding) -> Iterator[tuple[str, bool | int | str]]:
+def _savings(sharding: Sharding, work: Workload) -> Iterator[tuple[str, bool | int | str]]:
     """Settings that save memory, those that cost the least time first."""
     yield "activation_checkpointing", True
+    if work.longest < min(work.tokens, sharding.pass_tokens or work.tokens):
+        yield "pass_tokens", work.longest
     if sharding.optimiser == "adamw":
         yield "optimiser", "adamw8bit"
     yield "past_policies", "disk"

@@ -117,7 +117,10 @@ def plan_command(
         host_limit=round(host_memory_gb * GB),
     )
     work = planning.Workload(
-        tokens=context * micro_batch, held=max_staleness + 2, reference=reference
+        tokens=context * micro_batch,
+        longest=context,
+        held=max_staleness + 2,
+        reference=reference,
     )
     found = planning.plan(shapes, sharding, machine, work)
     if as_json:
