@@ -313,3 +313,21 @@ def test_wrong_dtypes_and_small_chunks_are_refused() -> None:
     with pytest.raises(ValueError, match="127 values"):
         toploc.build([torch.zeros(1, 127).bfloat16()])
     assert toploc.build([]) == [] and toploc.verify([], []) == []
+
+
+@pytest.mark.parametrize("chunks", [1, 32, 33])
+def test_interpolation_and_evaluation_are_exact_at_the_extremes(chunks: int) -> None:
+    """Against Horner's rule on integers, with the largest nodes, values and coefficients."""
+    generator = np.random.default_rng(chunks)
+    x = np.stack([generator.permutation(PRIME)[:128] for _ in range(chunks)])
+    x[0] = np.arange(PRIME - 128, PRIME)
+    y = generator.integers(0, PRIME, x.shape)
+    y[-1] = PRIME - 1
+    coefficients = toploc._interpolate(x, y)
+    assert coefficients.min() >= 0 and coefficients.max() < PRIME
+    elsewhere = generator.integers(0, PRIME, x.shape)
+    for points, values in ((x, y), (elsewhere, toploc._evaluate(coefficients, elsewhere))):
+        value = np.zeros_like(points)
+        for term in range(127, -1, -1):
+            value = (value * points + coefficients[:, term, None]) % PRIME
+        assert (value == values).all()
