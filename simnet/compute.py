@@ -189,6 +189,18 @@ class EngineModel:
         self._altered = bool(setup.alter_weights)
         self._policy: CheckpointReference | None = None
 
+    async def survey(self, job: inference.Survey) -> inference.Surveyed:
+        return inference.Surveyed(
+            engine="simulated",
+            engine_version="",
+            torch_version="",
+            device="simulated",
+            device_title=f"{self._setting.hardware.tokens_per_second:g} tokens/s",
+            dtype="bfloat16",
+            threads=1,
+            free_bytes=self._setting.hardware.memory_bytes,
+        )
+
     async def load(self, job: Load) -> inference.Loaded:
         disk, path = self._setting.disk, self._setting.disk.path_of(job.folder)
         size = sum(disk.size_bytes(f"{path}/{name}") for name in disk.list(path))

@@ -254,6 +254,8 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "shardcast.checkpoint_failed": lambda f: (
         f"policy {f['step']} could not be fetched yet: {f['reason']}"
     ),
+    "inference.preflight": lambda f: "\n  ".join(["before the first policy:", *f["lines"]]),
+    "inference.ready": lambda f: "\n  ".join(["ready to generate:", *f["lines"]]),
     "inference.policy_loaded": lambda f: f"generating with policy {f['policy']}",
     "inference.submission_made": lambda f: (
         f"submission {f['number']} of step {f['step']}: generated {f['tokens']} tokens "

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from swarm.errors import UserError
 from swarm.jobs import Hardware
+from swarm.world.machine import free_memory_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+GPU_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/kfd")
+"""Files that exist where the kernel has a driver of NVIDIA's or AMD's GPUs."""
 
 
 def use_hardware(hardware: Hardware) -> None:
@@ -31,7 +39,10 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
         return torch.device("cpu")
     known = ["cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
     if name not in known:
-        raise UserError(f"device {name!r} is not on this machine; there are: {', '.join(known)}")
+        raise UserError(
+            f"device {name!r} is not on this machine; there are: {', '.join(known)}"
+            + (f" ({why_no_cuda()})" if name.startswith("cuda") and not count else "")
+        )
     return torch.device("cuda", local_rank) if name == "cuda" else torch.device(name)
 
 
@@ -42,13 +53,80 @@ def find_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
+def why_no_cuda() -> str:
+    """One clause that says why torch finds no GPU. Called where it finds none."""
+    version = torch.version.cuda or torch.version.hip
+    message = ""
+    if version is not None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of what is said here
+                torch.cuda.init()  # type: ignore[no-untyped-call]
+        except (RuntimeError, AssertionError) as error:
+            message = str(error)
+    return explain_no_cuda(message, version, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def explain_no_cuda(message: str, version: str | None, visible: str | None) -> str:
+    """Explain torch's error at the start of CUDA.
+
+    `version` is the one of CUDA that torch is built with, None without CUDA; `visible` is the value
+    of CUDA_VISIBLE_DEVICES.
+    """
+    torch_version = torch.__version__.partition("+")[0]
+    if version is None:
+        return f"this PyTorch {torch_version} is built without CUDA; install a build with it"
+    if "driver" in message and "too old" in message:
+        found = re.search(r"found version (\d+)", message)
+        has = f"it supports CUDA {_cuda_version(int(found[1]))}, but " if found else ""
+        return f"the GPU's driver is too old: {has}PyTorch needs CUDA {version}; update the driver"
+    if visible is not None and not visible.strip("-1, "):
+        return "CUDA_VISIBLE_DEVICES hides every GPU; unset it"
+    if "no NVIDIA driver" in message:
+        return "no GPU driver is installed; install the one of NVIDIA"
+    first = message.strip().partition("\n")[0]
+    return f"CUDA does not start: {first}" if first else "the driver reports no GPU"
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def unused_gpu(device: torch.device, files: Sequence[str] = GPU_FILES) -> str:
+    """Why `auto` chose the CPU on a machine with a GPU; empty where it has none or uses it."""
+    if device.type == "cuda" or not any(Path(each).exists() for each in files):
+        return ""
+    return f"this machine has a GPU that is not used: {why_no_cuda()}"
+
+
 def available_bytes(device: torch.device) -> int:
-    """Memory of a device that is free now."""
+    """Memory of a device that is free now; on a CPU, within the limits of containers."""
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept  # torch keeps what was freed
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, amount = line.partition(":")
-        if name == "MemAvailable":
-            return int(amount.split()[0]) * 1024
-    raise AssertionError("/proc/meminfo has no MemAvailable")
+    return free_memory_bytes()
+
+
+def title_of(device: torch.device) -> str:
+    """The name of a device's model."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "CPU"
+    name = next((line for line in lines if line.startswith("model name")), "")
+    return name.partition(":")[2].strip() or "CPU"
+
+
+def driver_of(device: torch.device) -> str:
+    """The version of a GPU's driver, or of CUDA where the driver does not say; empty on a CPU."""
+    if device.type != "cuda":
+        return ""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)", text)
+    runtime = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    return f"driver {found[1]}, {runtime}" if found else runtime

@@ -11,14 +11,16 @@ import blake3
 import safetensors.torch
 import torch
 
-from peers.engines.device import use_hardware
+from peers.engines.device import available_bytes, find_device, find_dtype, use_hardware
 from peers.engines.engine import Engine
 from peers.engines.episodes import play
+from peers.engines.fit import Need, check_fits, devices_of, need_of
 from peers.engines.model import read_weights
 from peers.engines.registry import check_engine, make_engine
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments
 from peers.inference.finished import FinishedRollouts
+from peers.inference.survey import survey
 from peers.proofs import toploc
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import (
@@ -29,6 +31,8 @@ from swarm.jobs.inference import (
     Loaded,
     Probe,
     Probed,
+    Survey,
+    Surveyed,
 )
 from swarm.messages import CheckpointReference
 from swarm.rollouts import seeds
@@ -49,12 +53,19 @@ class EngineService:
         use_hardware(setup.hardware)
         self._setup = setup
         self._engine: Engine | None = None
+        self._need = Need(0, 0, 0, 1)
+        self._free_bytes = 0
+        """Memory that was free before the first policy was loaded."""
         self._folder = Path()
         self._policy: CheckpointReference | None = None
         self._thread = JobThread()
         self._renderer: Renderer | None = None
         self._environments = Environments(setup.environments)
         _warm_up()
+
+    @in_job_thread
+    def survey(self, job: Survey) -> Surveyed:
+        return survey(self._setup)
 
     @in_job_thread
     def load(self, job: Load) -> Loaded:
@@ -69,7 +80,18 @@ class EngineService:
             self._load_folder(path, job.policy.step)
         self._folder = path
         self._policy = job.policy
-        return Loaded(seconds=time.perf_counter() - started)
+        known, need = self._engine.capabilities if self._engine else None, self._need
+        slots = known.slots or 0 if known else 0
+        if known and known.memory_bytes is not None and need.row_bytes:
+            slots = max(1, min(slots or 1 << 30, known.memory_bytes // need.row_bytes))
+        return Loaded(
+            seconds=time.perf_counter() - started,
+            weights_bytes=need.weights_bytes,
+            row_bytes=need.row_bytes,
+            row_tokens=need.length,
+            slots=slots,
+            free_bytes=self._free_bytes,
+        )
 
     @in_job_thread
     def probe(self, job: Probe) -> Probed:
@@ -78,9 +100,19 @@ class EngineService:
 
     def _load_folder(self, folder: Path, policy: int) -> None:
         if self._engine is None:
+            self._check_memory(folder)
             self._engine = make_engine(self._setup.engine, folder, self._setup.hardware, policy)
         else:
             self._engine.load_weights(folder, policy)
+
+    def _check_memory(self, folder: Path) -> None:
+        """Raise `UserError` if the policy in `folder` does not fit into the device's memory."""
+        hardware = self._setup.hardware
+        device = find_device(hardware.device)
+        dtype = str(find_dtype(hardware.dtype, device)).removeprefix("torch.")
+        self._need = need_of(folder, dtype, self._setup.tokens_max, devices_of(hardware))
+        self._free_bytes = available_bytes(device)
+        check_fits(self._need, self._free_bytes, dtype, hardware, str(device))
 
     @in_job_thread
     def generate(self, job: Generate) -> Generated:

@@ -15,11 +15,20 @@ import pydantic
 import trio
 
 from peers.engines.installed import interpreter_for
+from peers.inference import preflight
 from peers.inference.delivery import Deliveries
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN
 from swarm.jobs import Hardware, Load, SubmissionOrder
-from swarm.jobs.inference import Generate, InferenceService, InferenceSetup, Probe
+from swarm.jobs.inference import (
+    Generate,
+    InferenceService,
+    InferenceSetup,
+    Loaded,
+    Probe,
+    Survey,
+    Surveyed,
+)
 from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
@@ -78,6 +87,8 @@ class InferenceRole:
 
     topics: ClassVar[tuple[str, ...]] = (RUN,)
     Settings: ClassVar[type[InferenceSettings]] = InferenceSettings
+    service: ClassVar[str] = "peers.inference.engine_service:EngineService"
+    """The service in this role's child."""
 
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer
@@ -92,6 +103,9 @@ class InferenceRole:
         self._restarts = Restarts(self._events, "engine")
         self._equipped = trio.Event()
         """Set once the child has found engine and environments, so that policies are needed."""
+        self._surveyed: Surveyed | None = None
+        self._shown = False
+        """Whether the screen of the preflight was shown."""
 
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
@@ -105,6 +119,7 @@ class InferenceRole:
             hardware=self._settings.hardware,
             alter_weights=self._settings.alter_weights,
             environments=self._run.manifest.environments,
+            tokens_max=self._run.manifest.sampling.max_new_tokens,
         )
         async with (
             trio.open_nursery() as nursery,
@@ -115,13 +130,15 @@ class InferenceRole:
             async def live() -> None:
                 self._loaded = None
                 async with self._node.compute.child(
-                    "peers.inference.engine_service:EngineService",
+                    self.service,
                     setup,
                     name="engine",
                     interpreter=interpreter,
                 ) as child:
+                    engine = client(InferenceService, child)
+                    self._surveyed = await engine.survey(Survey())
                     self._equipped.set()
-                    await self._generate_until_over(client(InferenceService, child), nursery)
+                    await self._generate_until_over(engine, nursery)
 
             await self._restarts.run(live)
             nursery.cancel_scope.cancel()
@@ -191,7 +208,35 @@ class InferenceRole:
             self._number = 0
         self._peer.status.step = order.step
 
+    def _show_preflight(self, order: StepOrder) -> None:
+        """Say once what this peer found, before it fetches a policy."""
+        if self._shown or self._surveyed is None:
+            return
+        self._shown = True
+        transport = self._node.transport
+        found = preflight.examine(
+            self._node.settings,
+            self._surveyed,
+            self._node.disk.free_bytes(),
+            work=preflight.Work(self._run, self._peer.newest_checkpoint(), order),
+            line=preflight.Line(list(transport.addresses()), transport.reachability().value),
+        )
+        self._events.emit(
+            "inference.preflight", lines=preflight.lines(found), **preflight.figures(found)
+        )
+
+    def _show_ready(self, loaded: Loaded) -> None:
+        """Say what the engine can do with the first policy."""
+        found = [preflight.room(loaded)]
+        names = ", ".join(dict.fromkeys(e.name for e in self._run.manifest.environments))
+        renders = "tasks are rendered as the run's owner renders them"
+        found.append(preflight.Finding("tasks", f"{names}: {renders}", {"rendered_alike": True}))
+        self._events.emit(
+            "inference.ready", lines=preflight.lines(found), **preflight.figures(found)
+        )
+
     async def _load(self, engine: InferenceService, order: StepOrder) -> None:
+        self._show_preflight(order)
         self._peer.status.doing = f"fetching policy {order.policy}"
         folder = await self._while_wanted(
             order,
@@ -209,6 +254,7 @@ class InferenceRole:
             self._peer.store.unpin(key)
         if self._loaded is None:
             await self._check_rendering(engine)
+            self._show_ready(loaded)
         self._loaded = order.checkpoint
         self._peer.status.policy = order.policy
         self._events.emit("inference.policy_loaded", policy=order.policy, seconds=loaded.seconds)

@@ -55,7 +55,7 @@ class _EngineOf:
         self._engine = engine
         self._worker = worker
         self._nonce = nonce
-        self.load, self.probe = engine.load, engine.probe
+        self.load, self.probe, self.survey = engine.load, engine.probe, engine.survey
 
     async def generate(self, job: Generate) -> Generated:
         order = msgspec.structs.replace(job.order, worker=self._worker, nonce=self._nonce)

@@ -13,6 +13,7 @@ from swarm.app.commands import (
     ledger,
     ledger_checks,
     peer,
+    preflight,
     proofs,
     rollouts,
     run,
@@ -41,6 +42,7 @@ app.command("status")(status.status)
 app.command("sft")(sft.sft)
 app.command("id")(id.show_id)
 app.command("peer")(peer.peer)
+app.command("preflight")(preflight.preflight)
 app.add_typer(run.app, name="run")
 ledger_checks.register(ledger.app)
 app.add_typer(ledger.app, name="ledger")

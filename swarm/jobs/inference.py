@@ -18,10 +18,45 @@ class InferenceSetup(Setup, frozen=True, kw_only=True):
     """Size of the noise added to all weights after loading, relative to each tensor's norm. The
     demo's cheater uses it."""
     environments: list[EnvironmentReference]
+    tokens_max: int = 1024
+    """Most tokens of a completion (`Sampling.max_new_tokens`), for the memory that one needs."""
+
+
+class Survey(Job, frozen=True, kw_only=True):
+    """Report the machine and the engine."""
+
+    patience_seconds: ClassVar[float] = 120.0
+    """The first use of a GPU takes long on some machines."""
+
+
+class Surveyed(msgspec.Struct, frozen=True, kw_only=True):
+    engine: str
+    engine_version: str
+    torch_version: str
+    device: str
+    device_title: str
+    """The device's model."""
+    driver: str = ""
+    """Versions of driver and CUDA; empty on a CPU."""
+    dtype: str
+    threads: int
+    free_bytes: int
+    """Memory of the device that is free now."""
+    unused_gpu: str = ""
+    """Why a GPU of this machine is not used; empty where that is not the case."""
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
+    weights_bytes: int = 0
+    """Memory of the weights."""
+    row_bytes: int = 0
+    """Memory of the cache of one completion of `row_tokens` tokens."""
+    row_tokens: int = 0
+    slots: int = 0
+    """Completions generated at once, at most; 0: unknown."""
+    free_bytes: int = 0
+    """Memory of the device that was free before the policy was loaded."""
 
 
 class Probe(Job, frozen=True, kw_only=True):
@@ -65,6 +100,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
 
 class InferenceService(Protocol):
     """Generates submissions with one policy at a time."""
+
+    async def survey(self, job: Survey) -> Surveyed: ...
 
     async def load(self, job: Load) -> Loaded:
         """Raises `UserError` for a folder that holds no supported model."""

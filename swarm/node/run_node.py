@@ -104,7 +104,7 @@ class RunNode:
             node.disk,
             run.id,
             node.events,
-            keep=self._checkpoints_kept(),
+            keep=run.checkpoints_kept,
             quota_bytes=node.settings.quota_bytes,
         )
         self.uploads = Uploads(node.world, node.transport, self.store)
@@ -301,16 +301,12 @@ class RunNode:
         served = self.serves
         self.node.take_version(self.run, envelope)
         self.node.manifests[self.run.id] = self.run.manifest_envelope
-        self.store.keep = self._checkpoints_kept()
+        self.store.keep = self.run.checkpoints_kept
         self._vouch_for_trusted()
         self.node.dht.serving = self.serves
         if self.serves != served:
             self.policies.have.tells_changed()
         self.versions.changed.touch()
-
-    def _checkpoints_kept(self) -> int:
-        """Keep every policy whose rollouts may still be trained on, since they must be checked."""
-        return max(self.run.manifest.checkpoints_kept, self.run.max_staleness + 2)
 
     async def run_over(self) -> None:
         """Wait until a trainer's step order ends the run."""

@@ -138,6 +138,12 @@ class Run:
         """Largest `max_staleness` of the remembered versions; no step can use older rollouts."""
         return max(manifest_in(each).schedule.max_staleness for each in self._versions.values())
 
+    @property
+    def checkpoints_kept(self) -> int:
+        """Policies that a peer keeps: all whose rollouts may still be trained on, since they must
+        be checked."""
+        return max(self.manifest.checkpoints_kept, self.max_staleness + 2)
+
     def evict(self, envelope: Envelope) -> None:
         """Accept a trusted peer's eviction. For each evicted peer the newest one counts."""
         self._newest(self._evictions, envelope.expect(Eviction).peer, envelope)

@@ -1,0 +1,38 @@
+"""`swarm preflight` as a person sees it: one screen, or one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from peers.engines import demo
+from tests.app.harness import complaint, swarm
+
+
+def test_one_screen_about_this_machine_and_a_policy(tmp_path: Path) -> None:
+    policy, home = tmp_path / "policy", tmp_path / "home"
+    demo.make_policy(policy, seed=1)
+    outcome = swarm("preflight", "--home", home, "--model", policy)
+    assert outcome.status == 0, outcome.errors
+    topics = [line.split()[0] for line in outcome.output.splitlines()]
+    assert topics == ["engine", "device", "memory", "disk", "uplink", "model"]
+    assert not home.exists(), "it leaves nothing behind"
+    found = json.loads(swarm("preflight", "--home", home, "--model", policy, "--json").output)
+    assert found["engine"]["name"] == "native"
+    assert found["model"]["slots"] > 1
+    assert not any(each["problem"] for each in found.values())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
+    config = tmp_path / "peer.toml"
+    config.write_text('[inference]\ndevice = "cuda"\n')
+    said = complaint("preflight", "--home", tmp_path / "home", "--config", config)
+    assert "device 'cuda' is not on this machine; there are: cpu (" in said
+    said = complaint("preflight", "--home", tmp_path / "home", "--engine", "vllm")
+    assert f"type: swarm engine install vllm --home {tmp_path / 'home'}" in said
+    said = complaint("preflight", "--home", tmp_path / "home", "--model", tmp_path)
+    assert "config.json cannot be read" in said
