@@ -11,7 +11,7 @@ import torch
 
 from peers.engines.model import load as load_model
 from peers.trainer.learning.batch import make_batch
-from peers.trainer.learning.host import HostMemory
+from peers.trainer.learning.host import PAGE_BYTES, HostMemory, host_tensor
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.scorer import Scorer
 from swarm.jobs.training import Sharding
@@ -112,3 +112,18 @@ def test_policies_on_disk_teach_the_same_to_the_last_bit(
         shutil.rmtree(tmp_path / f"policy-{step}")  # the files stay open
         assert run_steps(in_memory, [step]) == run_steps(on_disk, [step])
     assert same(weights_of(in_memory), weights_of(on_disk))
+
+
+@pytest.mark.parametrize("elements", [0, 1, 1024, 5000])
+def test_memory_of_the_host_has_pages_of_its_own(elements: int) -> None:
+    made = [host_tensor(elements, torch.float32, torch.device("cpu")) for _ in range(3)]
+    pages: set[int] = set()
+    for each in made:
+        assert each.shape == (elements,) and each.dtype == torch.float32
+        assert each.untyped_storage().nbytes() >= each.nbytes + PAGE_BYTES
+        if elements:
+            first = each.data_ptr() // PAGE_BYTES
+            assert each.data_ptr() % PAGE_BYTES == 0
+            mine = set(range(first, first + -(-each.nbytes // PAGE_BYTES)))
+            assert not mine & pages
+            pages |= mine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 
 Weights = dict[str, Tensor]
 """This rank's part of each of a policy's parameters, by name."""
+
+PAGE_BYTES = 4096
+"""A page of memory, or a multiple of it."""
 
 ALIGNMENT_BYTES = 64
 """Every tensor in a buffer begins at a multiple of this: a cache line."""
@@ -33,7 +37,8 @@ class HostMemory:
         kept = self._free.pop() if self._free else self._allocate()
         with torch.no_grad():
             for name, value in kept.items():
-                value.copy_(weights[name], non_blocking=True)
+                # Converted where it comes from: a copy that converts is not asynchronous.
+                value.copy_(weights[name].to(self._dtype), non_blocking=True)
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return kept
@@ -48,27 +53,32 @@ class HostMemory:
         for name, shape in self._shapes.items():
             starts[name] = end
             end += -(-shape.numel() // step) * step
-        buffer = torch.empty(end, dtype=self._dtype)
-        if self._device.type == "cuda":
-            page_lock(buffer)
+        buffer = host_tensor(end, self._dtype, self._device)
         return {
             name: buffer[starts[name] :][: shape.numel()].view(shape)
             for name, shape in self._shapes.items()
         }
 
 
-def page_lock(buffer: Tensor) -> None:
-    """Lock a buffer in host memory, so that a GPU copies it without a stop.
+def host_tensor(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Flat memory of the host, not initialised, page-locked if `device` is a GPU.
 
-    torch's own pinned memory rounds each tensor up to a power of two, which may double it. If the
-    system refuses the lock, copies are slower and nothing else changes.
+    torch's own pinned memory rounds each tensor up to a power of two, which may double it. The
+    tensor's pages are its own, since a page can be locked only once.
     """
-    pointer = buffer.data_ptr()
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    if int(runtime.cudaHostRegister(pointer, buffer.nbytes, 0)) == 0:
-        weakref.finalize(buffer.untyped_storage(), _unlock, pointer)
+    size = elements * dtype.itemsize
+    raw = torch.empty(size + 2 * PAGE_BYTES, dtype=torch.uint8)
+    start = -raw.data_ptr() % PAGE_BYTES
+    if device.type == "cuda" and size:
+        _lock(raw, raw.data_ptr() + start, -(-size // PAGE_BYTES) * PAGE_BYTES)
+    return raw[start : start + size].view(dtype)
 
 
-def _unlock(pointer: int) -> None:
+def _lock(raw: Tensor, pointer: int, size: int) -> None:
+    """Lock pages for as long as `raw` lives; if the system refuses, copies are slower."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    runtime.cudaHostUnregister(pointer)
+    if int(runtime.cudaHostRegister(pointer, size, 0)) == 0:
+        weakref.finalize(raw.untyped_storage(), runtime.cudaHostUnregister, pointer)
+        return
+    with suppress(RuntimeError):  # CUDA would report the refusal with the next kernel
+        torch.zeros(1, device="cuda")

@@ -12,9 +12,10 @@ from typing import Any, Protocol, TypedDict
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from peers.trainer.learning.host import page_lock
+from peers.trainer.learning.host import host_tensor
 from peers.trainer.learning.sharding import local
 from swarm.errors import UserError
 from swarm.messages import Optimiser
@@ -57,9 +58,12 @@ class HostMoments:
     def begin(self, parameter: Tensor) -> State:
         state = {}
         for moment in MOMENTS:
-            state[moment] = torch.zeros_like(parameter, device="cpu")
-            if local(parameter).device.type == "cuda":
-                page_lock(local(state[moment]))
+            zeros = torch.zeros_like(parameter, device="cpu")
+            part = local(parameter)
+            memory = host_tensor(part.numel(), zeros.dtype, part.device).view(part.shape).zero_()
+            if isinstance(zeros, DTensor):
+                zeros._local_tensor = memory
+            state[moment] = zeros if isinstance(zeros, DTensor) else memory
         return state
 
     def read(self, state: State, moment: str, piece: slice, device: torch.device) -> Tensor:

@@ -81,7 +81,8 @@ class PastPolicies:
         self._allocate()
         try:
             for name, parameter in self._spare.named_parameters():
-                local(parameter).copy_(weights[name], non_blocking=True)
+                part = local(parameter)
+                part.copy_(weights[name].to(part.device, non_blocking=True))
             return score_passes(self._scorer, passes, self._device)
         finally:
             rest(self._scorer)

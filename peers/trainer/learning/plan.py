@@ -178,7 +178,8 @@ def _parts(
     yield _part("gradients, fp32", home, "training", 4 * count)
     yield _part("activations and logits", "device", "training", pass_.training)
     yield _part("activations and logits, without gradients", "device", "scoring", pass_.scoring)
-    yield _part("spare model, fp32", home, "scoring", 4 * count)
+    stays = sharding.cpu_offload and machine.device == "cuda"  # in FSDP's pinned memory
+    yield _part("spare model, fp32", home, "always" if stays else "scoring", 4 * count)
     sharded = machine.ranks > 1 or sharding.mixed_precision or sharding.cpu_offload
     if sharded and model.layers:
         yield from _gathered(model, dtype.itemsize, pass_)

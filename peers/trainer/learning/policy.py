@@ -113,7 +113,8 @@ class TrainedPolicy:
     def _read_base(self) -> None:
         weights = self.read_weights(self._base)
         for name, parameter in self.model.named_parameters():
-            local(parameter).copy_(weights[name])
+            part = local(parameter)
+            part.copy_(weights[name].to(part.device))
 
     def check_fit(self, shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
         """Raise `UserError` unless the tensors of `folder` have this policy's names and shapes."""
