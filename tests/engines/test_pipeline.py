@@ -20,7 +20,7 @@ import transformers
 from peers.engines.batch import generate
 from peers.engines.engine import Engine, Piece, Request
 from peers.engines.native import NativeEngine
-from peers.engines.pipeline.channel import Channel, Run, greet_stage, read_secret
+from peers.engines.pipeline.channel import Channel, Load, Run, greet_stage, read_secret
 from peers.engines.pipeline.engine import PipelineEngine
 from peers.engines.pipeline.remote import RemoteStage, serve
 from peers.engines.pipeline.stage import LocalStage, Stage, Work, split_layers
@@ -205,10 +205,13 @@ def broken(send: Callable[[Channel, socket.socket], object]) -> str:
     [
         (lambda channel, _: channel.send(Run(Work([1], [0], [0]))), "it holds no layers"),
         (lambda channel, _: channel.send(Run(Work([], [], []))), "contradict each other"),
-        (lambda channel, _: channel.send(Run(Work([1], [0], [-1]))), "outside the caches"),
+        (lambda channel, _: channel.send(Run(Work([1], [0], [9999]))), "outside the caches"),
         (lambda channel, _: channel.send(Run(Work([1], [9], []))), "does not begin at 0"),
         (lambda _, connection: connection.sendall(struct.pack("<II", 1 << 30, 0)), "1073741824"),
         (lambda _, connection: connection.sendall(struct.pack("<II", 3, 0) + b"abc"), "unknown"),
+        (lambda channel, _: channel.send(Run(Work([1], [0], [-1]))), "unknown"),
+        (lambda channel, _: channel.send(Load(b"{", 0, 1, "float32", 0)), "no config"),
+        (lambda channel, _: channel.send(Load(b"{}", 0, 1, "float32", 0)), "model_type is None"),
     ],
 )
 def test_a_broken_rule_ends_the_connection(send: Any, line: str) -> None:

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from peers.engines.pipeline.stage import Work
+from peers.engines.pipeline.stage import Count, Work
 from swarm.errors import UserError
 
 MESSAGE_BYTES_MAX = 1 << 20
@@ -58,15 +58,15 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     """Hold these layers; their tensors follow, one per frame."""
 
     config: bytes
-    first: int
-    stop: int
+    first: Count
+    stop: Count
     dtype: str
-    tensors: int
+    tensors: Count
 
 
 class TensorData(msgspec.Struct, frozen=True, tag=True):
     name: str
-    shape: list[int]
+    shape: list[Count]
     dtype: str
 
 
@@ -118,7 +118,7 @@ class Channel:
             raise ConnectionError(f"{self.name} sent {message_bytes} and {data_bytes} bytes")
         try:
             message = _DECODER.decode(self._read(message_bytes))
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConnectionError(f"{self.name} sent an unknown message ({error})") from error
         return message, self._read(data_bytes)
 

@@ -157,7 +157,7 @@ def serve_next(channel: Channel, stage: LocalStage) -> None:
             channel.send(Done(), to_bytes(_run(stage, message.work, data)))
         else:
             raise ConnectionError(f"{channel.name} sent a message out of order")
-    except (UserError, Unsupported) as error:
+    except UserError as error:
         channel.send(Failed(str(error)))
     except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError without memory
         stage.close()
@@ -176,12 +176,17 @@ def _why(error: Exception, message: object) -> str:
 
 
 def _load(channel: Channel, stage: LocalStage, message: Load) -> None:
-    config = json.loads(message.config)
-    described = describe(config)
+    try:
+        config = json.loads(message.config)
+        described = describe(config)
+    except Unsupported as error:
+        raise ConnectionError(f"{channel.name} sent a config: {error}") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConnectionError(f"{channel.name} sent no config") from error
     dtype = DTYPES.get(message.dtype)
-    if dtype is None or not 0 <= message.first < message.stop <= len(described.layers):
+    if dtype is None or not message.first < message.stop <= len(described.layers):
         raise ConnectionError(f"{channel.name} asked for layers that do not exist")
-    if not 0 <= message.tensors <= TENSORS_MAX:
+    if message.tensors > TENSORS_MAX:
         raise ConnectionError(f"{channel.name} announced {message.tensors} tensors")
     left = message.tensors
 
@@ -211,7 +216,7 @@ def _run(stage: LocalStage, work: Work, data: bytearray) -> Tensor:
     whole = len(work.starts) == len(slots) == rows and 1 <= rows <= ROWS_MAX
     if not whole or min(work.lengths) < 1 or rows * max(work.lengths) > TOKENS_MAX:
         raise ConnectionError("a batch whose rows contradict each other, or too many")
-    if min(work.starts) < 0 or min(slots) < 0 or max(slots) >= ROWS_MAX:
+    if max(slots) >= ROWS_MAX:
         raise ConnectionError("a batch with a row outside the caches")
     if not work.slots and any(work.starts):
         raise ConnectionError("a batch without caches that does not begin at 0")

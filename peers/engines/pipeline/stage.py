@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import torch
@@ -20,14 +20,17 @@ COLUMNS_MIN = 64
 """Positions of a new cache's rows; a cache grows by doubling."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+
+
 class Work(msgspec.Struct, frozen=True):
     """Rows to advance. Their tokens are padded on the right to the longest."""
 
-    lengths: list[int]
+    lengths: list[Count]
     """Tokens of each row, at least 1."""
-    starts: list[int]
+    starts: list[Count]
     """Position of each row's first token."""
-    slots: list[int]
+    slots: list[Count]
     """Index of each row in the caches. Empty: the rows begin at 0 and nothing is kept."""
 
     def positions(self, device: torch.device) -> Tensor:
