@@ -327,3 +327,15 @@ def test_heads_that_vllm_does_not_take_on_a_cpu(tmp_path: Path) -> None:
     make_policy(tmp_path)
     with pytest.raises(UserError, match=r"takes attention heads of 32, .* model's have 24; use"):
         VllmEngine(tmp_path, 0, ON_CPU)
+
+
+def test_two_processes_share_the_layers(
+    policies: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each half of every layer is in a process of its own."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with started(policies["untied 0"], Hardware(device="cpu", tensor_parallel=2)) as engine:
+        for name in ("untied 0", "untied 1"):
+            engine.load_weights(policies[name], 1)
+            native = NativeEngine(policies[name])
+            assert_same(generate(engine, workload()), generate(native, workload()))

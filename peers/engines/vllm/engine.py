@@ -108,6 +108,7 @@ class VllmEngine:
                 f"vLLM's {type(self._llm).__name__} has no head or no logits processor to hook; "
                 "install the pinned version: swarm engine install"
             )
+        self._reload(folder)
         settings = self._llm.vllm_config
         self.capabilities = Capabilities(
             name="vllm",
@@ -196,11 +197,15 @@ class VllmEngine:
             for live in self._live.values():
                 done = counts.get(live.serial, 0)
                 live.spans = live.finished_spans(done, self._policy)
+        self._reload(folder)
+        self._policy = policy
+
+    def _reload(self, folder: Path) -> None:
+        """Replace the weights, all that vLLM derives from them, and all caches."""
         self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
         self._call("swarm_repair_head")
         if not self._llm.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not reset its cache, which holds states of the old policy")
-        self._policy = policy
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of `WorkerExtension` in every worker."""
@@ -264,7 +269,9 @@ def engine_arguments(
         "model": str(folder),
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
-        "load_format": "safetensors",
+        # Random weights first, which `VllmEngine` replaces at once: so the check at start covers
+        # reloading, too. vLLM forgets parts of some models (experts on a CPU).
+        "load_format": "dummy",
         "generation_config": "vllm",  # the folder's own could add stop ids and temperatures
         "dtype": str(dtype).removeprefix("torch."),
         "hf_overrides": {"head_dtype": "float32"},

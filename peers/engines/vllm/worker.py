@@ -201,7 +201,11 @@ class WorkerExtension:
     model_runner: Any
 
     def swarm_install(self, keep_prompts: bool) -> bool:
-        """Hook the model; returns whether this worker samples (the last stage of a pipeline)."""
+        """Hook the model; returns whether this worker samples (the last stage of a pipeline).
+
+        From now on weights are read from files.
+        """
+        self.model_runner.vllm_config.load_config.load_format = "safetensors"
         model = self.model_runner.model
         head = getattr(model, "logits_processor", None)
         sampling = self._sampling()
