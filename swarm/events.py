@@ -281,6 +281,15 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "inference.starved": _starved,
     "validator.starved": _starved,
+    "inference.resumed": lambda f: (
+        f"{f['submissions']} submissions made before the restart have no verdict yet and are "
+        f"delivered again; going on with submission {f['number']} of step {f['step']}"
+    ),
+    "inference.leaving": lambda f: (
+        f"leaving after this submission, at most {f['seconds']:.0f} s; Ctrl-C again abandons it"
+        if f["seconds"]
+        else f"leaving; {f['reason']}"
+    ),
     "inference.run_over": lambda f: f"the run is over (its last step was {f['step']})",
     "validator.verdict": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "

@@ -7,7 +7,7 @@ Anyone can add a role: a class with the attributes of `Role`, named in an entry 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import entry_points
 from typing import ClassVar, Protocol
 
@@ -36,6 +36,8 @@ class Role(Protocol):
 
     # Optional: `Settings: ClassVar[type[RoleSettings]]`, the type of the role's table in the peer's
     # settings. The role reads the table with `peer.node.settings.of`.
+    # Optional: `async def leave(self) -> None`. It finishes work that is nearly done, once the peer
+    # is asked to leave; then `run` is cancelled.
     # Optional: `rank_module: ClassVar[str]`, the module that ranks above 0 run under `torchrun`.
 
 
@@ -90,10 +92,27 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
             peer.trusted_part(role)  # raises its error before the run refuses admission
         nursery.start_soon(node.publish_record)  # not earlier, since a run may hide its peers
         async with peer.joined(), trio.open_nursery() as work:
-            for role_type in roles:
-                work.start_soon(role_type(peer).run)
-        node.events.emit("peer.work_over", run=run.id)
+            at_work = [role_type(peer) for role_type in roles]
+            leaving = [leave for each in at_work if (leave := getattr(each, "leave", None))]
+            if leaving:
+                nursery.start_soon(_leave_when_asked, node, leaving, work.cancel_scope)
+            for each in at_work:
+                work.start_soon(each.run)
+        if not node.departure.asked.is_set():
+            node.events.emit("peer.work_over", run=run.id)
         nursery.cancel_scope.cancel()
+
+
+async def _leave_when_asked(
+    node: Node, leaving: Sequence[Callable[[], Awaitable[None]]], work: trio.CancelScope
+) -> None:
+    """Let the roles finish what is nearly done once the peer is asked to leave, and end it."""
+    node.departure.finishes = True
+    await node.departure.asked.wait()
+    async with trio.open_nursery() as nursery:
+        for leave in leaving:
+            nursery.start_soon(leave)
+    work.cancel()
 
 
 async def _publish_manifest(node: Node, run: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import trio
 
+from peers.inference.outbox import Outbox
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
@@ -55,6 +56,7 @@ class Deliveries:
         self._receipts: OrderedDict[tuple[int, int, int], Envelope] = OrderedDict()
         """The last acknowledgements and logged verdicts, by lineage, step and number. A validator
         acknowledges a number only if it knows that the one before was acknowledged or judged."""
+        self._outbox = Outbox(peer.node, peer.run.id)
         self._was_accepted = False
         self.under_way = 0
         """Number of submissions made and not yet judged. It stays within one validator's quota per
@@ -62,6 +64,16 @@ class Deliveries:
         self._complaints: dict[tuple[str, str], tuple[float, int]] = {}
         """By event and validator: the time it was last emitted, and how often it was suppressed
         since."""
+
+    @property
+    def outbox(self) -> Outbox:
+        return self._outbox
+
+    async def open(self) -> None:
+        """Recall what was made before this peer's restart."""
+        await self._outbox.open()
+        for receipt in self._outbox.receipts()[-RECEIPTS_KEPT:]:
+            self._keep(receipt)
 
     @property
     def is_full(self) -> bool:
@@ -132,7 +144,10 @@ class Deliveries:
             self._peer.order.touch()  # the quota may allow another submission now
             task_status.started()
             self._verdicts.pop(submission.digest, None)
-            await self._node.disk.remove(path)
+        # A peer that leaves before keeps the file, and delivers it after its restart.
+        key = (submission.lineage, submission.step, submission.number)
+        await self._outbox.settle(submission, self._receipts.get(key))
+        await self._node.disk.remove(path)
 
     def _is_wanted(self, submission: Submission) -> bool:
         """Whether a submission may still be trained on.

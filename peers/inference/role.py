@@ -2,7 +2,7 @@
 
 One loop generates (in a child process); one task per submission delivers it until its verdict.
 The order's nonce, this peer's id and the submission number determine prompts and noise. A peer
-that restarts therefore generates the same files again, and delivering them again does nothing.
+that restarts goes on with the next number of the step, and delivers again what has no verdict.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import trio
 from peers.engines.installed import interpreter_for
 from peers.inference import preflight
 from peers.inference.delivery import Deliveries
+from peers.inference.outbox import Made, path_of
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN
 from swarm.jobs import Hardware, Load, SubmissionOrder
@@ -41,8 +42,6 @@ POLICIES_IN_MEMORY = 2
 """The policy in use, and the next policy while it is loaded."""
 
 Fetched = TypeVar("Fetched")
-OUTBOX = "outbox"
-"""Folder of submissions that have no verdict yet."""
 
 
 class InferenceSettings(ComputeSettings):
@@ -62,6 +61,8 @@ class InferenceSettings(ComputeSettings):
     """vLLM: devices that share each layer."""
     pipeline_parallel: int = pydantic.Field(default=1, ge=1)
     """vLLM: groups of devices that share the layers among them."""
+    leave_seconds: float = pydantic.Field(default=20.0, ge=0)
+    """Most seconds to finish and deliver a submission after Ctrl-C or SIGTERM. 0: leave at once."""
     cuda_graphs: bool = False
     """vLLM: decode with CUDA graphs instead of eagerly."""
 
@@ -103,6 +104,15 @@ class InferenceRole:
         self._restarts = Restarts(self._events, "engine")
         self._equipped = trio.Event()
         """Set once the child has found engine and environments, so that policies are needed."""
+        self._resumed = False
+        """Whether the submissions made before a restart are being delivered."""
+        self._making_since: float | None = None
+        """When the submission that is being generated was begun; None between submissions."""
+        self._seconds_made = 0.0
+        """How long the last submission took."""
+        self._leaving = False
+        self._at_rest = trio.Event()
+        """Set once a leaving peer generates nothing any more."""
         self._surveyed: Surveyed | None = None
         self._shown = False
         """Whether the screen of the preflight was shown."""
@@ -113,7 +123,7 @@ class InferenceRole:
         interpreter = interpreter_for(
             settings.engine, settings.home_path, self._settings.interpreter, self._settings.device
         )
-        await self._node.disk.remove(OUTBOX)
+        await self._deliveries.open()
         setup = InferenceSetup(
             engine=settings.engine,
             hardware=self._settings.hardware,
@@ -138,10 +148,37 @@ class InferenceRole:
                     engine = client(InferenceService, child)
                     self._surveyed = await engine.survey(Survey())
                     self._equipped.set()
-                    await self._generate_until_over(engine, nursery)
+                    try:
+                        await self._generate_until_over(engine, nursery)
+                    finally:
+                        self._making_since = None
+                        if self._leaving:
+                            self._at_rest.set()
 
             await self._restarts.run(live)
             nursery.cancel_scope.cancel()
+
+    async def leave(self) -> None:
+        """Finish and deliver the submission under way, if that takes at most `leave_seconds`.
+
+        Submissions have a fixed number of groups, so no prefix of one is handed in; what is
+        finished of it stays on the disk, and a restart goes on with the rest.
+        """
+        self._leaving = True
+        seconds = self._settings.leave_seconds
+        reason = "no submission is being generated"
+        if self._making_since is not None and not self._deliveries.is_full:
+            spent = self._node.world.now() - self._making_since
+            wanted = self._seconds_made - spent
+            if wanted <= seconds and seconds:
+                self._events.emit("inference.leaving", seconds=seconds, reason="")
+                with trio.move_on_after(seconds):
+                    await self._at_rest.wait()
+                return
+            reason = "the submission under way is abandoned"
+            if seconds:
+                reason += f": it needs about {wanted:.0f} s more, and leave_seconds is {seconds:g}"
+        self._events.emit("inference.leaving", seconds=0.0, reason=reason)
 
     async def _follow_checkpoints(self) -> None:
         await self._equipped.wait()
@@ -150,7 +187,7 @@ class InferenceRole:
     # --- generating --------------------------------------------------------------------------
 
     async def _generate_until_over(self, engine: InferenceService, nursery: trio.Nursery) -> None:
-        while True:
+        while not self._leaving:
             self._peer.status.doing = (
                 f"waiting for {'verdicts' if self._deliveries.is_full else 'work'}"
             )
@@ -163,7 +200,10 @@ class InferenceRole:
             if order.final:
                 self._events.emit("inference.run_over", step=order.step)
                 return
+            await self._resume(order, nursery)
             self._start_step(order)
+            if not self._wanted():
+                continue  # all its numbers were made before a restart
             if self._run.manifest_of(order) is None:
                 self._peer.status.doing = f"waiting for version {order.run_version} of the run"
                 await self._while_wanted(order, partial(self._peer.versions.manifest_of, order))
@@ -202,10 +242,31 @@ class InferenceRole:
         waits = manifest.validator_ids() if for_verdicts else trainers
         self._peer.say_starved("inference", seconds, reason, waits)
 
+    async def _resume(self, order: StepOrder, nursery: trio.Nursery) -> None:
+        """Deliver what was made before a restart and has no verdict, and keep its numbers."""
+        if self._resumed:
+            return
+        self._resumed = True
+        outbox = self._deliveries.outbox
+        await outbox.forget_before(order.lineage, order.step - self._run.max_staleness)
+        await outbox.forget_undelivered(self._peer.entry)
+        await outbox.sweep()
+        waiting = outbox.waiting()
+        number = outbox.next_number(order.lineage, order.step)
+        if waiting or number:
+            self._events.emit(
+                "inference.resumed", submissions=len(waiting), step=order.step, number=number
+            )
+        self._peer.status.doing = "delivering what was made before the restart"
+        for made in waiting:  # in the order of their numbers
+            await nursery.start(
+                self._deliveries.see_through, made.submission, made.nonce, made.path, made.ordered
+            )
+
     def _start_step(self, order: StepOrder) -> None:
         if self._step != (order.lineage, order.step):
             self._step = (order.lineage, order.step)
-            self._number = 0
+            self._number = self._deliveries.outbox.next_number(order.lineage, order.step)
         self._peer.status.step = order.step
 
     def _show_preflight(self, order: StepOrder) -> None:
@@ -316,8 +377,8 @@ class InferenceRole:
         ordered = self._peer.order.value  # the envelope of `order`; a newer one may replace it
         number, entry = self._number, self._peer.entry
         self._peer.status.doing = f"generating {number} of step {order.step}"
-        path = f"{OUTBOX}/{order.lineage}-{order.step}-{number}.parquet"
-        started = self._node.world.now()
+        path = path_of(order.lineage, order.step, number)
+        started = self._making_since = self._node.world.now()
         made = await engine.generate(
             Generate(
                 order=SubmissionOrder(
@@ -334,18 +395,8 @@ class InferenceRole:
                 path=str(self._node.disk.local_path(path)),
             )
         )
-        seconds = self._node.world.now() - started
+        seconds = self._seconds_made = self._node.world.now() - started
         self._peer.status.tokens_per_second = made.tokens / max(seconds, 1e-6)
-        self._number = number + 1
-        self._restarts.succeeded()
-        self._events.emit(
-            "inference.submission_made",
-            step=order.step,
-            policy=order.policy,
-            number=number,
-            tokens=made.tokens,
-            seconds=seconds,
-        )
         submission = Submission(
             lineage=order.lineage,
             step=order.step,
@@ -357,5 +408,17 @@ class InferenceRole:
             run_digest=order.run_digest,
             entry=entry,
         )
+        await self._deliveries.outbox.keep(Made(submission, order.nonce, path, ordered))
+        self._number = number + 1
+        self._restarts.succeeded()
+        self._events.emit(
+            "inference.submission_made",
+            step=order.step,
+            policy=order.policy,
+            number=number,
+            tokens=made.tokens,
+            seconds=seconds,
+        )
         self._peer.status.doing = f"delivering {number} of step {order.step}"
         await nursery.start(self._deliveries.see_through, submission, order.nonce, path, ordered)
+        self._making_since = None

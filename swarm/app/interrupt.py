@@ -16,14 +16,18 @@ def run_until_interrupted(
     main: Callable[[*ArgumentsT], Awaitable[ResultT]],
     *arguments: *ArgumentsT,
     on_interrupt: Callable[[], None] = lambda: None,
+    ask_to_leave: Callable[[], bool] = lambda: False,
 ) -> ResultT:
     """Run `trio.run(main, *arguments)` and cancel it on the first SIGINT or SIGTERM.
+
+    Each signal calls `ask_to_leave`, before anything is cancelled: if it returns True, `main` ends
+    by itself, and the next signal cancels it.
 
     Raises `KeyboardInterrupt` once everything has been cancelled, unless `main` ended first.
 
     Python's own handler would raise `KeyboardInterrupt` in the code that happens to run. Some code
     (a destructor, a library's callback) ignores exceptions, and the signal would be lost. Python's
-    handler is restored after the first signal, so that a second one ends a slow cancellation.
+    handler is restored with the cancellation, so that a further signal ends a slow one.
     """
 
     scope = trio.CancelScope()
@@ -32,7 +36,8 @@ def run_until_interrupted(
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
             async for _ in signals:
-                break
+                if not ask_to_leave():
+                    break
         on_interrupt()
         scope.cancel()
 

@@ -18,6 +18,7 @@ from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import open_node
 from swarm.errors import UserError
 from swarm.events import Event
+from swarm.node.departure import Departure
 from swarm.node.joining import NO_WAY_IN
 from swarm.roles import BOOTSTRAP, check_tables, load_role, take_part
 from swarm.settings import PeerSettings
@@ -44,8 +45,8 @@ class Earned:
         return {**outcomes, "groups": self._groups, "completions": self._completions}
 
 
-async def run_peer(settings: PeerSettings) -> None:
-    """Run a peer until it is cancelled or all its roles have finished."""
+async def run_peer(settings: PeerSettings, departure: Departure) -> None:
+    """Run a peer until it is cancelled, has left, or all its roles have finished."""
     for name in settings.role:
         if name in EXTRA_OF_ROLE:
             require_extra(EXTRA_OF_ROLE[name], f"--role {name}")
@@ -58,6 +59,7 @@ async def run_peer(settings: PeerSettings) -> None:
     async with open_node(settings) as node:
         earned = Earned()
         node.events.add_sink(earned)
+        node.departure = departure
         try:
             await take_part(node, roles)
         finally:
@@ -90,7 +92,12 @@ def start(settings: PeerSettings) -> None:
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler])
     become_rank(settings.role)
+    departure = Departure()
     with suppress(KeyboardInterrupt):
         run_until_interrupted(
-            run_peer, settings, on_interrupt=lambda: print("leaving…", file=sys.stderr, flush=True)
+            run_peer,
+            settings,
+            departure,
+            on_interrupt=lambda: print("leaving…", file=sys.stderr, flush=True),
+            ask_to_leave=departure.ask,
         )

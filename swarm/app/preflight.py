@@ -8,7 +8,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from peers.engines.installed import interpreter_for
-from peers.inference.preflight import Finding, Line, Work, examine, room
+from peers.inference.preflight import Finding, Work, examine, room
 from peers.inference.role import InferenceRole, InferenceSettings
 from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.local_node import visit
@@ -35,9 +35,7 @@ async def look(settings: PeerSettings, model: Path | None) -> list[Finding]:
         require_extra(EXTRA_OF_ROLE[name], "swarm preflight")
     own = settings.of(name, InferenceSettings)
     interpreter = interpreter_for(settings.engine, settings.home_path, own.interpreter, own.device)
-    work = line = None
-    if settings.bootstrap:
-        work, line = await _look_at_run(settings)
+    work = await _look_at_run(settings) if settings.bootstrap else None
     environments = work.run.manifest.environments if work else []
     setup = InferenceSetup(
         engine=settings.engine,
@@ -57,16 +55,14 @@ async def look(settings: PeerSettings, model: Path | None) -> list[Finding]:
             if work is not None and _has_tokenizer(model, work):
                 probes = [await _probe(engine, each) for each in environments]
     free = shutil.disk_usage(_existing(settings.home_path)).free
-    findings = examine(settings, surveyed, free, work=work, line=line)
+    findings = examine(settings, surveyed, free, work=work)
     return [*findings, *([room(loaded)] if loaded else []), *probes]
 
 
-async def _look_at_run(settings: PeerSettings) -> tuple[Work, Line]:
+async def _look_at_run(settings: PeerSettings) -> Work:
     async with visit(settings.bootstrap, settings.run, looks_on=True) as (node, run):
         status = await status_of(node, run)
-        transport = node.transport
-        line = Line([], transport.reachability().value)
-        return Work(status.run, status.checkpoint, status.order), line
+        return Work(status.run, status.checkpoint, status.order)
 
 
 def _has_tokenizer(model: Path, work: Work) -> bool:

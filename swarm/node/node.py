@@ -17,6 +17,7 @@ from swarm.events import Events
 from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
 from swarm.messages import Message, PeerRecord, RunManifest
+from swarm.node.departure import Departure
 from swarm.run.changes import changes
 from swarm.run.exchange import serve_manifests
 from swarm.run.lease import HEARTBEAT_SECONDS
@@ -109,6 +110,7 @@ class Node:
     """Signed run manifests that this peer hands out, by run id."""
     part: Part | None = None
     """This node inside its run; None until it has found one."""
+    departure: Departure = field(default_factory=Departure)
     _records: dict[str, Envelope] = field(default_factory=dict)
     """The newest record of each known peer, the most recently learnt last."""
     _records_bytes: int = 0

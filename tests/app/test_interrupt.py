@@ -27,6 +27,33 @@ def test_a_signal_cancels_the_work_and_then_raises(which: signal.Signals) -> Non
     assert cleaned_up
 
 
+def test_the_first_signal_asks_and_the_second_cancels() -> None:
+    asked = []
+
+    def ask() -> bool:
+        asked.append(True)
+        return len(asked) == 1
+
+    async def main() -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        await trio.sleep(0.05)
+        return "finished"
+
+    assert run_until_interrupted(main, ask_to_leave=ask) == "finished"
+    assert len(asked) == 1
+
+    async def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await trio.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await trio.sleep_forever()
+
+    asked.clear()
+    with pytest.raises(KeyboardInterrupt):
+        run_until_interrupted(twice, ask_to_leave=ask)
+    assert len(asked) == 2
+
+
 def test_a_signal_is_not_lost_in_code_that_ignores_exceptions() -> None:
     """Python's own handler would raise inside `__del__`, where exceptions are dropped."""
 

@@ -1,0 +1,159 @@
+"""The submissions that this worker has made, kept across restarts of the peer.
+
+A number is never generated twice with other bytes: a restarted peer goes on with the next number
+of the step, and delivers again what has no verdict yet. The rows are in the peer's database, the
+files in its folder `FOLDER`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+import msgspec
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.messages import Submission
+from swarm.node.node import Node
+
+FOLDER = "outbox"
+"""Folder of submissions that have no verdict yet."""
+
+UNFINISHED = ".finished"
+"""End of the name of a file with the finished rollouts of a submission that was interrupted
+(`peers.inference.finished`)."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A submission that was made, with all that its delivery needs."""
+
+    submission: Submission
+    nonce: bytes
+    """The nonce of its step order."""
+    path: str
+    ordered: Envelope | None
+
+
+def path_of(lineage: int, step: int, number: int) -> str:
+    """Path of a submission's file on the peer's disk."""
+    return f"{FOLDER}/{lineage}-{step}-{number}.parquet"
+
+
+class Outbox:
+    """The submissions of one run that this worker has made."""
+
+    def __init__(self, node: Node, run: str) -> None:
+        self._node = node
+        self._run = run
+
+    async def open(self) -> None:
+        """Prepare the table."""
+        await self._node.database.transact(
+            lambda connection: connection.execute(
+                "CREATE TABLE IF NOT EXISTS made (run TEXT NOT NULL, lineage INTEGER NOT NULL, "
+                "step INTEGER NOT NULL, number INTEGER NOT NULL, entry BLOB NOT NULL, "
+                "submission BLOB NOT NULL, nonce BLOB NOT NULL, ordered BLOB, "
+                "judged INTEGER NOT NULL DEFAULT 0, receipt BLOB, "
+                "PRIMARY KEY (run, lineage, step, number)) WITHOUT ROWID"
+            )
+        )
+
+    async def sweep(self) -> None:
+        """Remove files that no row names: they were not finished, or are not wanted any more."""
+        disk = self._node.disk
+        kept = {each.path for each in self.waiting()}
+        for name in disk.list(FOLDER):
+            path = f"{FOLDER}/{name}"
+            if path not in kept and not name.endswith(UNFINISHED):
+                await disk.remove(path)
+
+    async def keep(self, made: Made) -> None:
+        """Remember a submission, before it is delivered."""
+        each = made.submission
+        row = (
+            *self._key(each),
+            each.entry,
+            msgspec.msgpack.encode(each),
+            made.nonce,
+            made.ordered.raw if made.ordered is not None else None,
+        )
+        await self._change(
+            "INSERT OR REPLACE INTO made (run, lineage, step, number, entry, submission, nonce, "
+            "ordered) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+
+    async def settle(self, submission: Submission, receipt: Envelope | None) -> None:
+        """Remember that a submission needs no further delivery, and the receipt on it."""
+        await self._change(
+            "UPDATE made SET judged = 1, receipt = ? "
+            "WHERE run = ? AND lineage = ? AND step = ? AND number = ?",
+            (receipt.raw if receipt is not None else None, *self._key(submission)),
+        )
+
+    async def forget_before(self, lineage: int, step: int) -> None:
+        """Forget the submissions of other lineages and of earlier steps."""
+        await self._change(
+            "DELETE FROM made WHERE run = ? AND (lineage != ? OR step < ?)",
+            (self._run, lineage, step),
+        )
+
+    async def forget_undelivered(self, entry: bytes) -> None:
+        """Forget what has no verdict and was drawn with another entry: it would be refused."""
+        await self._change(
+            "DELETE FROM made WHERE run = ? AND judged = 0 AND entry != ?", (self._run, entry)
+        )
+
+    def next_number(self, lineage: int, step: int) -> int:
+        """The first number of a step that this worker has not made."""
+        rows = self._node.database.read(
+            "SELECT max(number) FROM made WHERE run = ? AND lineage = ? AND step = ?",
+            (self._run, lineage, step),
+        )
+        return 0 if rows[0][0] is None else int(rows[0][0]) + 1
+
+    def waiting(self) -> list[Made]:
+        """The submissions without a verdict whose files are complete, by step and number."""
+        rows = self._node.database.read(
+            "SELECT lineage, step, number, submission, nonce, ordered FROM made "
+            "WHERE run = ? AND judged = 0 ORDER BY lineage, step, number",
+            (self._run,),
+        )
+        found = []
+        for lineage, step, number, raw, nonce, ordered in rows:
+            path = path_of(lineage, step, number)
+            submission = msgspec.msgpack.decode(raw, type=Submission)
+            disk = self._node.disk
+            if disk.exists(path) and disk.size_bytes(path) == submission.size_bytes:
+                found.append(Made(submission, nonce, path, _opened(ordered)))
+        return found
+
+    def receipts(self) -> list[Envelope]:
+        """The receipts of settled submissions; a validator asks for the one before a number."""
+        rows = self._node.database.read(
+            "SELECT receipt FROM made WHERE run = ? AND receipt IS NOT NULL "
+            "ORDER BY lineage, step, number",
+            (self._run,),
+        )
+        opened = [_opened(raw) for (raw,) in rows]
+        return [each for each in opened if each is not None]
+
+    def _key(self, submission: Submission) -> tuple[str, int, int, int]:
+        return self._run, submission.lineage, submission.step, submission.number
+
+    async def _change(self, sql: str, parameters: tuple[object, ...]) -> None:
+        def change(connection: sqlite3.Connection) -> None:
+            connection.execute(sql, parameters)
+
+        await self._node.database.transact(change)
+
+
+def _opened(raw: bytes | None) -> Envelope | None:
+    """A stored envelope; None if there is none, or another version of Swarm wrote it."""
+    if raw is None:
+        return None
+    try:
+        return open_envelope(raw)
+    except Dropped:
+        return None
