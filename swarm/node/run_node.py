@@ -35,6 +35,7 @@ from swarm.node.policies import Policies
 from swarm.node.status import Status
 from swarm.node.trusted import TrustedPart
 from swarm.node.versions import Versions
+from swarm.node.waking import reconnect_after_sleep
 from swarm.observable import Observable
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits
 from swarm.run.clock import TrustedClock
@@ -349,6 +350,7 @@ class RunNode:
                     nursery.start_soon(self.versions.compare_with_bootstrap)
                 if self.lease is not None:
                     await nursery.start(self.lease.keep)
+                    nursery.start_soon(reconnect_after_sleep, self.node)
                 yield nursery
                 nursery.cancel_scope.cancel()
         except* NotAdmitted as group:

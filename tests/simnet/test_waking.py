@@ -1,0 +1,63 @@
+"""A laptop that slept comes back and works."""
+
+from __future__ import annotations
+
+import trio
+
+from simnet.clock import run_virtual
+from simnet.compute import Hardware, Workload
+from simnet.faults import Freeze
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event
+from swarm.observable import Observable
+
+ASLEEP_SECONDS = 300.0
+"""Longer would exceed deadlines of its children, whose timers a simulated freeze does not stop."""
+WORKING_AGAIN_SECONDS = 60.0
+
+
+def test_a_worker_that_slept_connects_again_and_works() -> None:
+    simulation = Simulation(5, workload=Workload(completion_tokens_mean=16))
+    events: list[tuple[float, str]] = []
+    done: list[bool] = []
+    changed: Observable[None] = Observable(None)
+
+    def hear(now: float, peer: Peer, event: Event) -> None:
+        if peer.name == "laptop":
+            events.append((now, event.name))
+            changed.touch()
+
+    async def until(name: str, since: float) -> float:
+        await changed.wait_until(lambda _: any(at > since and each == name for at, each in events))
+        return min(at for at, each in events if at > since and each == name)
+
+    async def main() -> None:
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=["validator"], steps=10_000,
+                groups_per_step=16, max_new_tokens=32,
+            )  # fmt: skip
+            for plan in (
+                Plan("validator", ["validator"]),
+                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=20.0)),
+                Plan("other", ["inference"]),
+                Plan("laptop", ["inference"]),
+            ):
+                await simulation.add(plan).start()
+            await until("inference.receipt", 0.0)
+            # Its timers should stand still too, but a frozen peer's go on; so its clock is set back
+            # meanwhile, and the time jumps once it is awake.
+            simulation.peers["laptop"].step_clock(-ASLEEP_SECONDS)
+            await Freeze(at=0.0, peers=["laptop"], seconds=ASLEEP_SECONDS).happen(simulation)
+            simulation.peers["laptop"].step_clock(ASLEEP_SECONDS)
+            woken = simulation.now()
+            with trio.fail_after(WORKING_AGAIN_SECONDS):
+                assert await until("peer.woke", woken) < woken + 6
+                await until("inference.receipt", woken)
+            done.append(True)
+
+    run_virtual(main, seed=5, limit_seconds=5000)
+    assert done and simulation.violations == []
+    assert sum(name == "peer.woke" for _, name in events) == 1
