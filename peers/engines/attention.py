@@ -66,3 +66,27 @@ def attend_causally(layer: LayerAttention, query: Tensor, key: Tensor, value: Te
         blocked = unseen(positions[rows, None], positions[seen], window)
         pieces.append(attend(layer, query[:, :, rows], key[:, :, seen], value[:, :, seen], blocked))
     return torch.cat(pieces, dim=2)
+
+
+def attend_further(
+    layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor, past: int
+) -> Tensor:
+    """Causal attention of queries [B, H, S, D] to keys and values [B, H_kv, `past` + S, D]."""
+    length, window = query.shape[2], layer.window
+    positions = torch.arange(past + length, device=query.device)
+    pieces = []
+    for start in range(0, length, BLOCK):
+        rows = slice(start, min(start + BLOCK, length))
+        first = 0 if window is None else max(0, past + start - window + 1)
+        seen = slice(first, past + rows.stop)
+        blocked = unseen(positions[past + start : seen.stop, None], positions[seen], window)
+        given = (query[:, :, rows], key[:, :, seen], value[:, :, seen])
+        if layer.soft_cap is not None:
+            pieces.append(attend(layer, *given, blocked))
+            continue
+        pieces.append(
+            F.scaled_dot_product_attention(
+                *given, attn_mask=~blocked, scale=layer.scale, enable_gqa=True
+            )
+        )
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)

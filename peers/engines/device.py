@@ -130,3 +130,10 @@ def driver_of(device: torch.device) -> str:
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)", text)
     runtime = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     return f"driver {found[1]}, {runtime}" if found else runtime
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory is short; on a CPU, torch raises a bare `RuntimeError`."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "can't allocate memory" in str(error) or "not enough memory" in str(error)

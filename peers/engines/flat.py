@@ -14,7 +14,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
-from peers.engines.attention import LayerAttention, attend, attend_causally, unseen
+from peers.engines.attention import (
+    LayerAttention,
+    attend,
+    attend_causally,
+    attend_further,
+    unseen,
+)
 from peers.engines.cache import Bucket
 
 
@@ -112,7 +118,7 @@ class _Ready:
         for chunk in part.further:
             tokens = slice(chunk.first, chunk.first + chunk.length)
             used = chunk.past + chunk.length
-            result = _further(
+            result = attend_further(
                 layer,
                 queries[tokens].transpose(0, 1)[None],
                 part.bucket.keys[layer.index][chunk.row, None, :, :used],
@@ -199,15 +205,3 @@ def attend_fresh(
             for each in (queries, keys, values)
         )
         mixed[tokens] = attend_causally(layer, query, key, value).transpose(1, 2).flatten(0, 1)
-
-
-def _further(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor, past: int) -> Tensor:
-    """Causal attention [B, H, S, D] of S queries to `past` + S keys."""
-    used = key.shape[2]
-    columns = torch.arange(used, device=query.device)
-    blocked = unseen(columns[past:, None], columns, layer.window)
-    if layer.soft_cap is not None:
-        return attend(layer, query, key, value, blocked)
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=~blocked, scale=layer.scale, enable_gqa=True
-    )

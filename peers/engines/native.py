@@ -8,25 +8,23 @@ computes what it would compute alone, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from peers.engines.attention import LayerAttention
-from peers.engines.cache import STATE_DTYPE, Cache, Shape
+from peers.engines.cache import Cache, Shape
 from peers.engines.decoder import Decoder
-from peers.engines.device import available_bytes
-from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
-from peers.engines.flat import FlatAttention, Fresh, Further, Part, attend_fresh
+from peers.engines.device import available_bytes, is_out_of_memory
+from peers.engines.engine import Capabilities, Piece, Prefill, Request
+from peers.engines.flat import FlatAttention, Fresh, Further, Part
 from peers.engines.noise import NoisePool
-from peers.engines.rows import PREFILL_TOKENS_MAX, Admitted, Row, Rows
+from peers.engines.prefill import Prefiller
+from peers.engines.rows import Admitted, Row, Rows
 from swarm import __version__
 from swarm.errors import UserError
-from swarm.world.progress import checkpoint
 
 SLOTS = 256
 """Most rows generated at once, if memory allows them."""
@@ -67,6 +65,7 @@ class NativeEngine:
         that is free once the weights are loaded. Raises `UserError` for an unsupported model.
         """
         self._decoder = decoder = Decoder(folder, device, dtype)
+        self._prefiller = Prefiller(decoder)
         self._policy = policy
         self._slots = slots
         self.out_of_memory = 0
@@ -131,40 +130,22 @@ class NativeEngine:
                 rows, hidden = self._advance(admitted)
                 return self._sample(rows, hidden)
             except (RuntimeError, MemoryError) as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 self._halve(admitted, error)
 
-    @torch.no_grad()
     def prefill(
         self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]]
     ) -> Prefill:
         if len(sampled) != len(sequences):
             raise ValueError(f"{len(sampled)} lists of indices for {len(sequences)} sequences")
-        inputs = []
         for tokens, indices in zip(sequences, sampled, strict=True):
             self._check_tokens(tokens, len(tokens))
             if not indices or indices[0] < 1 or indices[-1] != len(tokens) - 1:
                 raise ValueError(
                     "sampled tokens must begin after the prompt and end at the last token"
                 )
-            inputs.append(list(tokens[:-1]))  # the last token predicts nothing
-        states: list[Tensor] = [torch.empty(0)] * len(inputs)
-        before: list[Tensor] = [torch.empty(0)] * len(inputs)
-        by_length = sorted(range(len(inputs)), key=lambda index: len(inputs[index]))
-        for part in _parts(by_length, inputs):
-            checkpoint()
-            hidden = self._causal([inputs[index] for index in part])
-            first = 0
-            for index in part:
-                # Token i was sampled from the hidden state of token i − 1.
-                start = sampled[index][0] - 1
-                predictors = torch.tensor(list(sampled[index]), device=hidden.device) - 1
-                states[index] = hidden[first + predictors]
-                rows = hidden[first + max(0, start - PROMPT_ROWS_MAX) : first + start]
-                before[index] = rows.to(STATE_DTYPE)
-                first += len(inputs[index])
-        return Prefill([rows.to(STATE_DTYPE) for rows in states], states, before)
+        return self._prefiller.run(sequences, sampled)
 
     def logits(self, states: Tensor) -> Tensor:
         return self._decoder.logits(states)
@@ -289,26 +270,6 @@ class NativeEngine:
         while rows.free_memory():
             pass
 
-    def _causal(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Final-norm hidden states of sequences in ascending order of length, [tokens, hidden]."""
-        fresh: list[Fresh] = []
-        first = 0
-        for length, equal in groupby(sequences, len):
-            count = len(list(equal))
-            fresh.append(Fresh(first, count, length))
-            first += count * length
-        tokens = [token for sequence in sequences for token in sequence]
-        positions = [position for sequence in sequences for position in range(len(sequence))]
-
-        def attention(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))
-            mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
-            attend_fresh(layer, fresh, queries, keys, values, mixed)
-            return mixed.transpose(0, 1)[None]
-
-        given = torch.tensor([tokens, positions], device=self._decoder.device)
-        return self._decoder.forward(given[:1], given[1:], attention)[0]
-
 
 def _lay_decoding(batch: _Batch, part: Part, rows: Sequence[Row]) -> None:
     """Append the newest token of each of a bucket's first rows."""
@@ -349,24 +310,3 @@ def _lay_chunks(batch: _Batch, part: Part, rows: Sequence[Row]) -> None:
         else:
             part.fresh.append(Fresh(first, 1, len(tokens)))
         _lay(batch, part, row, tokens)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory is short; on a CPU, torch raises a bare `RuntimeError`."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "can't allocate memory" in str(error) or "not enough memory" in str(error)
-
-
-def _parts(order: Sequence[int], inputs: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Cut indices of inputs into parts with at most `PREFILL_TOKENS_MAX` tokens, if possible."""
-    part: list[int] = []
-    tokens = 0
-    for index in order:
-        if part and tokens + len(inputs[index]) > PREFILL_TOKENS_MAX:
-            yield part
-            part, tokens = [], 0
-        part.append(index)
-        tokens += len(inputs[index])
-    if part:
-        yield part

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from peers.engines import demo, model, native, noise, sampling
+from peers.engines import demo, model, noise, sampling
 from peers.engines import rows as rows_module
 from peers.engines.native import NativeEngine
 from peers.engines.registry import make_engine
@@ -188,8 +188,8 @@ def test_cutting_work_into_pieces_changes_nothing(
     made = complete(engine, PROMPTS, range(5), (3, 4), 1.0, [0], 6)
     whole = prefill_completions(engine, PROMPTS, made.tokens)
     monkeypatch.setattr(noise, "ENTRIES_MAX", 1)
-    for module in (native, rows_module):
-        monkeypatch.setattr(module, "PREFILL_TOKENS_MAX", 5)
+    monkeypatch.setattr(rows_module, "PREFILL_TOKENS_MAX", 5)
+    monkeypatch.setattr(engine._prefiller, "tokens_max", 5)
     again = NativeEngine(pair[2], slots=2)
     assert complete(again, PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
     for one, other in zip(
