@@ -34,6 +34,9 @@ class TrainerSettings(ComputeSettings):
     """Evaluate on held-out prompts when the run is over."""
     replicas: int = pydantic.Field(default=1, ge=1)
     """Whole copies of the policy among the ranks (HSDP); each copy is sharded over its ranks."""
+    tensor_parallel: int = pydantic.Field(default=1, ge=1)
+    """Neighbouring ranks over which each layer's matrices are divided; they compute the same
+    sequences. For models whose layers are too large for one device; choose the GPUs of a node."""
     activation_checkpointing: bool = False
     """Keep only the layers' inputs, and compute the rest again in the backward pass."""
     attention: Attention = "fastest"
@@ -124,6 +127,7 @@ class TrainerSettings(ComputeSettings):
         """The policy's layout in memory; `dtype` sets its precision."""
         return Sharding(
             replicas=self.replicas,
+            tensor_parallel=self.tensor_parallel,
             activation_checkpointing=self.activation_checkpointing,
             cpu_offload=self.cpu_offload,
             optimiser=self.optimiser,

@@ -51,6 +51,8 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
 
     replicas: int = 1
     """Whole copies of the policy; each is sharded over an equal share of the ranks."""
+    tensor_parallel: int = 1
+    """Neighbouring ranks that divide each layer's matrices and compute the same sequences."""
     mixed_precision: bool = False
     """Compute in bf16; reduce gradients and keep weights in fp32."""
     activation_checkpointing: bool = False

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from peers.engines.demo import make_policy
 from peers.engines.model import load as load_model
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
@@ -18,6 +19,7 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import whole
+from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, settings
@@ -155,3 +157,74 @@ def test_mixed_precision_keeps_fp32_master_weights(base: Path, tmp_path: Path) -
     wanted = torch.cat([expected_gradients[name].flatten() for name in sorted(gradients)])
     assert float(torch.cosine_similarity(mine, wanted, dim=0)) > 0.98
     assert close(weights, expected, 5e-3)
+
+
+def family(folder: Path, kind: str) -> Path:
+    """A small model of a family that tensor parallelism divides; Qwen3 has norms over heads."""
+    import transformers
+
+    make_policy(folder, seed=3)
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+        tie_word_embeddings=kind == "Qwen3",
+    )  # fmt: skip
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "world", "sharding"),
+    [
+        ("Qwen3", 2, {"tensor_parallel": 2}),
+        ("Llama", 2, {"tensor_parallel": 2, "activation_checkpointing": True}),
+        ("Qwen3", 4, {"tensor_parallel": 2}),
+    ],
+)
+def test_divided_matrices_learn_what_one_process_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, world: int, sharding: Any
+) -> None:
+    """Also when both dimensions of the mesh divide them, and after a resume."""
+    monkeypatch.setattr(packing, "PASS_TOKENS_MAX", 30)
+    start = family(tmp_path / "base", kind)
+    alone = Learner(start, chosen())
+    expected = learn(alone, range(3))
+    expected_weights, expected_gradients = everything(alone)
+
+    def work(ranks: Ranks) -> tuple[list[dict[str, float]], Weights, Weights]:
+        learner = Learner(start, chosen(**sharding), ranks=ranks)
+        metrics = learn(learner, range(2))
+        learner.export(tmp_path / "policy-2")
+        learner.save(tmp_path / "state")
+        again = Learner(start, chosen(**sharding), ranks=ranks)
+        again.load(tmp_path / "state", {0: start, 2: tmp_path / "policy-2"})
+        metrics += learn(again, [2])
+        assert again.matches(tmp_path / "policy-2") is False
+        weights, gradients = everything(again)
+        return metrics, weights, gradients
+
+    for metrics, weights, gradients in run_ranks(world, tmp_path, work):
+        for found, wanted in zip(metrics, expected, strict=True):
+            assert found == pytest.approx(wanted, abs=1e-4, rel=1e-5)
+        assert close(weights, expected_weights)
+        assert close(gradients, expected_gradients, 1e-5)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_divided_is_refused(tmp_path: Path, base: Path) -> None:
+    def refused(ranks: Ranks, folder: Path) -> str:
+        with pytest.raises(UserError) as caught:
+            Learner(folder, chosen(tensor_parallel=3), ranks=ranks)
+        return str(caught.value)
+
+    (first, *_) = run_ranks(2, tmp_path, refused, base)
+    assert first == (
+        "trainer.tensor_parallel is 3, which does not divide the 2 ranks of a copy of the policy"
+    )
+    (tmp_path / "meeting").unlink()
+    (first, *_) = run_ranks(3, tmp_path, refused, base)
+    assert (
+        first == "trainer.tensor_parallel is 3, which does not divide the model's 4 attention heads"
+    )

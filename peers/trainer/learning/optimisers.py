@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
+from peers.trainer.learning.gradients import by_mesh
 from peers.trainer.learning.host import host_tensor
 from peers.trainer.learning.sharding import local
 from swarm.errors import UserError
@@ -211,7 +212,8 @@ def make_optimiser(
         return PiecewiseAdamW(parameters, QuantisedMoments(), **chosen)
     if name == "offloaded":
         return PiecewiseAdamW(parameters, HostMoments(), **chosen)
-    return torch.optim.AdamW(parameters, **chosen, eps=EPSILON, fused=True)
+    groups = [{"params": group} for group in by_mesh(parameters)]
+    return torch.optim.AdamW(groups, **chosen, eps=EPSILON, fused=True)
 
 
 def begin_state(optimiser: torch.optim.Optimizer, parameter: Tensor) -> State:

@@ -72,9 +72,8 @@ class TrainedPolicy:
 
     def follow(self, numbers: Optimiser) -> None:
         """Use another version of the run's optimiser settings from now on."""
-        self.optimiser.param_groups[0].update(
-            betas=(numbers.beta1, numbers.beta2), weight_decay=numbers.weight_decay
-        )
+        for group in self.optimiser.param_groups:
+            group.update(betas=(numbers.beta1, numbers.beta2), weight_decay=numbers.weight_decay)
 
     def passes(self, batch: Batch) -> list[Rows]:
         """The forward passes over a batch, on this rank's device.

@@ -83,7 +83,9 @@ class Ranks:
         self.world = launch.world if launch else 1
         self.device = device or torch.device("cpu")
         self.mesh: DeviceMesh | None = None
-        """(replicas, shards); set by `make_mesh`."""
+        """(replicas, shards), or (replicas, shards, tensor); set by `make_mesh`."""
+        self.tensor = 1
+        """Neighbouring ranks that divide each matrix, and compute the same sequences."""
         self._control: ProcessGroup | None = None
         self.saving_group: ProcessGroup | None = None
         """The group for collectives of the thread that writes states."""
@@ -106,14 +108,25 @@ class Ranks:
         ranks.saving_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVE_SECONDS))
         return ranks
 
-    def make_mesh(self, replicas: int) -> DeviceMesh:
-        """Make a mesh of `replicas` whole copies of the policy, each sharded over its own ranks.
+    @property
+    def parts(self) -> int:
+        """Parts into which a batch's sequences are divided."""
+        return self.world // self.tensor
 
-        Raises `UserError` when `replicas` does not divide the number of ranks.
+    def make_mesh(self, replicas: int, tensor: int = 1) -> DeviceMesh:
+        """Make a mesh of `replicas` whole copies of the policy, each sharded over its own ranks,
+        of which `tensor` neighbours divide each matrix.
+
+        Raises `UserError` when these do not divide the number of ranks.
         """
         if replicas < 1 or self.world % replicas:
             raise UserError(
                 f"trainer.replicas is {replicas}, which does not divide the {self.world} ranks"
+            )
+        if tensor < 1 or self.world // replicas % tensor:
+            raise UserError(
+                f"trainer.tensor_parallel is {tensor}, which does not divide the "
+                f"{self.world // replicas} ranks of a copy of the policy"
             )
         if not dist.is_initialized():
             dist.init_process_group(
@@ -122,33 +135,35 @@ class Ranks:
                 rank=0,
                 world_size=1,
             )
+        self.tensor = tensor
+        sizes = {"replicate": replicas, "shard": self.parts // replicas}
+        if tensor > 1:
+            sizes["tensor"] = tensor
         self.mesh = init_device_mesh(
-            self.device.type,
-            (replicas, self.world // replicas),
-            mesh_dim_names=("replicate", "shard"),
+            self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
         )
         return self.mesh
 
     def share(self, lengths: Tensor) -> Tensor:
         """Indices of the sequences, of B, that this rank computes: int64, ascending.
 
-        Sequences go, longest first, to the rank with the fewest tokens so far. Every rank computes
+        Sequences go, longest first, to the part with the fewest tokens so far. Every rank computes
         the same division.
         """
-        if self.world == 1:
+        if self.parts == 1:
             return torch.arange(len(lengths))
-        loads = [0] * self.world
+        loads = [0] * self.parts
         mine = []
         for index in torch.argsort(lengths, descending=True, stable=True).tolist():
-            rank = loads.index(min(loads))
-            loads[rank] += int(lengths[index])
-            if rank == self.rank:
+            part = loads.index(min(loads))
+            loads[part] += int(lengths[index])
+            if part == self.rank // self.tensor:
                 mine.append(index)
         return torch.tensor(sorted(mine), dtype=torch.int64)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sum over all ranks, element by element, in fp64."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        """Sum over the parts of a batch, element by element, in fp64."""
+        return [value / self.tensor for value in self._reduce(values, dist.ReduceOp.SUM)]
 
     def max(self, values: Sequence[float]) -> list[float]:
         """Maximum over all ranks, element by element."""

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.tensor_parallel import divide
 from swarm.jobs.training import Sharding
 
 
@@ -33,7 +34,10 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
         for layer in layers:
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
     if ranks.world > 1 or how.mixed_precision or how.cpu_offload:
-        mesh = ranks.mesh or ranks.make_mesh(how.replicas)
+        mesh = ranks.mesh or ranks.make_mesh(how.replicas, how.tensor_parallel)
+        if how.tensor_parallel > 1:
+            divide(module.model, mesh["tensor"])
+            mesh = mesh["replicate", "shard"]
         precision = (
             MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
             if how.mixed_precision

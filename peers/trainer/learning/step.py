@@ -15,11 +15,11 @@ from torch import Tensor
 
 from peers.trainer.learning import objective as objectives
 from peers.trainer.learning.batch import Group
+from peers.trainer.learning.gradients import clip_gradients
 from peers.trainer.learning.past import PastPolicies
 from peers.trainer.learning.policy import TrainedPolicy
 from peers.trainer.learning.scoring import ScoredBatch, compare_engines, score
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.sharding import whole
 from peers.trainer.learning.work import NO_WORK, training_work
 from swarm.world.progress import report
 
@@ -75,13 +75,13 @@ class GrpoStep:
             tokens = batch.tokens(rows, log_pi, entropy)
             loss, metrics = objectives.loss(goal, tokens, batch.totals)
             # Each rank's loss is its share of the batch's; FSDP takes the mean of the gradients.
-            (loss * ranks.world).backward()  # type: ignore[no-untyped-call]
+            (loss * ranks.parts).backward()  # type: ignore[no-untyped-call]
             for name, value in metrics.items():
                 sums[name] = sums[name] + value if name in sums else value
 
         norm_max = self.settings.optimiser.gradient_norm_max
         parameters = self.policy.model.parameters()
-        on_device = whole(torch.nn.utils.clip_grad_norm_(parameters, norm_max))
+        on_device = clip_gradients(parameters, norm_max)
         names = sorted(sums)
         on_device = torch.stack([*(sums[name] for name in names), on_device.to(ranks.device)])
         *mine, norm = on_device.tolist()
@@ -89,7 +89,8 @@ class GrpoStep:
         rate = self.settings.learning_rate(optimiser_step)
         finite = math.isfinite(norm) and math.isfinite(figures["loss"])
         if finite:
-            optimiser.param_groups[0]["lr"] = rate
+            for group in optimiser.param_groups:
+                group["lr"] = rate
             optimiser.step()
         return {
             **figures,
