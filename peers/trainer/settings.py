@@ -39,6 +39,9 @@ class TrainerSettings(ComputeSettings):
     sequences. For models whose layers are too large for one device; choose the GPUs of a node."""
     activation_checkpointing: bool = False
     """Keep only the layers' inputs, and compute the rest again in the backward pass."""
+    keep_products: bool = False
+    """With activation_checkpointing, also keep the results of matrix products and attention: it
+    costs memory, and the backward pass only repeats cheap operations."""
     attention: Attention = "fastest"
     """Attention implementation; set it for a device on which the fastest one fails."""
     cpu_offload: bool = False
@@ -129,6 +132,7 @@ class TrainerSettings(ComputeSettings):
             replicas=self.replicas,
             tensor_parallel=self.tensor_parallel,
             activation_checkpointing=self.activation_checkpointing,
+            keep_products=self.keep_products,
             cpu_offload=self.cpu_offload,
             optimiser=self.optimiser,
             past_policies=self.past_policies,

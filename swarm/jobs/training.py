@@ -57,6 +57,8 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """Compute in bf16; reduce gradients and keep weights in fp32."""
     activation_checkpointing: bool = False
     """Keep only the layers' inputs, and recompute the rest in the backward pass."""
+    keep_products: bool = False
+    """With activation checkpointing, also keep the results of matrix products and attention."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimiser state in main memory."""
     optimiser: Literal["adamw", "adamw8bit", "offloaded"] = "adamw"

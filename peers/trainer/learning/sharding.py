@@ -15,11 +15,23 @@ from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.fsdp import fully_shard as fsdp2
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.tensor_parallel import divide
 from swarm.jobs.training import Sharding
+
+_aten = torch.ops.aten
+PRODUCTS = [
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+]
+"""The operations that `Sharding.keep_products` keeps: most of a layer's work."""
 
 
 def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> None:
@@ -30,9 +42,14 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
     Parameters on the device `meta` get memory for this rank's part, not yet filled.
     """
     layers = list(layers)
-    if how.activation_checkpointing:
-        for layer in layers:
-            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+    kept: dict[str, Any] = {}
+    if how.keep_products:
+        kept["context_fn"] = functools.partial(create_selective_checkpoint_contexts, PRODUCTS)
+    for layer in layers:
+        if how.activation_checkpointing:
+            layer.forward = functools.partial(
+                checkpoint, layer.forward, use_reentrant=False, **kept
+            )
     if ranks.world > 1 or how.mixed_precision or how.cpu_offload:
         mesh = ranks.mesh or ranks.make_mesh(how.replicas, how.tensor_parallel)
         if how.tensor_parallel > 1:
