@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,11 @@ def test_native_and_vllm_workers_are_accepted_and_wrong_weights_refused(
             await peers.start(*(name for name in names if name != workers[0]))
             native, vllm, altered = (peers[name] for name in workers)
             await vllm.says("inference.policy_loaded", seconds=LOADED_SECONDS)
+            # Without a pause vLLM may finish the ten steps before the native worker has joined.
+            vllm.send(signal.SIGSTOP)
             await peers.start(native.name)
+            await native.says("inference.receipt", outcome="accepted")
+            vllm.send(signal.SIGCONT)
             refused = await altered.says(
                 "inference.receipt", outcome="refused", seconds=LOADED_SECONDS
             )
