@@ -125,7 +125,10 @@ def test_small_hidden_sizes_keep_prompts_and_turn_the_prefix_cache_off(tiny: Pat
     ("change", "sentence"),
     [
         ({"rope_theta": 5e5}, "holds another model than the one loaded: rope_theta differs"),
-        ({"num_hidden_layers": 3}, "num_hidden_layers differs"),
+        (
+            {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
+            "num_hidden_layers differs",
+        ),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config = "),
     ],
 )

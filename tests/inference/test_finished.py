@@ -46,7 +46,13 @@ def test_a_restarted_child_generates_only_the_rest(
         monkeypatch.setattr(Generate, "patience_seconds", 3.0)
     heard: list[Event] = []
     events = Events(Machine(), "me")
-    events.add_sink(heard.append)
+
+    def listen(event: Event) -> None:
+        heard.append(event)
+        if event.name == "compute.child_died":  # the child hangs once
+            monkeypatch.setattr(Generate, "patience_seconds", 600.0)
+
+    events.add_sink(listen)
     load = Load(policy=policy_reference(4), folder=str(policy))
     job = Generate(order=ORDER, path=str(tmp_path / "made"))
     setup = InferenceSetup(environments=ORDER.environments)
