@@ -29,6 +29,9 @@ from swarm.errors import UserError
 SLOTS = 256
 """Most rows generated at once, if memory allows them."""
 
+ENTRIES_MAX = 1 << 22
+"""Rows times vocabulary sampled at once: each entry takes some 16 bytes."""
+
 MEMORY_SHARE = 0.5
 """Default share of the free memory for caches: other processes use the rest."""
 
@@ -223,17 +226,11 @@ class NativeEngine:
 
     def _sample(self, rows: list[Row], hidden: Tensor) -> list[Piece]:
         """Sample each row's next token; return the rows that it finishes."""
-        logits = self.logits(hidden)  # [rows, vocabulary]
-        temperatures = [row.request.temperature for row in rows]
-        first = temperatures[0]
-        if temperatures.count(first) < len(rows):
-            logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
-        elif first != 1.0:
-            logits = logits / first
-        noise = self._rows.noise.of(rows, self._rows.soon())
-        chosen = (logits if noise is None else noise.add_(logits)).max(-1).indices
-        log_mu = torch.log_softmax(logits, -1).gather(-1, chosen[:, None])[:, 0]
-        drawn = list(zip(rows, chosen.tolist(), log_mu.tolist(), strict=True))
+        some = max(1, ENTRIES_MAX // self._decoder.vocabulary_size)
+        drawn = []
+        for start in range(0, len(rows), some):
+            part = slice(start, start + some)
+            drawn += self._draw(rows[part], hidden[part])
         for row, _, log_probability in drawn:
             if log_probability != log_probability:
                 self._rows.restart()
@@ -249,6 +246,20 @@ class NativeEngine:
         # From a bucket's end on, so that few rows move up.
         finished.sort(key=lambda row: -row.index)
         return [self._rows.finish(row) for row in finished]
+
+    def _draw(self, rows: list[Row], hidden: Tensor) -> list[tuple[Row, int, float]]:
+        """Each row's next token and its log-probability."""
+        logits = self.logits(hidden)  # [rows, vocabulary]
+        temperatures = [row.request.temperature for row in rows]
+        first = temperatures[0]
+        if temperatures.count(first) < len(rows):
+            logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
+        elif first != 1.0:
+            logits = logits / first
+        noise = self._rows.noise.of(rows, self._rows.soon())
+        chosen = (logits if noise is None else noise.add_(logits)).max(-1).indices
+        log_mu = torch.log_softmax(logits, -1).gather(-1, chosen[:, None])[:, 0]
+        return list(zip(rows, chosen.tolist(), log_mu.tolist(), strict=True))
 
     def _halve(self, admitted: Admitted, error: Exception) -> None:
         """Go on with half of the live rows; the newest wait again."""

@@ -64,10 +64,11 @@ class NoisePool:
         Rows without a key get zeros. `soon` are rows to be generated next: their noise is computed
         along with that of others, because a call costs as much for one row as for several.
         """
+        if self._ahead == 1:
+            return self._now(rows)
         needy = [row for row in rows if row.noise is None or row.noise.end <= row.position]
         if needy:
-            if self._ahead > 1:
-                needy += [row for row in soon if row.noise is None]
+            needy += [row for row in soon if row.noise is None]
             by_key: dict[tuple[int, int] | None, list[Noisy]] = {}
             for row in needy:
                 by_key.setdefault(row.noise_key, []).append(row)
@@ -83,6 +84,27 @@ class NoisePool:
         ]
         flat = self._pool.view(-1, self._vocabulary_size)
         return flat.index_select(0, torch.tensor(index, device=flat.device))
+
+    def _now(self, rows: Sequence[Noisy]) -> Tensor | None:
+        """Noise at each row's position, kept for no other call: a vocabulary too large for more."""
+        if all(row.noise_key is None for row in rows):
+            return None
+        found = self._pool.new_zeros(len(rows), self._vocabulary_size)
+        by_key: dict[tuple[int, int] | None, list[int]] = {}
+        for index, row in enumerate(rows):
+            by_key.setdefault(row.noise_key, []).append(index)
+        some = max(1, ENTRIES_MAX // self._vocabulary_size)
+        for key, indices in by_key.items():
+            for start in range(0, len(indices) if key is not None else 0, some):
+                at = torch.tensor(indices[start : start + some], device=found.device)
+                part = [rows[index] for index in indices[start : start + some]]
+                numbers, positions = torch.tensor(
+                    [[row.noise_row for row in part], [row.position for row in part]],
+                    device=found.device,
+                )
+                assert key is not None
+                found[at] = gumbel_noise(key, numbers, positions, self._vocabulary_size)
+        return found
 
     def _compute(self, key: tuple[int, int] | None, rows: Sequence[Noisy]) -> None:
         entries = []

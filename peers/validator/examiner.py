@@ -22,6 +22,7 @@ from swarm.ledger.record import share_to_recompute
 from swarm.messages import CheckpointReference, RunManifest, Thresholds
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import digest
+from swarm.world import ChildError
 from swarm.world.restarts import Restarts
 
 
@@ -187,6 +188,9 @@ class Examiner:
         self._peer.store.pin(policy)
         try:
             loaded = await prefill.load(job)
+        except ChildError:
+            self._loaded = []  # the child may have dropped policies to make room
+            raise
         finally:
             self._peer.store.unpin(policy)
         self._loaded = loaded.policies

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 
-from peers.engines.device import use_hardware
+from peers.engines.device import (
+    available_bytes,
+    find_device,
+    find_dtype,
+    is_out_of_memory,
+    use_hardware,
+)
 from peers.engines.engine import Engine
+from peers.engines.model import StoredTensors
 from peers.engines.registry import check_engine, make_engine
 from peers.proofs import toploc
 from peers.proofs.format import split
@@ -31,6 +39,7 @@ from peers.validator.recompute import (
     recompute,
     sampling_figures,
 )
+from swarm.errors import UserError
 from swarm.jobs import Load, validation
 from swarm.jobs.validation import Judge, Judged, PoliciesLoaded, PrefillSetup
 from swarm.messages import CheckpointReference
@@ -46,8 +55,9 @@ submission of long rollouts has millions."""
 class PrefillService:
     """Implements `swarm.jobs.validation.PrefillService`.
 
-    Keeps the weights of the last policies used, because submissions of the current and the previous
-    policy alternate; older policies are rare.
+    Keeps the weights of the last policies used, as many as memory allows, because submissions of
+    the current and the previous policy alternate; older policies are rare. A policy that gives way
+    is dropped before the next one is read.
     """
 
     def __init__(self, setup: PrefillSetup) -> None:
@@ -55,6 +65,7 @@ class PrefillService:
         check_engine(setup.engine)
         use_hardware(setup.hardware)
         self._setup = setup
+        self._device = find_device(setup.hardware.device)
         self._thread = JobThread()
         self._engines: OrderedDict[CheckpointReference, Engine] = OrderedDict()
         # Build the tables of TOPLOC now, not during the first submission.
@@ -63,13 +74,51 @@ class PrefillService:
 
     @in_job_thread
     def load(self, job: Load) -> PoliciesLoaded:
+        folder = Path(job.folder)
+        needed = self._needed_bytes(folder)
         self._engines.pop(job.policy, None)
-        while len(self._engines) >= self._setup.policies_kept:  # free memory before loading
-            self._engines.popitem(last=False)
-        self._engines[job.policy] = make_engine(
-            self._setup.engine, Path(job.folder), self._setup.hardware, job.policy.step
-        )
+        while len(self._engines) >= self._setup.policies_kept or not self._has_room(needed):
+            if not self._engines:
+                break
+            self._engines.popitem(last=False)  # free memory before loading
+        try:
+            engine = self._make(job)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._engines.clear()
+            engine = self._make_alone(job)
+        self._engines[job.policy] = engine
         return PoliciesLoaded(policies=list(self._engines))
+
+    def _make(self, job: Load) -> Engine:
+        hardware = self._setup.hardware
+        return make_engine(self._setup.engine, Path(job.folder), hardware, job.policy.step)
+
+    def _make_alone(self, job: Load) -> Engine:
+        """Load a policy when nothing else can be freed."""
+        try:
+            return self._make(job)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"there is no memory for policy {job.policy.step} in {job.folder}; use a device "
+                "with more, or share the layers among several (setting devices)"
+            ) from error
+
+    def _needed_bytes(self, folder: Path) -> int:
+        """Memory of a policy: its weights, and the head in fp32. Raises `UserError`."""
+        sizes = [prod(shape) for shape in StoredTensors(folder, lambda name: True).shapes.values()]
+        dtype = find_dtype(self._setup.hardware.dtype, self._device)
+        return dtype.itemsize * sum(sizes) + torch.float32.itemsize * max(sizes, default=0)
+
+    def _has_room(self, needed: int) -> bool:
+        """Whether a policy fits beside those that are loaded."""
+        hardware = self._setup.hardware
+        if not self._engines or hardware.devices or hardware.stages:
+            return True
+        return needed <= hardware.memory_share * available_bytes(self._device)
 
     @in_job_thread
     @torch.inference_mode()

@@ -18,6 +18,7 @@ from peers.engines.engine import Engine, Prefill
 from peers.engines.sampling import gumbel_noise, judge_margins
 from peers.proofs import toploc
 from peers.validator.evidence.selection import TIE_WIDTH
+from swarm.errors import UserError
 from swarm.jobs.validation import ProofFigures, SamplingFigures
 from swarm.messages import Thresholds
 from swarm.world.progress import checkpoint
@@ -69,9 +70,16 @@ def recompute(
 ) -> Found:
     """Prefill the rollouts in one batch and compare; `key` is that of the submission's noise.
 
-    Raises `ProofFormatError`.
+    Raises `ProofFormatError`, and `UserError` when the policy's own figures are no numbers: nothing
+    can then be said of the worker.
     """
     prefill = engine.prefill(given.sequences, given.sampled)
+    for row, states in zip(given.rows, prefill.states, strict=True):
+        if not bool(torch.isfinite(states).all()):
+            raise UserError(
+                f"the policy gives hidden states that are not numbers here (row {row}); its "
+                "weights are broken or this device computes wrongly, so nothing is refused"
+            )
     chunks = [
         chunk
         for before, hidden in zip(prefill.prompt_hidden, prefill.hidden, strict=True)

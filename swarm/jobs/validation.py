@@ -25,7 +25,7 @@ class InspectionSetup(Setup, frozen=True, kw_only=True):
 
 class PrefillSetup(Setup, frozen=True, kw_only=True):
     policies_kept: int = 2
-    """Number of policies kept in memory."""
+    """Most policies kept in memory; fewer if they do not fit."""
     engine: str = "native"
     hardware: Hardware = Hardware()
 

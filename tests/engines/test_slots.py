@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from peers.engines import native, noise
 from peers.engines.batch import generate
 from peers.engines.engine import Piece, Request
 from peers.engines.model import read_weights
@@ -146,3 +147,25 @@ def test_shared_prompts_and_kept_caches_are_forgotten(folder: Path) -> None:
     for request in asked:
         engine.cancel(request.id)
     assert engine._rows.cache.copies_bytes == 0 and not engine._rows._kept
+
+
+def test_sampling_a_large_vocabulary_takes_memory_for_a_bounded_number_of_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokens, though never more than three rows' logits exist at once."""
+    expected = generate(NativeEngine(folder, slots=8), endless(8))
+    monkeypatch.setattr(native, "ENTRIES_MAX", 3 * 50)
+    monkeypatch.setattr(noise, "ENTRIES_MAX", 16 * 50 // 2)
+    engine = NativeEngine(folder, slots=8)
+    logits, largest = engine.logits, 0
+
+    def counting(states: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
+        largest = max(largest, len(states))
+        return logits(states)
+
+    monkeypatch.setattr(engine, "logits", counting)
+    found = generate(engine, endless(8))
+    assert [piece.tokens for piece in found] == [piece.tokens for piece in expected]
+    assert largest == 3
+    assert len(engine._rows.noise._pool) == 0, "noise of one position is not kept"

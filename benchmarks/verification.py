@@ -1,0 +1,134 @@
+"""The prefill check of a validator against the generation of the same tokens.
+
+    python -m benchmarks.verification
+    python -m benchmarks.verification --sizes 0.23 --batch 8 --rounds 1 --waves 1
+    python -m benchmarks.verification --device cuda --dtype bfloat16
+
+Prints one JSON object. A random model of Qwen2's shape generates groups of eight on shared prompts,
+with lengths log-uniform between 1 and `--limit`, and builds their proofs. Then `recompute`, the
+validator's own function, prefills them, verifies the proofs and judges every token. `cheaper_at_1`
+is generation with proofs over that check, both from one round, where every submission is
+recomputed. `cheaper_at_default` divides by the share for a worker that hands in one submission a
+step, sqrt(safety / steps of its stake) with the default thresholds.
+
+Seconds are processor seconds on a CPU, with one thread, and wall seconds on a GPU. Each figure is
+the median of `--rounds` rounds, after one that does not count, with the least and the most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from benchmarks.arguments import at_least
+from benchmarks.engine import KEY, SIZES, make_model, make_requests
+from benchmarks.spread import load_average, spread
+from peers.engines.batch import generate
+from peers.engines.device import find_device, find_dtype
+from peers.engines.engine import Piece, Request
+from peers.engines.native import NativeEngine
+from peers.proofs import toploc
+from peers.validator.recompute import Completed, recompute
+from swarm.app.output import print_json
+from swarm.messages import Thresholds
+
+T = TypeVar("T")
+
+
+def timed(device: torch.device, job: Callable[..., T], *arguments: Any) -> tuple[T, float]:
+    """The result of a job, and its seconds."""
+    on_gpu = device.type == "cuda"
+    clock = time.perf_counter if on_gpu else time.process_time
+    began = clock()
+    result = job(*arguments)
+    if on_gpu:
+        torch.cuda.synchronize()
+    return result, clock() - began
+
+
+def prove(pieces: Sequence[Piece]) -> list[list[bytes]]:
+    """The proofs of each piece."""
+    chunks = [toploc.chunk_rows(piece.prompt_hidden, piece.hidden) for piece in pieces]
+    proofs = iter(toploc.build([chunk for each in chunks for chunk in each]))
+    return [[next(proofs) for _ in each] for each in chunks]
+
+
+def handed_in(
+    requests: Sequence[Request], made: Sequence[Piece], proofs: Sequence[Sequence[bytes]]
+) -> Completed:
+    """What a validator reads in the submission."""
+    sequences = [
+        [*request.tokens, *piece.tokens] for request, piece in zip(requests, made, strict=True)
+    ]
+    return Completed(
+        sequences=sequences,
+        sampled=[
+            range(len(request.tokens), len(tokens))
+            for request, tokens in zip(requests, sequences, strict=True)
+        ],
+        rows=[request.row for request in requests],
+        proofs=proofs,
+    )
+
+
+def measure(folder: Path, given: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Generate and check, repeatedly."""
+    device = find_device(given.device)
+    engine = NativeEngine(folder, device, find_dtype(given.dtype, device), slots=given.batch)
+    requests = make_requests(SIZES[name], given.batch * given.waves, given.prompt, given.limit)
+    thresholds = Thresholds()
+    seconds = defaultdict[str, list[float]](list)
+    for number in range(given.rounds + 1):
+        made, generating = timed(device, generate, engine, requests)
+        proofs, proving = timed(device, prove, made)
+        submission = handed_in(requests, made, proofs)
+        prefilling = timed(device, engine.prefill, submission.sequences, submission.sampled)[1]
+        found, checking = timed(device, recompute, engine, submission, KEY, 1.0, thresholds)
+        if not all(chunk.accepted for chunk in found.chunks):
+            raise RuntimeError("an honest completion was refused")
+        if number:
+            seconds["generate_seconds"].append(generating)
+            seconds["prove_seconds"].append(proving)
+            seconds["prefill_seconds"].append(prefilling)
+            seconds["check_seconds"].append(checking)
+            seconds["cheaper_at_1"].append((generating + proving) / checking)
+    told: dict[str, Any] = {"device": engine.capabilities.device, "rows": len(requests)}
+    told["tokens"] = sum(len(piece.tokens) for piece in made)
+    share = (thresholds.recompute_safety / thresholds.stake_steps) ** 0.5
+    seconds["cheaper_at_default"] = [each / share for each in seconds["cheaper_at_1"]]
+    for figure, values in seconds.items():
+        told |= spread(figure, values, 3)
+    return told | {"default_share": round(share, 4)}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["0.23", "20"])
+    parser.add_argument("--batch", type=at_least(8), default=16)
+    parser.add_argument("--waves", type=at_least(1), default=2)
+    parser.add_argument("--rounds", type=at_least(1), default=3)
+    parser.add_argument("--prompt", type=at_least(1), default=64)
+    parser.add_argument("--limit", type=at_least(2), default=256)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="auto")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    toploc.build([torch.randn(32, 64).bfloat16()])  # builds the tables
+    told: dict[str, Any] = {**vars(given), "load_average": load_average()}
+    for name in given.sizes:
+        with tempfile.TemporaryDirectory(prefix="verification-") as folder:
+            make_model(Path(folder), SIZES[name])
+            told[f"{name}M"] = measure(Path(folder), given, name)
+    print_json(told)
+
+
+if __name__ == "__main__":
+    main()
