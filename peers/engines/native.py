@@ -26,11 +26,11 @@ from peers.engines.rows import Admitted, Row, Rows
 from swarm import __version__
 from swarm.errors import UserError
 
-SLOTS = 256
-"""Most rows generated at once, if memory allows them."""
-
 ENTRIES_MAX = 1 << 22
 """Rows times vocabulary sampled at once: each entry takes some 16 bytes."""
+
+SLOTS = 256
+"""Most rows generated at once, if memory allows them."""
 
 MEMORY_SHARE = 0.5
 """Default share of the free memory for caches: other processes use the rest."""
@@ -224,6 +224,20 @@ class NativeEngine:
                 _lay_chunks(batch, part, new)
         return batch
 
+    def _draw(self, rows: list[Row], hidden: Tensor) -> list[tuple[Row, int, float]]:
+        """Each row's next token and its log-probability."""
+        logits = self.logits(hidden)  # [rows, vocabulary]
+        temperatures = [row.request.temperature for row in rows]
+        first = temperatures[0]
+        if temperatures.count(first) < len(rows):
+            logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
+        elif first != 1.0:
+            logits = logits / first
+        noise = self._rows.noise.of(rows, self._rows.soon())
+        chosen = (logits if noise is None else noise.add_(logits)).max(-1).indices
+        log_mu = torch.log_softmax(logits, -1).gather(-1, chosen[:, None])[:, 0]
+        return list(zip(rows, chosen.tolist(), log_mu.tolist(), strict=True))
+
     def _sample(self, rows: list[Row], hidden: Tensor) -> list[Piece]:
         """Sample each row's next token; return the rows that it finishes."""
         some = max(1, ENTRIES_MAX // self._decoder.vocabulary_size)
@@ -246,20 +260,6 @@ class NativeEngine:
         # From a bucket's end on, so that few rows move up.
         finished.sort(key=lambda row: -row.index)
         return [self._rows.finish(row) for row in finished]
-
-    def _draw(self, rows: list[Row], hidden: Tensor) -> list[tuple[Row, int, float]]:
-        """Each row's next token and its log-probability."""
-        logits = self.logits(hidden)  # [rows, vocabulary]
-        temperatures = [row.request.temperature for row in rows]
-        first = temperatures[0]
-        if temperatures.count(first) < len(rows):
-            logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
-        elif first != 1.0:
-            logits = logits / first
-        noise = self._rows.noise.of(rows, self._rows.soon())
-        chosen = (logits if noise is None else noise.add_(logits)).max(-1).indices
-        log_mu = torch.log_softmax(logits, -1).gather(-1, chosen[:, None])[:, 0]
-        return list(zip(rows, chosen.tolist(), log_mu.tolist(), strict=True))
 
     def _halve(self, admitted: Admitted, error: Exception) -> None:
         """Go on with half of the live rows; the newest wait again."""
