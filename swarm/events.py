@@ -265,6 +265,9 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"submission {f['number']} of step {f['step']}: generated {f['tokens']} tokens "
         f"in {f['seconds']:.1f} s"
     ),
+    "inference.memory_short": lambda f: (
+        f"memory ran out; generating at most {f['slots']} completions at once from now on"
+    ),
     "inference.submission_delivered": lambda f: (
         f"submission {f['number']} of step {f['step']}: delivered to validator "
         f"{_short(f['validator'])}"

@@ -32,9 +32,6 @@ ENTRIES_MAX = 1 << 22
 SLOTS = 256
 """Most rows generated at once, if memory allows them."""
 
-MEMORY_SHARE = 0.5
-"""Default share of the free memory for caches: other processes use the rest."""
-
 
 @dataclass
 class _Batch:
@@ -59,13 +56,13 @@ class NativeEngine:
         dtype: torch.dtype | None = None,
         policy: int = 0,
         slots: int = SLOTS,
-        cache_bytes: int | None = None,
+        memory_share: float = 0.5,
     ) -> None:
         """Load the policy in `folder`, whose number is `policy`.
 
         `dtype` is the precision to compute in; None: the weights' stored dtype. At most `slots`
-        rows are generated at once, with caches of at most `cache_bytes`; None: half of the memory
-        that is free once the weights are loaded. Raises `UserError` for an unsupported model.
+        rows are generated at once, with caches of at most `memory_share` of the memory that is free
+        once the weights are loaded. Raises `UserError` for an unsupported model.
         """
         self._decoder = decoder = Decoder(folder, device, dtype)
         self._prefiller = Prefiller(decoder)
@@ -92,8 +89,7 @@ class NativeEngine:
             dtype=decoder.dtype,
             device=decoder.device,
         )
-        if cache_bytes is None:
-            cache_bytes = int(MEMORY_SHARE * available_bytes(decoder.device))
+        cache_bytes = int(memory_share * available_bytes(decoder.device))
         noise = NoisePool(vocabulary_size, decoder.device)
         self._rows = Rows(Cache(shape, decoder.length_max, cache_bytes), noise, slots)
 
@@ -259,7 +255,7 @@ class NativeEngine:
                 finished.append(row)
         # From a bucket's end on, so that few rows move up.
         finished.sort(key=lambda row: -row.index)
-        return [self._rows.finish(row) for row in finished]
+        return self._rows.finish(finished)
 
     def _halve(self, admitted: Admitted, error: Exception) -> None:
         """Go on with half of the live rows; the newest wait again."""

@@ -27,6 +27,11 @@ class Noisy(Protocol):
     @property
     def noise_row(self) -> int: ...
 
+    @property
+    def limit(self) -> int:
+        """The position at which the row ends at the latest."""
+        ...
+
     position: int
     """Model tokens sampled so far: the index of the next token."""
     noise: Ahead | None
@@ -108,14 +113,15 @@ class NoisePool:
 
     def _compute(self, key: tuple[int, int] | None, rows: Sequence[Noisy]) -> None:
         entries = []
+        count = min(self._ahead, max(row.limit - row.position for row in rows))
         for row in rows:
             if row.noise is None:
                 row.noise = Ahead(self._take())
-            row.noise.first, row.noise.end = row.position, row.position + self._ahead
+            row.noise.first, row.noise.end = row.position, row.position + count
             entries.append(row.noise.entry)
-        some = max(1, ENTRIES_MAX // (self._ahead * self._vocabulary_size))
+        some = max(1, ENTRIES_MAX // (count * self._vocabulary_size))
         device = self._pool.device
-        steps = torch.arange(self._ahead, device=device)
+        steps = torch.arange(count, device=device)
         for start in range(0, len(rows), some):
             part = rows[start : start + some]
             index = torch.tensor(entries[start : start + some], device=device)
@@ -125,7 +131,7 @@ class NoisePool:
             numbers, positions = torch.tensor(
                 [[row.noise_row for row in part], [row.position for row in part]], device=device
             )
-            self._pool[index] = gumbel_noise(
+            self._pool[index, :count] = gumbel_noise(
                 key, numbers[:, None], positions[:, None] + steps, self._vocabulary_size
             )
 

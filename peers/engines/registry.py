@@ -11,7 +11,7 @@ from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Engine
 from peers.engines.fitting import check_fits
 from peers.engines.installed import NATIVE
-from peers.engines.native import NativeEngine
+from peers.engines.native import SLOTS, NativeEngine
 from peers.engines.pipeline.start import pipeline_engine
 from peers.engines.vllm.engine import vllm_engine
 from swarm.errors import UserError
@@ -51,7 +51,14 @@ def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
     device = find_device(hardware.device)
     dtype = find_dtype(hardware.dtype, device)
     check_fits(folder, device, dtype)
-    return NativeEngine(folder, device, dtype, policy)
+    return NativeEngine(
+        folder,
+        device,
+        dtype,
+        policy,
+        slots=hardware.slots or SLOTS,
+        memory_share=hardware.memory_share,
+    )
 
 
 def make_engine(

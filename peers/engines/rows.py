@@ -9,7 +9,7 @@ are kept, and their caches are computed again later.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -58,6 +58,10 @@ class Row(Cached):
     def noise_row(self) -> int:
         return self.request.row
 
+    @property
+    def limit(self) -> int:
+        return self.request.limit
+
     def append(self, token: int, log_probability: float) -> None:
         """Add a sampled token."""
         self.tokens.append(token)
@@ -84,6 +88,8 @@ class Row(Cached):
 
     def spans(self) -> list[tuple[int, int]]:
         """`Piece.spans`."""
+        if len(self.policies) == 1:
+            return [(self.policies[0][0], len(self.tokens))]
         found: list[tuple[int, int]] = []
         ends = [first for _, first in self.policies[1:]] + [len(self.tokens)]
         for (policy, first), end in zip(self.policies, ends, strict=True):
@@ -219,8 +225,16 @@ class Rows:
                     continue
                 self.requeue([max(self.live.values(), key=lambda each: each.number)])
 
-    def finish(self, row: Row) -> Piece:
-        """Take a finished row out of its slot."""
+    def finish(self, rows: Sequence[Row]) -> list[Piece]:
+        """Take finished rows out of their slots."""
+        if not rows:
+            return []
+        # One tensor for all: a tensor of its own for each row would cost as much as sampling it.
+        flat = torch.tensor([value for row in rows for value in row.log_probabilities])
+        parts = torch.split(flat, [len(row.tokens) for row in rows])
+        return [self._finish(row, part) for row, part in zip(rows, parts, strict=True)]
+
+    def _finish(self, row: Row, log_probabilities: Tensor) -> Piece:
         row.save_hidden()
         assert row.prompt_hidden is not None and row.bucket is not None
         saved = row.saved
@@ -228,7 +242,7 @@ class Rows:
             id=row.request.id,
             tokens=row.tokens,
             hidden=saved[0] if len(saved) == 1 else torch.cat(saved),
-            log_probabilities=torch.tensor(row.log_probabilities),
+            log_probabilities=log_probabilities,
             prompt_hidden=row.prompt_hidden,
             finish="stop" if row.tokens[-1] in row.request.stop_ids else "length",
             spans=row.spans(),

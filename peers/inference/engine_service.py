@@ -129,6 +129,7 @@ class EngineService:
         path.parent.mkdir(parents=True, exist_ok=True)
         finished = FinishedRollouts(path, order)
         left = [row for row in rows if row not in finished.rollouts]
+        slots = self._engine.capabilities.slots or 0
         started = time.perf_counter()
         play(
             self._engine,
@@ -155,6 +156,7 @@ class EngineService:
         )
         digest, size_bytes = write(path, rollouts, self._header(order))
         finished.forget()
+        slots_left = self._engine.capabilities.slots or 0
         ended = sum(each.segments[-1].finish == "stop" for each in finished.rollouts.values())
         return Generated(
             digest=digest,
@@ -162,6 +164,7 @@ class EngineService:
             tokens=len(rollouts.log_probabilities),
             groups=order.groups,
             finished_share=ended / len(rows),
+            slots_left=slots_left if slots_left < slots else 0,
             seconds_generate=generated - started - finished.seconds_proofs,
             seconds_proofs=finished.seconds_proofs,
             seconds_write=time.perf_counter() - generated,

@@ -50,10 +50,11 @@ class InferenceSettings(ComputeSettings):
     alter_weights: float = pydantic.Field(default=0.0, ge=0)
     """Relative size of noise added to the weights: how the demo's cheater cheats, and is caught."""
     memory_share: float = pydantic.Field(default=0.9, gt=0, lt=1)
-    """vLLM: share of the device's memory for weights and caches; on a CPU, of the free memory for
-    the cache."""
+    """Share of memory for caches: native and on a CPU, of what is free once the weights are
+    loaded; vLLM on a GPU, of the device's memory, weights included."""
     slots: int = pydantic.Field(default=0, ge=0)
-    """vLLM: most completions generated at once. 0: 64 on a CPU, vLLM's own default on a GPU."""
+    """Most completions generated at once. 0: native 256 (64 with `devices` or `stages`); vLLM 64 on
+    a CPU, its own default on a GPU."""
     length_max: int = pydantic.Field(default=0, ge=0)
     """vLLM: longest sequence, for a model whose full length does not fit into the cache. 0: the
     model's context length."""
@@ -397,6 +398,8 @@ class InferenceRole:
         )
         seconds = self._seconds_made = self._node.world.now() - started
         self._peer.status.tokens_per_second = made.tokens / max(seconds, 1e-6)
+        if made.slots_left:
+            self._events.emit("inference.memory_short", slots=made.slots_left)
         submission = Submission(
             lineage=order.lineage,
             step=order.step,

@@ -93,6 +93,9 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     """Completion tokens."""
     finished_share: float
     """Share of completions that ended with a stop token."""
+    slots_left: int = 0
+    """Completions that the engine will generate at once, if it lowered their number because memory
+    was short; 0: it did not."""
     seconds_generate: float
     seconds_proofs: float
     seconds_write: float

@@ -15,8 +15,10 @@ from peers.engines import native, noise
 from peers.engines.batch import generate
 from peers.engines.engine import Piece, Request
 from peers.engines.model import read_weights
-from peers.engines.native import NativeEngine
+from peers.engines.native import SLOTS, NativeEngine
+from peers.engines.registry import make_engine
 from swarm.errors import UserError
+from swarm.jobs import Hardware
 from tests.engines.conformance import PROMPTS, drain, requests
 
 Policies = Callable[[str], list[Path]]
@@ -72,7 +74,8 @@ def test_a_row_that_outgrows_its_bucket_moves(
     plain = generate(NativeEngine(folder), asked)
     monkeypatch.setattr("peers.engines.cache.COLUMNS_MIN", 4)
     for bytes_max in (1 << 30, 9 * NativeEngine(folder)._rows.cache.row_bytes(64)):
-        engine = NativeEngine(folder, cache_bytes=bytes_max)
+        engine = NativeEngine(folder)
+        engine._rows.cache.bytes_max = bytes_max
         made = generate(engine, asked)
         assert [piece.tokens for piece in made] == [piece.tokens for piece in plain]
         columns = [bucket.columns for bucket in engine._rows.cache.buckets]
@@ -102,6 +105,16 @@ def test_out_of_memory_halves_the_batch_and_goes_on(folder: Path) -> None:
     assert engine.out_of_memory == 2 and engine.capabilities.slots == 3
     plain = generate(NativeEngine(folder), asked)
     assert [found[each.id].tokens for each in asked] == [piece.tokens for piece in plain]
+
+
+def test_slots_and_memory_are_settings(folder: Path) -> None:
+    made = [
+        make_engine("native", folder, Hardware(slots=slots, memory_share=share)).capabilities
+        for slots, share in ((0, 0.4), (7, 0.8))
+    ]
+    assert [each.slots for each in made] == [SLOTS, 7]
+    less, more = (each.memory_bytes or 0 for each in made)
+    assert 0 < less < 0.75 * more
 
 
 def test_no_memory_for_one_row_is_a_sentence(folder: Path) -> None:
