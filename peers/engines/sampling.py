@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from peers.engines.noise_kernel import Noise, noise_kernel
+
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
@@ -57,17 +59,34 @@ def gumbel_noise(
     sampled) but never to 0 (noise +∞).
     """
     shape = torch.broadcast_shapes(rows.shape, positions.shape)  # type: ignore[no-untyped-call]
-    rows, positions = rows.expand(shape), positions.expand(shape)
-    if rows.device.type == "cpu":
-        hashes = torch.from_numpy(
-            _hashes(key, rows.reshape(-1).numpy(), positions.reshape(-1).numpy(), vocabulary_size)
-        ).view(*rows.shape, -1)
-    else:
-        quads = torch.arange(-(-vocabulary_size // 4), device=rows.device)
-        zero = torch.zeros_like(quads[:1])
-        words = philox(key, (quads, positions[..., None], rows[..., None], zero))
-        hashes = torch.stack(words, dim=-1).flatten(-2).to(torch.float32)
-    uniform = hashes[..., :vocabulary_size].add_(0.5).mul_(2.0**-32)
+    compute: Noise = _noise_by_numpy
+    if rows.device.type != "cpu":
+        compute = noise_kernel(rows.device, noise_by_torch) or noise_by_torch
+    flat_rows, flat_positions = (each.expand(shape).reshape(-1) for each in (rows, positions))
+    return compute(key, flat_rows, flat_positions, vocabulary_size).view(*shape, vocabulary_size)
+
+
+def noise_by_torch(
+    key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int
+) -> Tensor:
+    """`gumbel_noise` [n, vocabulary] of rows and positions [n], on any device."""
+    quads = torch.arange(-(-vocabulary_size // 4), device=rows.device)
+    zero = torch.zeros_like(quads[:1])
+    words = philox(key, (quads, positions[:, None], rows[:, None], zero))
+    hashes = torch.stack(words, dim=-1).flatten(-2)[:, :vocabulary_size]
+    return _gumbel(hashes.to(torch.float32))
+
+
+def _noise_by_numpy(
+    key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int
+) -> Tensor:
+    hashes = _hashes(key, rows.numpy(), positions.numpy(), vocabulary_size)
+    return _gumbel(torch.from_numpy(hashes)[:, :vocabulary_size])
+
+
+def _gumbel(hashes: Tensor) -> Tensor:
+    """Noise of hashed words given as fp32; works in place."""
+    uniform = hashes.add_(0.5).mul_(2.0**-32)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
@@ -91,7 +110,7 @@ def _hashes(
             words = _philox_in_place(key, quads[block], word_1[part], word_2[part])
             for index, word in enumerate(words):
                 found[part, block, index] = word
-    return found.reshape(len(rows), -1)
+    return found.reshape(len(rows), 4 * len(quads))
 
 
 def _philox_in_place(
