@@ -127,7 +127,7 @@ def test_small_hidden_sizes_keep_prompts_and_turn_the_prefix_cache_off(tiny: Pat
         ({"rope_theta": 5e5}, "holds another model than the one loaded: rope_theta differs"),
         (
             {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
-            "num_hidden_layers differs",
+            "layer_types differs",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config = "),
     ],
