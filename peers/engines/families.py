@@ -8,7 +8,7 @@ out, the default is the one of transformers.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -305,10 +305,10 @@ def describe(config: Config) -> Architecture:
     name = config.get("model_type")
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if not isinstance(name, str) or family is None:
-        reason = f" ({REASONS[name]})" if name in REASONS else ""
+        reason = f" ({REASONS[name]})" if isinstance(name, str) and name in REASONS else ""
         raise Unsupported(
-            f"model_type is {name!r}, which is not supported{reason}; the families supported are "
-            f"{', '.join(FAMILIES)}"
+            f"model_type is {_shown(name)}, which is not supported{reason}; the families "
+            f"supported are {', '.join(FAMILIES)}"
         )
     filled = _fill(config, family)
     _refuse_variants(filled)
@@ -358,6 +358,12 @@ _SIZES = (
     "max_position_embeddings",
 )
 
+_SIZE_MAX = 2**31 - 1
+"""Largest size in a config; the largest known, of vocabularies, is below a million."""
+
+_LAYERS_MAX = 10_000
+"""Most layers; the deepest known models have about a hundred. Each costs memory here."""
+
 _POSITIVE = (
     "rms_norm_eps",
     "query_pre_attn_scalar",
@@ -384,15 +390,24 @@ def _fill(config: Config, family: Family) -> dict[str, Any]:
     if family.shares_expert:
         sizes = (*sizes, "shared_expert_intermediate_size")
     for name in sizes:
-        _check_size(name, filled.get(name))
+        most = _LAYERS_MAX if name == "num_hidden_layers" else _SIZE_MAX
+        _check_size(name, filled.get(name), most)
+    for name in ("sliding_window_pattern", "decoder_sparse_step"):
+        if name in family.defaults:
+            _check_size(name, filled[name])
+    if "max_window_layers" in family.defaults and filled["max_window_layers"] != 0:
+        _check_size("max_window_layers", filled["max_window_layers"])
+    dense = filled.get("mlp_only_layers")
+    if family.sparse and dense is not None and not isinstance(dense, list):
+        raise Unsupported(f"mlp_only_layers is {_shown(dense)}; it must be null or a list")
     read = {"rms_norm_eps", *family.defaults}
     for name in (each for each in _POSITIVE if each in read):
         if not is_positive(filled.get(name)):
-            raise Unsupported(f"{name} is {filled.get(name)!r}; it must be a number above 0")
+            raise Unsupported(f"{name} is {_shown(filled.get(name))}; it must be a number above 0")
     for name in _CAPS:
         cap = filled.get(name)
         if cap is not None and not is_positive(cap):
-            raise Unsupported(f"{name} is {cap!r}; it must be null or a number above 0")
+            raise Unsupported(f"{name} is {_shown(cap)}; it must be null or a number above 0")
         if cap is not None and name not in family.defaults:
             _refuse_cap(name, cap, filled["model_type"])
     for name in _POSITIVE:
@@ -407,9 +422,17 @@ def _refuse_cap(name: str, cap: object, family: str) -> None:
     raise Unsupported(f"{name} = {cap!r} is not supported in {family}; use another model")
 
 
-def _check_size(name: str, size: object) -> None:
+def _check_size(name: str, size: object, most: int = _SIZE_MAX) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise Unsupported(f"{name} is {size!r}; it must be a whole number of at least 1")
+        raise Unsupported(f"{name} is {_shown(size)}; it must be a whole number of at least 1")
+    if size > most:
+        raise Unsupported(f"{name} is {_shown(size)}; it must be at most {most}")
+
+
+def _shown(value: object) -> str:
+    """The beginning of a value of a config, for a sentence."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def _refuse_variants(config: Config) -> None:
@@ -442,11 +465,11 @@ def _heads(config: Config) -> tuple[int, int, int]:
     shared = config["num_key_value_heads"] or heads
     if isinstance(shared, bool) or not isinstance(shared, int) or shared < 1 or heads % shared:
         raise Unsupported(
-            f"num_key_value_heads is {shared!r}; it must divide num_attention_heads ({heads})"
+            f"num_key_value_heads is {_shown(shared)}; it must divide num_attention_heads ({heads})"
         )
     size = config["head_dim"] or hidden / heads
-    if not is_positive(size) or size < 2 or size % 2:
-        raise Unsupported(f"head_dim is {size}; it must be an even whole number")
+    if not is_positive(size) or not 2 <= size <= _SIZE_MAX or size % 2:
+        raise Unsupported(f"head_dim is {_shown(size)}; it must be an even whole number")
     return heads, shared, int(size)
 
 
@@ -482,7 +505,6 @@ def _experts(config: Config, family: Family) -> list[Experts | None]:
     if not family.sparse:
         return [None] * count
     step, dense = config["decoder_sparse_step"], config["mlp_only_layers"] or []
-    _check_size("decoder_sparse_step", step)
     if config["num_experts_per_tok"] > config["num_experts"]:
         raise Unsupported(
             f"num_experts_per_tok is {config['num_experts_per_tok']}; there are "
@@ -510,6 +532,9 @@ _ROPE_NEEDS: dict[object, tuple[str, ...]] = {
 }
 """Parameters that each supported `rope_type` needs in addition to `rope_theta`."""
 
+_ROPE_MAY_HAVE = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+"""Numbers that yarn reads if they are given."""
+
 
 def _ropes(config: Config, family: Family) -> dict[str, dict[str, Any]]:
     """Parameters of the rotary embedding by kind of layer, checked.
@@ -533,16 +558,26 @@ def _ropes(config: Config, family: Family) -> dict[str, dict[str, Any]]:
     }
 
 
-def _rope(found: Mapping[str, Any], theta: object) -> dict[str, Any]:
+def _rope(found: object, theta: object) -> dict[str, Any]:
+    if not isinstance(found, Mapping):
+        raise Unsupported(f"the rotary embedding is {_shown(found)}; it must be an object")
     kind = found.get("rope_type", found.get("type", "default"))
     parameters = {"rope_theta": theta, **found, "rope_type": kind}
-    if kind not in _ROPE_NEEDS:
+    if not isinstance(kind, str) or kind not in _ROPE_NEEDS:
         raise Unsupported(
-            f"rope_type is {kind!r}; the types supported are {', '.join(map(str, _ROPE_NEEDS))}"
+            f"rope_type is {_shown(kind)}; the types supported are "
+            f"{', '.join(map(str, _ROPE_NEEDS))}"
         )
     for name in ("rope_theta", *_ROPE_NEEDS[kind]):
         if not is_positive(parameters.get(name)):
-            raise Unsupported(f"{name} is {parameters.get(name)!r}; it must be a number above 0")
+            raise Unsupported(
+                f"{name} is {_shown(parameters.get(name))}; it must be a number above 0"
+            )
+    for name in _ROPE_MAY_HAVE:
+        if parameters.get(name) not in (None, 0) and not is_positive(parameters[name]):
+            raise Unsupported(f"{name} is {_shown(parameters[name])}; it must be a number above 0")
+    if kind == "llama3" and parameters["low_freq_factor"] >= parameters["high_freq_factor"]:
+        raise Unsupported("low_freq_factor must be below high_freq_factor")
     share = parameters.get("partial_rotary_factor", 1.0)
     if share != 1.0:
         raise Unsupported(f"partial_rotary_factor = {share!r} is not supported; use another model")
@@ -553,4 +588,4 @@ def is_positive(value: object) -> bool:
     """Whether `value` is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return math.isfinite(value) and value > 0
+    return 0 < value <= sys.float_info.max
