@@ -136,9 +136,8 @@ def play(
                     row.segments.append(Segment("environment", answer))
                     ask(row)
     except BaseException:
-        for row in played:
-            if row.last is not None:
-                engine.cancel(row.last)
+        for id in range(next(ids)):  # a turn not submitted has left the cache of its last
+            engine.cancel(id)
         raise
     ended = [row.ended() for row in played]
     return Episodes(

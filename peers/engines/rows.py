@@ -151,6 +151,9 @@ class Rows:
             row = self._waiting.pop(id)
             self._demand_prompt(row, -1)
             self.noise.release(row)
+            before = row.request.continues
+            if before is not None and before in self._kept:  # no request continues it any more
+                self._drop(self._kept.pop(before)[1])
         elif id in self.live:
             self._leave(self.live[id])
         elif id in self._kept:
