@@ -71,6 +71,9 @@ def test_a_number_of_parameters_gives_the_parts_that_need_no_more() -> None:
         (("--parameters", "1", "--device", "tpu"), "--device is 'tpu'; it must be one of cuda"),
         (("--parameters", "1", "--dtype", "fp8"), "--dtype is 'fp8'; it must be one of auto"),
         (("--parameters", "1", "--gpus", "8", "--replicas", "3"), "does not divide the 8 ranks"),
+        (("--parameters", "1", "--memory-gb", "inf"), "--memory-gb is inf; it must be at most"),
+        (("--parameters", "1", "--host-memory-gb", "1e300"), "it must be at most 1e+06"),
+        (("--model", __file__), "give a folder or its config.json"),
     ],
 )
 def test_wrong_options_are_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:

@@ -20,6 +20,9 @@ app = typer.Typer(help="The trainer's memory.", no_args_is_help=True)
 
 GB = 10**9
 
+MEMORY_GB_MAX = 1e6
+"""A petabyte: no machine has more, and a plan counts in whole bytes."""
+
 OPTIMISERS = ("adamw", "adamw8bit", "offloaded")
 PAST_POLICIES = ("memory", "disk")
 
@@ -95,6 +98,11 @@ def plan_command(
             raise UserError(f"{option} is {value!r}; it must be one of {', '.join(allowed)}")
     if parameters is not None and not 1 <= parameters < 1e15:
         raise UserError(f"--parameters is {parameters:g}; it must be at least 1 and below 10¹⁵")
+    for option, size in (("--memory-gb", memory_gb), ("--host-memory-gb", host_memory_gb)):
+        if size > MEMORY_GB_MAX:
+            raise UserError(f"{option} is {size:g}; it must be at most {MEMORY_GB_MAX:g}")
+    if model is not None and model.is_file() and model.name != "config.json":
+        raise UserError(f"--model is the file {model}; give a folder or its config.json")
     from peers.trainer.learning import plan as planning  # it imports torch
 
     if model is not None:
