@@ -16,6 +16,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from peers.engines.device import is_out_of_memory
+
 COLUMNS_MIN = 64
 """Columns of the first bucket."""
 
@@ -191,11 +193,7 @@ class Cache(Generic[R]):
         used = len(bucket.rows)
         if used == bucket.capacity:
             wanted = [max(used + 1 + more, 2 * used), used + 1]
-            for capacity in wanted:
-                if self._fits(bucket, capacity):
-                    bucket.resize(capacity)
-                    break
-            else:
+            if not any(self._resize(bucket, capacity) for capacity in wanted):
                 return False
         bucket.add(row)
         return True
@@ -231,13 +229,24 @@ class Cache(Generic[R]):
     def drop_idle(self) -> bool:
         """Free the memory of rows that have left; False if there is none."""
         idle = [bucket for bucket in self.buckets if bucket.capacity > len(bucket.rows)]
-        for bucket in idle:
-            bucket.resize(len(bucket.rows))
-        return bool(idle)
+        return any([self._resize(bucket, len(bucket.rows)) for bucket in idle])
 
-    def _fits(self, bucket: Bucket[R], capacity: int) -> bool:
+    def _resize(self, bucket: Bucket[R], capacity: int) -> bool:
+        """Resize a bucket; False, and no change, if memory is short.
+
+        If the device has less memory than `bytes_max` allows, `bytes_max` falls.
+        """
         added = (capacity - bucket.capacity) * bucket.columns * self.shape.position_bytes
-        return self.bytes + added <= self.bytes_max
+        if added > 0 and self.bytes + added > self.bytes_max:
+            return False
+        try:
+            bucket.resize(capacity)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.bytes_max = min(self.bytes_max, self.bytes + max(0, added - 1))
+            return False
+        return True
 
     def _bucket(self, columns: int) -> Bucket[R]:
         for at, bucket in enumerate(self.buckets):

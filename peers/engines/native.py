@@ -124,6 +124,7 @@ class NativeEngine:
             self._rows.make_columns()
             admitted = self._rows.admit(self._policy)
             if not self._rows.live:
+                self._rows.check_room()
                 return []
             try:
                 rows, hidden = self._advance(admitted)
@@ -262,12 +263,7 @@ class NativeEngine:
         rows = self._rows
         live = sorted(rows.live.values(), key=lambda row: row.number)
         if len(live) == 1:
-            request = live[0].request
-            positions = len(request.tokens) + request.limit - request.start
-            raise UserError(
-                f"device {self._decoder.device} has no memory for a completion of {positions} "
-                "positions; use a smaller model or a shorter limit"
-            ) from error
+            raise rows.no_room_for(live[0]) from error
         self.out_of_memory += 1
         rows.slots = max(1, len(live) // 2)
         new = set(admitted.rows())

@@ -19,6 +19,7 @@ from torch import Tensor
 from peers.engines.cache import Cache, Cached, Copy
 from peers.engines.engine import PROMPT_ROWS_MAX, Piece, Request
 from peers.engines.noise import Ahead, NoisePool
+from swarm.errors import UserError
 
 PREFILL_TOKENS_MAX = 1 << 14
 """Tokens of prompts in one forward pass; more wait for the next."""
@@ -197,6 +198,20 @@ class Rows:
                     leaders[row.prompt] = row
             self._demand_prompt(row, -1)
         return admitted
+
+    def check_room(self) -> None:
+        """Raise `UserError` if a row waits although no other is live: there is no memory for it."""
+        if self._waiting:
+            raise self.no_room_for(next(iter(self._waiting.values())))
+
+    def no_room_for(self, row: Row) -> UserError:
+        """The error that says that the device has too little memory for one row."""
+        request = row.request
+        positions = len(request.tokens) + request.limit - request.start
+        return UserError(
+            f"device {self.cache.shape.device} has no memory for a completion of {positions} "
+            "positions; use a smaller model or a shorter limit"
+        )
 
     def share(self, admitted: Admitted, last: dict[Row, Tensor]) -> None:
         """Give followers the computed prompts; keep those that waiting rows share.

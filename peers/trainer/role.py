@@ -271,7 +271,8 @@ class TrainerRole:
         await self._accepted.settle_batches(consumed)
         if not self._orders.opened:
             await self._accepted.load()
-        if not self._publisher.is_logged(step):  # it crashed before that
+        if not self._publisher.is_logged(step) or step not in self._publisher.published:
+            # It crashed before that, or the policy's folder was deleted.
             await self._publisher.publish(child, step, reward=before.reward if before else 0.0)
         why = await self._repeat(child, batches)
         if why:

@@ -13,6 +13,7 @@ import torch
 
 from peers.engines import native, noise
 from peers.engines.batch import generate
+from peers.engines.cache import Bucket
 from peers.engines.engine import Piece, Request
 from peers.engines.model import read_weights
 from peers.engines.native import SLOTS, NativeEngine
@@ -127,6 +128,30 @@ def test_no_memory_for_one_row_is_a_sentence(folder: Path) -> None:
     with pytest.raises(UserError, match="no memory for a completion of 12 positions"):
         generate(engine, endless(4, 9))
     assert not engine._rows.live
+
+
+@pytest.mark.parametrize("capacity", [0, 3])
+def test_a_device_smaller_than_the_cache_s_bound(
+    capacity: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs took memory since the bound was set: fewer rows, or a sentence for none."""
+    allocate = Bucket._allocate
+
+    def short(self: Bucket[Any], rows: int) -> Any:
+        if rows > capacity:
+            raise torch.OutOfMemoryError("no room")
+        return allocate(self, rows)
+
+    engine = NativeEngine(folder)
+    asked = endless(12, 9)
+    plain = generate(NativeEngine(folder), asked)
+    monkeypatch.setattr(Bucket, "_allocate", short)
+    if capacity:
+        assert [each.tokens for each in generate(engine, asked)] == [each.tokens for each in plain]
+    else:
+        with pytest.raises(UserError, match="no memory for a completion of 12 positions"):
+            generate(engine, asked)
+        assert not engine._rows.live
 
 
 def test_broken_weights_are_named_by_policy_and_row(folder: Path, tmp_path: Path) -> None:
