@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -56,23 +56,27 @@ def lines_of(demo: subprocess.Popen[str]) -> Iterator[str]:
         overdue.cancel()
 
 
-def processes_of(folder: Path) -> dict[int, str]:
-    """Command lines of the live processes that work in `folder`, by process id."""
+def processes_of(folder: Path) -> dict[int, set[str]]:
+    """The files of peers in `folder` that live processes have open, by process id.
+
+    A forked peer has the command line of its fork server.
+    """
     found = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if f"{folder}/" in command:
-                found[int(entry.name)] = command
+        if entry.name.isdigit():
+            files = set()
+            with suppress(OSError):  # it has ended, or closed a file
+                for descriptor in (entry / "fd").iterdir():
+                    files.add(str(descriptor.readlink()))
+            inside = {file for file in files if file.startswith(f"{folder / 'peers'}/")}
+            if inside:
+                found[int(entry.name)] = inside
     return found
 
 
 def kill(folder: Path, name: str) -> None:
-    home = f"--home {folder / 'peers' / name} "
-    (pid,) = (pid for pid, command in processes_of(folder).items() if home in command)
+    lock = str(folder / "peers" / name / "lock")
+    (pid,) = (pid for pid, files in processes_of(folder).items() if lock in files)
     os.kill(pid, signal.SIGKILL)
 
 
