@@ -122,13 +122,30 @@ class Collector:
     async def _copy(self, envelope: Envelope, verdict: Verdict) -> None:
         try:
             if await self._fetch(PeerId(envelope.sender), verdict):
-                await self.precedence.wait(envelope.sender, verdict)
+                await self._hold(envelope, verdict)
                 await self.accepted.take_in(envelope, verdict)
             else:
                 await self.outcomes.stale([verdict])
             self._settle(verdict)
         finally:
             self._fetching.discard(verdict.submission)
+
+    async def _hold(self, envelope: Envelope, verdict: Verdict) -> None:
+        """Wait for earlier validators, but not beyond the use of the submission or the run's end:
+        what was accepted must stand in the log or in the pool then."""
+
+        def is_useless() -> bool:
+            return self.progress.over or self.accepted.is_unfit(verdict)
+
+        async with trio.open_nursery() as nursery:
+
+            async def give_up() -> None:
+                await self.progress.changed.wait_until(lambda _: is_useless())
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(give_up)
+            await self.precedence.wait(envelope.sender, verdict)
+            nursery.cancel_scope.cancel()
 
     async def _fetch(self, validator: PeerId, verdict: Verdict) -> bool:
         """Copy an accepted submission here, durably; False if it became unfit before it arrived,

@@ -67,6 +67,21 @@ def test_an_acceptance_waits_for_an_earlier_validator_that_may_refuse() -> None:
     simulate(test, "validator", "validator-2", thresholds=ONCE)
 
 
+def test_nothing_waits_beyond_the_end_of_the_run() -> None:
+    """Else an accepted submission would stand neither in the log nor in the pool."""
+
+    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+        await accepted_by_a_later_one(simulation, worker, peers)
+        trainer = peers["trainer"].roles[0]
+        assert isinstance(trainer, TrainerRole)
+        trainer._progress.advance(trainer._run.manifest.schedule.steps)
+        trainer._progress.changed.touch()
+        await trio.sleep(1)
+        assert pool(peers["trainer"]) == 1
+
+    simulate(test, "validator", "validator-2", thresholds=ONCE)
+
+
 def test_nothing_waits_for_a_validator_that_is_gone() -> None:
     async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
         first, second = in_rank(worker, peers)
