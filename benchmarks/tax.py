@@ -104,7 +104,10 @@ class Side:
 
 
 def measure(command: Sequence[str], folder: Path, logs: Path | None = None) -> Side:
-    """Run a command to its end; `logs` is the demo's folder of logs, which names its children."""
+    """Run a command to its end; `logs` is the demo's folder of logs, which names its children.
+
+    Waits for all children of this process, also those that others started.
+    """
     folder.mkdir()
     # Processes that lose their parent become this process's children, so that none goes uncounted.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
