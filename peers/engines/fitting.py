@@ -12,7 +12,7 @@ from peers.engines.ends import Ends
 from peers.engines.experts import fuse_experts
 from peers.engines.families import Architecture, describe
 from peers.engines.layers import Layers
-from peers.engines.model import StoredTensors
+from peers.engines.model import open_weights
 from peers.engines.weights import Weights
 from swarm.errors import UserError
 
@@ -23,7 +23,7 @@ def check_shapes(model: Architecture, folder: Path) -> None:
     Reads the files' headers only.
     """
     meta = torch.device("meta")
-    shapes = StoredTensors(folder, lambda name: True).shapes
+    _, shapes = open_weights(folder)
     empty = {name: torch.empty(shape, device=meta) for name, shape in shapes.items()}
     weights = Weights(model, fuse_experts(empty), str(folder), meta, None)
     Ends(weights)
@@ -39,7 +39,7 @@ def check_fits(
     `available`: bytes free on the device; None: as it says itself. Caches need more.
     """
     model = describe(read_supported_config(folder))
-    shapes = StoredTensors(folder, lambda name: True).shapes
+    _, shapes = open_weights(folder)
     needed = sum(torch.Size(shape).numel() for shape in shapes.values()) * dtype.itemsize
     if dtype != torch.float32:  # the head computes in fp32
         needed += model.vocabulary_size * model.hidden_size * 4

@@ -53,22 +53,33 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     return fuse_experts(weights)
 
 
+def open_weights(
+    folder: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """The open files that hold the wanted tensors of a model folder, and their shapes, by name.
+
+    Reads the files' headers only; raises `UserError`.
+    """
+    files: dict[str, Any] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in weight_files(folder):
+        try:
+            file: Any = safetensors.safe_open(path, framework="pt")
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                if wanted(name):
+                    files[name] = file
+                    shapes[name] = tuple(file.get_slice(name).get_shape())
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{path} is no safetensors file ({error})") from error
+    return files, shapes
+
+
 class StoredTensors:
     """Some tensors of a model folder, by their published names, read one at a time."""
 
     def __init__(self, folder: Path, wanted: Callable[[str], bool]) -> None:
         """Read the files' headers; raises `UserError`."""
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self._files: dict[str, Any] = {}
-        for path in weight_files(folder):
-            try:
-                file: Any = safetensors.safe_open(path, framework="pt")
-                for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                    if wanted(name):
-                        self._files[name] = file
-                        self.shapes[name] = tuple(file.get_slice(name).get_shape())
-            except (safetensors.SafetensorError, OSError) as error:
-                raise UserError(f"{path} is no safetensors file ({error})") from error
+        self._files, self.shapes = open_weights(folder, wanted)
 
     def __len__(self) -> int:
         return len(self._files)

@@ -25,7 +25,7 @@ from peers.engines.device import (
     use_hardware,
 )
 from peers.engines.engine import Engine
-from peers.engines.model import StoredTensors
+from peers.engines.model import open_weights
 from peers.engines.registry import check_engine, make_engine
 from peers.proofs import toploc
 from peers.proofs.format import split
@@ -109,7 +109,8 @@ class PrefillService:
 
     def _needed_bytes(self, folder: Path) -> int:
         """Memory of a policy: its weights, and the head in fp32. Raises `UserError`."""
-        sizes = [prod(shape) for shape in StoredTensors(folder, lambda name: True).shapes.values()]
+        _, shapes = open_weights(folder)
+        sizes = [prod(shape) for shape in shapes.values()]
         dtype = find_dtype(self._setup.hardware.dtype, self._device)
         return dtype.itemsize * sum(sizes) + torch.float32.itemsize * max(sizes, default=0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import torch
@@ -13,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from peers.engines.experts import fused_names
-from peers.engines.model import weight_files
+from peers.engines.model import open_weights
 from swarm.errors import UserError
 
 Slices = tuple[slice, ...]
@@ -30,16 +29,7 @@ class StoredWeights:
         self.folder = folder
         self.bytes_read = 0
         """Bytes of all parts read so far."""
-        self._files: dict[str, Any] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        for path in weight_files(folder):
-            try:
-                file: Any = safetensors.safe_open(path, framework="pt")
-                for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                    self._files[name] = file
-                    self.shapes[name] = tuple(file.get_slice(name).get_shape())
-            except (safetensors.SafetensorError, OSError) as error:
-                raise UserError(f"{path} is no safetensors file ({error})") from error
+        self._files, self.shapes = open_weights(folder)
         self._fused = fused_names(self.shapes)
         for name, experts in self._fused.items():
             rows, *others = self.shapes[experts[0][0]]
