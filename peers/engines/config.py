@@ -15,6 +15,9 @@ from typing import Any
 from peers.engines.families import Unsupported, describe
 from swarm.errors import UserError
 
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a number, by dtype."""
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The model's config.json; raises `UserError` when it is missing or broken."""

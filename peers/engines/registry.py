@@ -7,10 +7,10 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from peers.engines.device import find_device, find_dtype
+from peers.engines.device import available_bytes, find_device, find_dtype
 from peers.engines.engine import Engine
-from peers.engines.fitting import check_fits
 from peers.engines.installed import NATIVE
+from peers.engines.memory import check_fits, need_of
 from peers.engines.native import SLOTS, NativeEngine
 from peers.engines.pipeline.start import pipeline_engine
 from peers.engines.vllm.engine import vllm_engine
@@ -50,7 +50,7 @@ def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
         return pipeline_engine(folder, policy, hardware)
     device = find_device(hardware.device)
     dtype = find_dtype(hardware.dtype, device)
-    check_fits(folder, device, dtype)
+    check_fits(need_of(folder, hardware), available_bytes(device))
     return NativeEngine(
         folder,
         device,

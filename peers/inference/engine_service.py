@@ -11,10 +11,10 @@ import blake3
 import safetensors.torch
 import torch
 
-from peers.engines.device import available_bytes, find_device, find_dtype, use_hardware
+from peers.engines.device import available_bytes, find_device, use_hardware
 from peers.engines.engine import Engine
 from peers.engines.episodes import play
-from peers.engines.fit import Need, check_fits, devices_of, need_of
+from peers.engines.memory import Need, check_fits, need_of
 from peers.engines.model import read_weights
 from peers.engines.registry import check_engine, make_engine
 from peers.environments import Renderer, probe_hash
@@ -53,7 +53,7 @@ class EngineService:
         use_hardware(setup.hardware)
         self._setup = setup
         self._engine: Engine | None = None
-        self._need = Need(0, 0, 0, 1)
+        self._need: Need | None = None
         self._free_bytes = 0
         """Memory that was free before the first policy was loaded."""
         self._folder = Path()
@@ -80,9 +80,10 @@ class EngineService:
             self._load_folder(path, job.policy.step)
         self._folder = path
         self._policy = job.policy
-        known, need = self._engine.capabilities if self._engine else None, self._need
-        slots = known.slots or 0 if known else 0
-        if known and known.memory_bytes is not None and need.row_bytes:
+        assert self._engine is not None and self._need is not None
+        known, need = self._engine.capabilities, self._need
+        slots = known.slots or 0
+        if known.memory_bytes is not None and need.row_bytes:
             slots = max(1, min(slots or 1 << 30, known.memory_bytes // need.row_bytes))
         return Loaded(
             seconds=time.perf_counter() - started,
@@ -107,12 +108,9 @@ class EngineService:
 
     def _check_memory(self, folder: Path) -> None:
         """Raise `UserError` if the policy in `folder` does not fit into the device's memory."""
-        hardware = self._setup.hardware
-        device = find_device(hardware.device)
-        dtype = str(find_dtype(hardware.dtype, device)).removeprefix("torch.")
-        self._need = need_of(folder, dtype, self._setup.tokens_max, devices_of(hardware))
-        self._free_bytes = available_bytes(device)
-        check_fits(self._need, self._free_bytes, dtype, hardware, str(device))
+        self._need = need_of(folder, self._setup.hardware, self._setup.tokens_max)
+        self._free_bytes = available_bytes(find_device(self._setup.hardware.device))
+        check_fits(self._need, self._free_bytes)
 
     @in_job_thread
     def generate(self, job: Generate) -> Generated:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peers.engines.fit import ITEM_BYTES
+from peers.engines.config import ITEM_BYTES
 from peers.proofs.format import CHUNK_TOKENS, PROOF_BYTES
 from swarm.jobs.inference import Loaded, Surveyed
 from swarm.messages import Checkpoint, RunManifest, StepOrder

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from math import prod
 from pathlib import Path
 
 import msgspec
@@ -20,12 +19,11 @@ import torch
 from peers.engines.device import (
     available_bytes,
     find_device,
-    find_dtype,
     is_out_of_memory,
     use_hardware,
 )
 from peers.engines.engine import Engine
-from peers.engines.model import open_weights
+from peers.engines.memory import need_of
 from peers.engines.registry import check_engine, make_engine
 from peers.proofs import toploc
 from peers.proofs.format import split
@@ -74,8 +72,7 @@ class PrefillService:
 
     @in_job_thread
     def load(self, job: Load) -> PoliciesLoaded:
-        folder = Path(job.folder)
-        needed = self._needed_bytes(folder)
+        needed = need_of(Path(job.folder), self._setup.hardware).weights_bytes
         self._engines.pop(job.policy, None)
         while len(self._engines) >= self._setup.policies_kept or not self._has_room(needed):
             if not self._engines:
@@ -106,13 +103,6 @@ class PrefillService:
                 f"there is no memory for policy {job.policy.step} in {job.folder}; use a device "
                 "with more, or share the layers among several (setting devices)"
             ) from error
-
-    def _needed_bytes(self, folder: Path) -> int:
-        """Memory of a policy: its weights, and the head in fp32. Raises `UserError`."""
-        _, shapes = open_weights(folder)
-        sizes = [prod(shape) for shape in shapes.values()]
-        dtype = find_dtype(self._setup.hardware.dtype, self._device)
-        return dtype.itemsize * sum(sizes) + torch.float32.itemsize * max(sizes, default=0)
 
     def _has_room(self, needed: int) -> bool:
         """Whether a policy fits beside those that are loaded."""

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from peers.engines import model
 from peers.engines.families import FAMILIES, describe
-from peers.engines.fitting import check_fits
 from peers.engines.native import NativeEngine
 from swarm.errors import UserError
 from tests.engines.families import SUPPORTED, WINDOW, log_probabilities, save_random
@@ -143,16 +142,3 @@ def test_weights_that_nothing_reads_are_no_fault(tmp_path: Path) -> None:
     }
     change_weights(tmp_path, lambda weights: weights.update(unread))
     NativeEngine(tmp_path)
-
-
-def test_a_model_too_large_for_its_device_is_a_sentence(tmp_path: Path) -> None:
-    save_random(SUPPORTED["qwen2"], tmp_path, seed=3)
-    size = sum(tensor.numel() for tensor in stored(tmp_path).values())
-    cpu = torch.device("cpu")
-    check_fits(tmp_path, cpu, torch.float32)
-    check_fits(tmp_path, cpu, torch.float32, available=4 * size)
-    with pytest.raises(UserError, match=r"GB on cpu in float32, which has .* settings devices or"):
-        check_fits(tmp_path, cpu, torch.float32, available=4 * size - 1)
-    with pytest.raises(UserError, match="in bfloat16"):  # and the head in fp32
-        check_fits(tmp_path, cpu, torch.bfloat16, available=2 * size + 4 * 50 * 32 - 1)
-    check_fits(tmp_path, cpu, torch.bfloat16, available=2 * size + 4 * 50 * 32)

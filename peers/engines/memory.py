@@ -1,0 +1,133 @@
+"""The memory that a policy needs on a device, and whether it fits, before its weights are read.
+
+The figures follow from the config, the headers of the weight files and the dtype; they are those of
+the native engine. vLLM's cache lacks the hidden states, so it is a little smaller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+
+from peers.engines.config import ITEM_BYTES, read_supported_config
+from peers.engines.device import find_device, find_dtype
+from peers.engines.families import Architecture, describe
+from peers.engines.model import open_weights
+from swarm.errors import UserError
+from swarm.jobs import Hardware
+
+STATE_BYTES = 2
+"""Bytes of a value of a kept hidden state."""
+
+HEAD_BYTES = 4
+"""Bytes of a weight of the head, which computes in fp32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """The memory that a policy needs on each of the devices that share it."""
+
+    device: str
+    dtype: str
+    weights_bytes: int
+    stored_bytes: int
+    """The same in the dtype of the files."""
+    length: int = 0
+    """Positions of the longest completion; 0 where none is generated."""
+    row_bytes: int = 0
+    """The cache of one completion of `length` positions."""
+    parts: int = 1
+    """Devices that share the policy."""
+
+
+def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
+    """The memory that the policy in `folder` needs for completions of at most `length` positions.
+
+    Raises `UserError` for an unsupported model or unreadable weights.
+    """
+    _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
+    config = read_supported_config(folder)
+    model = describe(config)
+    device = find_device(hardware.device)
+    dtype = str(find_dtype(hardware.dtype, device)).removeprefix("torch.")
+    elements = sum(map(prod, shapes.values()))
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    parts = _devices_of(hardware)
+    length = min(length, model.length_max)
+    return Need(
+        device=str(device),
+        dtype=dtype,
+        weights_bytes=_weights_bytes(model, elements, dtype, device) // parts,
+        stored_bytes=_weights_bytes(model, elements, stored or dtype, device) // parts,
+        length=length,
+        row_bytes=length * position_bytes(model, dtype) // parts,
+        parts=parts,
+    )
+
+
+def _weights_bytes(model: Architecture, elements: int, dtype: str, device: torch.device) -> int:
+    """Bytes of `elements` weights, and of the head."""
+    # On a CPU the head has a layout of its own (`fast_layout`), so a tied one is a copy.
+    shared = model.tied and dtype == "float32" and device.type != "cpu"
+    head = 0 if shared else HEAD_BYTES * model.vocabulary_size * model.hidden_size
+    return elements * ITEM_BYTES[dtype] + head
+
+
+def _devices_of(hardware: Hardware) -> int:
+    """Devices, here or in other processes, that share a model."""
+    split = len(hardware.devices) or len(hardware.stages) or 1
+    return split * hardware.tensor_parallel * hardware.pipeline_parallel
+
+
+def position_bytes(model: Architecture, dtype: str) -> int:
+    """Bytes that one position of a completion takes in the cache."""
+    values = 2 * len(model.layers) * model.kv_heads * model.head_size
+    return values * ITEM_BYTES[dtype] + model.hidden_size * STATE_BYTES
+
+
+def check_fits(need: Need, free_bytes: int) -> None:
+    """Raise `UserError` unless weights and the cache of one completion fit into the free memory.
+
+    The sentence says by how much they do not, and which setting or split would help.
+    """
+    needed = need.weights_bytes + need.row_bytes
+    if needed <= free_bytes:
+        return
+    cache = ""
+    if need.length:
+        cache = (
+            f" and the cache of one completion of {need.length} tokens "
+            f"{_gigabytes(need.row_bytes)} GB"
+        )
+    raise UserError(
+        f"the policy does not fit into the memory of {need.device}: its weights take "
+        f"{_gigabytes(need.weights_bytes)} GB in {need.dtype}{cache}, but {_gigabytes(free_bytes)} "
+        f"GB are free, {_gigabytes(needed - free_bytes)} GB too few; {_remedy(need, free_bytes)}"
+    )
+
+
+def _remedy(need: Need, free_bytes: int) -> str:
+    """What would let a policy fit."""
+    needed = need.weights_bytes + need.row_bytes
+    saved = need.weights_bytes - need.stored_bytes
+    if saved > 0 and needed - saved <= free_bytes:
+        return 'set dtype = "bfloat16"'
+    if need.length and need.weights_bytes + need.row_bytes // need.length <= free_bytes:
+        return "stop other programs, or use a device with more memory"
+    if need.device.startswith("cuda"):
+        wanted = -(-needed * need.parts // max(1, free_bytes))
+        return (
+            f"split it over at least {wanted} such GPUs (setting devices, or tensor_parallel with "
+            'engine = "vllm")'
+        )
+    return (
+        "stop other programs, use a machine with more memory, or split it over several processes "
+        "(setting stages)"
+    )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.3g}" if count < 1e11 else f"{count / 1e9:,.0f}"

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peers.engines.cache import Shape
+from peers.engines.decoder import Decoder
+from peers.engines.memory import Need, check_fits, need_of, position_bytes
+from swarm.errors import UserError
+from swarm.jobs import Hardware
+from tests.engines.families import SUPPORTED, save_random
+
+GB = 10**9
+
+
+def held_bytes(part: Any, seen: set[int]) -> int:
+    """Bytes of all tensors that an object holds, each storage once."""
+    if isinstance(part, Tensor):
+        storage = part.untyped_storage()
+        fresh = storage.data_ptr() not in seen
+        seen.add(storage.data_ptr())
+        return storage.nbytes() if fresh else 0
+    if isinstance(part, list | tuple):
+        return sum(held_bytes(each, seen) for each in part)
+    return sum(held_bytes(each, seen) for each in getattr(part, "__dict__", {}).values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3-moe", "gemma2", "llama-bias-tied"])
+def test_the_figures_are_those_of_the_engine(tmp_path: Path, family: str, dtype: str) -> None:
+    save_random(SUPPORTED[family], tmp_path, seed=1)
+    need = need_of(tmp_path, Hardware(device="cpu", dtype=dtype), 10_000)
+    decoder = Decoder(tmp_path, "cpu", getattr(torch, dtype))
+    held = held_bytes([decoder._ends, decoder._layers], set())
+    assert need.weights_bytes == pytest.approx(held, rel=0.02)  # rotary tables, norms in fp32
+    shape = Shape(
+        layers=len(decoder.model.layers),
+        kv_heads=decoder.kv_heads,
+        head_size=decoder.head_size,
+        hidden_size=decoder.hidden_size,
+        dtype=decoder.dtype,
+        device=decoder.device,
+    )
+    assert position_bytes(decoder.model, dtype) == shape.position_bytes
+    assert need.length == decoder.length_max
+    assert need.row_bytes == need.length * shape.position_bytes
+    split = Hardware(device="cpu", dtype=dtype, devices=["cpu", "cpu"])
+    assert need_of(tmp_path, split).weights_bytes == need.weights_bytes // 2
+
+
+def need(weights: int, stored: int, row: int, device: str = "cpu", length: int = 100) -> Need:
+    return Need(
+        device=device,
+        dtype="float32",
+        weights_bytes=weights * GB,
+        stored_bytes=stored * GB,
+        length=length,
+        row_bytes=row * GB,
+    )
+
+
+@pytest.mark.parametrize(
+    ("needed", "free", "sentence"),
+    [
+        (need(4, 2, 1), 3 * GB, '2 GB too few; set dtype = "bfloat16"'),
+        (need(4, 4, 1), 45 * GB // 10, "0.5 GB too few; stop other programs"),
+        (need(60, 60, 1, "cuda:0"), 24 * GB, "37 GB too few; split it over at least 3 such GPUs"),
+        (need(60, 60, 1), 24 * GB, "over several processes (setting stages)"),
+        (need(4, 4, 0, length=0), 3 * GB, "take 4 GB in float32, but 3 GB are free, 1 GB too few"),
+    ],
+)
+def test_a_policy_that_does_not_fit_says_by_how_much(
+    needed: Need, free: int, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        check_fits(needed, free)
+
+
+def test_a_policy_that_fits_is_silent() -> None:
+    check_fits(need(1, 1, 1), 2 * GB)
