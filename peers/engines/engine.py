@@ -5,6 +5,7 @@ Token ids go in and come out; text never passes through an engine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,16 @@ class Request:
     """Keep the cache after this segment for the episode's next turn. It is kept until a request
     continues it or `cancel` releases it, and may be dropped when memory is short; the episode is
     then computed again."""
+
+    def check_sampling(self) -> None:
+        """Raise `ValueError` for a limit that leaves no token or an impossible temperature."""
+        if not 0 <= self.start < self.limit:
+            raise ValueError(f"no position from {self.start} is below the limit {self.limit}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(
+                f"the temperature is {self.temperature:g}; it must be above 0 and finite "
+                "(without a noise_key the likeliest token is taken)"
+            )
 
 
 @dataclass
@@ -113,7 +124,8 @@ class Engine(Protocol):
         """Queue a request. Its row gets the same tokens whatever else the engine generates.
 
         Raises `ValueError` for an empty prompt, an id outside the vocabulary, a limit that leaves
-        no token, more positions than the model's context length, or an id already in use.
+        no token, a temperature that is not above 0, more positions than the model's context
+        length, or an id already in use.
         """
         ...
 

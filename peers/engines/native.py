@@ -154,8 +154,7 @@ class NativeEngine:
         """Raise `ValueError` as `Engine.submit` promises."""
         if request.stop_ids:
             self._check_tokens(request.stop_ids, length=0)
-        if not 0 <= request.start < request.limit:
-            raise ValueError(f"no position from {request.start} is below the limit {request.limit}")
+        request.check_sampling()
         length = len(request.tokens) + request.limit - request.start
         self._check_tokens(request.tokens, length)
         needed = self._rows.cache.row_bytes(length)

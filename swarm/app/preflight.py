@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -54,8 +55,9 @@ async def look(settings: PeerSettings, model: Path | None) -> list[Finding]:
             loaded = await engine.load(Load(policy=UNKNOWN, folder=str(model)))
             if work is not None and _has_tokenizer(model, work):
                 probes = [await _probe(engine, each) for each in environments]
-    free = shutil.disk_usage(_existing(settings.home_path)).free
-    findings = examine(settings, surveyed, free, work=work)
+    nearest = _existing(settings.home_path)
+    findings = examine(settings, surveyed, shutil.disk_usage(nearest).free, work=work)
+    findings += _home(settings.home_path, nearest)
     return [*findings, *([room(loaded)] if loaded else []), *probes]
 
 
@@ -82,6 +84,18 @@ async def _probe(engine: InferenceService, environment: EnvironmentReference) ->
         "that the run uses"
     )
     return Finding("tasks", text, {"rendered_alike": alike}, problem=not alike)
+
+
+def _home(home: Path, nearest: Path) -> list[Finding]:
+    """What keeps a peer from using this folder, of which `nearest` exists."""
+    if not nearest.is_dir():
+        reason = f"{nearest} is a file"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        reason = f"this user may not write to {nearest}"
+    else:
+        return []
+    text = f"{home} cannot be the home, because {reason}; choose another --home"
+    return [Finding("home", text, {"reason": reason}, problem=True)]
 
 
 def _existing(folder: Path) -> Path:

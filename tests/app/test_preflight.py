@@ -36,3 +36,15 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     assert f"type: swarm engine install vllm --home {tmp_path / 'home'}" in said
     said = complaint("preflight", "--home", tmp_path / "home", "--model", tmp_path)
     assert "config.json cannot be read" in said
+
+
+def test_a_home_that_no_peer_can_make_is_a_problem(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for home in (file, file / "home"):
+        outcome = swarm("preflight", "--home", home)
+        assert outcome.status == 1
+        [line] = [line for line in outcome.output.splitlines() if line.startswith("home ")]
+        assert line.split(maxsplit=1)[1] == (
+            f"PROBLEM: {home} cannot be the home, because {file} is a file; choose another --home"
+        )

@@ -58,6 +58,17 @@ def test_a_number_of_parameters_gives_the_parts_that_need_no_more() -> None:
     assert not any(name.startswith("activations") for name, _ in found)
 
 
+def test_a_plan_reads_no_more_than_the_model_does(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_32B | {"max_position_embeddings": 64}))
+    plan = ("trainer", "plan", "--model", tmp_path)
+    assert json.loads(swarm(*plan, "--json").output)["tokens"] == 64
+    said = complaint(*plan, "--context", "65")
+    assert said == (
+        "--context is 65; the model reads at most 64 tokens (max_position_embeddings in its "
+        "config.json)"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

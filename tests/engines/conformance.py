@@ -311,6 +311,10 @@ class Conformance:
             (replace(good, tokens=[-1]), "outside the vocabulary"),
             (replace(good, limit=0), "below the limit"),
             (replace(good, start=12), "below the limit"),
+            (replace(good, temperature=0.0), "the temperature is 0; it must be above 0"),
+            (replace(good, temperature=-1.0), "the temperature is -1;"),
+            (replace(good, temperature=float("nan")), "the temperature is nan;"),
+            (replace(good, temperature=float("inf")), "the temperature is inf;"),
             (replace(good, tokens=[1] * (length_max - 11)), "positions are needed"),
         ):
             with pytest.raises(ValueError, match=words):

@@ -249,8 +249,7 @@ class VllmEngine:
         for ids in (request.tokens, request.stop_ids):
             if ids and not 0 <= min(ids) <= max(ids) < size:
                 raise ValueError(f"a token id lies outside the vocabulary of {size}")
-        if not 0 <= request.start < request.limit:
-            raise ValueError(f"no position from {request.start} is below the limit {request.limit}")
+        request.check_sampling()
         length = len(request.tokens) + request.limit - request.start
         if length > longest:
             raise ValueError(f"{length} positions are needed; the context length is {longest}")

@@ -23,6 +23,9 @@ GB = 10**9
 MEMORY_GB_MAX = 1e6
 """A petabyte: no machine has more, and a plan counts in whole bytes."""
 
+CONTEXT = 1 << 14
+"""Tokens of the longest sequence, unless --context or the model says otherwise."""
+
 OPTIMISERS = ("adamw", "adamw8bit", "offloaded")
 PAST_POLICIES = ("memory", "disk")
 
@@ -54,8 +57,13 @@ def plan_command(
         float, typer.Option(min=0, help="Main memory of one machine in GB; 0: unknown.")
     ] = 0.0,
     context: Annotated[
-        int, typer.Option(min=2, help="Longest sequence in tokens: prompt and completion.")
-    ] = 1 << 14,
+        int | None,
+        typer.Option(
+            min=2,
+            help="Longest sequence in tokens: prompt and completion. Default: "
+            f"{CONTEXT:,}, or all that the model reads.",
+        ),
+    ] = None,
     micro_batch: Annotated[
         int,
         typer.Option(min=1, help="Sequences of that length in one pass (trainer.pass_tokens)."),
@@ -103,12 +111,16 @@ def plan_command(
             raise UserError(f"{option} is {size:g}; it must be at most {MEMORY_GB_MAX:g}")
     if model is not None and model.is_file() and model.name != "config.json":
         raise UserError(f"--model is the file {model}; give a folder or its config.json")
+    from peers.engines.config import read_supported_config
     from peers.trainer.learning import plan as planning  # it imports torch
 
     if model is not None:
-        shapes = planning.read_model(model.parent if model.is_file() else model)
+        folder = model.parent if model.is_file() else model
+        shapes = planning.read_model(folder)
+        longest = _longest(context, read_supported_config(folder)["max_position_embeddings"])
     else:
         shapes = planning.of_parameters(int(parameters or 0))
+        longest = context or CONTEXT
     sharding = _sharding(
         replicas=replicas,
         mixed_precision=dtype == "bfloat16" or (dtype == "auto" and device == "cuda"),
@@ -125,8 +137,8 @@ def plan_command(
         host_limit=round(host_memory_gb * GB),
     )
     work = planning.Workload(
-        tokens=context * micro_batch,
-        longest=context,
+        tokens=longest * micro_batch,
+        longest=longest,
         held=max_staleness + 2,
         reference=reference,
     )
@@ -137,6 +149,16 @@ def plan_command(
         _show(found)
     if found.problem:
         raise typer.Exit(1)
+
+
+def _longest(context: int | None, positions: int) -> int:
+    """The longest sequence planned for a model with this many positions."""
+    if context is not None and context > positions:
+        raise UserError(
+            f"--context is {context}; the model reads at most {positions} tokens "
+            "(max_position_embeddings in its config.json)"
+        )
+    return context or min(CONTEXT, positions)
 
 
 def _sharding(**values: Any) -> Sharding:
