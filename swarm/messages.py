@@ -182,6 +182,10 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The tokenizer's stop ids; no default fits every model."""
     group_size: Annotated[int, Meta(ge=1, le=4096)] = 16
     groups_per_submission: Annotated[int, Meta(ge=1, le=4096)] = 1
+    swaps_max: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Most swaps of weights while a submission is generated: a worker may go on with each newer
+    policy as it is published, and the file says which tokens each policy sampled. 0: every token of
+    a step comes from the policy that its order names."""
 
 
 class Schedule(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -73,6 +73,9 @@ class Piece:
     finish: Finish
     spans: list[tuple[int, int]]
     """(policy, tokens) in order: the policies that the tokens were sampled from."""
+    swap_hidden: list[Tensor] = field(default_factory=list)
+    """Per span but the first, its `prompt_hidden`: the rows just before its first row, computed
+    with its own policy. Empty tensors where the model's rows have 128 values and none is needed."""
 
 
 @dataclass
@@ -103,7 +106,8 @@ class Capabilities:
     memory_bytes: int | None = None
     """Memory for weights and caches; None: unknown."""
     in_flight: bool = False
-    """Whether `load_weights` may be called while requests are being generated."""
+    """Whether `load_weights` may be called while requests are being generated. Each row after it is
+    what a prefill with the new policy gives: nothing computed with the old one is kept."""
     prefills: bool = True
     """Whether `prefill` and `logits` are supported, which a validator needs."""
 

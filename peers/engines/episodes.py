@@ -20,8 +20,25 @@ from swarm.messages import Sampling
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.world.progress import checkpoint
 
-OnEnd = Callable[[int, Rollout, Tensor, Tensor], None]
-"""(row, rollout, hidden, prompt_hidden), as in `Episodes`."""
+
+@dataclass
+class SpanStates:
+    """The hidden states from which one policy sampled successive tokens of an episode."""
+
+    policy: int
+    before: Tensor
+    """bf16 [at most 128, hidden]: the rows just before the first of `hidden`, of the same
+    policy."""
+    parts: list[Tensor]
+
+    @property
+    def hidden(self) -> Tensor:
+        """bf16 [tokens, hidden]."""
+        return _joined(self.parts)
+
+
+OnEnd = Callable[[int, Rollout, Sequence[SpanStates]], None]
+"""(row, rollout, the states of each of its spans)."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +60,7 @@ class _Row:
     task: Task
     row: int
     segments: list[Segment]
-    hidden: list[Tensor]
-    prompt_hidden: Tensor | None = None
+    states: list[SpanStates]
     last: int | None = None
     """Id of the last request."""
 
@@ -75,15 +91,16 @@ class _Row:
                 tuple(Span(policy, count) for policy, count in piece.spans),
             )
         )
-        self.hidden.append(piece.hidden)
-        if self.prompt_hidden is None:
-            self.prompt_hidden = piece.prompt_hidden
+        rows = torch.split(piece.hidden, [count for _, count in piece.spans])
+        before = [piece.prompt_hidden, *piece.swap_hidden]
+        for (policy, _), part, rows_before in zip(piece.spans, rows, before, strict=True):
+            if self.states and self.states[-1].policy == policy:
+                self.states[-1].parts.append(part)
+            else:
+                self.states.append(SpanStates(policy, rows_before, [part]))
 
-    def ended(self) -> tuple[Rollout, Tensor, Tensor]:
-        """The rollout, its hidden states, and the rows before them."""
-        assert self.prompt_hidden is not None
-        hidden = torch.cat(self.hidden) if len(self.hidden) > 1 else self.hidden[0]
-        return Rollout(tuple(self.segments)), hidden, self.prompt_hidden
+    def rollout(self) -> Rollout:
+        return Rollout(tuple(self.segments))
 
 
 def play(
@@ -94,10 +111,12 @@ def play(
     noise_key: tuple[int, int] | None,
     sampling: Sampling,
     on_end: OnEnd | None = None,
+    before_step: Callable[[], None] = checkpoint,
 ) -> Episodes:
     """Play one episode per task on an engine with no other requests.
 
     `rows` and `noise_key` as in `Request`. `on_end` hears of each episode as soon as it is over.
+    `before_step` is called before each of the engine's steps, and may load other weights.
     Raises `ValueError` as `Engine.submit` does, and `UserError` for an environment whose code
     fails; the engine then holds no request.
     """
@@ -121,7 +140,7 @@ def play(
         for row in played:
             ask(row)
         while going:
-            checkpoint()
+            before_step()
             for piece in engine.step():
                 row = going.pop(piece.id)
                 row.add(piece)
@@ -131,7 +150,7 @@ def play(
                 if answer is None:
                     engine.cancel(piece.id)  # releases its cache
                     if on_end is not None:
-                        on_end(row.row, *row.ended())
+                        on_end(row.row, row.rollout(), row.states)
                 else:
                     row.segments.append(Segment("environment", answer))
                     ask(row)
@@ -139,9 +158,13 @@ def play(
         for id in range(next(ids)):  # a turn not submitted has left the cache of its last
             engine.cancel(id)
         raise
-    ended = [row.ended() for row in played]
     return Episodes(
-        rollouts=[rollout for rollout, _, _ in ended],
-        hidden=[hidden for _, hidden, _ in ended],
-        prompt_hidden=[before for _, _, before in ended],
+        rollouts=[row.rollout() for row in played],
+        hidden=[_joined([states.hidden for states in row.states]) for row in played],
+        prompt_hidden=[row.states[0].before for row in played],
     )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Rows end to end; a single part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -42,8 +42,12 @@ class Row(Cached):
     policies: list[tuple[int, int]] = field(default_factory=list)
     """(policy, index of the first token sampled from it)"""
     prompt_hidden: Tensor | None = None
+    swap_hidden: list[Tensor] = field(default_factory=list)
+    """`Piece.swap_hidden`."""
     saved: list[Tensor] = field(default_factory=list)
     """Hidden states of tokens sampled before the row's cache was dropped."""
+    saved_policy: int = -1
+    """The policy of the newest of them."""
     noise: Ahead | None = None
     position: int = field(init=False)
     """Index of the next model token in the episode."""
@@ -81,11 +85,19 @@ class Row(Cached):
         """Copy the hidden states of the tokens sampled so far out of the cache."""
         assert self.bucket is not None
         states = self.bucket.states[self.index]
-        before = len(self.request.tokens) - 1  # the state from which the first token is sampled
-        if self.prompt_hidden is None:
-            self.prompt_hidden = states[max(0, before - PROMPT_ROWS_MAX) : before].clone()
         first = sum(map(len, self.saved))
-        self.saved.append(states[before + first : before + len(self.tokens)].clone())
+        if first == len(self.tokens):
+            return
+        offset = len(self.request.tokens) - 1  # of the state from which the first token is sampled
+        start, policy = offset + first, self.policies[-1][0]
+        if policy != self.saved_policy:
+            before = states[max(0, start - PROMPT_ROWS_MAX) : start].clone()
+            if self.prompt_hidden is None:
+                self.prompt_hidden = before
+            else:
+                self.swap_hidden.append(before)
+        self.saved.append(states[start : offset + len(self.tokens)].clone())
+        self.saved_policy = policy
 
     def spans(self) -> list[tuple[int, int]]:
         """`Piece.spans`."""
@@ -264,6 +276,7 @@ class Rows:
             prompt_hidden=row.prompt_hidden,
             finish="stop" if row.tokens[-1] in row.request.stop_ids else "length",
             spans=row.spans(),
+            swap_hidden=row.swap_hidden,
         )
         if row.request.keep and self._fits(row.length):
             self._kept[row.request.id] = (

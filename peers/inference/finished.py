@@ -7,13 +7,13 @@ keeps what was finished by then, with its proofs, so the next child generates on
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import blake3
 import msgspec
-from torch import Tensor
 
+from peers.engines.episodes import SpanStates
 from peers.proofs import toploc
 from swarm.errors import DECODE_ERRORS
 from swarm.jobs import SubmissionOrder
@@ -41,7 +41,7 @@ class FinishedRollouts:
         self.rollouts: dict[int, Rollout] = {}
         self.proofs: dict[int, bytes] = {}
         self.seconds_proofs = 0.0
-        self._unproven: list[tuple[int, Tensor, Tensor]] = []
+        self._unproven: list[tuple[int, Sequence[SpanStates]]] = []
         self._written_at = time.monotonic()
         self._begun = False
         """Whether the file exists and is this order's."""
@@ -51,10 +51,10 @@ class FinishedRollouts:
         for each in self._read():
             self.rollouts[each.row], self.proofs[each.row] = each.rollout, each.proof
 
-    def add(self, row: int, rollout: Rollout, hidden: Tensor, prompt_hidden: Tensor) -> None:
-        """Add a finished rollout and its hidden states (`peers.engines.engine.Piece`)."""
+    def add(self, row: int, rollout: Rollout, states: Sequence[SpanStates]) -> None:
+        """Add a finished rollout and the hidden states of its spans."""
         self.rollouts[row] = rollout
-        self._unproven.append((row, hidden, prompt_hidden))
+        self._unproven.append((row, states))
         if time.monotonic() - self._written_at >= WRITE_SECONDS:
             self._write([self._packed(each) for each in self._prove()])
             self._written_at = time.monotonic()
@@ -70,8 +70,11 @@ class FinishedRollouts:
     def _prove(self) -> list[int]:
         """Build the proofs of the rollouts added last; returns their rows."""
         started = time.perf_counter()
-        rows = [row for row, _, _ in self._unproven]
-        chunks = [toploc.chunk_rows(before, hidden) for _, hidden, before in self._unproven]
+        rows = [row for row, _ in self._unproven]
+        chunks = [
+            [chunk for span in states for chunk in toploc.chunk_rows(span.before, span.hidden)]
+            for _, states in self._unproven
+        ]
         proofs = iter(toploc.build([chunk for row in chunks for chunk in row]))
         for row, own in zip(rows, chunks, strict=True):
             self.proofs[row] = b"".join(next(proofs) for _ in own)

@@ -21,15 +21,24 @@ class ProofFormatError(ValueError):
     """Bytes that no honest builder produces: a fault that anyone can reproduce."""
 
 
-def check_format(proofs: Sequence[bytes], token_count: int) -> None:
-    """Raise `ProofFormatError` unless `proofs` can belong to a completion of `token_count` tokens.
+def chunk_count(tokens: int) -> int:
+    """Number of chunks, each with a proof, of successive tokens of one policy."""
+    return -(-tokens // CHUNK_TOKENS)
 
-    There must be ⌈token_count / 32⌉ proofs. Each has 258 bytes, with 128 ≤ modulus ≤ 65497 (a
+
+def check_format(proofs: Sequence[bytes], spans: Sequence[int]) -> None:
+    """Raise `ProofFormatError` unless `proofs` can belong to a completion.
+
+    `spans`: its tokens by the policy that sampled them; no proof covers tokens of two policies. A
+    span of n tokens needs ⌈n / 32⌉ proofs. Each has 258 bytes, with 128 ≤ modulus ≤ 65497 (a
     smaller modulus cannot keep 128 indices distinct) and all coefficients below 65497.
     """
-    wanted = -(-token_count // CHUNK_TOKENS)
+    wanted = sum(chunk_count(tokens) for tokens in spans)
     if len(proofs) != wanted:
-        raise ProofFormatError(f"{token_count} tokens need {wanted} proofs, not {len(proofs)}")
+        among = f" of {len(spans)} policies" if len(spans) > 1 else ""
+        raise ProofFormatError(
+            f"{sum(spans)} tokens{among} need {wanted} proofs, not {len(proofs)}"
+        )
     for number, proof in enumerate(proofs):
         if len(proof) != PROOF_BYTES:
             raise ProofFormatError(

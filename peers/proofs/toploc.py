@@ -73,6 +73,9 @@ class ChunkResult:
 def chunk_rows(prompt_hidden: Tensor, completion_hidden: Tensor) -> list[Tensor]:
     """Cut a completion's bf16 hidden rows [n, hidden] into chunks [rows, hidden], one per proof.
 
+    Of a completion that several policies sampled, each span is cut as if it were a completion: all
+    rows are then of the span's policy, and the rows before it stand for the prompt's.
+
     Chunk c holds rows 32c to min(32c + 32, n). A chunk with fewer than 128 values is extended
     backwards, row by row, until it has at least 128: first with earlier rows of the completion,
     then with rows of the prompt. `prompt_hidden` [p, hidden] holds the rows just before the
@@ -122,7 +125,7 @@ def verify(
     chunks of many completions, after `check_format` for each completion. Formats are checked here
     again. Raises `ProofFormatError`.
     """
-    check_format(proofs, CHUNK_TOKENS * len(chunks))
+    check_format(proofs, [CHUNK_TOKENS * len(chunks)])
     if not chunks:
         return []
     words = np.frombuffer(b"".join(proofs), dtype=">u2").reshape(len(proofs), -1).astype(np.int64)

@@ -83,6 +83,7 @@ class InspectorService:
             canonical_digest=inspection.contents.canonical_digest,
             canonical_bytes=inspection.contents.canonical_bytes,
             tokens=len(rollouts.log_probabilities),
+            policies=np.unique(rollouts.span_policies).tolist(),
         )
 
     def _differing(self, order: SubmissionOrder, renderer: Renderer) -> str:
@@ -130,6 +131,7 @@ class InspectorService:
             limits=EpisodeLimits(
                 sampling.stop_ids, sampling.max_new_tokens, config.max_position_embeddings
             ),
+            swaps_max=sampling.swaps_max,
         )
 
     async def run(self) -> None:

@@ -84,6 +84,8 @@ class Inspected(Report, kw_only=True):
     canonical_bytes: int = 0
     tokens: int = 0
     """Completion tokens."""
+    policies: list[int] = []
+    """Policies that the tokens were sampled from, ascending."""
 
 
 class InspectionService(Protocol):

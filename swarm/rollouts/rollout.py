@@ -114,6 +114,18 @@ class Rollout:
         return indices
 
     @property
+    def spans(self) -> list[Span]:
+        """The policies of all model tokens, in order; neighbouring spans have different ones."""
+        spans: list[Span] = []
+        for segment in self.model_segments:
+            for span in segment.spans:
+                if spans and spans[-1].policy == span.policy:
+                    spans[-1] = Span(span.policy, spans[-1].tokens + span.tokens)
+                else:
+                    spans.append(span)
+        return spans
+
+    @property
     def log_probabilities(self) -> list[float] | None:
         """One per model token; None unless every model segment has them."""
         values: list[float] = []

@@ -90,7 +90,7 @@ class Rollouts:
         reported = [values for values in log_probabilities if values is not None]
         if len(reported) != len(rows):
             raise ValueError("a rollout of a submission needs log-probabilities")
-        spans = [_joined(row.rollout) for row in rows]
+        spans = [row.rollout.spans for row in rows]
         result = cls(
             group=_integers(row.group for row in rows),
             sample=_integers(row.sample for row in rows),
@@ -136,6 +136,10 @@ class Rollouts:
     def proof(self, index: int) -> bytes:
         """One row's concatenated proofs."""
         return _part(self.proofs, self.proof_offsets, index).tobytes()
+
+    def span_lengths_of(self, index: int) -> list[int]:
+        """Tokens of each of one row's spans."""
+        return list(_part(self.span_lengths, self.span_offsets, index).tolist())
 
     def prompt(self, index: int) -> list[int]:
         """Token ids of one row's first segment."""
@@ -268,18 +272,6 @@ def check_digest(raw: bytes, digest: bytes | None) -> None:
     """Raise `OSError` unless `digest` is the BLAKE3-256 of `raw`; None skips the check."""
     if digest is not None and blake3.blake3(raw).digest() != digest:
         raise OSError("the file has changed since it arrived: its hash differs")
-
-
-def _joined(rollout: Rollout) -> list[Span]:
-    """The spans of all model segments; neighbouring spans of one policy are merged."""
-    spans: list[Span] = []
-    for segment in rollout.model_segments:
-        for span in segment.spans:
-            if spans and spans[-1].policy == span.policy:
-                spans[-1] = Span(span.policy, spans[-1].tokens + span.tokens)
-            else:
-                spans.append(span)
-    return spans
 
 
 def _cut(spans: Sequence[Span], length: int) -> tuple[list[Span], list[Span]]:

@@ -64,7 +64,9 @@ SCHEMA = pa.schema(
 )
 """The columns, named as in `swarm.rollouts.rollouts.Rollouts`. `log_probabilities`: one per model
 token, as reported by the worker's engine; never used for training. `proof`: concatenated TOPLOC
-proofs of 258 bytes, ⌈model tokens / 32⌉ of them."""
+proofs of 258 bytes, ⌈tokens / 32⌉ of them for each span. Where a policy follows another within a
+row, its tokens are sampled from keys and values that it has computed itself for all tokens before
+them: a cache of the policy before it is not used."""
 
 
 _LISTS = {

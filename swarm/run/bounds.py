@@ -23,7 +23,8 @@ SUBMISSION_GROUPS_MAX = 1024
 TOKEN_BYTES = 8
 """Bytes of a completion token and its log-probability in a submission's file."""
 PROOF_BYTES, PROOF_TOKENS = 258, 32
-"""Bytes of a proof, and the number of completion tokens that it covers."""
+"""Bytes of a proof, and the number of completion tokens that it covers. A swap of weights ends a
+proof early."""
 
 
 def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
@@ -199,7 +200,8 @@ def _check_submissions(manifest: RunManifest, where: str) -> None:
             "all rewards fits an envelope"
         )
     tokens = sampling.max_new_tokens
-    largest = rows * (tokens * TOKEN_BYTES + -(-tokens // PROOF_TOKENS) * PROOF_BYTES)
+    proofs = min(tokens, -(-tokens // PROOF_TOKENS) + sampling.swaps_max)
+    largest = rows * (tokens * TOKEN_BYTES + proofs * PROOF_BYTES)
     if largest > manifest.limits.submission_bytes_max:
         raise UserError(
             f"{where}: limits.submission_bytes_max is {manifest.limits.submission_bytes_max}, but "

@@ -212,6 +212,12 @@ class Conformance:
             assert piece.spans == [span for span in spans if span[1]] and first <= 4
             self.judge(judge, [request], [piece], start=first)
             crossed += first > 0
+            assert len(piece.swap_hidden) == len(piece.spans) - 1
+            for rows in piece.swap_hidden:  # what the new policy makes of all before the swap
+                text = [*request.tokens, *piece.tokens]
+                given = len(request.tokens) + first
+                expected = judge.prefill([text], [range(given, len(text))]).prompt_hidden[0]
+                self.near(rows, expected[len(expected) - len(rows) :])
             if first:
                 self.near(piece.prompt_hidden, before.prompt_hidden)
                 self.near(piece.hidden[:1], before.hidden[:1])

@@ -69,7 +69,7 @@ def verify(recomputed: Prefill, proofs: list[list[bytes]]) -> list[toploc.ChunkR
 def test_an_honest_worker_passes(folders: tuple[Path, Path]) -> None:
     made, proofs = work(folders[0])
     for tokens, row in zip(made.tokens, proofs, strict=True):
-        check_format(row, len(tokens))
+        check_format(row, [len(tokens)])
     recomputed, judged = judge(folders[0], made.tokens)
     assert float(judged.margin.max()) < 1e-4
     assert torch.allclose(judged.log_probability, torch.cat(made.log_probabilities), atol=1e-4)

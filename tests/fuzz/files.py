@@ -183,7 +183,7 @@ def check_proof(raw: bytes) -> None:
     chunks = toploc.chunk_rows(hidden[:0], hidden)
     proofs = split(raw)
     try:
-        check_format(proofs, CHUNK_TOKENS * len(chunks))
+        check_format(proofs, [CHUNK_TOKENS * len(chunks)])
     except ProofFormatError:
         return
     honest = toploc.build(chunks)

@@ -110,7 +110,7 @@ def test_a_submission_says_what_it_is(service: EngineService, policy: Path, tmp_
         task = environment.task(seeds.task_seed(seed, row // 4))
         assert rollouts.prompt(row) == renderer.encode_prompt(task.prompt)
         length = len(completion(rollouts, row))
-        check_format(split(rollouts.proof(row)), length)
+        check_format(split(rollouts.proof(row)), [length])
         assert (completion(rollouts, row)[-1] == 2) or length == 40
     finished = sum(completion(rollouts, row)[-1] == 2 for row in range(12)) / 12
     assert result.finished_share == finished

@@ -10,6 +10,7 @@ import torch
 import trio
 
 from peers.engines import demo
+from peers.engines.episodes import SpanStates
 from peers.inference import finished
 from peers.inference.engine_service import EngineService
 from peers.inference.finished import FinishedRollouts
@@ -92,7 +93,7 @@ def kept(folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch, **changes: An
     some = FinishedRollouts(folder / "file", submission_order(ORDER, **changes))
     for row in range(rows):
         states = torch.full((2, 128), float(row)).bfloat16()
-        some.add(row, Rollout.single_turn([1], [row, 2]), states, states[:0])
+        some.add(row, Rollout.single_turn([1], [row, 2]), [SpanStates(0, states[:0], [states])])
     return folder / "file.finished"
 
 
@@ -105,7 +106,7 @@ def test_a_row_that_was_cut_off_is_generated_again(
     again = FinishedRollouts(tmp_path / "file", ORDER)
     assert list(again.rollouts) == list(again.proofs) == [0, 1]
     states = torch.full((2, 128), 2.0).bfloat16()
-    again.add(2, Rollout.single_turn([1], [2, 2]), states, states[:0])
+    again.add(2, Rollout.single_turn([1], [2, 2]), [SpanStates(0, states[:0], [states])])
     assert path.read_bytes() == whole
 
 
@@ -125,6 +126,6 @@ def test_another_orders_rollouts_are_forgotten(
 def test_a_short_submission_is_not_written_twice(tmp_path: Path) -> None:
     some = FinishedRollouts(tmp_path / "file", ORDER)
     states = torch.ones(2, 128).bfloat16()
-    some.add(0, Rollout.single_turn([1], [3, 2]), states, states[:0])
+    some.add(0, Rollout.single_turn([1], [3, 2]), [SpanStates(0, states[:0], [states])])
     some.complete()
     assert len(some.proofs[0]) > 0 and not list(tmp_path.iterdir())

@@ -72,7 +72,7 @@ def test_golden_bytes(tokens: int) -> None:
     expected = [bytes.fromhex(proof) for proof in json.loads(GOLDEN.read_text())[str(tokens)]]
     assert toploc.build(chunks) == expected
     assert [reference_proof(chunk) for chunk in chunks] == expected
-    check_format(expected, tokens)
+    check_format(expected, [tokens])
     for result in toploc.verify(chunks, expected):
         assert result == toploc.ChunkResult(128, 0.0, 0.0, 0, 0.0, True)
 
@@ -106,7 +106,7 @@ def test_build_interpolates_the_points_and_verifies(seed: int, width: int, rows:
     hidden = random_rows(rows + 32, width, seed)
     chunks = toploc.chunk_rows(hidden[:32], hidden[32:])
     proofs = toploc.build(chunks)
-    check_format(proofs, rows)
+    check_format(proofs, [rows])
     assert all(result.exponent_matches == 128 for result in toploc.verify(chunks, proofs))
     # All at once equals one by one.
     assert proofs == [toploc.build([chunk])[0] for chunk in chunks]
@@ -171,7 +171,7 @@ def test_a_proof_of_dimensions_without_positions_fits_no_text(width: int) -> Non
         if residue % width in range(0, 80, 5)
     }
     proof = with_modulus(modulus, points)
-    check_format([proof], 32)
+    check_format([proof], [32])
     for seed in range(2, 5):
         result = toploc.verify([outlier_rows(width, seed)], [proof])[0]
         assert not result.accepted and result.exponent_matches == 0
@@ -261,7 +261,7 @@ def test_hostile_proofs_are_refused_before_arithmetic(
     proofs: list[bytes], tokens: int, message: str
 ) -> None:
     with pytest.raises(ProofFormatError, match=message):
-        check_format(proofs, tokens)
+        check_format(proofs, [tokens])
     with pytest.raises(ProofFormatError):
         toploc.verify([random_rows(32, 64)] * -(-tokens // 32), proofs)
 

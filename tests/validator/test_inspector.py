@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from peers.environments.collection import Environments
 from peers.environments.sort_digits import SortDigits
 from peers.validator.inspector import expected_header
 from swarm.messages import EnvironmentReference
+from swarm.rollouts.rollout import Rollout, Span
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import environment_of_group
 from swarm.rollouts.submission_file import Header
@@ -86,6 +88,71 @@ def test_rewards_are_the_environments_own(stage: Stage) -> None:
     assert found.failed == ""
     assert found.rewards[1] == [0.0, 1.0, 0.0, 0.0]
     assert sum(map(sum, found.rewards)) == 1.0
+
+
+def in_spans(
+    rollouts: Rollouts, row: int, policies: Sequence[int], lengths: Sequence[int]
+) -> Rollouts:
+    """`rollouts` with other spans of one row, and as many proofs as they need."""
+    rows = [rollouts.row(index) for index in range(len(rollouts))]
+    segment = rows[row].rollout.segments[1]
+    spans = tuple(Span(*each) for each in zip(policies, lengths, strict=True))
+    rows[row] = dataclasses.replace(
+        rows[row],
+        rollout=Rollout((rows[row].rollout.segments[0], dataclasses.replace(segment, spans=spans))),
+        proof=rows[row].proof * len(spans),
+    )
+    return Rollouts.from_rows(rows)
+
+
+def long_row(rollouts: Rollouts) -> int:
+    return int(rollouts.model_lengths().argmax())
+
+
+@pytest.mark.parametrize(
+    ("swaps_max", "policies", "lengths", "sentence"),
+    [
+        (0, [1, 2], [3, 5], "1 spans come from another policy than 1"),
+        (2, [0, 1], [3, 5], "1 spans come from a policy before 1"),
+        (2, [2, 1], [3, 5], "1 spans come from a policy before 1"),
+        (2, [2, 3, 2], [3, 3, 2], "1 spans come from a policy before 1"),
+        (2, [1, 2, 3, 4], [2, 2, 2, 2], "4 policies sampled the submission; the run allows 2"),
+        (64, [*range(1, 9)], [1] * 8, ""),
+        (1, [1, 2], [3, 5], ""),
+        (1, [2], [8], ""),
+    ],
+)
+def test_spans_run_from_the_named_policy_upwards(
+    stage: Stage, swaps_max: int, policies: list[int], lengths: list[int], sentence: str
+) -> None:
+    header, rollouts = stage.generate(swaps_max=swaps_max)
+    forged = in_spans(rollouts, long_row(rollouts), policies, lengths)
+    found = stage.inspect(header, forged, swaps_max=swaps_max)
+    assert found.failed == ("spans" if sentence else "")
+    assert found.proven_fault == bool(sentence) and sentence in found.detail
+    if not sentence:
+        assert found.policies == sorted({1, *policies})
+
+
+def test_a_thousand_policies_over_the_rows_are_too_many(stage: Stage) -> None:
+    """Each row has one span; the validator would have to load a policy for each."""
+    header, rollouts = stage.generate(swaps_max=4)
+    policies = np.arange(1, len(rollouts) + 1, dtype=np.int32)
+    forged = dataclasses.replace(rollouts, span_policies=policies)
+    found = stage.inspect(header, forged, swaps_max=4)
+    assert (found.failed, found.proven_fault) == ("spans", True)
+    assert "16 policies sampled the submission; the run allows 4 swaps" in found.detail
+
+
+def test_a_proof_across_a_swap_is_one_proof_too_few(stage: Stage) -> None:
+    header, rollouts = stage.generate(swaps_max=1)
+    row = long_row(rollouts)
+    forged = in_spans(rollouts, row, [1, 2], [3, 5])
+    rows = [forged.row(index) for index in range(len(forged))]
+    rows[row] = dataclasses.replace(rows[row], proof=rollouts.proof(row))
+    found = stage.inspect(header, Rollouts.from_rows(rows), swaps_max=1)
+    assert (found.failed, found.proven_fault) == ("proof_format", True)
+    assert f"row {row}: 8 tokens of 2 policies need 2 proofs, not 1" in found.detail
 
 
 def _token_outside(lists: Lists) -> None:

@@ -119,7 +119,7 @@ class VllmEngine:
             hidden_size=config["hidden_size"],
             length_max=settings.model_config.max_model_len,
             slots=settings.scheduler_config.max_num_seqs,
-            in_flight=True,
+            in_flight=not keep_prompts,  # a later span's rows before it are not recorded
             prefills=False,
         )
 
@@ -231,6 +231,7 @@ class VllmEngine:
                 f"policy {self._policy} gives logits that are no numbers; its weights or the "
                 "engine's arithmetic are broken"
             )
+        spans = live.finished_spans(len(tokens), self._policy)
         return Piece(
             id=live.request.id,
             tokens=tokens,
@@ -238,7 +239,8 @@ class VllmEngine:
             log_probabilities=log_probabilities,
             prompt_hidden=_bfloat16(before, width),
             finish="stop" if tokens[-1] in live.request.stop_ids else "length",
-            spans=live.finished_spans(len(tokens), self._policy),
+            spans=spans,
+            swap_hidden=[torch.empty(0, width, dtype=torch.bfloat16) for _ in spans[1:]],
         )
 
     def _check_request(self, request: Request) -> None:

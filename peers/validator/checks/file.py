@@ -38,6 +38,8 @@ class Inspection:
     renderer: Renderer
     vocabulary: int
     limits: EpisodeLimits
+    swaps_max: int = 0
+    """Most swaps of weights while the submission was generated."""
 
     @cached_property
     def contents(self) -> Contents:
@@ -158,18 +160,38 @@ class Tokens(Check[Inspection]):
 
 
 class Spans(Check[Inspection]):
-    """Every token was sampled from the policy that the step order names.
+    """Every token was sampled from the policy that the step order names, or, where the run allows
+    swaps, from later ones, each row's in order and at most `swaps_max` + 1 in the submission.
 
-    Figure: spans of model tokens that name another policy.
+    Figure: spans of another policy than allowed; else the number of policies.
     """
 
     name = "spans"
     proven = True
 
     def examine(self, evidence: Inspection) -> Finding:
-        policy = evidence.contents.header.policy
-        others = int((evidence.rollouts.span_policies != policy).sum())
-        return at_most(others, 0, f"{others} spans come from another policy than {policy}")
+        named, swaps_max = evidence.contents.header.policy, evidence.swaps_max
+        policies, offsets = evidence.rollouts.span_policies, evidence.rollouts.span_offsets
+        if not swaps_max:
+            others = int((policies != named).sum())
+            return at_most(others, 0, f"{others} spans come from another policy than {named}")
+        earlier = policies < named
+        falls = policies[1:] < policies[:-1]
+        falls[offsets[1:-1] - 1] = False  # from one row to the next
+        wrong = int(earlier.sum() + falls.sum())
+        if wrong:
+            return at_most(
+                wrong,
+                0,
+                f"{wrong} spans come from a policy before {named}, which the step order names, or "
+                "before that of the span they follow",
+            )
+        count = len(np.unique(policies))
+        return at_most(
+            count,
+            swaps_max + 1,
+            f"{count} policies sampled the submission; the run allows {swaps_max} swaps",
+        )
 
 
 class Ending(Check[Inspection]):
@@ -221,9 +243,9 @@ class ProofFormat(Check[Inspection]):
     def examine(self, evidence: Inspection) -> Finding:
         rollouts = evidence.rollouts
         faults = []
-        for row, length in enumerate(rollouts.model_lengths().tolist()):
+        for row in range(len(rollouts)):
             try:
-                check_format(split(rollouts.proof(row)), length)
+                check_format(split(rollouts.proof(row)), rollouts.span_lengths_of(row))
             except ProofFormatError as error:
                 faults.append(f"row {row}: {error}")
         return at_most(len(faults), 0, faults[0] if faults else "")
