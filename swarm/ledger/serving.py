@@ -45,7 +45,23 @@ class Revocations(Protocol):
         ...
 
 
-class Ledger(Protocol):
+class Reporting(Protocol):
+    """What a trusted peer says about the run to `swarm status`."""
+
+    def status(self) -> tuple[Sequence[bytes], Sequence[Present]]:
+        """The newest manifest, checkpoint and step order, and the peers that are present."""
+        ...
+
+    def forks(self) -> Sequence[ForkEvidence]:
+        """Contradictory heads of other trusted peers' logs."""
+        ...
+
+    def contradictions(self, limit: int) -> tuple[int, list[wire.Contradiction]]:
+        """The number of contradictions between validators, and the newest."""
+        ...
+
+
+class Ledger(Reporting, Protocol):
     """The data that is served (implemented by `swarm.node.trusted.TrustedPart`)."""
 
     @property
@@ -67,18 +83,6 @@ class Ledger(Protocol):
         self, worker: str, start: int, limit: int
     ) -> Sequence[tuple[int, bytes, bytes]]:
         """(log index, entry, envelope) of this peer's own verdicts on a worker's submissions."""
-        ...
-
-    def status(self) -> tuple[Sequence[bytes], Sequence[Present]]:
-        """The newest manifest, checkpoint and step order, and the peers that are present."""
-        ...
-
-    def forks(self) -> Sequence[ForkEvidence]:
-        """Contradictory heads of other trusted peers' logs."""
-        ...
-
-    def contradictions(self, limit: int) -> tuple[int, list[wire.Contradiction]]:
-        """The number of contradictions between validators, and the newest."""
         ...
 
     async def reinstate(self, raw: bytes) -> None:
@@ -154,7 +158,7 @@ async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
     if isinstance(request, wire.VerdictsRequest):
         return _verdicts(ledger, request)
     if isinstance(request, wire.StatusRequest):
-        return _status(ledger)
+        return report(ledger)
     if isinstance(request, wire.RevokeInviteRequest):
         await ledger.invites.revoke(request.envelope)
         return wire.Logged()
@@ -190,7 +194,8 @@ def _verdicts(ledger: Ledger, request: wire.VerdictsRequest) -> wire.Verdicts:
     return wire.Verdicts([wire.LoggedVerdict(*row) for row in rows])
 
 
-def _status(ledger: Ledger) -> wire.Status:
+def report(ledger: Reporting) -> wire.Status:
+    """The answer to a status request, with as many peers as fit, the freshest."""
     envelopes, present = ledger.status()
     freshest = sorted(present, key=lambda entry: (entry.age_seconds, entry.peer))
     fitting = _fitting([len(wire.encoder.encode(entry)) for entry in freshest])

@@ -32,6 +32,7 @@ from swarm.messages import (
     Reinstatement,
     StepOrder,
 )
+from swarm.run.members import Standing
 from swarm.run.run import Run
 from swarm.strict_json import to_json
 from tests.app.harness import complaint, swarm
@@ -267,9 +268,10 @@ def test_no_strangers_words_steer_the_screen(doing: str, role: str, peer: str) -
             age_seconds=1.0,
             standing="live",
         )
-    page = printed(status_lines(status))
-    assert set(controls(page)) <= {"\n"}
-    assert all(len(line) <= 80 for line in page.splitlines()[3:])
+    for listed_max in (2, 1):  # both peers, or a summary
+        page = printed(status_lines(status, listed_max))
+        assert set(controls(page)) <= {"\n"}
+        assert all(len(line) <= 80 for line in page.splitlines()[3:])
     assert set(controls(to_json(status_object(status)))) == set()
 
 
@@ -289,6 +291,41 @@ def test_ids_can_be_copied_at_80_columns() -> None:
         line = next(line for line in page.splitlines() if line.startswith(key.peer_id))
         assert len(line) <= 80 and line.endswith(" suspected")
     assert "policy 123 · step 124 · sent 1.0 GB · [/x] generating" in page
+
+
+def test_a_large_run_has_a_summary_that_fits_a_screen() -> None:
+    status = RunStatus(Run(sealed_manifest(OWNER, manifest([TRAINER], [ALICE, BOB]))))
+    gone, busiest = identity(7).peer_id, identity(30).peer_id
+    standings: dict[str, Standing] = {BOB.peer_id: "suspected", gone: "gone"}
+    roles = {TRAINER.peer_id: ["trainer"], ALICE.peer_id: ["validator"], BOB.peer_id: ["validator"]}
+    for key in [TRAINER, ALICE, BOB, *(identity(number) for number in range(5, 40))]:
+        status.present[key.peer_id] = Present(
+            peer=key.peer_id,
+            heartbeat=Heartbeat(
+                roles=roles.get(key.peer_id, ["inference", "relay"]),
+                tokens_per_second=4321 if key.peer_id == busiest else 10,
+            ),
+            age_seconds=1.0,
+            standing=standings.get(key.peer_id, "live"),
+        )
+    lines = printed(status_lines(status)).splitlines()
+    assert len(lines) <= 40
+    assert [line.split() for line in lines[3:9]] == [
+        ["live", "suspected", "gone", "evicted"],
+        ["inference", "34", "0", "1", "0"],
+        ["relay", "34", "0", "1", "0"],
+        ["validator", "1", "1", "0", "0"],
+        ["trainer", "1", "0", "0", "0"],
+        ["all", "peers", "36", "1", "1", "0"],
+    ]
+    named = [line.split()[0] for line in lines if line.startswith("12D3KooW")]
+    assert named[:2] == [TRAINER.peer_id, ALICE.peer_id], "whom the owner trusts"
+    assert named[2:4] == [BOB.peer_id, gone], "who fell silent, trusted peers first"
+    assert named[4] == busiest and len(named) == 8, "who does most"
+    assert "busiest, by their own figures (4 of 34)" in lines
+    assert "  4,321 tokens/s" in lines
+    every = printed(status_lines(status, listed_max=len(status.present))).splitlines()
+    assert len(every) == 3 + 2 * 38
 
 
 def test_whose_record_it_is_by_default(tmp_path: Path) -> None:

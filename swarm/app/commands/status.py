@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from swarm.app.exit import exits
 from swarm.app.figures import DIM, ROLE_STYLES, STATE_STYLES, readable_bytes
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
     from swarm.app.onlooker import RunStatus
     from swarm.messages import Present, StepOrder
+    from swarm.run.members import Standing
 
 WIDTH = 80
 """Columns of the output. A complete id takes 52 and leaves room for roles and standing."""
@@ -23,9 +27,29 @@ WIDTH = 80
 CONTRADICTIONS_SHOWN = 4
 """Most disagreements of validators shown, the newest; `--json` has up to 64 of each peer."""
 
+PEERS_LISTED = 16
+"""Most peers that are listed one by one without `--all`. A larger run has a summary."""
+
+ROLES_SHOWN = 7
+"""Most rows of the table of roles. Peers name their roles themselves."""
+
+PEERS_NAMED = 4
+"""Peers named in each part of a summary."""
+
+STANDINGS: tuple[Standing, ...] = ("live", "suspected", "gone", "evicted")
+
+All = Annotated[
+    bool, typer.Option("--all", help=f"List every peer, also of more than {PEERS_LISTED}.")
+]
+
 
 @exits
-def status(bootstrap: Bootstrap = None, run: WhichRun = None, as_json: AsJson = False) -> None:
+def status(
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    every: All = False,
+    as_json: AsJson = False,
+) -> None:
     """Show a run's progress and its peers. ✓ marks the peers that the owner trusts."""
     from swarm.app.local_node import visit
     from swarm.app.onlooker import status_of
@@ -41,7 +65,7 @@ def status(bootstrap: Bootstrap = None, run: WhichRun = None, as_json: AsJson = 
     from rich.console import Console
 
     console = Console()
-    for line in status_lines(found):
+    for line in status_lines(found, len(found.present) if every else PEERS_LISTED):
         console.print(line, soft_wrap=True)
 
 
@@ -80,10 +104,11 @@ def _state(order: StepOrder | None) -> str:
     return f"wants {order.groups_wanted} groups" if order.groups_wanted else "step closed"
 
 
-def status_lines(status: RunStatus) -> list[Text]:
+def status_lines(status: RunStatus, listed_max: int = PEERS_LISTED) -> list[Text]:
     """Format the status as lines of text: the run, then two lines per peer.
 
-    Ids are complete, so that they can be copied.
+    Ids are complete, so that they can be copied. With more than `listed_max` peers, the run is
+    followed by a summary of them.
     """
     from rich.text import Text
 
@@ -99,12 +124,67 @@ def status_lines(status: RunStatus) -> list[Text]:
     ]
     lines += [Text(line, style="red") for line in _contradiction_lines(told)]
     lines.append(Text())
+    if len(status.present) > listed_max:
+        return lines + _summary(status)
     trusted = status.run.manifest.trusted_ids()
     for peer, entry in sorted(
         status.present.items(), key=lambda item: (item[1].heartbeat.roles, item[0])
     ):
         lines += _peer_lines(peer, entry, trusted=peer in trusted)
     return lines
+
+
+def _summary(status: RunStatus) -> list[Text]:
+    """Peers by role and standing, and by name the trusted, the troubled and the busiest."""
+    from rich.text import Text
+
+    trusted = set(status.run.manifest.trusted_ids())
+
+    def trouble(entry: Present) -> tuple[bool, int, float]:
+        """Trusted peers first, then those that fell silent last."""
+        return entry.peer not in trusted, STANDINGS.index(entry.standing), entry.age_seconds
+
+    def idleness(entry: Present) -> tuple[float, int]:
+        beat = entry.heartbeat
+        return -beat.tokens_per_second, -beat.bytes_sent
+
+    peers = sorted(status.present.values(), key=lambda entry: entry.peer)
+    troubled = [entry for entry in peers if entry.standing != "live"]
+    live = [entry for entry in peers if entry.standing == "live"]
+    owners = [entry for entry in live if entry.peer in trusted]
+    busy = [entry for entry in live if entry.peer not in trusted and any(idleness(entry))]
+    lines = [Text(line) for line in _table(peers)]
+    for title, part, order in (
+        ("trusted by the owner", owners, lambda entry: entry.heartbeat.roles),
+        ("silent or evicted", troubled, trouble),
+        ("busiest, by their own figures", busy, idleness),
+    ):
+        shown = sorted(part, key=order)[:PEERS_NAMED]
+        if shown:
+            more = f" ({len(shown)} of {len(part):,})" if len(part) > len(shown) else ""
+            lines += [Text(), Text(title + more, style="bold")]
+        for entry in shown:
+            lines += _peer_lines(entry.peer, entry, trusted=entry.peer in trusted)
+    return [*lines, Text(), Text("every peer: swarm status --all", style=DIM)]
+
+
+def _table(peers: list[Present]) -> list[str]:
+    """Count peers by role and standing; a peer counts under each of its roles."""
+    counts = Counter(
+        (role, entry.standing) for entry in peers for role in set(entry.heartbeat.roles)
+    )
+    roles = Counter(role for entry in peers for role in set(entry.heartbeat.roles))
+    rows = {
+        role: [counts[role, standing] for standing in STANDINGS]
+        for role, _ in sorted(roles.items(), key=lambda item: (-item[1], item[0]))[:ROLES_SHOWN]
+    }
+    every = Counter(entry.standing for entry in peers)
+    rows["all peers"] = [every[standing] for standing in STANDINGS]
+    header = f"{'':<14}" + "".join(f"{standing:>11}" for standing in STANDINGS)
+    return [header] + [
+        f"{printable(name, 14):<14}" + "".join(f"{count:>11,}" for count in row)
+        for name, row in rows.items()
+    ]
 
 
 def _contradiction_lines(told: dict[str, Any]) -> list[str]:
@@ -142,6 +222,7 @@ def _peer_lines(peer: str, entry: Present, *, trusted: bool) -> list[Text]:
     figures = [
         f"policy {beat.policy}" if beat.policy >= 0 else "",
         f"step {beat.step}" if beat.step >= 0 else "",
+        f"{beat.tokens_per_second:,.0f} tokens/s" if beat.tokens_per_second else "",
         f"sent {readable_bytes(beat.bytes_sent)}" if beat.bytes_sent else "",
         f"received {readable_bytes(beat.bytes_received)}" if beat.bytes_received else "",
         printable(beat.doing),
