@@ -7,8 +7,10 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from swarm.errors import UserError
 from swarm.jobs import Hardware
@@ -16,14 +18,41 @@ from swarm.world.machine import free_memory_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+BF16_SINCE = (8, 0)
+"""The compute capability from which NVIDIA's GPUs compute in bfloat16 (Ampere); older ones only
+emulate it, slowly."""
+
 GPU_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/kfd")
 """Files that exist where the kernel has a driver of NVIDIA's or AMD's GPUs."""
 
 
+MEMORY_WORDS = (
+    "can't allocate memory",
+    "not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Triton Error [CUDA]: out of memory",
+)
+"""What a bare `RuntimeError` says when memory is short: torch on a CPU, CUDA, its libraries."""
+
+
 def use_hardware(hardware: Hardware) -> None:
-    """Check the device and set the number of this process's threads; raises `UserError`."""
+    """Check the device and set this process's threads and precision; raises `UserError`."""
     find_device(hardware.device)
     torch.set_num_threads(hardware.threads)
+    # Partial sums of a bf16 product stay in fp32, so that two GPUs agree as closely as they can.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+def upload(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A tensor of Python numbers on a device, without waiting for the device's queue.
+
+    A GPU copies from page-locked memory, which torch gives to no other tensor before the copy is
+    done.
+    """
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
@@ -43,13 +72,21 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
             f"device {name!r} is not on this machine; there are: {', '.join(known)}"
             + (f" ({why_no_cuda()})" if name.startswith("cuda") and not count else "")
         )
-    return torch.device("cuda", local_rank) if name == "cuda" else torch.device(name)
+    if name != "cuda":
+        return torch.device(name)
+    if local_rank >= count:
+        raise UserError(
+            f"rank {local_rank} of this machine has no GPU of its own; there are {count}: start "
+            "fewer ranks, or let CUDA_VISIBLE_DEVICES show more GPUs"
+        )
+    return torch.device("cuda", local_rank)
 
 
 def find_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype for a setting: `auto` is bfloat16 on cuda, float32 on a CPU."""
+    """The dtype for a setting: `auto` is bfloat16 on a GPU that computes in it, else float32."""
     if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
+        half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BF16_SINCE
+        name = "bfloat16" if half else "float32"
     return DTYPES[name]
 
 
@@ -133,7 +170,8 @@ def driver_of(device: torch.device) -> str:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that memory is short; on a CPU, torch raises a bare `RuntimeError`."""
+    """Whether an error says that memory is short; outside torch's allocator of GPU memory, only
+    its words say so."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return "can't allocate memory" in str(error) or "not enough memory" in str(error)
+    return any(words in str(error) for words in MEMORY_WORDS)

@@ -9,14 +9,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from peers.engines.device import upload
 from peers.engines.sampling import gumbel_noise
 
 AHEAD_MAX = 16
 """Positions computed ahead for a row. A row that ends earlier has wasted the rest."""
 
 ENTRIES_MAX = 1 << 18
-"""Entries (positions times vocabulary) computed in one call, in which temporary words take 50 bytes
-each. A large vocabulary times all rows would take gigabytes."""
+"""Entries (positions times vocabulary) computed in one call on a CPU, in which temporary words take
+50 bytes each. A large vocabulary times all rows would take gigabytes."""
+
+ENTRIES_MAX_GPU = 1 << 24
+"""The same on a GPU, whose kernel has no temporary words: 64 MB, and 800 MB without the kernel."""
 
 
 class Noisy(Protocol):
@@ -53,7 +57,11 @@ class NoisePool:
 
     def __init__(self, vocabulary_size: int, device: torch.device) -> None:
         self._vocabulary_size = vocabulary_size
-        self._ahead = max(1, min(AHEAD_MAX, ENTRIES_MAX // (16 * vocabulary_size)))
+        on_cpu = device.type == "cpu"
+        self._entries_max = ENTRIES_MAX if on_cpu else ENTRIES_MAX_GPU
+        # A GPU computes one position of many rows as fast as several, and needs no memory for them.
+        ahead = self._entries_max // (16 * vocabulary_size) if on_cpu else 1
+        self._ahead = max(1, min(AHEAD_MAX, ahead))
         self._pool = torch.empty(0, self._ahead, vocabulary_size, device=device)
         self._free: list[int] = []
 
@@ -98,14 +106,13 @@ class NoisePool:
         by_key: dict[tuple[int, int] | None, list[int]] = {}
         for index, row in enumerate(rows):
             by_key.setdefault(row.noise_key, []).append(index)
-        some = max(1, ENTRIES_MAX // self._vocabulary_size)
+        some = max(1, self._entries_max // self._vocabulary_size)
         for key, indices in by_key.items():
             for start in range(0, len(indices) if key is not None else 0, some):
-                at = torch.tensor(indices[start : start + some], device=found.device)
+                at = upload(indices[start : start + some], found.device)
                 part = [rows[index] for index in indices[start : start + some]]
-                numbers, positions = torch.tensor(
-                    [[row.noise_row for row in part], [row.position for row in part]],
-                    device=found.device,
+                numbers, positions = upload(
+                    [[row.noise_row for row in part], [row.position for row in part]], found.device
                 )
                 assert key is not None
                 found[at] = gumbel_noise(key, numbers, positions, self._vocabulary_size)
@@ -119,7 +126,7 @@ class NoisePool:
                 row.noise = Ahead(self._take())
             row.noise.first, row.noise.end = row.position, row.position + count
             entries.append(row.noise.entry)
-        some = max(1, ENTRIES_MAX // (count * self._vocabulary_size))
+        some = max(1, self._entries_max // (count * self._vocabulary_size))
         device = self._pool.device
         steps = torch.arange(count, device=device)
         for start in range(0, len(rows), some):

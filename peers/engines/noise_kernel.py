@@ -13,13 +13,14 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Noise = Callable[[tuple[int, int], Tensor, Tensor, int], Tensor]
-"""(key, rows [n], positions [n], vocabulary size) → fp32 noise [n, vocabulary]."""
+Noise = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+"""(keys int64 [n, 2], rows [n], positions [n], vocabulary size) → fp32 noise [n, vocabulary]."""
 
 TOLERANCE = 1e-4
 """Largest difference from the reference. Noise has the scale 1, and thresholds begin at 2e-4."""
@@ -34,8 +35,9 @@ def noise_kernel(device: torch.device, reference: Noise) -> Noise | None:
     try:
         kernel = make_kernel()
         rows, positions = torch.tensor([[0, 3, 2**20], [0, 7, 2**16 + 1]], device=device)
+        keys = torch.tensor([[0xFFFFFFFF, 0x80000001], [0, 1], [2**31, 16]], device=device)
         for size in (5, 4 * BLOCK + 2):
-            given = ((0xFFFFFFFF, 0x80000001), rows, positions, size)
+            given = (keys, rows, positions, size)
             if not torch.allclose(kernel(*given), reference(*given), atol=TOLERANCE, rtol=0):
                 return None
     except Exception:  # Triton needs a driver, a compiler and a device that it knows
@@ -43,19 +45,22 @@ def noise_kernel(device: torch.device, reference: Noise) -> Noise | None:
     return kernel
 
 
-def make_kernel() -> Noise:
-    """Compile the kernel; raises `ImportError` without Triton."""
+def make_kernel(words: bool = False) -> Noise:
+    """Compile the kernel; raises `ImportError` without Triton.
+
+    With `words` it gives the hashed words as fp32, before any logarithm: tests compare their bits.
+    """
     triton = importlib.import_module("triton")
     compiled = triton.jit(_gumbel)
 
-    def noise(
-        key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int
-    ) -> Tensor:
+    def noise(keys: Tensor, rows: Tensor, positions: Tensor, vocabulary_size: int) -> Tensor:
         found = torch.empty(len(rows), vocabulary_size, device=rows.device)
-        quads = -(-vocabulary_size // 4)
-        compiled[(len(rows), -(-quads // BLOCK))](
-            rows, positions, found, key[0], key[1], vocabulary_size, BLOCK=BLOCK
-        )
+        if not len(rows):
+            return found
+        grid = (len(rows), -(-vocabulary_size // (4 * BLOCK)))
+        # Triton launches on the current device, whichever holds the tensors.
+        with torch.cuda.device(rows.device) if rows.is_cuda else nullcontext():
+            compiled[grid](keys, rows, positions, found, vocabulary_size, BLOCK=BLOCK, WORDS=words)
         return found
 
     return noise
@@ -68,13 +73,13 @@ except ImportError:
 
 
 def _gumbel(  # type: ignore[no-untyped-def]
+    keys,
     rows,
     positions,
     found,
-    key_0,
-    key_1,
     vocabulary_size,
     BLOCK: tl.constexpr,  # noqa: N803
+    WORDS: tl.constexpr,  # noqa: N803
 ):
     """One row's noise of 4 · BLOCK tokens; see `peers.engines.sampling.gumbel_noise`."""
     row = tl.program_id(0)
@@ -84,8 +89,8 @@ def _gumbel(  # type: ignore[no-untyped-def]
     word_1 = zero + tl.load(positions + row).to(tl.uint32)
     word_2 = zero + tl.load(rows + row).to(tl.uint32)
     word_3 = zero
-    low = zero + key_0.to(tl.uint32)
-    high = zero + key_1.to(tl.uint32)
+    low = zero + tl.load(keys + 2 * row).to(tl.uint32)
+    high = zero + tl.load(keys + 2 * row + 1).to(tl.uint32)
     for _ in tl.static_range(10):
         before_0 = word_0
         before_2 = word_2
@@ -108,9 +113,12 @@ def _gumbel(  # type: ignore[no-untyped-def]
         rest = 1.0 - uniform
         ratio = uniform / tl.where(rest == 1.0, 1.0, 1.0 - rest)
         exponential = tl.where(rest == 1.0, uniform, -tl.log(rest) * ratio)
+        result = -tl.log(exponential)
+        if WORDS:
+            result = word.to(tl.float32)
         token = quad * 4 + index
         tl.store(
             found + row.to(tl.int64) * vocabulary_size + token,
-            -tl.log(exponential),
+            result,
             mask=token < vocabulary_size,
         )

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from peers.engines.noise_kernel import Noise, noise_kernel
+from peers.engines.device import upload
+from peers.engines.noise_kernel import noise_kernel
 
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
@@ -26,12 +27,15 @@ _BLOCK = 1 << 13
 """Counters hashed at once on a CPU: their words stay in its second-level cache."""
 
 
-def philox(key: tuple[int, int], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> list[Tensor]:
+def philox(
+    key: tuple[int, int] | tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> list[Tensor]:
     """Philox4x32-10: map each counter of four words to four random words.
 
-    Counter words and results are int64 tensors with values in [0, 2³²); the counter's words
-    broadcast together.
+    Words and results are int64 tensors with values in [0, 2³²); counter and key broadcast together.
     """
+    key_0: int | Tensor
+    key_1: int | Tensor
     key_0, key_1 = key
     word_0, word_1, word_2, word_3 = counter
     for _ in range(_ROUNDS):
@@ -59,19 +63,29 @@ def gumbel_noise(
     sampled) but never to 0 (noise +∞).
     """
     shape = torch.broadcast_shapes(rows.shape, positions.shape)  # type: ignore[no-untyped-call]
-    compute: Noise = _noise_by_numpy
-    if rows.device.type != "cpu":
-        compute = noise_kernel(rows.device, noise_by_torch) or noise_by_torch
     flat_rows, flat_positions = (each.expand(shape).reshape(-1) for each in (rows, positions))
-    return compute(key, flat_rows, flat_positions, vocabulary_size).view(*shape, vocabulary_size)
+    if rows.device.type == "cpu":
+        found = _noise_by_numpy(key, flat_rows, flat_positions, vocabulary_size)
+    else:
+        keys = upload([key], rows.device).expand(len(flat_rows), 2).contiguous()
+        found = keyed_noise(keys, flat_rows, flat_positions, vocabulary_size)
+    return found.view(*shape, vocabulary_size)
 
 
-def noise_by_torch(
-    key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int
-) -> Tensor:
-    """`gumbel_noise` [n, vocabulary] of rows and positions [n], on any device."""
+def keyed_noise(keys: Tensor, rows: Tensor, positions: Tensor, vocabulary_size: int) -> Tensor:
+    """`gumbel_noise` [n, vocabulary] for rows with keys int64 [n, 2] of their own.
+
+    Reads no number on the host, so that a GPU's queue goes on. `rows` and `positions` are [n].
+    """
+    kernel = None if rows.device.type == "cpu" else noise_kernel(rows.device, noise_by_torch)
+    return (kernel or noise_by_torch)(keys, rows, positions, vocabulary_size)
+
+
+def noise_by_torch(keys: Tensor, rows: Tensor, positions: Tensor, vocabulary_size: int) -> Tensor:
+    """`keyed_noise` by torch's operations, on any device."""
     quads = torch.arange(-(-vocabulary_size // 4), device=rows.device)
     zero = torch.zeros_like(quads[:1])
+    key = (keys[:, :1], keys[:, 1:])
     words = philox(key, (quads, positions[:, None], rows[:, None], zero))
     hashes = torch.stack(words, dim=-1).flatten(-2)[:, :vocabulary_size]
     return _gumbel(hashes.to(torch.float32))
