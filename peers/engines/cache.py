@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from peers.engines.device import is_out_of_memory
+from peers.engines.device import is_out_of_memory, upload
 
 COLUMNS_MIN = 64
 """Columns of the first bucket."""
@@ -138,7 +138,7 @@ class Bucket(Generic[R]):
 
     def share(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first positions of rows `sources` to as many rows `targets`."""
-        source, target = torch.tensor([sources, targets], device=self.states.device)
+        source, target = upload([sources, targets], self.states.device)
         for cache in (*self.keys, *self.values, self.states):
             head = cache.narrow(-2, 0, length)
             head.index_copy_(0, target, head.index_select(0, source))

@@ -64,10 +64,12 @@ class Decoder:
         return self._ends.logits(states)
 
     @torch.no_grad()
-    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Layers and final norm: tokens [B, S], positions [S] or [B, S] → [B, S, hidden]."""
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention: Attention, length: int
+    ) -> Tensor:
+        """Layers and final norm: tokens, positions [B, S] below `length` → [B, S, hidden]."""
         stream = self._ends.embed(tokens)
-        return self._ends.finish(self._layers(stream, positions, attention))
+        return self._ends.finish(self._layers(stream, positions, attention, length))
 
     def _assign(self, folder: Path) -> None:
         """Use the weights in a folder; raises `UserError` for one that is missing or misfits."""

@@ -20,7 +20,9 @@ class Ends:
         size = (model.vocabulary_size, model.hidden_size)
         self._embedding = weights.take("model.embed_tokens.weight", *size)
         head = self._embedding if model.tied else weights.take("lm_head.weight", *size)
-        self._head = fast_layout(head.float())
+        # Products of two 16-bit numbers are exact in fp32, so a GPU needs no fp32 copy of the head.
+        self._half = head.is_cuda and head.dtype != torch.float32
+        self._head = head if self._half else fast_layout(head.float())
         self._norm = weights.norm("model.norm.weight", model.hidden_size)
         self._scale = model.embedding_scale
         if model.rounds_embedding_scale:
@@ -43,4 +45,8 @@ class Ends:
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
         """fp32 logits [..., vocabulary] of hidden states, before the temperature."""
+        if self._half:
+            flat = states.flatten(0, -2)
+            logits = torch.mm(flat, self._head.t(), out_dtype=torch.float32)
+            return adjust_logits(self._model, logits.view(*states.shape[:-1], -1))
         return adjust_logits(self._model, F.linear(states.float(), self._head))

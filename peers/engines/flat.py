@@ -22,6 +22,7 @@ from peers.engines.attention import (
     unseen,
 )
 from peers.engines.cache import Bucket
+from peers.engines.device import upload
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class _Ready:
     def __init__(self, part: Part, kv_heads: int, dtype: torch.dtype) -> None:
         self._part, self._kv_heads, self._dtype = part, kv_heads, dtype
         self._device = part.bucket.states.device
-        index = torch.tensor([part.rows, part.positions], device=self._device)
+        index = upload([part.rows, part.positions], self._device)
         self._rows, self._positions = index[0], index[1]
         decoding = part.positions[: part.decoding]
         self._used = max(decoding, default=0) + 1

@@ -64,9 +64,13 @@ class Layers:
         self._layers = [_read_layer(weights, index) for index in span]
         self._rotary = rotary
 
-    def __call__(self, stream: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """The stream [B, S, hidden] after the layers, changed in place; positions [S] or [B, S]."""
-        length = int(positions.max()) + 1
+    def __call__(
+        self, stream: Tensor, positions: Tensor, attention: Attention, length: int
+    ) -> Tensor:
+        """The stream [B, S, hidden] after the layers, changed in place.
+
+        Positions [S] or [B, S] are below `length`: to ask them would wait for the device.
+        """
         turns = {kind: rotary.at(positions, length) for kind, rotary in self._rotary.items()}
         for info, layer in zip(self._infos, self._layers, strict=True):
             inner = rms_norm(self._model, stream, layer.input_norm)

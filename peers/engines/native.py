@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peers.engines.cache import Cache, Shape
 from peers.engines.decoder import Decoder
-from peers.engines.device import available_bytes, is_out_of_memory
+from peers.engines.device import available_bytes, is_out_of_memory, upload
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
 from peers.engines.flat import FlatAttention, Fresh, Further, Part
 from peers.engines.noise import NoisePool
@@ -27,7 +27,10 @@ from swarm import __version__
 from swarm.errors import UserError
 
 ENTRIES_MAX = 1 << 22
-"""Rows times vocabulary sampled at once: each entry takes some 16 bytes."""
+"""Rows times vocabulary sampled at once on a CPU: each entry takes some 16 bytes."""
+
+ENTRIES_MAX_GPU = 1 << 26
+"""The same on a GPU, where one call takes as long for many rows as for few: 1 GB."""
 
 SLOTS = 256
 """Most rows generated at once, if memory allows them."""
@@ -182,12 +185,13 @@ class NativeEngine:
         if batch.tokens:
             decoder = self._decoder
             attention = FlatAttention(batch.parts, decoder.kv_heads, decoder.dtype)
-            tokens, positions = torch.tensor([batch.tokens, batch.positions], device=decoder.device)
-            all_hidden = decoder.forward(tokens[None], positions[None], attention)[0]
+            tokens, positions = upload([batch.tokens, batch.positions], decoder.device)
+            length = max(batch.positions) + 1
+            all_hidden = decoder.forward(tokens[None], positions[None], attention, length)[0]
             attention.write_states(all_hidden)
             hidden = all_hidden
             if admitted.computed:
-                hidden = all_hidden[torch.tensor(batch.last, device=decoder.device)]
+                hidden = all_hidden[upload(batch.last, decoder.device)]
             for row in rows:
                 row.length = row.fed_length
         if not admitted.computed and not admitted.known:
@@ -226,17 +230,20 @@ class NativeEngine:
         temperatures = [row.request.temperature for row in rows]
         first = temperatures[0]
         if temperatures.count(first) < len(rows):
-            logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
+            logits = logits / upload(temperatures, logits.device, torch.float32)[:, None]
         elif first != 1.0:
             logits = logits / first
         noise = self._rows.noise.of(rows, self._rows.soon())
         chosen = (logits if noise is None else noise.add_(logits)).max(-1).indices
         log_mu = torch.log_softmax(logits, -1).gather(-1, chosen[:, None])[:, 0]
-        return list(zip(rows, chosen.tolist(), log_mu.tolist(), strict=True))
+        # One tensor, so that the device is waited for once.
+        tokens, values = torch.stack((chosen.double(), log_mu.double())).tolist()
+        return list(zip(rows, map(int, tokens), values, strict=True))
 
     def _sample(self, rows: list[Row], hidden: Tensor) -> list[Piece]:
         """Sample each row's next token; return the rows that it finishes."""
-        some = max(1, ENTRIES_MAX // self._decoder.vocabulary_size)
+        entries = ENTRIES_MAX if self._decoder.device.type == "cpu" else ENTRIES_MAX_GPU
+        some = max(1, entries // self._decoder.vocabulary_size)
         drawn = []
         for start in range(0, len(rows), some):
             part = slice(start, start + some)

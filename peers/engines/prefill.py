@@ -20,7 +20,7 @@ from torch import Tensor
 from peers.engines.attention import LayerAttention, attend_causally, attend_further
 from peers.engines.cache import STATE_DTYPE
 from peers.engines.decoder import Decoder
-from peers.engines.device import is_out_of_memory
+from peers.engines.device import is_out_of_memory, upload
 from peers.engines.engine import PROMPT_ROWS_MAX, Prefill
 from swarm.errors import UserError
 from swarm.world.progress import checkpoint
@@ -155,8 +155,8 @@ class Prefiller:
                 each.attend(layer, queries, keys, values, mixed)
             return mixed.transpose(0, 1)[None]
 
-        given = torch.tensor([part.tokens, part.positions], device=device)
-        return self._decoder.forward(given[:1], given[1:], attention)[0]
+        given = upload([part.tokens, part.positions], device)
+        return self._decoder.forward(given[:1], given[1:], attention, max(part.positions) + 1)[0]
 
 
 class _Attention:

@@ -96,7 +96,8 @@ class LocalStage:
             self._make_room(max(work.slots) + 1, max(ends))
         attention = _Attention(work, self._keys, self._values, self._device)
         moved = stream.to(self._device, self._dtype, copy=True)  # the layers change it in place
-        return self._layers(moved, work.positions(self._device), attention)
+        length = max(work.starts, default=0) + max(work.lengths)
+        return self._layers(moved, work.positions(self._device), attention, length)
 
     def shape(self, work: Work) -> tuple[int, int, int]:
         """[B, S, hidden] of the work's stream; raises `ValueError` if it lies outside the model."""
