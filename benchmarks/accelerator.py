@@ -45,7 +45,7 @@ from benchmarks.trainer import (
 )
 from peers.engines.model import count_parameters
 from peers.trainer import metrics
-from peers.trainer.learning.batch import Group
+from peers.trainer.learning.groups import Group
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.masks import ATTENTIONS, why_not
 from peers.trainer.learning.ranks import Ranks

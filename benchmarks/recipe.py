@@ -26,6 +26,7 @@ from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import mean_reward
+from peers.trainer.learning.groups import as_accepted
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
@@ -69,7 +70,7 @@ def run(
             count = SCHEDULE.groups_per_step
             groups, _, _ = rollouts(engine, renderer, environment, SAMPLING, drawn, policy, count)
             spent("generate")
-            metrics = learner.train_step(groups, step)
+            metrics = learner.train_step(as_accepted(groups), step)
             difference = max(difference, metrics.get("engine_log_probability_difference", 0.0))
             zero_advantage += metrics["groups_zero_advantage"] / (SCHEDULE.groups_per_step * steps)
             spent("train")

@@ -23,7 +23,7 @@ from peers.environments import load as load_environment
 from peers.environments.episodes import grade_segments
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import mean_reward
-from peers.trainer.learning.batch import Group, informative
+from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
@@ -138,11 +138,15 @@ def learn(
                 )
                 rewards += graded
                 distances += off
-                batch += informative(groups) if variant.refill else groups
+                batch += [
+                    group
+                    for group in groups
+                    if not variant.refill or max(group.rewards) > min(group.rewards)
+                ]
                 if len(batch) >= variant.groups:
                     break
             made += len(rewards)
-            metrics = learner.train_step(batch, step)
+            metrics = learner.train_step(as_accepted(batch), step)
             learner.export(folder / str(step + 1))
             if policy > 1:  # the learner holds policy 0 as its base
                 shutil.rmtree(folder / str(policy - 1), ignore_errors=True)

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from benchmarks.spread import spread
 from peers.engines.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
-from peers.trainer.learning.batch import Group
+from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from swarm.app.output import print_json
@@ -189,7 +189,7 @@ def repeat_step(
     for _ in range(repeats):
         learner.step = 1  # policy 0 is μ, the weights stay π
         meter.begin()
-        metrics = learner.train_step(groups, 1)
+        metrics = learner.train_step(as_accepted(groups), 1)
         meter.end()
     return metrics
 

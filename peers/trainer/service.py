@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from peers.engines.device import use_hardware
 from peers.environments.collection import Environments, labels
 from peers.trainer import metrics
 from peers.trainer.evaluation import accuracy
-from peers.trainer.learning.batch import Group, informative
+from peers.trainer.learning.batch import AcceptedGroups
 from peers.trainer.learning.lead import lead
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.masks import why_not
 from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.reading import read_groups
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.planning import plan_training, sharding_of
 from peers.trainer.warmup import prepare_base
@@ -55,7 +56,6 @@ from swarm.jobs.training import (
     TrainStep,
     Unreadable,
 )
-from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.world.job_thread import J, JobThread, R, in_job_thread
 
 
@@ -185,35 +185,51 @@ class TrainerService:
     def train(self, job: TrainStep) -> Trained:
         learner = self._held()
         started = time.perf_counter()
-        read = [_read_groups(submission, learner.policies) for submission in job.submissions]
-        # If one rank cannot read a submission, no rank trains on it.
-        failed = self._ranks.max([float(isinstance(found, str)) for found in read])
-        if any(failed):
-            return Trained(
-                unreadable=[
-                    Unreadable(
-                        index=index,
-                        reason=found if isinstance(found, str) else "another rank cannot read it",
-                    )
-                    for index, (found, bad) in enumerate(zip(read, failed, strict=True))
-                    if bad
-                ]
-            )
-        by_submission = [found for found in read if not isinstance(found, str)]
-        groups = [group for some in by_submission for group in some]
-        found = learner.train_step(
-            groups, job.step, [submission.digest.hex() for submission in job.submissions]
-        )
-        used = {id(group) for group in informative(groups)}
+        read, unreadable = self._read(job.submissions)
+        if unreadable:
+            return Trained(unreadable=unreadable)
+        found = learner.train_step(read, job.step)
         seconds = time.perf_counter() - started
         peak = self._peak_flops * self._ranks.world
         return Trained(
             figures={**found, **metrics.speed(found, seconds, peak)},
             outcomes=[
-                ["consumed" if id(group) in used else "zero-advantage" for group in some]
-                for some in by_submission
+                [
+                    "consumed" if group in each.informative else "zero-advantage"
+                    for group in range(len(each.rewards))
+                ]
+                for each in read
             ],
         )
+
+    def _read(
+        self, submissions: Sequence[AcceptedSubmission]
+    ) -> tuple[list[AcceptedGroups], list[Unreadable]]:
+        """This rank's share of submissions, and those that some rank cannot read.
+
+        Each file is checked by one rank. If one rank cannot read a submission, none trains on it.
+        """
+        policies = self._held().policies
+        found: list[AcceptedGroups] = []
+        reasons = []
+        for index, submission in enumerate(submissions):
+            reason = ""
+            if submission.policy not in policies:
+                reason = f"its policy {submission.policy} is not held here; held: {policies}"
+            else:
+                try:
+                    checks = index % self._ranks.world == self._ranks.rank
+                    found.append(read_groups(submission, self._ranks, checks))
+                except (OSError, ValueError) as error:
+                    reason = str(error)
+            reasons.append(reason)
+        failed = self._ranks.max([float(bool(reason)) for reason in reasons])
+        unreadable = [
+            Unreadable(index=index, reason=reason or "another rank cannot read it")
+            for index, (reason, bad) in enumerate(zip(reasons, failed, strict=True))
+            if bad
+        ]
+        return found, unreadable
 
     @in_job_thread
     def begin_save(self, job: BeginSave) -> Done:
@@ -269,41 +285,3 @@ _SERVICE: type[TrainingService] = TrainerService
 
 def _paths(folders: Mapping[int, str]) -> dict[int, Path]:
     return {step: Path(folder) for step, folder in folders.items()}
-
-
-def _read_groups(submission: AcceptedSubmission, policies: Collection[int]) -> list[Group] | str:
-    """The groups of an accepted submission, or the reason why they cannot be trained on.
-
-    A trusted validator wrote these rollouts, but on another machine: the copy may be damaged.
-    `policies`: the policies that the learner holds.
-    """
-    if submission.policy not in policies:
-        return f"its policy {submission.policy} is not held here; held policies: {policies}"
-    try:
-        raw = Path(submission.path).read_bytes()
-        check_digest(raw, submission.rollouts_digest)
-        return _cut(Rollouts.from_bytes(raw), submission)
-    except (OSError, ValueError) as error:
-        return str(error)
-
-
-def _cut(rollouts: Rollouts, submission: AcceptedSubmission) -> list[Group]:
-    """Split the rows into groups; raises `ValueError` unless each row has exactly one reward."""
-    rewards = submission.rewards
-    if len(rollouts) != sum(map(len, rewards)):
-        raise ValueError(f"{sum(map(len, rewards))} rewards for {len(rollouts)} rollouts")
-    groups = []
-    row = 0
-    for group_rewards, keep in zip(rewards, submission.kept, strict=True):
-        rows = range(row, row + len(group_rewards))
-        groups.append(
-            Group(
-                [rollouts.rollout(each) for each in rows],
-                group_rewards,
-                submission.policy,
-                kept=keep,
-                temperature=submission.sampling.temperature,
-            )
-        )
-        row = rows.stop
-    return groups

@@ -20,8 +20,9 @@ from peers.engines import model as policy_model
 from peers.engines.families import describe
 from peers.environments import load as load_environment
 from peers.trainer.examples import Example, draw_pairs, encode_examples, epochs, read_pairs
-from peers.trainer.learning.batch import Batch, Group, make_batch
+from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.durable import whole_folder
+from peers.trainer.learning.groups import Group, make_batch
 from peers.trainer.learning.masks import fastest_attention
 from peers.trainer.learning.packing import lay_out, lay_out_flat
 from peers.trainer.learning.ranks import Ranks

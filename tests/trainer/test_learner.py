@@ -19,11 +19,12 @@ from peers.engines.model import load as load_model
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
 from peers.trainer.learning import packing
-from peers.trainer.learning.batch import Batch, Group, informative, make_batch
+from peers.trainer.learning.batch import Batch
+from peers.trainer.learning.groups import Group, as_accepted, make_batch
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.packing import lay_out
 from peers.trainer.learning.scorer import Scorer
-from peers.trainer.learning.scoring import score
+from peers.trainer.learning.scoring import assemble, score
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.step import GrpoStep
 from swarm.errors import UserError
@@ -74,6 +75,13 @@ def random_groups(seed: int, policy: int, count: int = 4, size: int = 4) -> list
     return groups
 
 
+def teach(
+    learner: Learner, groups: Sequence[Group], step: int, names: Sequence[str] = ("",)
+) -> dict[str, float]:
+    """Take a rollout step on groups in memory."""
+    return learner.train_step(as_accepted(groups, names[0], learner.policy.ranks), step)
+
+
 def weights_of(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in learner.model.named_parameters()}
 
@@ -105,15 +113,16 @@ def test_batch_holds_every_token_once(seed: int, count: int, size: int) -> None:
     assert batch.lengths.tolist() == list(map(len, rows))
     owner = [row for row, length in enumerate(lengths) for _ in range(length)]
     assert batch.per_token(torch.arange(len(batch))).tolist() == owner
-    picked = torch.arange(0, len(batch), 2)
-    some = batch.rows(picked)
-    assert [sequence.tolist() for sequence in some.split(some.tokens)] == rows[::2]
-    assert len(batch.rows(picked[:0])) == 0
 
 
 def test_only_groups_with_different_rewards_are_informative() -> None:
     groups = random_groups(0, policy=0)
-    assert informative(groups) == groups[:-1]
+    groups[1] = dataclasses.replace(groups[1], kept=False)
+    (found,) = as_accepted(groups)
+    assert found.informative == [0, 2]
+    lengths = [len(rollout.tokens) for index in (0, 2) for rollout in groups[index].rollouts]
+    assert found.lengths.tolist() == lengths
+    assert (found.tokens_in([0, 2]), found.tokens_in([])) == (int(found.sampled.sum()), 0)
 
 
 @pytest.mark.parametrize(
@@ -143,34 +152,36 @@ def log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
 def test_the_ratio_is_taken_against_the_policy_that_generated(base: Path) -> None:
     """On-policy the ratio is exactly 1; two steps stale it is not, and both are one step's work."""
     learner = Learner(base, SETTINGS)
-    first = learner.train_step(random_groups(1, policy=0), 0)
+    first = teach(learner, random_groups(1, policy=0), 0)
     assert first["ratio"] == pytest.approx(1, abs=1e-6)
     assert first["kl_generation"] == pytest.approx(0, abs=1e-9)
-    learner.train_step(random_groups(2, policy=0), 1)
-    stale = learner.train_step(random_groups(1, policy=0), 2)
+    teach(learner, random_groups(2, policy=0), 1)
+    stale = teach(learner, random_groups(1, policy=0), 2)
     assert stale["kl_generation"] > 1e-5
     assert stale["age"] == 2
     step_start = dataclasses.replace(
         SETTINGS, schedule=msgspec.structs.replace(SETTINGS.schedule, old="step_start")
     )
     other = Learner(base, step_start)
-    other.train_step(random_groups(1, policy=0), 0)
-    late = other.train_step(random_groups(2, policy=0), 1)
+    teach(other, random_groups(1, policy=0), 0)
+    late = teach(other, random_groups(2, policy=0), 1)
     assert late["ratio"] == pytest.approx(1, abs=1e-6)
     assert late["kl_generation"] > 1e-6
 
 
 def test_mixed_policies_in_one_batch_each_get_their_own_log_mu(base: Path) -> None:
     learner = Learner(base, SETTINGS)
-    learner.train_step(random_groups(1, policy=0), 0)
+    teach(learner, random_groups(1, policy=0), 0)
     groups = [*random_groups(2, policy=0), *random_groups(3, policy=1)]
 
-    def log_mu(groups: list[Group]) -> torch.Tensor:
-        return score(groups, learner.policy, learner.past, SETTINGS).log_mu
+    def log_mu(groups: list[Group]) -> list[torch.Tensor]:
+        given = as_accepted(groups)
+        score(given, learner.policy, learner.past, SETTINGS, step=9)
+        return [each.log_mu for each in given if each.log_mu is not None]
 
-    mixed = log_mu(groups)
-    expected = torch.cat([log_mu(random_groups(seed, policy=p)) for seed, p in ((2, 0), (3, 1))])
-    torch.testing.assert_close(mixed, expected, atol=2e-6, rtol=0)
+    first, second = log_mu(groups)
+    assert torch.equal(first, log_mu(random_groups(2, policy=0))[0])
+    assert torch.equal(second, log_mu(random_groups(3, policy=1))[0])
 
 
 def test_learning_raises_the_probability_of_rewarded_completions(base: Path) -> None:
@@ -178,7 +189,7 @@ def test_learning_raises_the_probability_of_rewarded_completions(base: Path) -> 
     learner = Learner(base, settings(warmup_steps=0))
     batch = make_batch(groups, Objective())
     before = log_probabilities(learner.model, batch)
-    learner.train_step(groups, 0)
+    teach(learner, groups, 0)
     after = log_probabilities(learner.model, batch)
     good = batch.per_token(batch.advantage) > 0
     assert float((after - before)[good].mean()) > 0 > float((after - before)[~good].mean())
@@ -189,7 +200,7 @@ def test_micro_batches_change_nothing(base: Path, monkeypatch: pytest.MonkeyPatc
     for tokens_max in (1 << 14, 40):
         monkeypatch.setattr(packing, "PASS_TOKENS_MAX", tokens_max)
         learner = Learner(base, settings(kl_coefficient=0.1, entropy_coefficient=0.01))
-        metrics = [learner.train_step(random_groups(step, policy=0), step) for step in range(2)]
+        metrics = [teach(learner, random_groups(step, policy=0), step) for step in range(2)]
         results.append((weights_of(learner), metrics))
     (whole, whole_metrics), (parts, parts_metrics) = results
     assert close(whole, parts)
@@ -199,14 +210,14 @@ def test_micro_batches_change_nothing(base: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_several_optimiser_steps_cut_the_groups(base: Path) -> None:
     learner = Learner(base, settings(optimiser_steps=3))
-    metrics = learner.train_step(random_groups(1, policy=0, count=6), 0)
+    metrics = teach(learner, random_groups(1, policy=0, count=6), 0)
     assert metrics["kl_generation"] > 0  # the later parts are no longer on-policy
 
 
 def test_nothing_to_learn_from_still_counts_as_a_step(base: Path) -> None:
     learner = Learner(base, SETTINGS)
     before = weights_of(learner)
-    metrics = learner.train_step(random_groups(1, policy=0)[-1:], 0, ["a"])
+    metrics = teach(learner, random_groups(1, policy=0)[-1:], 0, ["a"])
     assert same(before, weights_of(learner))
     assert metrics["groups_zero_advantage"] == 1
     assert (learner.step, learner.consumed) == (1, {0: ["a"]})
@@ -216,10 +227,10 @@ def test_a_non_finite_step_is_skipped_and_counted(base: Path) -> None:
     learner = Learner(base, settings(normalise_by_std=False))
     before = weights_of(learner)
     groups = [dataclasses.replace(random_groups(1, policy=0)[0], rewards=[3e38, -3e38, 0.0, 1.0])]
-    metrics = learner.train_step(groups, 0)
+    metrics = teach(learner, groups, 0)
     assert metrics["skipped"] == 1
     assert same(before, weights_of(learner))
-    assert learner.train_step(random_groups(2, policy=0), 1)["skipped"] == 0
+    assert teach(learner, random_groups(2, policy=0), 1)["skipped"] == 0
     assert all(bool(value.isfinite().all()) for value in weights_of(learner).values())
 
 
@@ -257,7 +268,7 @@ def test_engine_log_probabilities_are_compared_and_nothing_else(base: Path) -> N
     results = []
     for given_groups in (groups, honest, lying):
         learner = Learner(base, SETTINGS)
-        metrics = learner.train_step(given_groups, 0)
+        metrics = teach(learner, given_groups, 0)
         results.append((weights_of(learner), metrics.get("engine_log_probability_difference")))
     assert results[0][1] is None
     assert results[1][1] is not None and results[1][1] < 1e-5
@@ -268,15 +279,15 @@ def test_engine_log_probabilities_are_compared_and_nothing_else(base: Path) -> N
 def test_wrong_turn_wrong_age_and_unknown_policy_are_refused(base: Path) -> None:
     learner = Learner(base, SETTINGS)
     with pytest.raises(ValueError, match="step 1 was asked for, but the learner is at step 0"):
-        learner.train_step(random_groups(1, policy=0), 1)
+        teach(learner, random_groups(1, policy=0), 1)
     with pytest.raises(ValueError, match="age -1"):
-        learner.train_step(random_groups(1, policy=1), 0)
+        teach(learner, random_groups(1, policy=1), 0)
     for step in range(3):
-        learner.train_step(random_groups(1, policy=0), step)
+        teach(learner, random_groups(1, policy=0), step)
     with pytest.raises(ValueError, match="age 3"):
-        learner.train_step(random_groups(1, policy=0), 3)
+        teach(learner, random_groups(1, policy=0), 3)
     assert learner.policies == [0, 1, 2, 3]
-    learner.train_step(random_groups(1, policy=3), 3)
+    teach(learner, random_groups(1, policy=3), 3)
     assert learner.policies == [1, 2, 3, 4]
 
 
@@ -316,10 +327,11 @@ def test_the_passes_do_not_wait_for_the_device(
     for tokens_max in (60, 30):
         monkeypatch.setattr(packing, "PASS_TOKENS_MAX", tokens_max)
         learner = Learner(base, chosen)
-        groups = random_groups(1, policy=0)
-        parts = [informative(groups)]
+        given = as_accepted(random_groups(1, policy=0))
         step = GrpoStep(learner.policy, learner.past, learner.settings, 0)
-        batch = score(parts[0], learner.policy, learner.past, learner.settings, current=0)
+        score(given, learner.policy, learner.past, learner.settings, 0)
+        parts = [(each, each.informative) for each in given]
+        batch = assemble(parts, learner.policy, learner.settings, current=0)
         with Waits() as waits:
             step._optimise(batch, 0)
         counts.append((len(batch.passes), sorted(waits.found)))
@@ -334,8 +346,11 @@ def test_the_passes_do_not_wait_for_the_device(
 
 def run_steps(learner: Learner, steps: Sequence[int]) -> list[dict[str, float]]:
     return [
-        learner.train_step(
-            random_groups(10 + step, policy=max(0, step - 2), count=5), step, [f"submission-{step}"]
+        teach(
+            learner,
+            random_groups(10 + step, policy=max(0, step - 2), count=5),
+            step,
+            [f"submission-{step}"],
         )
         for step in steps
     ]
@@ -398,7 +413,7 @@ def test_bf16_policies_are_published_and_recomputed_as_bf16(base: Path, tmp_path
     load_model(base).to(torch.bfloat16).save_pretrained(tmp_path / "base")
     shutil.copyfile(base / "tokenizer.json", tmp_path / "base" / "tokenizer.json")
     learner = Learner(tmp_path / "base", SETTINGS)
-    learner.train_step(random_groups(1, policy=0), 0)
+    teach(learner, random_groups(1, policy=0), 0)
     learner.export(tmp_path / "policy")
     published = read_weights(tmp_path / "policy")
     assert {value.dtype for value in published.values()} == {torch.bfloat16}
@@ -457,7 +472,7 @@ def test_following_other_numbers_is_resuming_with_them(base: Path, tmp_path: Pat
         completion_tokens_max=9,
     )  # fmt: skip
     going_on = Learner(base, SETTINGS)
-    going_on.train_step(random_groups(0, policy=0), 0)
+    teach(going_on, random_groups(0, policy=0), 0)
     going_on.save(tmp_path / "state")
     going_on.follow(other)
 
@@ -465,7 +480,7 @@ def test_following_other_numbers_is_resuming_with_them(base: Path, tmp_path: Pat
     resumed.load(tmp_path / "state", {0: base})
     for step in (1, 2):
         groups = random_groups(step, policy=step)
-        found = [learner.train_step(groups, step) for learner in (going_on, resumed)]
+        found = [teach(learner, groups, step) for learner in (going_on, resumed)]
         assert found[0] == found[1]
         assert "kl_reference" in found[0] and found[0]["learning_rate"] > 2e-3
     assert same(weights_of(going_on), weights_of(resumed))

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from peers.engines.model import load
-from peers.trainer.learning.batch import Group
+from peers.trainer.learning.groups import Group
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.work import model_flops
 from peers.trainer.metrics import Metrics, idle_shares, speed
 from swarm.errors import UserError
 from swarm.rollouts.rollout import Rollout
-from tests.trainer.test_learner import SETTINGS, random_groups, settings
+from tests.trainer.test_learner import SETTINGS, random_groups, settings, teach
 
 FIGURES: dict[str, Any] = {
     "reward": 0.25,
@@ -155,7 +155,7 @@ def test_speed_counts_what_was_trained_on(base: Path) -> None:
         Group(long, [0.0, 0.0], 0),
     ]
     alone, among = (
-        speed(Learner(base, SETTINGS).train_step(groups, 0), seconds=2.0, peak=1e6)
+        speed(teach(Learner(base, SETTINGS), groups, 0), seconds=2.0, peak=1e6)
         for groups in ([kept], [kept, *others])
     )
     assert alone == among
@@ -168,7 +168,7 @@ def test_copies_of_a_sequence_are_computed_once(base: Path) -> None:
     """They are tokens trained on, but not operations."""
     one, other = Rollout.single_turn([5, 6], [7, 8]), Rollout.single_turn([5, 6], [9, 8])
     found = [
-        Learner(base, SETTINGS).train_step([Group(rollouts, rewards, 0)], 0)
+        teach(Learner(base, SETTINGS), [Group(rollouts, rewards, 0)], 0)
         for rollouts, rewards in (([one, other], [0.0, 1.0]), ([one, other, one], [0.0, 1.0, 0.0]))
     ]
     assert [each["trained_tokens"] for each in found] == [8.0, 12.0]
@@ -177,7 +177,7 @@ def test_copies_of_a_sequence_are_computed_once(base: Path) -> None:
 
 def test_a_skipped_optimiser_step_is_no_work(base: Path) -> None:
     group = dataclasses.replace(random_groups(1, policy=0)[0], rewards=[3e38, -3e38, 0.0, 1.0])
-    figures = Learner(base, settings(normalise_by_std=False)).train_step([group], 0)
+    figures = teach(Learner(base, settings(normalise_by_std=False)), [group], 0)
     assert figures["skipped"] == 1
     assert speed(figures, seconds=2.0, peak=1e6) == {
         "train_seconds": 2.0,

@@ -21,7 +21,7 @@ from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from swarm.messages import Optimiser
 from tests.trainer.ranks_harness import run_ranks
-from tests.trainer.test_learner import random_groups, run_steps, same, settings, weights_of
+from tests.trainer.test_learner import random_groups, run_steps, same, settings, teach, weights_of
 
 needs_torchao = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="torchao is not installed"
@@ -79,7 +79,7 @@ def test_ranks_offload_their_own_parts(base: Path, tmp_path: Path) -> None:
         results: list[Any] = []
         for optimiser in ("adamw", "offloaded"):
             learner = Learner(base, chosen(optimiser), ranks=ranks)
-            results.append(learner.train_step(random_groups(0, policy=0), 0))
+            results.append(teach(learner, random_groups(0, policy=0), 0))
             learner.save(tmp_path / optimiser)
         resumed = Learner(base, chosen("offloaded"), ranks=ranks)
         resumed.load(tmp_path / "adamw", {0: base})
@@ -155,12 +155,12 @@ def test_a_learner_with_8_bit_moments_resumes_to_the_last_bit(base: Path, tmp_pa
 def test_two_ranks_resume_8_bit_moments_but_one_cannot(base: Path, tmp_path: Path) -> None:
     def work(ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
         through = Learner(base, chosen("adamw8bit"), ranks=ranks)
-        through.train_step(random_groups(0, policy=0), 0)
+        teach(through, random_groups(0, policy=0), 0)
         through.save(tmp_path / "state")
         resumed = Learner(base, chosen("adamw8bit"), ranks=ranks)
         resumed.load(tmp_path / "state", {0: base})
         groups = random_groups(1, policy=1)
-        return through.train_step(groups, 1), resumed.train_step(groups, 1)
+        return teach(through, groups, 1), teach(resumed, groups, 1)
 
     for expected, found in run_ranks(2, tmp_path, work):
         assert found == expected

@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from peers.engines.model import load as load_model
 from peers.engines.native import NativeEngine
 from peers.trainer.learning import packing, scorer
-from peers.trainer.learning.batch import Batch, Group, make_batch
+from peers.trainer.learning.batch import Batch
+from peers.trainer.learning.groups import Group, make_batch
 from peers.trainer.learning.masks import (
     attention_arguments,
     block_mask,
@@ -105,7 +106,15 @@ def alone(batch: Batch) -> list[Rows]:
     """Every sequence in a pass of its own, copies too."""
     passes, start = [], 0
     for number, length in enumerate(batch.completion_lengths.tolist()):
-        (rows,) = lay_out(batch.rows(torch.tensor([number])))
+        one = Batch(
+            tokens=batch.split(batch.tokens)[number],
+            sampled=batch.split(batch.sampled)[number],
+            **{
+                name: getattr(batch, name)[number : number + 1]
+                for name in ("lengths", "completion_lengths", "advantage", "temperature")
+            },
+        )
+        (rows,) = lay_out(one)
         passes.append(dataclasses.replace(rows, index=rows.index + start))
         start += length
     return passes

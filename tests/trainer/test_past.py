@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from peers.engines.model import load as load_model
-from peers.trainer.learning.batch import make_batch
+from peers.trainer.learning.groups import make_batch
 from peers.trainer.learning.host import PAGE_BYTES, HostMemory, host_tensor
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.scorer import Scorer
@@ -43,7 +43,8 @@ def test_scores_are_those_of_a_model_of_its_own(base: Path) -> None:
             expected = torch.empty(batch.token_count())
             for rows in passes:
                 expected[rows.index] = Scorer(model)(rows, entropy=False)[0]
-        assert torch.equal(learner.past.score(learner.past.held[policy], passes), expected)
+        (found,) = learner.past.score(learner.past.held[policy], [passes])
+        assert torch.equal(found, expected)
     assert torch.equal(learner.policy.score(passes), expected)  # policy 2 is the learner
 
 

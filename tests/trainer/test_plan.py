@@ -28,7 +28,7 @@ from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import Sharding
 from tests.trainer.ranks_harness import run_ranks
-from tests.trainer.test_learner import random_groups, run_steps, settings
+from tests.trainer.test_learner import random_groups, run_steps, settings, teach
 from tests.trainer.test_stored import uneven
 
 __all__ = ["uneven"]  # a fixture
@@ -114,7 +114,7 @@ def test_a_tiny_trainer_holds_what_was_planned(
 def test_each_of_two_ranks_holds_what_was_planned(uneven: Path, tmp_path: Path) -> None:
     def work(ranks: Ranks) -> dict[str, int]:
         learner = Learner(uneven, settings(kl_coefficient=0.1), ranks=ranks)
-        learner.train_step(random_groups(0, policy=0), 0)
+        teach(learner, random_groups(0, policy=0), 0)
         return held(learner)
 
     found = plan(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,12 +27,11 @@ from swarm.world import Job
 from tests.trainer.ranks_harness import run_ranks
 
 
-@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 6))
-def test_every_sequence_has_one_rank_and_loads_are_even(lengths: list[int], world: int) -> None:
-    shares = [
-        Ranks(Launch(rank, world, rank)).share(torch.tensor(lengths, dtype=torch.int64)).tolist()
-        for rank in range(world)
-    ]
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 6), st.integers(0, 99))
+def test_every_sequence_has_one_rank_and_loads_are_even(
+    lengths: list[int], world: int, first: int
+) -> None:
+    shares = [Ranks(Launch(rank, world, rank)).share(lengths, first) for rank in range(world)]
     assert sorted(index for share in shares for index in share) == list(range(len(lengths)))
     assert all(share == sorted(share) for share in shares)
     loads = [sum(lengths[index] for index in share) for share in shares]

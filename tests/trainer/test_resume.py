@@ -21,7 +21,7 @@ from peers.engines.model import read_weights
 from peers.trainer.learning.learner import Learner
 from swarm.errors import DiskFullError
 from tests.trainer.ranks_harness import run_ranks
-from tests.trainer.test_learner import random_groups, settings
+from tests.trainer.test_learner import random_groups, settings, teach
 
 CHOSEN = settings(optimiser_steps=2, kl_coefficient=0.01, entropy_coefficient=0.001)
 STEPS = 8
@@ -48,7 +48,7 @@ def learn(
         while learner.step < steps:
             step = learner.step
             groups = random_groups(step, policy=max(0, step - 2), count=5)
-            metrics = learner.train_step(groups, step, [f"batch-{step}"])
+            metrics = teach(learner, groups, step, [f"batch-{step}"])
             if step + 1 in policies:
                 assert learner.matches(policies[step + 1]), step
                 with (folder / "repeated").open("a") as repeated:
@@ -123,7 +123,7 @@ def test_killed_at_any_instant_it_has_the_same_losses_to_the_last_bit(
 def test_two_ranks_resume_as_if_nothing_had_been(base: Path, tmp_path: Path) -> None:
     def step(learner: Learner) -> dict[str, float]:
         groups = random_groups(learner.step, policy=max(0, learner.step - 2), count=5)
-        return learner.train_step(groups, learner.step, [str(learner.step)])
+        return teach(learner, groups, learner.step, [str(learner.step)])
 
     def through(ranks: Any) -> list[dict[str, float]]:
         learner = Learner(base, CHOSEN, ranks=ranks)
@@ -170,7 +170,7 @@ def test_a_full_disk_leaves_the_state_before(base: Path, tmp_path: Path) -> None
     """As far as the learner can tell: files may not grow beyond a limit."""
     learner = Learner(base, CHOSEN)
     learner.save(tmp_path / "state")
-    learner.train_step(random_groups(0, policy=0), 0)
+    teach(learner, random_groups(0, policy=0), 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -192,11 +192,11 @@ def test_a_full_disk_leaves_the_state_before(base: Path, tmp_path: Path) -> None
 def test_what_begin_save_copied_is_what_is_written(base: Path, tmp_path: Path) -> None:
     """Learning goes on while the thread writes."""
     learner = Learner(base, CHOSEN)
-    learner.train_step(random_groups(0, policy=0), 0)
+    teach(learner, random_groups(0, policy=0), 0)
     learner.save(tmp_path / "at-once")
     learner.export(tmp_path / "policy")
     learner.begin_save(tmp_path / "meanwhile", tmp_path / "policy-meanwhile")
-    learner.train_step(random_groups(1, policy=0), 1)
+    teach(learner, random_groups(1, policy=0), 1)
     learner.finish_save()
     policies = [read_weights(tmp_path / name) for name in ("policy", "policy-meanwhile")]
     assert all(torch.equal(policies[0][name], policies[1][name]) for name in policies[0])

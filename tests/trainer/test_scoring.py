@@ -6,23 +6,58 @@ from pathlib import Path
 
 import torch
 
+from peers.trainer.learning.groups import as_accepted
 from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.scoring import score
-from tests.trainer.test_learner import SETTINGS, random_groups
+from peers.trainer.learning.scoring import ScoredBatch, assemble, score
+from tests.trainer.test_learner import (
+    SETTINGS,
+    random_groups,
+    same,
+    settings,
+    teach,
+    weights_of,
+)
 
 
 def test_for_on_policy_tokens_the_training_pass_says_what_a_pass_of_their_own_would(
     base: Path,
 ) -> None:
     learner = Learner(base, SETTINGS)
-    learner.train_step(random_groups(1, policy=0), 0)
+    teach(learner, random_groups(1, policy=0), 0)
     groups = [*random_groups(2, policy=0), *random_groups(3, policy=1)]
-    expected = score(groups, learner.policy, learner.past, SETTINGS)
-    found = score(groups, learner.policy, learner.past, SETTINGS, current=1)
+
+    def batch(step: int, current: int | None) -> ScoredBatch:
+        given = as_accepted(groups)
+        score(given, learner.policy, learner.past, SETTINGS, step)
+        part = [(each, each.informative) for each in given]
+        return assemble(part, learner.policy, SETTINGS, current=current)
+
+    expected, found = batch(9, None), batch(1, 1)
     assert not expected.on_policy.any()
-    assert found.on_policy.tolist() == found.batch.per_token(found.batch.policy).eq(1).tolist()
+    assert found.on_policy.any() and not found.on_policy.all()
+    assert not found.log_mu[found.on_policy].any()
     for rows in found.passes:
         tokens = found.tokens(rows, *learner.policy.scorer(rows))
         assert not tokens.log_mu.requires_grad
         torch.testing.assert_close(tokens.log_mu, expected.log_mu[rows.index], atol=2e-6, rtol=0)
     torch.testing.assert_close(found.log_mu, expected.log_mu, atol=2e-6, rtol=0)
+
+
+def test_groups_scored_ahead_teach_the_same_to_the_last_bit(base: Path) -> None:
+    """Also those that wait for a later step, and those of several optimiser steps."""
+    for changes in ({}, {"optimiser_steps": 2}):
+        chosen = settings(kl_coefficient=0.01, **changes)
+        inside, ahead = Learner(base, chosen), Learner(base, chosen)
+        taught = []
+        for learner in (inside, ahead):
+            waiting = as_accepted(random_groups(20, policy=0), "waits for step 2")
+            metrics = []
+            for step in range(3):
+                given = as_accepted(random_groups(step, policy=max(0, step - 1)), str(step))
+                if learner is ahead:
+                    for each in (*waiting, *given):  # each when it arrives
+                        learner.score([each])
+                metrics.append(learner.train_step(given + waiting * (step == 2), step))
+            taught.append(metrics)
+        assert taught[0] == taught[1]
+        assert same(weights_of(inside), weights_of(ahead))

@@ -24,7 +24,7 @@ from peers.trainer.learning.sharding import whole
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from tests.trainer.ranks_harness import run_ranks
-from tests.trainer.test_learner import random_groups, settings
+from tests.trainer.test_learner import random_groups, settings, teach
 
 Weights = dict[str, torch.Tensor]
 
@@ -39,8 +39,11 @@ def chosen(**sharding: Any) -> LearnerSettings:
 def learn(learner: Learner, steps: Sequence[int]) -> list[dict[str, float]]:
     """Uneven batches; the last step has fewer sequences than there are passes elsewhere."""
     return [
-        learner.train_step(
-            random_groups(step, policy=max(0, step - 2), count=5 - step, size=3), step, [str(step)]
+        teach(
+            learner,
+            random_groups(step, policy=max(0, step - 2), count=5 - step, size=3),
+            step,
+            [str(step)],
         )
         for step in steps
     ]

@@ -22,7 +22,7 @@ from peers.trainer.learning.sharding import local, whole
 from peers.trainer.learning.stored import StoredPart, StoredWeights
 from swarm.errors import UserError
 from tests.trainer.ranks_harness import run_ranks
-from tests.trainer.test_learner import SETTINGS, random_groups, settings
+from tests.trainer.test_learner import SETTINGS, random_groups, settings, teach
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +109,7 @@ def test_two_ranks_read_every_byte_once(
         learner = Learner(uneven, SETTINGS, ranks=ranks)
         learner.export(tmp_path / "policy-0")
         start = sum(each.bytes_read for each in opened)
-        learner.train_step(random_groups(0, policy=0), 0)
+        teach(learner, random_groups(0, policy=0), 0)
         learner.save(tmp_path / "state")
         opened.clear()
         learner.load(tmp_path / "state", {0: tmp_path / "policy-0"})

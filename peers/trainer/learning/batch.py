@@ -1,38 +1,22 @@
-"""Batches: the tensors of the judged rollouts that have something to teach."""
+"""Batches: the tensors of the judged rollouts that have something to teach.
+
+No rank holds a whole batch. The sequences of each submission are divided over the ranks on their
+own, so that a submission can be scored before the rest of its batch has arrived.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from peers.trainer.learning.objective import advantages
+from peers.trainer.learning.ranks import Ranks
 from swarm.messages import Objective
-from swarm.rollouts.rollout import Rollout
-
-
-@dataclass(frozen=True)
-class Group:
-    """One task and its G rollouts, as a validator accepted them."""
-
-    rollouts: Sequence[Rollout]
-    rewards: Sequence[float]
-    """One per rollout, from the validator's verdict; the worker's own rewards are never read."""
-    policy: int
-    """The policy that generated the rollouts."""
-    kept: bool = True
-    """False: the online filter leaves the group out; it still counts in the metrics."""
-    temperature: float = 1.0
-    """Sampling temperature: log-probabilities are of logits / temperature."""
-
-    def __post_init__(self) -> None:
-        if not self.rollouts or len(self.rewards) != len(self.rollouts):
-            raise ValueError(f"{len(self.rewards)} rewards for {len(self.rollouts)} rollouts")
-        if not all(map(math.isfinite, self.rewards)):
-            raise ValueError("a reward is not finite")
 
 
 @dataclass(frozen=True)
@@ -53,8 +37,6 @@ class Batch:
     """Sampled tokens of each sequence, int64 [B]."""
     advantage: Tensor
     """Advantage of each sequence, fp32 [B]."""
-    policy: Tensor
-    """Number of the policy that generated each sequence, int64 [B]."""
     temperature: Tensor
     """Sampling temperature of each sequence, fp64 [B]."""
 
@@ -74,53 +56,133 @@ class Batch:
         parts = values.split(self.lengths.tolist())  # type: ignore[no-untyped-call]
         return list(parts)
 
-    def rows(self, index: Tensor) -> Batch:
-        """The sequences at `index` (int64 or bool [B])."""
-        picked = torch.arange(len(self))[index].tolist()
 
-        def join(values: Tensor) -> Tensor:
-            parts = self.split(values)
-            return torch.cat([parts[row] for row in picked]) if picked else values[:0]
+def join(batches: Sequence[Batch]) -> Batch:
+    """One batch of the sequences of several, in order."""
+    return Batch(*(torch.cat([vars(each)[name] for each in batches]) for name in _FIELDS))
 
+
+_FIELDS = tuple(Batch.__dataclass_fields__)
+
+
+@dataclass(eq=False)
+class AcceptedGroups:
+    """The groups of one accepted submission, and this rank's share of their sequences.
+
+    Groups that have nothing to teach count in the metrics, but no rank holds their sequences. B is
+    the number of this rank's sequences, n of their completion tokens.
+    """
+
+    name: str
+    """The submission's digest, in hexadecimal; empty outside a run."""
+    policy: int
+    """The policy that generated the rollouts."""
+    temperature: float
+    """Sampling temperature: log-probabilities are of logits / temperature."""
+    rewards: Sequence[Sequence[float]]
+    """[groups][G] From the validator's verdict; the worker's own rewards are never read."""
+    kept: Sequence[bool]
+    """[groups] False if the online filter excludes the group."""
+    all_completion_lengths: Tensor
+    """Sampled tokens of every sequence of the submission, int64 [all]."""
+    rows: Tensor
+    """This rank's sequences, as indices among all, int64 [B], ascending."""
+    tokens: Tensor
+    """Token ids of this rank's sequences, int [T]."""
+    sampled: Tensor
+    """Whether the model sampled each token, bool [T]."""
+    lengths: Tensor
+    """Tokens of each sequence, int64 [B]."""
+    reported: Tensor
+    """Log-probabilities that the worker's engine reported, else NaN, fp32 [n]; never trained on."""
+    log_mu: Tensor | None = None
+    """log μ of each completion token, under the generating policy, fp32 [n]; None until scored."""
+    log_reference: Tensor | None = None
+    """Log-probabilities under the reference, fp32 [n]; None until scored."""
+
+    def __post_init__(self) -> None:
+        self.informative = informative(self.rewards, self.kept)
+        """Indices of the groups to train on."""
+        self._group = _group_of_row(self.rewards)
+        self._completion_lengths = self.all_completion_lengths[self.rows]
+
+    def tokens_in(self, groups: Collection[int]) -> int:
+        """Completion tokens of some groups, on all ranks together."""
+        return int(self.all_completion_lengths[_among(self._group, groups)].sum())
+
+    def batch(self, groups: Collection[int], objective: Objective) -> Batch:
+        """This rank's sequences of some of the informative groups."""
+        here = _among(self._group[self.rows], groups)
+        in_tokens = here.repeat_interleave(self.lengths)
+        advantage = torch.zeros(len(self._group))
+        for group in groups:
+            rewards = torch.tensor(self.rewards[group]).float()
+            advantage[self._group == group] = advantages(rewards, objective)
         return Batch(
-            tokens=join(self.tokens),
-            sampled=join(self.sampled),
-            lengths=self.lengths[index],
-            completion_lengths=self.completion_lengths[index],
-            advantage=self.advantage[index],
-            policy=self.policy[index],
-            temperature=self.temperature[index],
+            tokens=self.tokens[in_tokens].long(),
+            sampled=self.sampled[in_tokens],
+            lengths=self.lengths[here],
+            completion_lengths=self._completion_lengths[here],
+            advantage=advantage[self.rows[here]],
+            temperature=torch.full((int(here.sum()),), self.temperature, dtype=torch.float64),
         )
 
+    def of(self, groups: Collection[int], values: Tensor) -> Tensor:
+        """Values [n] of this rank's completion tokens → those of some groups."""
+        here = _among(self._group[self.rows], groups)
+        tokens = here.repeat_interleave(self._completion_lengths).nonzero()[:, 0]
+        return values[tokens.to(values.device)]
 
-def informative(groups: Sequence[Group]) -> list[Group]:
-    """The groups to train on: kept by the filter, and with rewards that differ.
+
+def informative(rewards: Sequence[Sequence[float]], kept: Sequence[bool]) -> list[int]:
+    """Indices of the groups to train on: kept by the filter, and with rewards that differ.
 
     In the other groups every advantage, and so the gradient, is 0.
     """
-    return [group for group in groups if group.kept and max(group.rewards) > min(group.rewards)]
+    return [
+        index
+        for index, (group, keep) in enumerate(zip(rewards, kept, strict=True))
+        if keep and max(group) > min(group)
+    ]
 
 
-def make_batch(groups: Sequence[Group], objective: Objective) -> Batch:
-    """Make a batch with one sequence per rollout, groups in order; `ValueError` if none."""
-    if not groups:
-        raise ValueError("a batch needs a group")
-    rows = [(group, rollout) for group in groups for rollout in group.rollouts]
-    return Batch(
-        tokens=torch.tensor([token for _, rollout in rows for token in rollout.tokens]),
-        sampled=torch.tensor(
-            [
-                segment.kind == "model"
-                for _, rollout in rows
-                for segment in rollout.segments
-                for _ in segment.tokens
-            ]
-        ),
-        lengths=torch.tensor([len(rollout.tokens) for _, rollout in rows]),
-        completion_lengths=torch.tensor([len(rollout.model_tokens) for _, rollout in rows]),
-        advantage=torch.cat(
-            [advantages(torch.tensor(g.rewards).float(), objective) for g in groups]
-        ),
-        policy=torch.tensor([group.policy for group, _ in rows]),
-        temperature=torch.tensor([group.temperature for group, _ in rows], dtype=torch.float64),
-    )
+def check_rewards(rewards: Sequence[Sequence[float]], kept: Sequence[bool], rollouts: int) -> None:
+    """Raise `ValueError` unless every rollout has a finite reward, and every group a label."""
+    count = sum(map(len, rewards))
+    if count != rollouts or not count or not all(map(len, rewards)):
+        raise ValueError(f"{count} rewards for {rollouts} rollouts")
+    if len(kept) != len(rewards):
+        raise ValueError(f"{len(kept)} labels for {len(rewards)} groups")
+    if not all(math.isfinite(reward) for group in rewards for reward in group):
+        raise ValueError("a reward is not finite")
+
+
+def share_rows(
+    name: str,
+    rewards: Sequence[Sequence[float]],
+    kept: Sequence[bool],
+    lengths: Tensor,
+    ranks: Ranks,
+) -> Tensor:
+    """Indices of a submission's sequences that this rank computes: int64, ascending.
+
+    `lengths`: tokens of each sequence, int64 [all]. Groups are divided one after the other, since
+    an optimiser step may train on some of them only. Every rank computes the same division, and
+    different submissions begin it at different ranks.
+    """
+    group = _group_of_row(rewards)
+    rows = _among(group, informative(rewards, kept)).nonzero()[:, 0]
+    order = rows[torch.argsort(lengths[rows], descending=True, stable=True)]
+    order = order[torch.argsort(group[order], stable=True)]
+    mine = ranks.share(lengths[order].tolist(), first=zlib.crc32(name.encode()))
+    return order[mine].sort().values
+
+
+def _group_of_row(rewards: Sequence[Sequence[float]]) -> Tensor:
+    """Index of each sequence's group, int64 [all]."""
+    sizes = torch.tensor([len(group) for group in rewards])
+    return torch.arange(len(rewards)).repeat_interleave(sizes)
+
+
+def _among(group: Tensor, groups: Collection[int]) -> Tensor:
+    return torch.isin(group, torch.tensor(sorted(groups), dtype=torch.int64))

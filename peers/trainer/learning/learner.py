@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from peers.trainer.learning import states
-from peers.trainer.learning.batch import Group, informative
+from peers.trainer.learning.batch import AcceptedGroups
 from peers.trainer.learning.past import PastPolicies
 from peers.trainer.learning.policy import Snapshot, TrainedPolicy, blank_model
 from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.scoring import Part, score
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.step import GrpoStep
 from peers.trainer.learning.stored import StoredPart
@@ -81,33 +82,37 @@ class Learner:
 
     # --- learning ----------------------------------------------------------------------------
 
-    def train_step(
-        self, groups: Sequence[Group], step: int, submissions: Sequence[str] = ()
-    ) -> dict[str, float]:
+    def score(self, given: Sequence[AcceptedGroups]) -> None:
+        """Compute ahead of their step what is known of accepted groups before it.
+
+        The values are the same to the last bit as if the step computed them.
+        """
+        score(given, self.policy, self.past, self.settings, self.step)
+
+    def train_step(self, given: Sequence[AcceptedGroups], step: int) -> dict[str, float]:
         """Take rollout step `step` on these groups and return its metrics.
 
-        `submissions` names the groups' submissions, which are recorded as consumed. Groups whose
-        rewards are all equal are dropped; if none is left, the policy stays the same, but the step
-        still counts. An optimiser step with a non-finite loss or gradient is skipped and counted.
-        Raises `ValueError` if `step` is not the next step, or if a group is older than
-        `max_staleness` or of a policy that is not held.
+        The submissions are recorded as consumed. Groups whose rewards are all equal are dropped; if
+        none is left, the policy stays the same, but the step still counts. An optimiser step with a
+        non-finite loss or gradient is skipped and counted. Raises `ValueError` if `step` is not the
+        next step, or if a group is older than `max_staleness` or of a policy that is not held.
         """
-        self._check_turn(groups, step)
-        kept = informative(groups)
-        metrics = _describe(groups, kept, step)
+        self._check_turn(given, step)
+        metrics = _describe(given, step)
         metrics |= NO_WORK
-        metrics |= GrpoStep(self.policy, self.past, self.settings, step).take(self._cut(kept))
-        self.consumed[step] = [*self.consumed.get(step, []), *submissions]
+        metrics |= GrpoStep(self.policy, self.past, self.settings, step).take(self._cut(given))
+        names = dict.fromkeys(each.name for each in given if each.name)
+        self.consumed[step] = [*self.consumed.get(step, []), *names]
         self.step += 1
         oldest = self.step - self.settings.schedule.max_staleness
         self.consumed = {step: names for step, names in self.consumed.items() if step >= oldest}
         self._remember()
         return metrics
 
-    def _check_turn(self, groups: Sequence[Group], step: int) -> None:
+    def _check_turn(self, given: Sequence[AcceptedGroups], step: int) -> None:
         if step != self.step:
             raise ValueError(f"step {step} was asked for, but the learner is at step {self.step}")
-        for policy in sorted({group.policy for group in groups}):
+        for policy in sorted({each.policy for each in given}):
             if not 0 <= step - policy <= self.settings.schedule.max_staleness:
                 raise ValueError(
                     f"a rollout of policy {policy} has age {step - policy} at step {step}; "
@@ -116,13 +121,20 @@ class Learner:
             if policy not in self.past.held:
                 raise ValueError(f"policy {policy} is not held; held policies: {self.policies}")
 
-    def _cut(self, groups: list[Group]) -> list[list[Group]]:
-        """Split the groups evenly into one part per optimiser step, in an order from the seed."""
-        count = min(self.settings.optimiser.optimiser_steps, len(groups))
-        if count < 2:
-            return [groups] if groups else []
-        order = torch.randperm(len(groups), generator=self._generator).tolist()
-        return [[groups[index] for index in order[part::count]] for part in range(count)]
+    def _cut(self, given: Sequence[AcceptedGroups]) -> list[Part]:
+        """Split the informative groups evenly into one part per optimiser step, at random."""
+        kept = [(each, group) for each in given for group in each.informative]
+        count = min(self.settings.optimiser.optimiser_steps, len(kept))
+        order = list(range(len(kept)))
+        if count > 1:
+            order = torch.randperm(len(kept), generator=self._generator).tolist()
+        parts: list[Part] = []
+        for part in range(count):
+            groups: dict[AcceptedGroups, list[int]] = {}
+            for each, group in (kept[index] for index in sorted(order[part::count])):
+                groups.setdefault(each, []).append(group)
+            parts.append(list(groups.items()))
+        return parts
 
     def _remember(self) -> None:
         """Add the policy just reached to the past policies."""
@@ -254,16 +266,17 @@ class Learner:
             self.consumed.setdefault(self.step, []).extend(more)
 
 
-def _describe(groups: Sequence[Group], kept: Sequence[Group], step: int) -> dict[str, float]:
+def _describe(given: Sequence[AcceptedGroups], step: int) -> dict[str, float]:
     """Metrics of the step's input, before any computation."""
-    rewards = [reward for group in groups for reward in group.rewards]
-    lengths = [len(rollout.model_tokens) for group in groups for rollout in group.rollouts]
+    rewards = [reward for each in given for group in each.rewards for reward in group]
+    groups = sum(len(each.rewards) for each in given)
+    tokens = sum(int(each.all_completion_lengths.sum()) for each in given)
     return {
-        "groups": float(len(groups)),
-        "groups_zero_advantage": float(len(groups) - len(kept)),
+        "groups": float(groups),
+        "groups_zero_advantage": float(groups - sum(len(each.informative) for each in given)),
         "completions": float(len(rewards)),
-        "tokens": float(sum(lengths)),
+        "tokens": float(tokens),
         "reward": sum(rewards) / max(1, len(rewards)),
-        "completion_length": sum(lengths) / max(1, len(lengths)),
-        "age": sum(step - group.policy for group in groups) / max(1, len(groups)),
+        "completion_length": tokens / max(1, len(rewards)),
+        "age": sum((step - each.policy) * len(each.rewards) for each in given) / max(1, groups),
     }

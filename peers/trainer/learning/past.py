@@ -72,10 +72,13 @@ class PastPolicies:
         return self._memory.copy(weights)
 
     @torch.no_grad()
-    def score(self, weights: Mapping[str, Tensor], passes: Sequence[Rows]) -> Tensor:
-        """Log-probabilities of a batch's completion tokens under these weights, fp32 [n].
+    def score(
+        self, weights: Mapping[str, Tensor], batches: Sequence[Sequence[Rows]]
+    ) -> list[Tensor]:
+        """Log-probabilities of the completion tokens of each batch under these weights, fp32 [n].
 
-        The trained policy loses its gradients: their memory holds the spare model meanwhile.
+        `batches`: each batch's passes. The trained policy loses its gradients: their memory holds
+        the spare model meanwhile.
         """
         self._trained.optimiser.zero_grad()
         self._allocate()
@@ -83,7 +86,7 @@ class PastPolicies:
             for name, parameter in self._spare.named_parameters():
                 part = local(parameter)
                 part.copy_(weights[name].to(part.device, non_blocking=True))
-            return score_passes(self._scorer, passes, self._device)
+            return [score_passes(self._scorer, passes, self._device) for passes in batches]
         finally:
             rest(self._scorer)
             self._release()

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from swarm.errors import SwarmError, UserError
@@ -144,22 +143,22 @@ class Ranks:
         )
         return self.mesh
 
-    def share(self, lengths: Tensor) -> Tensor:
-        """Indices of the sequences, of B, that this rank computes: int64, ascending.
+    def share(self, lengths: Sequence[int], first: int = 0) -> list[int]:
+        """Indices of the sequences that this rank computes, ascending.
 
-        Sequences go, longest first, to the part with the fewest tokens so far. Every rank computes
-        the same division.
+        Each sequence goes to the part with the fewest tokens so far; `first` says which part is the
+        first of equals. Every rank computes the same division.
         """
         if self.parts == 1:
-            return torch.arange(len(lengths))
+            return list(range(len(lengths)))
         loads = [0] * self.parts
         mine = []
-        for index in torch.argsort(lengths, descending=True, stable=True).tolist():
+        for index, length in enumerate(lengths):
             part = loads.index(min(loads))
-            loads[part] += int(lengths[index])
-            if part == self.rank // self.tensor:
+            loads[part] += length
+            if (part + first) % self.parts == self.rank // self.tensor:
                 mine.append(index)
-        return torch.tensor(sorted(mine), dtype=torch.int64)
+        return mine
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum over the parts of a batch, element by element, in fp64."""

@@ -1,16 +1,15 @@
-"""Log-probabilities of a batch under fixed policies: generator, step's start and reference."""
+"""Log-probabilities of accepted groups under fixed policies: generator, step's start, reference."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from peers.trainer.learning import objective as objectives
-from peers.trainer.learning.batch import Batch, Group, make_batch
+from peers.trainer.learning.batch import AcceptedGroups, Batch, join
 from peers.trainer.learning.objective import Tokens, Totals
 from peers.trainer.learning.packing import Rows
 from peers.trainer.learning.past import PastPolicies
@@ -21,6 +20,50 @@ from peers.trainer.learning.settings import LearnerSettings
 ENGINE_DIFFERENCE_MAX = 0.1
 """A token counts as outside if the engine's log-probability differs from the trainer's by more
 than this, in nats."""
+
+Part = Sequence[tuple[AcceptedGroups, Sequence[int]]]
+"""One optimiser step's part of a batch: some of the informative groups of each submission."""
+
+
+def score(
+    given: Sequence[AcceptedGroups],
+    policy: TrainedPolicy,
+    past: PastPolicies,
+    settings: LearnerSettings,
+    step: int,
+) -> None:
+    """Fill in the submissions' log-probabilities under fixed policies, where they are missing.
+
+    Each submission has forward passes of its own. So the values depend neither on when they are
+    computed nor on the other submissions: they are the same to the last bit ahead of the step, in
+    it, and after a crash. `step`: number of the policy held.
+    """
+    one_step = settings.optimiser.optimiser_steps == 1
+    own = step if one_step and _publishes_exactly(policy) else -1  # left to the training pass
+    given = [each for each in given if each.informative]
+    unscored = [each for each in given if each.log_mu is None and each.policy != own]
+    laid_out: dict[int, list[Rows]] = {}
+
+    def under(weights: Mapping[str, Tensor], some: Sequence[AcceptedGroups]) -> list[Tensor]:
+        for each in some:
+            if id(each) not in laid_out:
+                batch = each.batch(each.informative, settings.objective)
+                laid_out[id(each)] = policy.passes(batch)
+        return past.score(weights, [laid_out[id(each)] for each in some])
+
+    for number in sorted({each.policy for each in unscored}):
+        some = [each for each in unscored if each.policy == number]
+        for each, values in zip(some, under(past.held[number], some), strict=True):
+            each.log_mu = values
+    some = [each for each in given if each.log_reference is None]
+    if some and past.reference and settings.objective.kl_coefficient:
+        for each, values in zip(some, under(past.reference, some), strict=True):
+            each.log_reference = values
+
+
+def _publishes_exactly(policy: TrainedPolicy) -> bool:
+    """Whether a published policy equals the learner bit for bit: its dtype rounds nothing."""
+    return policy.published_dtype == torch.float32
 
 
 @dataclass(frozen=True)
@@ -78,72 +121,55 @@ class ScoredBatch:
         )
 
 
-def score(
-    groups: list[Group],
-    policy: TrainedPolicy,
-    past: PastPolicies,
-    settings: LearnerSettings,
-    *,
-    current: int | None = None,
+def assemble(
+    part: Part, policy: TrainedPolicy, settings: LearnerSettings, *, current: int | None = None
 ) -> ScoredBatch:
-    """Make the batch of `groups`, and compute its log-probabilities under fixed policies.
+    """Make an optimiser step's batch of scored submissions.
 
     `current`: the learner's number, if no weights move before this batch is trained on. The
     learner's own log-probabilities are then left to the training pass.
     """
-    ranks = policy.ranks
-    everything = make_batch(groups, settings.objective)
-    mine = ranks.share(everything.lengths)
-    batch = everything.rows(mine)
+    device = policy.ranks.device
+    objective = settings.objective
+    batches = [each.batch(groups, objective) for each, groups in part]
+    batch = join(batches)
     passes = policy.passes(batch)
+    learner = current if current is not None and _publishes_exactly(policy) else -1
+    on_policy = torch.tensor([each.policy == learner for each, _ in part])
+    counts = torch.tensor([each.token_count() for each in batches])
+
+    def joined(name: str) -> Tensor:
+        """A value of each token, [n]; 0 where it is missing."""
+        values = (getattr(each, name) for each, _ in part)
+        return torch.cat(
+            [
+                torch.zeros(int(count), device=device) if found is None else each.of(groups, found)
+                for (each, groups), found, count in zip(part, values, counts, strict=True)
+            ]
+        )
+
     log_start = None
-    log_mu, on_policy = _score_generators(groups, batch, policy, past, current)
     if settings.schedule.old == "step_start" and current is None:
         log_start = policy.score(passes)  # not as published, which may be rounded
-    log_reference = None
-    if past.reference and settings.objective.kl_coefficient:
-        log_reference = past.score(past.reference, passes)
-    taken = torch.zeros(len(everything), dtype=torch.bool)
-    taken[mine] = True
-    (tokens,) = ranks.sum([batch.token_count()])
-    full = settings.schedule.groups_per_step * len(groups[0].rollouts)
+    group, _ = part[0]
+    full = settings.schedule.groups_per_step * len(group.rewards[0])
     return ScoredBatch(
         batch=batch,
         totals=Totals(
-            tokens=int(tokens),
+            tokens=sum(each.tokens_in(groups) for each, groups in part),
             completions=full / settings.optimiser.optimiser_steps,
             completion_tokens_max=settings.completion_tokens_max,
         ),
         passes=passes,
-        log_mu=log_mu,
-        on_policy=on_policy,
+        log_mu=joined("log_mu"),
+        on_policy=on_policy.repeat_interleave(counts).to(device),
         old_is_generator=settings.schedule.old == "generation",
         log_start=log_start,
-        log_reference=log_reference,
-        reported=_reported(groups)[everything.per_token(taken)],
-        advantage=batch.per_token(batch.advantage).to(ranks.device),
-        completion=batch.per_token(torch.arange(len(batch))).to(ranks.device),
+        log_reference=joined("log_reference") if objective.kl_coefficient else None,
+        reported=joined("reported"),
+        advantage=batch.per_token(batch.advantage).to(device),
+        completion=batch.per_token(torch.arange(len(batch))).to(device),
     )
-
-
-def _score_generators(
-    groups: list[Group],
-    batch: Batch,
-    policy: TrainedPolicy,
-    past: PastPolicies,
-    current: int | None,
-) -> tuple[Tensor, Tensor]:
-    """(log μ, on-policy) of each token; log μ is left 0 for on-policy tokens."""
-    device = policy.ranks.device
-    exact = policy.published_dtype == torch.float32  # then publishing rounds nothing
-    learner = current if current is not None and exact else -1
-    policy_of_token = batch.per_token(batch.policy)  # stays on the CPU, where masks cost no wait
-    log_mu = torch.zeros(batch.token_count(), device=device)
-    for number in sorted({group.policy for group in groups} - {learner}):
-        part = batch.rows(batch.policy == number)
-        here = (policy_of_token == number).nonzero()[:, 0].to(device)
-        log_mu[here] = past.score(past.held[number], policy.passes(part))
-    return log_mu, (policy_of_token == learner).to(device)
 
 
 def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, float]:
@@ -168,13 +194,3 @@ def compare_engines(batches: Sequence[ScoredBatch], ranks: Ranks) -> dict[str, f
         "engine_kl": kl / count,
         "engine_outside_share": outside / count,
     }
-
-
-def _reported(groups: Sequence[Group]) -> Tensor:
-    """The engines' own log-probabilities, fp32 [n]; NaN for rollouts without them."""
-    values: list[float] = []
-    for group in groups:
-        for rollout in group.rollouts:
-            found = rollout.log_probabilities
-            values += [math.nan] * len(rollout.model_tokens) if found is None else found
-    return torch.tensor(values)

@@ -1,24 +1,24 @@
 """The GRPO step: score under the generating policies, then loss, backward, clip, step.
 
 One rollout step takes one or more optimiser steps, each on its part of the groups. The
-log-probabilities under fixed policies (`scoring.py`) are computed for all parts before any weight
-moves. `objective.py` has the losses, `packing.py` the layout of a batch.
+log-probabilities under fixed policies (`scoring.py`) are computed before any weight moves.
+`objective.py` has the losses, `packing.py` the layout of a batch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from peers.trainer.learning import objective as objectives
-from peers.trainer.learning.batch import Group
 from peers.trainer.learning.gradients import clip_gradients
 from peers.trainer.learning.past import PastPolicies
 from peers.trainer.learning.policy import TrainedPolicy
-from peers.trainer.learning.scoring import ScoredBatch, compare_engines, score
+from peers.trainer.learning.scoring import Part, ScoredBatch, assemble, compare_engines, score
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.work import NO_WORK, training_work
 from swarm.world.progress import report
@@ -34,11 +34,13 @@ class GrpoStep:
     step: int
     """Number of the rollout step, and of the policy before it."""
 
-    def take(self, parts: list[list[Group]]) -> dict[str, float]:
+    def take(self, parts: Sequence[Part]) -> dict[str, float]:
         """Take one optimiser step per part; return the mean metrics, and sums of the work done."""
         first = self.step * self.settings.optimiser.optimiser_steps
+        given = list(dict.fromkeys(each for part in parts for each, _ in part))
+        score(given, self.policy, self.past, self.settings, self.step)
         batches = [
-            score(part, self.policy, self.past, self.settings, current=None if index else self.step)
+            assemble(part, self.policy, self.settings, current=None if index else self.step)
             for index, part in enumerate(parts)
         ]
         figures = [self._optimise(batch, first + index) for index, batch in enumerate(batches)]
