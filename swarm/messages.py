@@ -334,6 +334,9 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Upper bound on the probability that one of the pooled checks refuses an honest submission."""
     second_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """Share of judged submissions that a second validator recomputes, drawn after the verdict."""
+    quantised_weights: Annotated[list[Literal["fp8"]], Meta(max_length=8)] = []
+    """Formats to which workers may round a policy's weights while they generate. The thresholds
+    must then be loose enough for them."""
 
 
 class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

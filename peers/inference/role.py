@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import pydantic
 import trio
@@ -18,6 +18,7 @@ from peers.engines.installed import interpreter_for
 from peers.inference import preflight
 from peers.inference.delivery import Deliveries
 from peers.inference.outbox import Made, path_of
+from peers.inference.quantised import check_quantised
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN
 from swarm.jobs import Hardware, Load, SubmissionOrder
@@ -66,6 +67,9 @@ class InferenceSettings(ComputeSettings):
     """Most seconds to finish and deliver a submission after Ctrl-C or SIGTERM. 0: leave at once."""
     cuda_graphs: bool = False
     """vLLM: decode with CUDA graphs instead of eagerly."""
+    quantise: Literal["none", "fp8"] = "none"
+    """vLLM: round weights to this format after loading. Only in a run whose
+    `thresholds.quantised_weights` names it."""
 
     devices: list[str] = pydantic.Field(default=[])
     """native: devices of this machine that share the layers of a model too large for one, for
@@ -121,6 +125,7 @@ class InferenceRole:
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
         settings = self._node.settings
+        check_quantised(settings.engine, self._settings.quantise, self._run.manifest.thresholds)
         interpreter = interpreter_for(
             settings.engine, settings.home_path, self._settings.interpreter, self._settings.device
         )

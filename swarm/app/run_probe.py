@@ -126,6 +126,12 @@ def _warnings(manifest: RunManifest, config: dict[str, Any], where: str) -> list
             f"layers in {dtype}, and they were measured on a shallow one; run `swarm proofs "
             "calibrate` on the model and copy the [thresholds] it proposes"
         ]
+    if thresholds.quantised_weights and not calibrated:
+        return [
+            f"{where}: thresholds.quantised_weights names {', '.join(thresholds.quantised_weights)}"
+            ", whose work the default [thresholds] refuse; loosen them by what `swarm proofs "
+            "calibrate` measures for such weights"
+        ]
     return []
 
 
