@@ -51,6 +51,8 @@ class Hardware:
 
     tokens_per_second: float = 2000.0
     """Speed of generation, all sequences of a batch together."""
+    proof_tokens_per_second: float = 200_000.0
+    """Speed of building proofs."""
     prefill_tokens_per_second: float = 40_000.0
     load_bytes_per_second: float = 2e9
     delta_bytes_per_second: float = 1e9
@@ -182,12 +184,26 @@ class _Crash(Exception):
 
 
 class EngineModel:
-    """Cost model of `peers.inference.engine_service.EngineService`."""
+    """Cost model of `peers.inference.engine_service.EngineService`: submissions are generated one
+    after the other, and the proofs and the file of one beside the next."""
+
+    BESIDE: ClassVar[frozenset[str]] = frozenset({"generate", "usage"})
+    """Methods that run while another one does."""
 
     def __init__(self, setting: Setting, setup: inference.InferenceSetup) -> None:
         self._setting = setting
         self._altered = bool(setup.alter_weights)
         self._policy: CheckpointReference | None = None
+        self._turn = trio.Lock()
+        """Held while a submission is generated."""
+        self._seconds = 0.0
+        """Time of the submissions generated so far."""
+        self._since: float | None = None
+        """When the submission that is being generated was begun."""
+
+    async def usage(self, job: inference.AskUsage) -> inference.Usage:
+        spent = 0.0 if self._since is None else trio.current_time() - self._since
+        return inference.Usage(seconds_generating=self._seconds + spent)
 
     async def survey(self, job: inference.Survey) -> inference.Surveyed:
         return inference.Surveyed(
@@ -227,7 +243,15 @@ class EngineModel:
             made.seed = digest_of("simnet/1/liked better", made.seed)
         tokens = sum(map(sum, made.lengths))
         seconds = tokens / self._setting.hardware.tokens_per_second
-        await trio.sleep(seconds)
+        async with self._turn:
+            self._since = trio.current_time()
+            try:
+                await trio.sleep(seconds)
+            finally:
+                self._seconds += trio.current_time() - self._since
+                self._since = None
+        building = tokens / self._setting.hardware.proof_tokens_per_second
+        await trio.sleep(building)
         raw = msgspec.msgpack.encode(made)
         if fabricates == "garbage":
             raw = raw[: len(raw) // 2]
@@ -241,7 +265,7 @@ class EngineModel:
             groups=order.groups,
             finished_share=1.0,
             seconds_generate=seconds,
-            seconds_proofs=0.0,
+            seconds_proofs=building,
             seconds_write=0.0,
         )
 

@@ -5,9 +5,13 @@ Each episode goes on by itself: its next turn is submitted as soon as the enviro
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from threading import Lock
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -18,7 +22,7 @@ from peers.environments.base import multi_turn
 from peers.environments.episodes import EpisodeLimits, environment_tokens
 from swarm.messages import Sampling
 from swarm.rollouts.rollout import Rollout, Segment, Span
-from swarm.world.progress import checkpoint
+from swarm.world.progress import checkpoint, current
 
 
 @dataclass
@@ -103,6 +107,184 @@ class _Row:
         return Rollout(tuple(self.segments))
 
 
+class Playing:
+    """A set of episodes with one noise key and one sampling: those of one submission."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        work: Sequence[tuple[Environment, Task]],
+        rows: Sequence[int],
+        noise_key: tuple[int, int] | None,
+        sampling: Sampling,
+        on_end: OnEnd | None = None,
+    ) -> None:
+        """One episode per task. `rows` and `noise_key` as in `Request`; `on_end` hears of each
+        episode as soon as it is over."""
+        self.renderer, self.noise_key, self.sampling = renderer, noise_key, sampling
+        prompts = {task.prompt: renderer.encode_prompt(task.prompt) for _, task in work}
+        self.played = [
+            _Row(environment, task, row, [Segment("prompt", prompts[task.prompt])], [])
+            for (environment, task), row in zip(work, rows, strict=True)
+        ]
+        self.waiting = deque(self.played)
+        """Episodes that have not begun."""
+        self.left = len(self.played)
+        """Episodes that are not over."""
+        self.seconds = 0.0
+        """Time of the engine's steps; of a shared step, the share of the episodes in it."""
+        self.error: BaseException | None = None
+        """Why these episodes were given up: set here, or by any thread that does not
+        want them any more."""
+        self._on_end = on_end
+        self.reporter = current.get()
+        """Reports progress to whoever called for these episodes."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.left == 0 or self.error is not None
+
+    def end(self, row: _Row) -> None:
+        """Note that an episode is over."""
+        self.left -= 1
+        if self._on_end is not None:
+            self._on_end(row.row, row.rollout(), row.states)
+
+    def episodes(self) -> Episodes:
+        """The finished episodes."""
+        return Episodes(
+            rollouts=[row.rollout() for row in self.played],
+            hidden=[_joined([each.hidden for each in row.states]) for row in self.played],
+            prompt_hidden=[row.states[0].before for row in self.played],
+        )
+
+
+class Player:
+    """Plays sets of episodes on an engine with no other requests.
+
+    Sets share the batch: episodes of the next set begin as those of the sets before it end. As
+    many are played at once as the largest set has.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._ids = count()
+        self._sets: list[Playing] = []
+        self._going: dict[int, tuple[Playing, _Row]] = {}
+        """By id of the request."""
+        self.seconds = 0.0
+        """Time of all steps."""
+        self.environments_turn = Lock()
+        """Held while an environment's code runs: it need not be safe in two threads at once."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._sets
+
+    def add(self, playing: Playing) -> None:
+        """Let a set follow all others; another thread may step meanwhile."""
+        if not playing.is_over:
+            self._sets.append(playing)
+
+    def step(self) -> None:
+        """Advance the episodes by an engine's step.
+
+        A set whose environment or request fails is given up, with its `error`. An error of the
+        engine itself is raised; the caller then gives up its set.
+        """
+        self.drop_failed()
+        self._begin()
+        counts = Counter(playing for playing, _ in self._going.values())
+        started = perf_counter()
+        pieces = self._engine.step() if self._going else []
+        seconds = perf_counter() - started
+        self.seconds += seconds
+        for playing, episodes in counts.items():
+            playing.seconds += seconds * episodes / len(self._going)
+            if playing.reporter is not None:
+                playing.reporter.report(cancellable=False)
+        for piece in pieces:
+            self._take(piece)
+
+    def drop_failed(self) -> None:
+        """Remove the sets that were given up."""
+        for playing in [each for each in self._sets if each.error is not None]:
+            self.remove(playing)
+
+    def remove(self, playing: Playing) -> None:
+        """Forget a set, and what the engine holds of it."""
+        if playing not in self._sets:
+            return
+        self._sets.remove(playing)
+        for id in [id for id, (of, _) in self._going.items() if of is playing]:
+            del self._going[id]
+            self._engine.cancel(id)
+        for row in playing.played:  # a turn not submitted has left the cache of its last
+            if row.last is not None:
+                self._engine.cancel(row.last)
+
+    def _begin(self) -> None:
+        """Begin waiting episodes while fewer are played than the largest set has.
+
+        Those of one task begin together, because they share the computation of their prompt.
+        """
+        room = max((len(each.played) for each in self._sets), default=0)
+        for playing in list(self._sets):
+            while playing.waiting and len(self._going) < room and playing.error is None:
+                task = playing.waiting[0].task
+                while playing.waiting and playing.waiting[0].task is task:
+                    self._try(playing, partial(self._ask, playing, playing.waiting.popleft()))
+                    if playing.error is not None:
+                        break
+
+    def _ask(self, playing: Playing, row: _Row) -> None:
+        id = next(self._ids)
+        before = row.last
+        try:
+            self._engine.submit(row.request(id, playing.noise_key, playing.sampling))
+        except BaseException:
+            row.last = before  # whose cache is still kept
+            raise
+        self._going[id] = (playing, row)
+
+    def _take(self, piece: Piece) -> None:
+        if piece.id not in self._going:
+            return  # its set was given up in this step
+        playing, row = self._going.pop(piece.id)
+        row.add(piece)
+        self._try(playing, partial(self._go_on, playing, row))
+
+    def _go_on(self, playing: Playing, row: _Row) -> None:
+        """Let the environment answer; submit the next turn, or end the episode."""
+        sampling = playing.sampling
+        limits = EpisodeLimits(
+            sampling.stop_ids, sampling.max_new_tokens, self._engine.capabilities.length_max
+        )
+        answer = None
+        if multi_turn(row.environment) is not None:
+            with self.environments_turn:
+                answer = environment_tokens(
+                    row.environment, row.task, playing.renderer, row.segments, limits
+                )
+        if answer is None:
+            assert row.last is not None
+            self._engine.cancel(row.last)  # releases its cache
+            playing.end(row)
+            if playing.is_over:
+                self._sets.remove(playing)
+        else:
+            row.segments.append(Segment("environment", answer))
+            self._ask(playing, row)
+
+    def _try(self, playing: Playing, act: Callable[[], None]) -> None:
+        """Act for a set, and give it up if that fails: the other sets go on."""
+        try:
+            act()
+        except Exception as error:
+            playing.error = error
+            self.remove(playing)
+
+
 def play(
     engine: Engine,
     renderer: Renderer,
@@ -110,59 +292,34 @@ def play(
     rows: Sequence[int],
     noise_key: tuple[int, int] | None,
     sampling: Sampling,
-    on_end: OnEnd | None = None,
-    before_step: Callable[[], None] = checkpoint,
 ) -> Episodes:
     """Play one episode per task on an engine with no other requests.
 
-    `rows` and `noise_key` as in `Request`. `on_end` hears of each episode as soon as it is over.
-    `before_step` is called before each of the engine's steps, and may load other weights.
-    Raises `ValueError` as `Engine.submit` does, and `UserError` for an environment whose code
-    fails; the engine then holds no request.
+    `rows` and `noise_key` as in `Request`. Raises `ValueError` as `Engine.submit` does, and
+    `UserError` for an environment whose code fails; the engine then holds no request.
     """
-    limits = EpisodeLimits(
-        sampling.stop_ids, sampling.max_new_tokens, engine.capabilities.length_max
-    )
-    prompts = {task.prompt: renderer.encode_prompt(task.prompt) for _, task in work}
-    played = [
-        _Row(environment, task, row, [Segment("prompt", prompts[task.prompt])], [])
-        for (environment, task), row in zip(work, rows, strict=True)
-    ]
-    ids = count()
-    going: dict[int, _Row] = {}
+    player = Player(engine)
+    playing = Playing(renderer, work, rows, noise_key, sampling)
+    player.add(playing)
+    finish(player, playing)
+    return playing.episodes()
 
-    def ask(row: _Row) -> None:
-        request = row.request(next(ids), noise_key, sampling)
-        going[request.id] = row
-        engine.submit(request)
 
+def finish(player: Player, playing: Playing, before_step: Callable[[], None] = checkpoint) -> None:
+    """Step until a set is over; raises the error of one that was given up.
+
+    `before_step` is called before each of the engine's steps, and may load other weights. If a step
+    fails, or the caller cancels, the set is removed.
+    """
     try:
-        for row in played:
-            ask(row)
-        while going:
+        while not playing.is_over:
             before_step()
-            for piece in engine.step():
-                row = going.pop(piece.id)
-                row.add(piece)
-                answer = environment_tokens(
-                    row.environment, row.task, renderer, row.segments, limits
-                )
-                if answer is None:
-                    engine.cancel(piece.id)  # releases its cache
-                    if on_end is not None:
-                        on_end(row.row, row.rollout(), row.states)
-                else:
-                    row.segments.append(Segment("environment", answer))
-                    ask(row)
+            player.step()
     except BaseException:
-        for id in range(next(ids)):  # a turn not submitted has left the cache of its last
-            engine.cancel(id)
+        player.remove(playing)
         raise
-    return Episodes(
-        rollouts=[row.rollout() for row in played],
-        hidden=[_joined([states.hidden for states in row.states]) for row in played],
-        prompt_hidden=[row.states[0].before for row in played],
-    )
+    if playing.error is not None:
+        raise playing.error
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import blake3
 import safetensors.torch
 import torch
+import trio
 
 from peers.engines.device import available_bytes, find_device, use_hardware
 from peers.engines.engine import Engine
-from peers.engines.episodes import play
+from peers.engines.episodes import Player, Playing, finish
 from peers.engines.memory import Need, check_fits, need_of
 from peers.engines.model import read_weights
 from peers.engines.registry import check_engine, make_engine
@@ -24,6 +26,7 @@ from peers.inference.survey import survey
 from peers.proofs import toploc
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import (
+    AskUsage,
     Generate,
     Generated,
     InferenceService,
@@ -33,6 +36,7 @@ from swarm.jobs.inference import (
     Probed,
     Survey,
     Surveyed,
+    Usage,
 )
 from swarm.messages import CheckpointReference
 from swarm.rollouts import seeds
@@ -41,8 +45,27 @@ from swarm.rollouts.submission_file import Header, write
 from swarm.world.job_thread import JobThread, in_job_thread
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A submission that is being made."""
+
+    order: SubmissionOrder
+    path: Path
+    environments: list[int]
+    """Index of each group's environment."""
+    finished: FinishedRollouts
+    playing: Playing
+    slots: int
+    """The engine's slots when it began."""
+
+
 class EngineService:
-    """Implements `swarm.jobs.inference.InferenceService`."""
+    """Implements `swarm.jobs.inference.InferenceService`.
+
+    Several submissions of one policy share the batch (`peers.engines.episodes.Player`). The call of
+    the oldest one drives the engine, in the job thread, until its completions are finished; then
+    the next call drives. Proofs and files are made beside, in another thread.
+    """
 
     def __init__(self, setup: InferenceSetup) -> None:
         """Check engine, device and environments before anything large is fetched.
@@ -53,12 +76,15 @@ class EngineService:
         use_hardware(setup.hardware)
         self._setup = setup
         self._engine: Engine | None = None
+        self._player: Player | None = None
         self._need: Need | None = None
         self._free_bytes = 0
         """Memory that was free before the first policy was loaded."""
         self._folder = Path()
         self._policy: CheckpointReference | None = None
         self._thread = JobThread()
+        self._beside = JobThread()
+        """Proofs and files, one submission's after the other's."""
         self._renderer: Renderer | None = None
         self._environments = Environments(setup.environments)
         _warm_up()
@@ -71,6 +97,10 @@ class EngineService:
     def load(self, job: Load) -> Loaded:
         started = time.perf_counter()
         path = Path(job.folder)
+        if self._player is not None:
+            self._player.drop_failed()
+            if not self._player.is_idle:
+                raise ValueError(f"submissions of {self._policy} are being generated")
         self._policy = None  # after a failure, no policy counts as loaded
         if self._setup.alter_weights:
             with tempfile.TemporaryDirectory() as aside:
@@ -103,6 +133,7 @@ class EngineService:
         if self._engine is None:
             self._check_memory(folder)
             self._engine = make_engine(self._setup.engine, folder, self._setup.hardware, policy)
+            self._player = Player(self._engine)
         else:
             self._engine.load_weights(folder, policy)
 
@@ -112,60 +143,95 @@ class EngineService:
         self._free_bytes = available_bytes(find_device(self._setup.hardware.device))
         check_fits(self._need, self._free_bytes)
 
-    @in_job_thread
-    def generate(self, job: Generate) -> Generated:
+    async def usage(self, job: AskUsage) -> Usage:
+        return Usage(seconds_generating=self._player.seconds if self._player else 0.0)
+
+    async def generate(self, job: Generate) -> Generated:
+        made = await trio.to_thread.run_sync(self._begin, job)
+        failed: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep, made)
+            try:
+                await self._thread.run(self._drive, made.playing)
+            except Exception as error:  # re-raised below, outside the nursery's group
+                failed = error
+            finally:
+                if not made.playing.is_over:
+                    made.playing.error = RuntimeError("the call was cancelled")
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+        return await self._beside.run(self._complete, made)
+
+    async def _keep(self, made: _Made) -> None:
+        """Keep what is finished of a submission for a restarted child."""
+        try:
+            await made.finished.keep()
+        except Exception as error:
+            made.playing.error = error
+
+    def _drive(self, playing: Playing) -> None:
+        """Step the engine until a submission's completions are finished."""
+        assert self._player is not None
+        finish(self._player, playing)
+
+    def _begin(self, job: Generate) -> _Made:
+        """Draw a submission's tasks, and put its completions into the batch."""
         order, sampling = job.order, job.order.sampling
-        if self._engine is None or order.policy != self._policy:
+        if self._player is None or order.policy != self._policy:
             raise ValueError(
                 f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
             )
         seed, renderer = order.seed(), self._current_renderer()
-        drawn = self._environments.tasks(order.environments, seed, order.groups, order.step)
-        rows = range(order.rows())
-        row_groups = [drawn[row // sampling.group_size] for row in rows]
+        with self._player.environments_turn:
+            groups = self._environments.tasks(order.environments, seed, order.groups, order.step)
         path = Path(job.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         finished = FinishedRollouts(path, order)
-        left = [row for row in rows if row not in finished.rollouts]
-        slots = self._engine.capabilities.slots or 0
+        left = [row for row in range(order.rows()) if row not in finished.rollouts]
+        drawn = [groups[row // sampling.group_size] for row in left]
+        work = [(group.environment, group.task) for group in drawn]
+        playing = Playing(renderer, work, left, seeds.noise_key(seed), sampling, finished.add)
+        self._player.add(playing)
+        environments = [group.index for group in groups]
+        return _Made(order, path, environments, finished, playing, self._slots())
+
+    def _slots(self) -> int:
+        assert self._engine is not None
+        return self._engine.capabilities.slots or 0
+
+    def _complete(self, made: _Made) -> Generated:
+        """Build the missing proofs, and write the file."""
+        order, finished = made.order, made.finished
+        finished.prove()
         started = time.perf_counter()
-        play(
-            self._engine,
-            renderer,
-            [(row_groups[row].environment, row_groups[row].task) for row in left],
-            left,
-            seeds.noise_key(seed),
-            sampling,
-            finished.add,
-        )
-        finished.complete()
-        generated = time.perf_counter()
+        size = order.sampling.group_size
         rollouts = Rollouts.from_rows(
             [
                 Row(
-                    group=row // sampling.group_size,
-                    sample=row % sampling.group_size,
-                    environment=row_groups[row].index,
+                    group=row // size,
+                    sample=row % size,
+                    environment=made.environments[row // size],
                     rollout=finished.rollouts[row],
                     proof=finished.proofs[row],
                 )
-                for row in rows
+                for row in range(order.rows())
             ]
         )
-        digest, size_bytes = write(path, rollouts, self._header(order))
+        digest, size_bytes = write(made.path, rollouts, self._header(order))
         finished.forget()
-        slots_left = self._engine.capabilities.slots or 0
         ended = sum(each.segments[-1].finish == "stop" for each in finished.rollouts.values())
+        slots_left = self._slots()
         return Generated(
             digest=digest,
             size_bytes=size_bytes,
             tokens=len(rollouts.log_probabilities),
             groups=order.groups,
-            finished_share=ended / len(rows),
-            slots_left=slots_left if slots_left < slots else 0,
-            seconds_generate=generated - started - finished.seconds_proofs,
+            finished_share=ended / order.rows(),
+            slots_left=slots_left if slots_left < made.slots else 0,
+            seconds_generate=made.playing.seconds,
             seconds_proofs=finished.seconds_proofs,
-            seconds_write=time.perf_counter() - generated,
+            seconds_write=time.perf_counter() - started,
         )
 
     def _header(self, order: SubmissionOrder) -> Header:

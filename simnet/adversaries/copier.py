@@ -56,6 +56,7 @@ class _EngineOf:
         self._worker = worker
         self._nonce = nonce
         self.load, self.probe, self.survey = engine.load, engine.probe, engine.survey
+        self.usage = engine.usage
 
     async def generate(self, job: Generate) -> Generated:
         order = msgspec.structs.replace(job.order, worker=self._worker, nonce=self._nonce)

@@ -25,6 +25,7 @@ class _Shorter:
     def __init__(self, engine: InferenceService) -> None:
         self._engine = engine
         self.load, self.probe, self.survey = engine.load, engine.probe, engine.survey
+        self.usage = engine.usage
 
     async def generate(self, job: Generate) -> Generated:
         order = msgspec.structs.replace(job.order, groups=job.order.groups - 1)

@@ -74,7 +74,11 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generate(Job, frozen=True, kw_only=True):
-    """Generate one submission with its proofs and write it durably to `path`."""
+    """Generate one submission with its proofs and write it durably to `path`.
+
+    Of several calls, the completions of the later submission take the places of those of the
+    earlier one as they finish. Proofs and files are made beside.
+    """
 
     patience_seconds: ClassVar[float] = 600.0
     """Every step of an engine reports progress; the first one may compile kernels. An engine that
@@ -97,17 +101,31 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     """Completions that the engine will generate at once, if it lowered their number because memory
     was short; 0: it did not."""
     seconds_generate: float
+    """Time of the engine's steps. A step that completions of several submissions share counts in
+    proportion to their number."""
     seconds_proofs: float
     seconds_write: float
 
 
+class AskUsage(Job, frozen=True, kw_only=True):
+    """Ask how long the engine has generated, at any time."""
+
+    patience_seconds: ClassVar[float] = 60.0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    seconds_generating: float
+    """Since the child started: time in which the engine had completions to generate."""
+
+
 class InferenceService(Protocol):
-    """Generates submissions with one policy at a time."""
+    """Generates submissions with one policy at a time, several at once."""
 
     async def survey(self, job: Survey) -> Surveyed: ...
 
     async def load(self, job: Load) -> Loaded:
-        """Raises `UserError` for a folder that holds no supported model."""
+        """Raises `UserError` for a folder that holds no supported model, `ValueError` if a
+        submission was asked for since the call."""
         ...
 
     async def probe(self, job: Probe) -> Probed:
@@ -117,4 +135,8 @@ class InferenceService(Protocol):
     async def generate(self, job: Generate) -> Generated:
         """Raises `ValueError` when another policy is loaded or an episode exceeds the model's
         context length, `UserError` for an environment that is not installed."""
+        ...
+
+    async def usage(self, job: AskUsage) -> Usage:
+        """Answers while submissions are generated."""
         ...

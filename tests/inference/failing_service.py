@@ -29,13 +29,16 @@ class FailingEngineService(engine_service.EngineService):
 
 
 def fail(engine: type[NativeEngine], kind: str, marker: Path) -> None:
-    """Let an engine fail, once, in the step after the first one that finished a request."""
+    """Let an engine fail, once, in the step after the first one that finished a request, when that
+    is kept."""
     step, submit = engine.step, engine.submit
     some = False
 
     def failing_step(self: NativeEngine) -> list[Piece]:
         nonlocal some
         if some and not marker.exists():
+            while not list(marker.parent.glob("*.finished")):
+                time.sleep(0.001)  # another thread writes what is finished
             marker.touch()
             if kind == "hang":
                 time.sleep(600)

@@ -12,9 +12,12 @@ import blake3
 import pytest
 import torch
 import trio
+import trio.lowlevel
 
 import swarm
 from peers.engines import demo
+from peers.engines.engine import Piece
+from peers.engines.native import NativeEngine
 from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.inference.engine_service import EngineService
@@ -24,17 +27,16 @@ from peers.validator.prefill import PrefillService
 from swarm.errors import UserError
 from swarm.identity import Identity
 from swarm.jobs import Load
-from swarm.jobs.inference import Generate, Generated, InferenceSetup
+from swarm.jobs.inference import AskUsage, Generate, Generated, InferenceSetup
 from swarm.jobs.validation import InspectionSetup, PrefillSetup
 from swarm.rollouts import seeds
-from swarm.rollouts.submission_file import ReadLimits, Submission, read
+from swarm.rollouts.submission_file import Submission, read
+from tests.inference.files import LIMITS, tokens_of
 from tests.orders import policy as policy_reference
 from tests.orders import reference, submission_order
 from tests.rollouts.harness import completion
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
-
-LIMITS = ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10, 1 << 10)
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +189,108 @@ def test_altering_leaves_the_folder_alone(policy: Path, tmp_path: Path) -> None:
 def test_an_unknown_environment_is_said_so(service: EngineService, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not installed"):
         generate(service, tmp_path / "file", environments=[reference("chess")])
+
+
+def test_submissions_share_the_batch_and_give_the_files_they_give_alone(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = EngineService(InferenceSetup(environments=[]))
+    load(service, policy, 4)
+    alone = [generate(service, tmp_path / f"alone-{number}", number=number) for number in range(3)]
+    live: list[set[tuple[int, int] | None]] = []
+    step = NativeEngine.step
+
+    def watched(engine: NativeEngine) -> list[Piece]:
+        live.append({row.noise_key for row in engine._rows.live.values()})
+        return step(engine)
+
+    monkeypatch.setattr(NativeEngine, "step", watched)
+    together: dict[int, Generated] = {}
+
+    async def one(number: int) -> None:
+        job = Generate(
+            order=submission_order(ORDER, number=number), path=str(tmp_path / f"{number}")
+        )
+        together[number] = await service.generate(job)
+
+    async def all_at_once() -> float:
+        before = (await service.usage(AskUsage())).seconds_generating
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(one, number)
+        return (await service.usage(AskUsage())).seconds_generating - before
+
+    seconds = trio.run(all_at_once)
+    for number in range(3):
+        assert tokens_of(tmp_path / f"{number}") == tokens_of(tmp_path / f"alone-{number}")
+    assert [each.tokens for each in alone] == [together[number].tokens for number in range(3)]
+    assert max(map(len, live)) > 1, "rows of one enter as rows of another finish"
+    assert 0 < sum(each.seconds_generate for each in together.values()) <= seconds
+
+
+def test_a_submission_that_fails_or_is_cancelled_leaves_the_others_alone(
+    policy: Path, tmp_path: Path
+) -> None:
+    service = EngineService(InferenceSetup(environments=[]))
+    load(service, policy, 4)
+    whole = generate(service, tmp_path / "alone")
+    failed: list[str] = []
+
+    async def too_long() -> None:
+        try:
+            order = submission_order(ORDER, number=3, max_new_tokens=10_000)
+            await service.generate(Generate(order=order, path=str(tmp_path / "long")))
+        except ValueError as error:
+            failed.append(str(error))
+
+    async def cancelled() -> None:
+        with trio.move_on_after(0.001):
+            order = submission_order(ORDER, number=4)
+            await service.generate(Generate(order=order, path=str(tmp_path / "cancelled")))
+
+    async def main() -> Generated:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(too_long)
+            nursery.start_soon(cancelled)
+            return await service.generate(Generate(order=ORDER, path=str(tmp_path / "file")))
+
+    assert trio.run(main).tokens == whole.tokens
+    assert tokens_of(tmp_path / "file") == tokens_of(tmp_path / "alone")
+    assert len(failed) == 1 and "context length" in failed[0]
+    assert not (tmp_path / "long").exists() and not (tmp_path / "cancelled").exists()
+    load(service, policy, 4)  # nothing of them is left
+
+
+def test_no_policy_is_loaded_over_submissions_that_are_generated(
+    policy: Path, tmp_path: Path
+) -> None:
+    service = EngineService(InferenceSetup(environments=[]))
+    load(service, policy, 4)
+    refused: list[str] = []
+
+    async def main() -> None:
+        async def first() -> None:
+            await service.generate(Generate(order=ORDER, path=str(tmp_path / "a")))
+
+        async def second() -> None:
+            order = submission_order(ORDER, number=3)
+            await service.generate(Generate(order=order, path=str(tmp_path / "b")))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first)
+            while service._player is None or service._player.is_idle:
+                await trio.lowlevel.checkpoint()
+            nursery.start_soon(swap)
+            while not service._thread._turn.statistics().tasks_waiting:
+                await trio.lowlevel.checkpoint()
+            nursery.start_soon(second)
+
+    async def swap() -> None:
+        try:
+            await service.load(Load(policy=policy_reference(5), folder=str(policy)))
+        except ValueError as error:
+            refused.append(str(error))
+
+    trio.run(main)
+    assert refused and "are being generated" in refused[0]
+    assert tokens_of(tmp_path / "b")

@@ -11,29 +11,22 @@ import trio
 
 from peers.engines import demo
 from peers.engines.episodes import SpanStates
-from peers.inference import finished
 from peers.inference.engine_service import EngineService
 from peers.inference.finished import FinishedRollouts
 from swarm.events import Event, Events
 from swarm.jobs import Load
 from swarm.jobs.inference import Generate, Generated, InferenceService, InferenceSetup
 from swarm.rollouts.rollout import Rollout
-from swarm.rollouts.submission_file import ReadLimits, read
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 from swarm.world.machine import Machine
 from swarm.world.restarts import Restarts
 from tests.inference.failing_service import FAILURE, SUBMITTED
+from tests.inference.files import tokens_of
 from tests.orders import policy as policy_reference
 from tests.orders import submission_order
 
 ORDER = submission_order(step=6, policy=policy_reference(4), number=2, groups=3, max_new_tokens=40)
-LIMITS = ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10, 1 << 10)
-
-
-def tokens_of(path: Path) -> list[list[int]]:
-    rollouts = read(path, LIMITS).rollouts
-    return [rollouts.rollout(row).tokens for row in range(len(rollouts))]
 
 
 @pytest.mark.parametrize("kind", ["die", "hang"])
@@ -87,37 +80,32 @@ def test_a_restarted_child_generates_only_the_rest(
     assert tokens_of(tmp_path / "made") == tokens_of(tmp_path / "whole")
 
 
-def kept(folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:
+def kept(folder: Path, rows: int, **changes: Any) -> Path:
     """A file with rows of an order."""
-    monkeypatch.setattr(finished, "WRITE_SECONDS", 0.0)
     some = FinishedRollouts(folder / "file", submission_order(ORDER, **changes))
     for row in range(rows):
         states = torch.full((2, 128), float(row)).bfloat16()
         some.add(row, Rollout.single_turn([1], [row, 2]), [SpanStates(0, states[:0], [states])])
+    some.write()
     return folder / "file.finished"
 
 
-def test_a_row_that_was_cut_off_is_generated_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = kept(tmp_path, 3, monkeypatch)
+def test_a_row_that_was_cut_off_is_generated_again(tmp_path: Path) -> None:
+    path = kept(tmp_path, 3)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     again = FinishedRollouts(tmp_path / "file", ORDER)
     assert list(again.rollouts) == list(again.proofs) == [0, 1]
     states = torch.full((2, 128), 2.0).bfloat16()
     again.add(2, Rollout.single_turn([1], [2, 2]), [SpanStates(0, states[:0], [states])])
+    again.write()
     assert path.read_bytes() == whole
 
 
-def test_another_orders_rollouts_are_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = kept(tmp_path, 2, monkeypatch, number=3)
-    (tmp_path / "old.finished").touch()
-    found = FinishedRollouts(tmp_path / "file", ORDER)
-    assert not found.rollouts and not (tmp_path / "old.finished").exists()
-    kept(tmp_path, 1, monkeypatch)
+def test_another_orders_rollouts_are_forgotten(tmp_path: Path) -> None:
+    path = kept(tmp_path, 2, number=3)
+    assert not FinishedRollouts(tmp_path / "file", ORDER).rollouts
+    kept(tmp_path, 1)
     assert list(FinishedRollouts(tmp_path / "file", ORDER).rollouts) == [0]
     path.write_bytes(b"")
     assert not FinishedRollouts(tmp_path / "file", ORDER).rollouts
@@ -127,5 +115,5 @@ def test_a_short_submission_is_not_written_twice(tmp_path: Path) -> None:
     some = FinishedRollouts(tmp_path / "file", ORDER)
     states = torch.ones(2, 128).bfloat16()
     some.add(0, Rollout.single_turn([1], [3, 2]), [SpanStates(0, states[:0], [states])])
-    some.complete()
+    some.prove()
     assert len(some.proofs[0]) > 0 and not list(tmp_path.iterdir())
