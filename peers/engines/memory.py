@@ -48,8 +48,8 @@ def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
 
     Raises `UserError` for an unsupported model or unreadable weights.
     """
-    _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
     config = read_supported_config(folder)
+    _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
     model = describe(config)
     device = find_device(hardware.device)
     dtype = str(find_dtype(hardware.dtype, device)).removeprefix("torch.")

@@ -233,8 +233,7 @@ class NativeEngine:
             logits = logits / upload(temperatures, logits.device, torch.float32)[:, None]
         elif first != 1.0:
             logits = logits / first
-        noise = self._rows.noise.of(rows, self._rows.soon())
-        chosen = (logits if noise is None else noise.add_(logits)).max(-1).indices
+        chosen = self._rows.noise.choose(rows, logits, self._rows.soon())
         log_mu = torch.log_softmax(logits, -1).gather(-1, chosen[:, None])[:, 0]
         # One tensor, so that the device is waited for once.
         tokens, values = torch.stack((chosen.double(), log_mu.double())).tolist()

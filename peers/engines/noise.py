@@ -1,4 +1,5 @@
-"""Sampling noise of the rows being generated, computed for several positions at once."""
+"""Sampling noise of the rows being generated: for several positions at once, or, where a vocabulary
+is large, for the tokens that can win only."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from peers.engines.device import upload
-from peers.engines.sampling import gumbel_noise
+from peers.engines.sampling import Drawn, gumbel_noise
+from peers.engines.winners import largest, pays
 
 AHEAD_MAX = 16
 """Positions computed ahead for a row. A row that ends earlier has wasted the rest."""
@@ -71,6 +73,24 @@ class NoisePool:
             self._free.append(row.noise.entry)
             row.noise = None
 
+    def choose(self, rows: Sequence[Noisy], logits: Tensor, soon: Iterable[Noisy] = ()) -> Tensor:
+        """Each row's next token, int64 [rows], by its logits [rows, vocabulary] over temperature.
+
+        A row without a key gets the likeliest. `soon`: see `of`.
+        """
+        if not pays(logits):
+            noise = self.of(rows, soon)
+            return (logits if noise is None else noise.add_(logits)).max(-1).indices
+        chosen = logits.new_empty(len(rows), dtype=torch.int64)
+        for key, indices in _by_key(rows).items():
+            at = slice(None) if len(indices) == len(rows) else indices
+            if key is None:
+                chosen[at] = logits[at].max(-1).indices
+            else:
+                drawn = _drawn(key, [rows[index] for index in indices], logits.device)
+                chosen[at] = largest(logits[at], drawn)[1][:, 0]
+        return chosen
+
     def of(self, rows: Sequence[Noisy], soon: Iterable[Noisy] = ()) -> Tensor | None:
         """Noise [rows, vocabulary] at each row's position; None if no row has a key.
 
@@ -82,11 +102,8 @@ class NoisePool:
         needy = [row for row in rows if row.noise is None or row.noise.end <= row.position]
         if needy:
             needy += [row for row in soon if row.noise is None]
-            by_key: dict[tuple[int, int] | None, list[Noisy]] = {}
-            for row in needy:
-                by_key.setdefault(row.noise_key, []).append(row)
-            for key, some in by_key.items():
-                self._compute(key, some)
+            for key, indices in _by_key(needy).items():
+                self._compute(key, [needy[index] for index in indices])
         if all(row.noise_key is None for row in rows):
             return None
         ahead = self._ahead
@@ -103,19 +120,14 @@ class NoisePool:
         if all(row.noise_key is None for row in rows):
             return None
         found = self._pool.new_zeros(len(rows), self._vocabulary_size)
-        by_key: dict[tuple[int, int] | None, list[int]] = {}
-        for index, row in enumerate(rows):
-            by_key.setdefault(row.noise_key, []).append(index)
         some = max(1, self._entries_max // self._vocabulary_size)
-        for key, indices in by_key.items():
+        for key, indices in _by_key(rows).items():
             for start in range(0, len(indices) if key is not None else 0, some):
-                at = upload(indices[start : start + some], found.device)
-                part = [rows[index] for index in indices[start : start + some]]
-                numbers, positions = upload(
-                    [[row.noise_row for row in part], [row.position for row in part]], found.device
-                )
+                part = indices[start : start + some]
                 assert key is not None
-                found[at] = gumbel_noise(key, numbers, positions, self._vocabulary_size)
+                drawn = _drawn(key, [rows[index] for index in part], found.device)
+                at = upload(part, found.device)
+                found[at] = gumbel_noise(key, drawn.rows, drawn.positions, self._vocabulary_size)
         return found
 
     def _compute(self, key: tuple[int, int] | None, rows: Sequence[Noisy]) -> None:
@@ -135,11 +147,9 @@ class NoisePool:
             if key is None:
                 self._pool[index] = 0.0
                 continue
-            numbers, positions = torch.tensor(
-                [[row.noise_row for row in part], [row.position for row in part]], device=device
-            )
+            drawn = _drawn(key, part, device)
             self._pool[index, :count] = gumbel_noise(
-                key, numbers[:, None], positions[:, None] + steps, self._vocabulary_size
+                key, drawn.rows[:, None], drawn.positions[:, None] + steps, self._vocabulary_size
             )
 
     def _take(self) -> int:
@@ -150,3 +160,17 @@ class NoisePool:
             self._pool = grown
             self._free = list(range(len(grown) - 1, count - 1, -1))
         return self._free.pop()
+
+
+def _by_key(rows: Sequence[Noisy]) -> dict[tuple[int, int] | None, list[int]]:
+    """Indices of rows by key."""
+    found: dict[tuple[int, int] | None, list[int]] = {}
+    for index, row in enumerate(rows):
+        found.setdefault(row.noise_key, []).append(index)
+    return found
+
+
+def _drawn(key: tuple[int, int], rows: Sequence[Noisy], device: torch.device) -> Drawn:
+    """Where the noise of rows with one key comes from."""
+    numbers = [[row.noise_row for row in rows], [row.position for row in rows]]
+    return Drawn(key, *upload(numbers, device))

@@ -72,6 +72,21 @@ def gumbel_noise(
     return found.view(*shape, vocabulary_size)
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Where the noise of some rows comes from."""
+
+    key: tuple[int, int]
+    rows: Tensor
+    """int64 [n]"""
+    positions: Tensor
+    """int64 [n]"""
+
+    def noise(self, vocabulary_size: int) -> Tensor:
+        """fp32 noise [n, vocabulary_size]."""
+        return gumbel_noise(self.key, self.rows, self.positions, vocabulary_size)
+
+
 def keyed_noise(keys: Tensor, rows: Tensor, positions: Tensor, vocabulary_size: int) -> Tensor:
     """`gumbel_noise` [n, vocabulary] for rows with keys int64 [n, 2] of their own.
 
@@ -88,19 +103,19 @@ def noise_by_torch(keys: Tensor, rows: Tensor, positions: Tensor, vocabulary_siz
     key = (keys[:, :1], keys[:, 1:])
     words = philox(key, (quads, positions[:, None], rows[:, None], zero))
     hashes = torch.stack(words, dim=-1).flatten(-2)[:, :vocabulary_size]
-    return _gumbel(hashes.to(torch.float32))
+    return gumbel_of(hashes.to(torch.float32))
 
 
 def _noise_by_numpy(
     key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int
 ) -> Tensor:
     hashes = _hashes(key, rows.numpy(), positions.numpy(), vocabulary_size)
-    return _gumbel(torch.from_numpy(hashes)[:, :vocabulary_size])
+    return gumbel_of(torch.from_numpy(hashes)[:, :vocabulary_size])
 
 
-def _gumbel(hashes: Tensor) -> Tensor:
-    """Noise of hashed words given as fp32; works in place."""
-    uniform = hashes.add_(0.5).mul_(2.0**-32)
+def gumbel_of(words: Tensor) -> Tensor:
+    """Noise of hashed words given as fp32, which it replaces."""
+    uniform = words.add_(0.5).mul_(2.0**-32)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
@@ -121,20 +136,20 @@ def _hashes(
     for first in range(0, len(rows), some):
         for start in range(0, len(quads), _BLOCK):
             part, block = slice(first, first + some), slice(start, start + _BLOCK)
-            words = _philox_in_place(key, quads[block], word_1[part], word_2[part])
+            words = hash_quads(key, quads[block], word_1[part], word_2[part])
             for index, word in enumerate(words):
                 found[part, block, index] = word
     return found.reshape(len(rows), 4 * len(quads))
 
 
-def _philox_in_place(
+def hash_quads(
     key: tuple[int, int],
     word_0: npt.NDArray[np.uint64],
-    word_1: npt.NDArray[np.uint64],
-    word_2: npt.NDArray[np.uint64],
+    word_1: npt.NDArray[np.uint64] | np.uint64,
+    word_2: npt.NDArray[np.uint64] | np.uint64,
 ) -> tuple[npt.NDArray[np.uint64], ...]:
-    """`philox` of counters whose last word is 0; the words broadcast together."""
-    shape = np.broadcast_shapes(word_0.shape, word_1.shape, word_2.shape)
+    """`philox` of counters whose last word is 0, in numpy; the words broadcast together."""
+    shape = np.broadcast_shapes(np.shape(word_0), np.shape(word_1), np.shape(word_2))
     words = tuple(np.empty(shape, dtype=np.uint64) for _ in range(4))
     w0, w1, w2, w3 = words
     w0[:], w1[:], w2[:], w3[:] = word_0, word_1, word_2, 0

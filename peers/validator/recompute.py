@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from peers.engines.engine import Engine, Prefill
-from peers.engines.sampling import gumbel_noise, judge_margins
+from peers.engines.sampling import Drawn
+from peers.engines.winners import margins
 from peers.proofs import toploc
 from peers.validator.evidence.selection import TIE_WIDTH
 from swarm.errors import UserError
@@ -94,14 +95,14 @@ def recompute(
         [tokens[index] for index in indices]
         for tokens, indices in zip(given.sequences, given.sampled, strict=True)
     ]
-    margins, gaps = judge_sampling(engine, prefill, completions, given.rows, key, temperature)
+    missed, gaps = judge_sampling(engine, prefill, completions, given.rows, key, temperature)
     ends = np.cumsum([len(completion) for completion in completions])[:-1]
-    near = np.where(margins > 0, margins, gaps) < TIE_WIDTH
+    near = np.where(missed > 0, missed, gaps) < TIE_WIDTH
     ties = [
         lost[tied].tolist()
-        for lost, tied in zip(np.split(margins > 0, ends), np.split(near, ends), strict=True)
+        for lost, tied in zip(np.split(missed > 0, ends), np.split(near, ends), strict=True)
     ]
-    return Found(results, np.array([result.error for result in results]), margins, ties)
+    return Found(results, np.array([result.error for result in results]), missed, ties)
 
 
 @torch.inference_mode()
@@ -118,7 +119,7 @@ def judge_sampling(
 
     Every token is judged, so both a stop token and its absence are: stop ids compete like others.
     """
-    margins, gaps = [], []
+    parts: list[Tensor] = []
     states = torch.cat(prefill.states)  # [n, hidden], all completions end to end
     device = states.device
     tokens = torch.tensor([token for row in completions for token in row], device=device)
@@ -129,20 +130,11 @@ def judge_sampling(
     for start in range(0, len(tokens), step):
         checkpoint()
         here = slice(start, start + step)
-        noise = gumbel_noise(
-            key, row_index[here], positions[here], engine.capabilities.vocabulary_size
-        )
-        judgement = judge_margins(engine.logits(states[here]), tokens[here], temperature, noise)
-        margins.append(judgement.margin)
-        gaps.append(judgement.gap)
-    return _numbers(margins), _numbers(gaps)
-
-
-def _numbers(parts: list[Tensor]) -> npt.NDArray[np.float64]:
-    numbers: npt.NDArray[np.float64] = (
-        torch.cat(parts).clamp(max=MARGIN_CAP).cpu().numpy().astype(np.float64)
-    )
-    return numbers
+        drawn = Drawn(key, row_index[here], positions[here])
+        found = margins(engine.logits(states[here]), tokens[here], temperature, drawn)
+        parts.append(torch.stack(found))
+    both = torch.cat(parts, dim=1).clamp(max=MARGIN_CAP).cpu().numpy().astype(np.float64)
+    return both[0], both[1]
 
 
 def proof_figures(results: Sequence[toploc.ChunkResult]) -> ProofFigures:

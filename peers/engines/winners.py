@@ -1,0 +1,133 @@
+"""The largest sums of logits and noise on a CPU, with noise only for tokens that can win.
+
+A token wins by its noise or by its logit. First, noise is computed for the tokens whose hashed word
+lies below a limit, about √vocabulary of them; the best of these is a floor. All other tokens have
+less noise than the limit gives, so only those with a logit above floor − that noise can still win,
+and their noise is computed second. The first tokens are a random sample, and few logits are above
+the largest of a random sample: about √vocabulary again, whatever the logits are.
+
+The results are those of noise for all tokens, bit for bit: noise depends on nothing but its key,
+row, position and token.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from peers.engines.sampling import Drawn, gumbel_of, hash_quads, judge_margins
+from peers.engines.search import find_search, search_by_numpy
+
+VOCABULARY_MIN = 1 << 13
+"""Smallest vocabulary for which this costs less than noise for all tokens."""
+
+SLACK = 1e-3
+"""What noise and sums may be off by rounding: noise has few digits more than this, and sums of
+larger logits are given `SLACK_SHARE` of their size."""
+SLACK_SHARE = 2.0**-22
+
+Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.int64]
+
+
+class _Entries(NamedTuple):
+    """Perturbed logits of some tokens, in ascending order of rows."""
+
+    rows: Indices
+    """Indices of the logits' rows."""
+    tokens: Indices
+    values: Floats
+
+
+def pays(logits: Tensor) -> bool:
+    """Whether `largest` costs less than noise for all tokens: not on a GPU (one kernel computes it
+    there), for a small vocabulary, or without a compiler."""
+    large = logits.device.type == "cpu" and logits.shape[-1] >= VOCABULARY_MIN
+    return large and find_search() is not None
+
+
+def largest(scaled: Tensor, drawn: Drawn, count: int = 1) -> tuple[Tensor, Tensor]:
+    """Values fp32 and token ids int64 [n, count] of the largest perturbed logits, in order.
+
+    `scaled` are fp32 logits over the temperature [n, vocabulary] on the CPU. Of equal ones the
+    smallest token is first.
+    """
+    logits = scaled.numpy()
+    limit = int(2.0**32 / math.sqrt(logits.shape[1]))
+    noise_max = float(gumbel_of(torch.tensor([float(limit)])))
+    noisy = _noisy(logits, drawn, limit)
+    floors = np.full(len(logits), -np.inf)
+    ends = np.searchsorted(noisy.rows, np.arange(len(logits) + 1))
+    for row, (start, end) in enumerate(pairwise(ends)):
+        if end - start >= count:
+            floors[row] = np.partition(noisy.values[start:end], -count)[-count]
+    near = _near(logits, drawn, limit, floors - noise_max)
+    rows = np.concatenate((noisy.rows, near.rows))
+    tokens = np.concatenate((noisy.tokens, near.tokens))
+    values = np.concatenate((noisy.values, near.values))
+    high = np.flatnonzero(~(values < floors[rows]))
+    high = high[np.lexsort((tokens[high], -values[high], rows[high]))]
+    first = np.searchsorted(rows[high], np.arange(len(logits)))
+    chosen = high[first[:, None] + np.arange(count)]
+    return torch.from_numpy(values[chosen]), torch.from_numpy(tokens[chosen])
+
+
+def margins(
+    logits: Tensor, tokens: Tensor, temperature: float, drawn: Drawn
+) -> tuple[Tensor, Tensor]:
+    """Margin and gap of claimed tokens int64 [n], as `judge_margins` gives them."""
+    if not pays(logits):
+        judged = judge_margins(logits, tokens, temperature, drawn.noise(logits.shape[-1]))
+        return judged.margin, judged.gap
+    scaled = logits.float() / temperature
+    best, second = largest(scaled, drawn, 2)[0].unbind(-1)
+    rows = np.arange(len(scaled))
+    hashes = _hash(drawn, rows, tokens.numpy())
+    claimed = _perturb(scaled.numpy(), rows, tokens.numpy(), hashes)
+    return best - torch.from_numpy(claimed.values), best - second
+
+
+def _noisy(logits: Floats, drawn: Drawn, limit: int) -> _Entries:
+    """The tokens whose word is at most the limit."""
+    search, size = find_search() or search_by_numpy, logits.shape[1]
+    found = [
+        search(drawn.key, row, position, size, limit)
+        for row, position in zip(drawn.rows.tolist(), drawn.positions.tolist(), strict=True)
+    ]
+    rows = np.repeat(np.arange(len(found)), [len(tokens) for tokens, _ in found])
+    tokens, hashes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return _perturb(logits, rows, tokens, hashes)
+
+
+def _near(logits: Floats, drawn: Drawn, limit: int, floors: npt.NDArray[np.float64]) -> _Entries:
+    """The other tokens whose logits are not below their row's floor."""
+    floors = floors - SLACK - SLACK_SHARE * np.abs(floors)
+    least = np.nextafter(floors.astype(np.float32), np.float32(-np.inf))
+    rows, tokens = np.divmod(np.flatnonzero(logits >= least[:, None]), logits.shape[1])
+    hashes = _hash(drawn, rows, tokens)
+    other = np.flatnonzero(hashes > limit)
+    return _perturb(logits, rows[other], tokens[other], hashes[other])
+
+
+def _hash(drawn: Drawn, rows: Indices, tokens: Indices) -> npt.NDArray[np.uint64]:
+    """The words of some tokens."""
+    quads, words = np.divmod(tokens, 4)
+    positions, numbers = (each.numpy()[rows] for each in (drawn.positions, drawn.rows))
+    hashed = hash_quads(
+        drawn.key, *(each.astype(np.uint64) for each in (quads, positions, numbers))
+    )
+    found: npt.NDArray[np.uint64] = np.choose(words, hashed)
+    return found
+
+
+def _perturb(
+    logits: Floats, rows: Indices, tokens: Indices, hashes: npt.NDArray[np.unsignedinteger]
+) -> _Entries:
+    noise = gumbel_of(torch.from_numpy(hashes.astype(np.float32)))
+    return _Entries(rows, tokens, logits[rows, tokens] + noise.numpy())
