@@ -296,6 +296,41 @@ class Filters(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     INTELLECT-2 run a step's rollouts took 22 to 29 minutes)."""
 
 
+ADAPTER_RANK_MAX = 512
+"""Larger adapters save nothing: 256 and 512 are the largest in use."""
+
+ADAPTER_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The matrices of a layer that can have an adapter."""
+
+
+class Adapter(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """LoRA: train two thin matrices per target, and publish only those.
+
+    A target's weight W counts as W + alpha / rank · B · A, with A [rank, inputs] and B [outputs,
+    rank]. W is policy 0's, and never changes.
+    """
+
+    rank: Annotated[int, Meta(ge=0, le=ADAPTER_RANK_MAX)] = 0
+    """0: the whole model is trained, and published."""
+    alpha: Annotated[float, Meta(gt=0, le=1e6)] = 32.0
+    targets: Annotated[list[Name], Meta(max_length=7)] = []
+    """The adapted matrices of every layer; empty: `ADAPTER_TARGETS`."""
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def problem(self) -> str | None:
+        """One sentence about targets that no model has, or None."""
+        for name in self.targets:
+            if name not in ADAPTER_TARGETS:
+                known = ", ".join(ADAPTER_TARGETS)
+                return f"adapter.targets names {name!r:.60}; there are: {known}"
+            if self.targets.count(name) > 1:
+                return f"adapter.targets names {name!r} twice; list each once"
+        return None
+
+
 class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Thresholds of a validator's statistical checks; `swarm proofs calibrate` proposes them.
 
@@ -397,6 +432,7 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     broadcast_mode: Literal["open", "relay-only"] = "open"
     """open: every peer serves pieces. relay-only: only relays and trusted peers serve pieces, and
     other peers connect only to them (`swarm.run.run.Run.serves`)."""
+    adapter: Adapter = Adapter()
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)

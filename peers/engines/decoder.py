@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from peers.engines.adapter_config import base_of
 from peers.engines.config import read_supported_config
 from peers.engines.ends import Ends
 from peers.engines.families import Architecture, describe
 from peers.engines.fitting import check_shapes
 from peers.engines.layers import Attention, Layers, attentions
-from peers.engines.model import read_weights
+from peers.engines.model import read_adapter, read_weights
 from peers.engines.rotary import make_rotary
 from peers.engines.weights import Weights
 from swarm.errors import UserError
@@ -27,12 +28,19 @@ class Decoder:
     """A policy without caches. Computes in the stored dtype, logits in fp32."""
 
     def __init__(
-        self, folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+        self,
+        folder: Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        *,
+        merge: bool = True,
     ) -> None:
         """Load the policy in `folder`; raises `UserError` for an unsupported model.
 
-        `dtype` is the precision to compute in; None: the weights' stored dtype.
+        `dtype` is the precision to compute in; None: the weights' stored dtype. Unless `merge`,
+        adapters are computed beside their base's weights, which are then read only once.
         """
+        self._merge = merge
         self._config = read_supported_config(folder)
         self.model = model = describe(self._config)
         self.device = torch.device(device)
@@ -55,6 +63,10 @@ class Decoder:
         Raises `UserError` when they do not fit, and then keeps the old weights.
         """
         check_same(self.model, describe(read_supported_config(folder)), folder)
+        adapter = read_adapter(folder)
+        if not self._merge and base_of(folder).resolve() == self._base:
+            self._layers.adapt(adapter)
+            return
         check_shapes(self.model, folder)
         del self._ends, self._layers  # a device need not hold both policies
         self._assign(folder)
@@ -73,11 +85,15 @@ class Decoder:
 
     def _assign(self, folder: Path) -> None:
         """Use the weights in a folder; raises `UserError` for one that is missing or misfits."""
-        weights = Weights(self.model, read_weights(folder), str(folder), self.device, self._dtype)
+        stored = read_weights(folder, merge=self._merge)
+        weights = Weights(self.model, stored, str(folder), self.device, self._dtype)
         ends = Ends(weights)
         rotary = make_rotary(self.model, self._config, self.device, ends.dtype)
         layers = Layers(weights, range(len(self.model.layers)), rotary)
         weights.check_all_taken()
+        if not self._merge:
+            layers.adapt(read_adapter(folder))
+        self._base = base_of(folder).resolve()
         self._ends, self._layers = ends, layers
 
 

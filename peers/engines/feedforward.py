@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
 from peers.engines.families import Experts
+from peers.engines.projection import Projection
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -25,13 +26,13 @@ ACTIVATION: dict[str, Activation] = {
 class Dense:
     """down(activation(gate(x)) · up(x)); gate and up come from one matrix product."""
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Projection
+    down: Projection
     activation: Activation
 
     def __call__(self, inner: Tensor) -> Tensor:
-        gate, up = F.linear(inner, self.gate_up).chunk(2, -1)
-        return F.linear(self.activation(gate) * up, self.down)
+        gate, up = self.gate_up(inner).chunk(2, -1)
+        return self.down(self.activation(gate) * up)
 
 
 @dataclass
@@ -61,8 +62,10 @@ class Mixture:
             if not len(some):
                 continue
             tokens = some // self.how.chosen
-            dense = Dense(self.gate_up[expert], self.down[expert], self.activation)
-            result = dense(flat[tokens]) * weights.flatten()[some, None]
+            gate_up, down = Projection(self.gate_up[expert]), Projection(self.down[expert])
+            result = (
+                Dense(gate_up, down, self.activation)(flat[tokens]) * weights.flatten()[some, None]
+            )
             total.index_add_(0, tokens, result)
         if self.shared is not None and self.shared_gate is not None:
             total = total + torch.sigmoid(F.linear(flat, self.shared_gate)) * self.shared(flat)

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
+from peers.engines.adapter import Adapter
 from peers.engines.attention import LayerAttention
 from peers.engines.families import Architecture
 from peers.engines.feedforward import Dense, Mixture
+from peers.engines.projection import Projection
 from peers.engines.rotary import Rotary, turn
-from peers.engines.weights import Weights, fast_layout
+from peers.engines.weights import Weights
 
 Attention = Callable[[LayerAttention, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries [B, H, S, D], keys and values [B, H_kv, S, D]) → [B, H, S, D]."""
@@ -24,12 +25,10 @@ class _Layer:
     """One decoder layer's weights. Queries, keys and values come from one matrix product."""
 
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Projection
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
+    output: Projection
     outer_attention_norm: Tensor | None
     mlp_norm: Tensor
     mlp: Dense | Mixture
@@ -64,6 +63,15 @@ class Layers:
         self._layers = [_read_layer(weights, index) for index in span]
         self._rotary = rotary
 
+    def adapt(self, adapter: Adapter | None) -> None:
+        """Put an adapter beside the matrices, unmerged, instead of the one before."""
+        for layer in self._layers:
+            layer.qkv.adapt(adapter)
+            layer.output.adapt(adapter)
+            if isinstance(layer.mlp, Dense):
+                layer.mlp.gate_up.adapt(adapter)
+                layer.mlp.down.adapt(adapter)
+
     def __call__(
         self, stream: Tensor, positions: Tensor, attention: Attention, length: int
     ) -> Tensor:
@@ -93,9 +101,7 @@ class Layers:
         model = self._model
         batch, length, _ = inner.shape
         turned = model.heads + model.kv_heads
-        heads = F.linear(inner, layer.qkv, layer.qkv_bias).view(
-            batch, length, turned + model.kv_heads, model.head_size
-        )
+        heads = layer.qkv(inner).view(batch, length, turned + model.kv_heads, model.head_size)
         query_key, value = heads[:, :, :turned], heads[:, :, turned:]
         if layer.query_norm is not None and layer.key_norm is not None:
             query_key = torch.cat(
@@ -113,7 +119,7 @@ class Layers:
             value.transpose(1, 2),
         )
         mixed = mixed.transpose(1, 2).reshape(batch, length, -1)
-        return F.linear(mixed, layer.output, layer.output_bias)
+        return layer.output(mixed)
 
     def _add(self, stream: Tensor, mixed: Tensor, outer_norm: Tensor | None) -> Tensor:
         """The stream, in place, plus what a layer's attention or MLP computed."""
@@ -133,28 +139,19 @@ def _read_layer(weights: Weights, index: int) -> _Layer:
         "k": model.kv_heads * model.head_size,
         "v": model.kv_heads * model.head_size,
     }
-    projection = {name: f"{at}self_attn.{name}_proj" for name in sizes}
+    qkv = {f"{at}self_attn.{name}_proj": size for name, size in sizes.items()}
+    output = {f"{at}self_attn.o_proj": hidden}
 
     def norm(name: str, size: int, wanted: bool) -> Tensor | None:
         return weights.norm(f"{at}{name}.weight", size) if wanted else None
 
-    def bias(names: Mapping[str, int], wanted: bool) -> Tensor | None:
-        taken = [weights.take(f"{name}.bias", size) for name, size in names.items() if wanted]
-        return torch.cat(taken) if taken else None
-
     before_mlp = "pre_feedforward_layernorm" if model.outer_norms else "post_attention_layernorm"
     return _Layer(
         input_norm=weights.norm(f"{at}input_layernorm.weight", hidden),
-        qkv=fast_layout(
-            torch.cat(
-                [weights.take(f"{projection[n]}.weight", size, hidden) for n, size in sizes.items()]
-            )
-        ),
-        qkv_bias=bias({projection[n]: size for n, size in sizes.items()}, model.query_bias),
+        qkv=weights.projection(qkv, hidden, bias=model.query_bias),
         query_norm=norm("self_attn.q_norm", model.head_size, model.head_norms),
         key_norm=norm("self_attn.k_norm", model.head_size, model.head_norms),
-        output=fast_layout(weights.take(f"{at}self_attn.o_proj.weight", hidden, sizes["q"])),
-        output_bias=bias({f"{at}self_attn.o_proj": hidden}, model.output_bias),
+        output=weights.projection(output, sizes["q"], bias=model.output_bias),
         outer_attention_norm=norm("post_attention_layernorm", hidden, model.outer_norms),
         mlp_norm=weights.norm(f"{at}{before_mlp}.weight", hidden),
         mlp=weights.mlp(f"{at}mlp.", index),

@@ -1,4 +1,8 @@
-"""A policy is a plain Hugging Face folder: config.json, tokenizer.json, safetensors weights."""
+"""A policy is a plain Hugging Face folder: config.json, tokenizer.json, safetensors weights.
+
+Or an adapter's folder (`peers.engines.adapter`): then its weights are read from its base, and the
+adapter is merged into them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ import safetensors
 import safetensors.torch
 import torch
 
+from peers.engines.adapter import Adapter
+from peers.engines.adapter_config import base_of, is_adapter
 from peers.engines.config import read_supported_config
 from peers.engines.experts import fuse_experts, split_experts, split_names
 from peers.engines.tokenizer import check_tokenizer, copy_tokenizer
@@ -21,11 +27,12 @@ PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, sorted.
+    """The safetensors files of a model folder, or of an adapter's base, sorted.
 
     Raises `UserError` when there are none. Pickled weights are never opened, because they can run
     any code while they load.
     """
+    folder = base_of(folder)
     files = sorted(folder.glob("*.safetensors"))
     if files:
         return files
@@ -38,18 +45,27 @@ def weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder} holds no safetensors weights")
 
 
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+def read_adapter(folder: Path) -> Adapter | None:
+    """The adapter in a policy's folder, None if it holds a whole model; raises `UserError`."""
+    return Adapter(folder, open_weights(folder)[1]) if is_adapter(folder) else None
+
+
+def read_weights(folder: Path, *, merge: bool = True) -> dict[str, torch.Tensor]:
     """All tensors of a model folder by name, on the CPU, in their stored dtype.
 
-    The experts of a layer are one tensor (`fuse_experts`), as in transformers' models. Raises
+    The experts of a layer are one tensor (`fuse_experts`), as in transformers' models. Of an
+    adapter they are its base's, with the adapter merged unless `merge` is false. Raises
     `UserError` when a file is missing or broken.
     """
+    adapter = read_adapter(folder) if merge else None
     weights: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
         try:
             weights.update(safetensors.torch.load_file(path))
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{path} is no safetensors file ({error})") from error
+    if adapter is not None:
+        weights = {name: adapter.merged(name, weight) for name, weight in weights.items()}
     return fuse_experts(weights)
 
 
@@ -57,6 +73,8 @@ def open_weights(
     folder: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """The open files that hold the wanted tensors of a model folder, and their shapes, by name.
+
+    Of an adapter, those of its base.
 
     Reads the files' headers only; raises `UserError`.
     """
@@ -75,18 +93,21 @@ def open_weights(
 
 
 class StoredTensors:
-    """Some tensors of a model folder, by their published names, read one at a time."""
+    """Some tensors of a model folder, by their published names, read one at a time; those of an
+    adapter are merged."""
 
     def __init__(self, folder: Path, wanted: Callable[[str], bool]) -> None:
-        """Read the files' headers; raises `UserError`."""
+        """Read the files' headers, and the adapter; raises `UserError`."""
         self._files, self.shapes = open_weights(folder, wanted)
+        self._adapter = read_adapter(folder)
 
     def __len__(self) -> int:
         return len(self._files)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, file in self._files.items():
-            yield name, file.get_tensor(name)
+            tensor = file.get_tensor(name)
+            yield name, tensor if self._adapter is None else self._adapter.merged(name, tensor)
 
 
 def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
@@ -98,6 +119,8 @@ def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    if is_adapter(folder):
+        raise UserError(f"{folder} holds an adapter, not a whole model; merge it into its base")
     config = read_supported_config(folder)
     check_tokenizer(folder, config["vocab_size"])
     weight_files(folder)

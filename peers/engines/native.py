@@ -60,14 +60,16 @@ class NativeEngine:
         policy: int = 0,
         slots: int = SLOTS,
         memory_share: float = 0.5,
+        merge: bool = True,
     ) -> None:
         """Load the policy in `folder`, whose number is `policy`.
 
         `dtype` is the precision to compute in; None: the weights' stored dtype. At most `slots`
         rows are generated at once, with caches of at most `memory_share` of the memory that is free
-        once the weights are loaded. Raises `UserError` for an unsupported model.
+        once the weights are loaded. `merge` is as in `Decoder`. Raises `UserError` for an
+        unsupported model.
         """
-        self._decoder = decoder = Decoder(folder, device, dtype)
+        self._decoder = decoder = Decoder(folder, device, dtype, merge=merge)
         self._prefiller = Prefiller(decoder)
         self._policy = policy
         self._slots = slots

@@ -56,6 +56,7 @@ def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
         policy,
         slots=hardware.slots or SLOTS,
         memory_share=hardware.memory_share,
+        merge=hardware.adapters == "merged",
     )
 
 

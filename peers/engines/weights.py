@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from peers.engines.families import Architecture, Experts
 from peers.engines.feedforward import ACTIVATION, Dense, Mixture
+from peers.engines.projection import Projection
 from swarm.errors import UserError
 
 _IGNORED = (".rotary_emb.inv_freq",)
@@ -66,12 +69,24 @@ class Weights:
             return self._dense(at, self.model.intermediate_size)
         return self._mixture(at, experts)
 
+    def projection(
+        self, modules: Mapping[str, int], inputs: int, *, bias: bool = False
+    ) -> Projection:
+        """The stacked matrices of some modules, each with its number of outputs."""
+        weights = [self.take(f"{name}.weight", size, inputs) for name, size in modules.items()]
+        biases = [self.take(f"{name}.bias", size) for name, size in modules.items() if bias]
+        return Projection(
+            fast_layout(torch.cat(weights)),
+            torch.cat(biases) if bias else None,
+            tuple(modules.items()),
+        )
+
     def _dense(self, at: str, inner: int) -> Dense:
         hidden = self.model.hidden_size
-        gate_up = [self.take(f"{at}{n}_proj.weight", inner, hidden) for n in ("gate", "up")]
-        down = self.take(f"{at}down_proj.weight", hidden, inner)
         return Dense(
-            fast_layout(torch.cat(gate_up)), fast_layout(down), ACTIVATION[self.model.activation]
+            self.projection({f"{at}gate_proj": inner, f"{at}up_proj": inner}, hidden),
+            self.projection({f"{at}down_proj": hidden}, inner),
+            ACTIVATION[self.model.activation],
         )
 
     def _mixture(self, at: str, how: Experts) -> Mixture:

@@ -81,6 +81,10 @@ class InferenceSettings(ComputeSettings):
     """native: layers of each of `devices` or `stages`. Empty: equal numbers."""
     stage_secret: str = ""
     """native: file with the secret of the `stages`."""
+    adapters: Literal["merged", "unmerged"] = "merged"
+    """native: whether LoRA adapters become part of the weights, or are computed beside them:
+    slower by two thin products per matrix, but a new policy is read in an instant. `devices` and
+    `stages` merge."""
 
     @property
     def hardware(self) -> Hardware:

@@ -10,7 +10,7 @@ durable in the log before it is published (`verdicts`).
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pydantic
 import trio
@@ -67,6 +67,8 @@ class ValidatorSettings(ComputeSettings):
     `["cuda:0", "cuda:1"]`."""
     stage_layers: list[int] = pydantic.Field(default=[])
     """Layers of each of `devices`. Empty: equal numbers."""
+    adapters: Literal["merged", "unmerged"] = "merged"
+    """Whether LoRA adapters become part of the weights, or are computed beside them."""
 
     @property
     def hardware(self) -> Hardware:
@@ -76,6 +78,7 @@ class ValidatorSettings(ComputeSettings):
             threads=self.threads,
             devices=self.devices,
             stage_layers=self.stage_layers,
+            adapters=self.adapters,
         )
 
 

@@ -7,7 +7,7 @@ changed field is a type error in all three. Paths are absolute and name files on
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -44,6 +44,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """Layers of each device or stage; empty: equal numbers."""
     stage_secret: str = ""
     """Path of the secret that the stages know."""
+    adapters: Literal["merged", "unmerged"] = "merged"
+    """Whether LoRA adapters become part of the weights or are computed beside them."""
 
 
 class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):

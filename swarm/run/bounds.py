@@ -38,9 +38,11 @@ def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
             raise UserError(f"{where}: {name} is {value:g}; it must be {words}")
     _check_trusted(manifest, where)
     _check_admissions(manifest, where)
-    problem = manifest.objective.problem(manifest.schedule)
+    problem = manifest.objective.problem(manifest.schedule) or manifest.adapter.problem()
     if problem is not None:
         raise UserError(f"{where}: {problem}")
+    if manifest.adapter.rank:
+        raise UserError(f"{where}: adapter.rank is {manifest.adapter.rank}; make it 0 for now")
     _check_environments(manifest, where)
     _check_submissions(manifest, where)
     if manifest.schedule.max_staleness < manifest.schedule.asynchrony:

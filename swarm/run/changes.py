@@ -37,6 +37,7 @@ _TAKES_EFFECT = {
     "checkpoints_kept": AT_ONCE,
     "filters": NEXT_STEP,
     "broadcast_mode": AT_ONCE,
+    "adapter": NEVER,
 }
 """When a change takes effect, by field of the manifest. A table's field has an entry of its own if
 its change takes effect at another time than the table's."""

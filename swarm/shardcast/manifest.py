@@ -29,6 +29,9 @@ CHECKPOINT_FILES_MAX = 4096
 MANIFEST_NAME = ".manifest"
 """File name of the manifest in a checkpoint folder; no file of a checkpoint begins with a dot."""
 
+BASE_NAME = ".base"
+"""File in the folder of a checkpoint that is an adapter: the path from there to its base."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,127})?")
 HASHERS = 4
 """Pieces and files hashed at once while a manifest is built, and at start."""

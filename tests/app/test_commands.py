@@ -111,6 +111,12 @@ def test_create_again_keeps_the_owner(tmp_path: Path) -> None:
         ("[schedule]", "[schedule", "is not valid TOML"),
         ('"relay-only"', '"closed"', "broadcast_mode is 'closed'"),
         ('"sorting"', '"So rting"', "name is 'So rting'"),
+        ("[optimiser]", "[adapter]\nrank = 10000\n[optimiser]", "adapter: rank is 10000"),
+        (
+            "[optimiser]",
+            '[adapter]\nrank = 8\ntargets = ["head"]\n[optimiser]',
+            "adapter.targets names 'head'; there are: q_proj",
+        ),
     ],
 )
 def test_create_refuses(old: str, new: str, sentence: str, tmp_path: Path) -> None:

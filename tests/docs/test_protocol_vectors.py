@@ -27,6 +27,7 @@ NESTED = (
     messages.Thresholds,
     messages.Limits,
     messages.Filters,
+    messages.Adapter,
     messages.Check,
     messages.Evidence,
 )

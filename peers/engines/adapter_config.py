@@ -1,0 +1,101 @@
+"""What a folder with a LoRA adapter says of it, read and checked. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.messages import ADAPTER_RANK_MAX, ADAPTER_TARGETS
+from swarm.shardcast.manifest import BASE_NAME
+
+CONFIG_FILE = "adapter_config.json"
+CONFIG_BYTES_MAX = 1 << 20
+
+REFUSED = ("bias", "use_rslora", "use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern")
+"""Options of peft that change what an adapter computes, none of which is supported."""
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What `adapter_config.json` says."""
+
+    rank: int
+    scale: float
+    """alpha / rank."""
+    targets: frozenset[str]
+    base: str
+    """The name or folder of the base."""
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a policy's folder holds an adapter instead of weights."""
+    return (folder / CONFIG_FILE).exists()
+
+
+def base_of(folder: Path) -> Path:
+    """The folder with the weights that a policy begins with: its own, unless it is an adapter.
+
+    Of an adapter from the network it is the base that was fetched with it; of any other, the
+    folder that its config names. Raises `UserError` if that folder is missing.
+    """
+    if not is_adapter(folder):
+        return folder
+    link = folder / BASE_NAME
+    name = link.read_text() if link.exists() else read_adapter_config(folder).base
+    base = folder / name
+    if not (base / "config.json").exists() or is_adapter(base):
+        raise UserError(
+            f"{folder} holds an adapter, and its base {name} is no folder with a whole model; put "
+            f"the base's folder into base_model_name_or_path in {CONFIG_FILE}"
+        )
+    return base
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Read and check `adapter_config.json`; raises `UserError`."""
+    path = folder / CONFIG_FILE
+    try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise UserError(f"{path} has more than {CONFIG_BYTES_MAX} bytes; it is no adapter's")
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a JSON object")
+    if found.get("peft_type") != "LORA":
+        raise UserError(f"{path}: peft_type is {found.get('peft_type')!r:.60}; it must be 'LORA'")
+    for name in REFUSED:
+        if found.get(name) not in (None, False, "none", {}):
+            raise UserError(
+                f"{path}: {name} is {found[name]!r:.60}, which changes what the adapter computes "
+                "and is not supported; train it without"
+            )
+    return _checked(found, path)
+
+
+def _checked(found: Mapping[str, Any], path: Path) -> AdapterConfig:
+    rank, alpha = found.get("r"), found.get("lora_alpha")
+    if type(rank) is not int or not 1 <= rank <= ADAPTER_RANK_MAX:
+        raise UserError(f"{path}: r is {rank!r:.60}; it must be 1 to {ADAPTER_RANK_MAX}")
+    if type(alpha) not in (int, float) or not 0 < alpha <= 1e6:  # type: ignore[operator]
+        raise UserError(f"{path}: lora_alpha is {alpha!r:.60}; it must be above 0, at most 1e6")
+    targets = found.get("target_modules")
+    unknown = [
+        name
+        for name in (targets if isinstance(targets, list) else [targets])
+        if name not in ADAPTER_TARGETS
+    ]
+    if unknown or not targets:
+        raise UserError(
+            f"{path}: target_modules names {unknown[0] if unknown else targets!r:.60}; there are: "
+            + ", ".join(ADAPTER_TARGETS)
+        )
+    assert isinstance(targets, list) and isinstance(alpha, int | float)
+    base = found.get("base_model_name_or_path")
+    return AdapterConfig(rank, alpha / rank, frozenset(targets), str(base or "")[:4096])
