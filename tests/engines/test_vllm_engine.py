@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -275,6 +277,25 @@ def test_another_model_is_refused_and_the_old_weights_stay(
     assert_same(generate(tied, workload()), before)
 
 
+def test_a_step_that_fails_ends_the_process_with_one_sentence(
+    tied: VllmEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error:\n  device-side assert triggered")
+
+    request = workload()[0]
+    tied.submit(request)
+    monkeypatch.setattr(tied._llm, "step", fail)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        tied.step()
+    assert ended.value.code == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "vLLM failed: RuntimeError: CUDA error: device-side assert triggered"
+    monkeypatch.undo()
+    tied.cancel(request.id)
+
+
 def test_weights_that_are_no_numbers(
     tied: VllmEngine, policies: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -338,4 +359,5 @@ def test_two_processes_share_the_layers(
         for name in ("untied 0", "untied 1"):
             engine.load_weights(policies[name], 1)
             native = NativeEngine(policies[name])
-            assert_same(generate(engine, workload()), generate(native, workload()))
+            few = workload(limit=8, rows=4)  # the processes wait for each other at every layer
+            assert_same(generate(engine, few), generate(native, few))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,8 +162,11 @@ class VllmEngine:
             outputs = self._llm.step()
         except Exception as error:
             # vLLM's state, or a GPU's, is unknown now: only a new process is sound. It generates
-            # what is unfinished; this process's last line is shown.
-            raise SystemExit(f"vLLM failed: {type(error).__name__}: {error}") from error
+            # what is unfinished. An exception would be buried in a traceback, and vLLM's own
+            # clean-up may hang; so this process ends here, and its last line is shown.
+            said = " ".join(str(error).split())
+            print(f"vLLM failed: {type(error).__name__}: {said}", file=sys.stderr, flush=True)
+            os._exit(1)
         ended = [output for output in outputs if output.finished]
         tokens = {int(output.request_id): list(output.outputs[0].token_ids) for output in ended}
         tokens = {serial: made for serial, made in tokens.items() if serial in self._by_serial}
