@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from peers.engines.families import Unsupported, describe
+from peers.engines.architecture import Unsupported, describe
 from swarm.errors import UserError
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}

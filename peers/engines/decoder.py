@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from peers.engines.adapter_config import base_of
+from peers.engines.architecture import Architecture, describe
 from peers.engines.config import read_supported_config
 from peers.engines.ends import Ends
-from peers.engines.families import Architecture, describe
 from peers.engines.fitting import check_shapes
 from peers.engines.layers import Attention, Layers, attentions
 from peers.engines.model import read_adapter, read_weights

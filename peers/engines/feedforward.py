@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 
-from peers.engines.families import Experts
+from peers.engines.architecture import Experts
 from peers.engines.projection import Projection
 
 Activation = Callable[[Tensor], Tensor]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from peers.engines.architecture import Architecture
 from peers.engines.ends import Ends
 from peers.engines.experts import fuse_experts
-from peers.engines.families import Architecture
 from peers.engines.layers import Layers
 from peers.engines.model import open_weights
 from peers.engines.weights import Weights

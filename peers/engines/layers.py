@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from peers.engines.adapter import Adapter
+from peers.engines.architecture import Architecture
 from peers.engines.attention import LayerAttention
-from peers.engines.families import Architecture
 from peers.engines.feedforward import Dense, Mixture
 from peers.engines.projection import Projection
 from peers.engines.rotary import Rotary, turn

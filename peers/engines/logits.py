@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from peers.engines.families import Architecture
+from peers.engines.architecture import Architecture
 
 
 def adjust_logits(model: Architecture, logits: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
+from peers.engines.architecture import Architecture, describe
 from peers.engines.config import ITEM_BYTES, read_supported_config
 from peers.engines.device import find_device, find_dtype
-from peers.engines.families import Architecture, describe
 from peers.engines.model import open_weights
 from swarm.errors import UserError
 from swarm.jobs import Hardware
@@ -51,6 +51,7 @@ def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
     config = read_supported_config(folder)
     _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
     model = describe(config)
+    _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
     device = find_device(hardware.device)
     dtype = str(find_dtype(hardware.dtype, device)).removeprefix("torch.")
     elements = sum(map(prod, shapes.values()))

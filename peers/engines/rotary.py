@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.engines.families import Architecture
+from peers.engines.architecture import Architecture
 
 
 class Rotary:

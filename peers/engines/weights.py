@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from peers.engines.families import Architecture, Experts
+from peers.engines.architecture import Architecture, Experts
 from peers.engines.feedforward import ACTIVATION, Dense, Mixture
 from peers.engines.projection import Projection
 from swarm.errors import UserError

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from peers.engines import model as policy_model
-from peers.engines.families import describe
+from peers.engines.architecture import describe
 from peers.environments import load as load_environment
 from peers.trainer.examples import Example, draw_pairs, encode_examples, epochs, read_pairs
 from peers.trainer.learning.batch import Batch

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from peers.engines import model
-from peers.engines.families import FAMILIES, describe
+from peers.engines.architecture import describe
+from peers.engines.families import FAMILIES
 from peers.engines.native import NativeEngine
 from swarm.errors import UserError
 from tests.engines.families import SUPPORTED, WINDOW, log_probabilities, save_random

@@ -10,7 +10,7 @@ import struct
 import msgspec
 import torch
 
-from peers.engines.families import describe
+from peers.engines.architecture import describe
 from peers.engines.pipeline.channel import (
     Answer,
     Channel,

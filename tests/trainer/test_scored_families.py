@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peers.engines.families import describe
+from peers.engines.architecture import describe
 from peers.engines.model import blank, load
 from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.packing import Rows, lay_out, lay_out_flat

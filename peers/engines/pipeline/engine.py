@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from peers.engines.architecture import describe
 from peers.engines.config import read_supported_config
 from peers.engines.decoder import check_same
 from peers.engines.ends import Ends
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
-from peers.engines.families import describe
 from peers.engines.fitting import check_shapes
 from peers.engines.model import StoredTensors
 from peers.engines.pipeline.stage import Stage, Work, split_layers

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.engines.families import Unsupported, describe
+from peers.engines.architecture import Unsupported, describe
 from peers.engines.pipeline.channel import (
     ANSWER_SECONDS,
     DATA_BYTES_MAX,

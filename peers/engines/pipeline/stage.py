@@ -9,9 +9,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from peers.engines.architecture import describe
 from peers.engines.attention import LayerAttention, attend, attend_causally, unseen
 from peers.engines.experts import fuse_experts
-from peers.engines.families import describe
 from peers.engines.layers import Layers
 from peers.engines.rotary import make_rotary
 from peers.engines.weights import Weights

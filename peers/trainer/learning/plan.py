@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from peers.engines.families import describe
+from peers.engines.architecture import describe
 from peers.engines.model import blank
 from peers.trainer.learning.activations import FUSED, Activations, Pass, activations
 from peers.trainer.learning.optimisers import BLOCK, PIECE, QUANTISED_MIN

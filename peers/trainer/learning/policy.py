@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from peers.engines import model as policy_model
-from peers.engines.families import describe
+from peers.engines.architecture import describe
 from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.host import Weights

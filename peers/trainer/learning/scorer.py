@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from peers.engines.families import Architecture, Unsupported, describe
+from peers.engines.architecture import Architecture, Unsupported, describe
 from peers.engines.logits import adjust_logits
 from peers.trainer.learning.masks import attention_arguments
 from peers.trainer.learning.packing import Rows
