@@ -23,7 +23,7 @@ from typing import TypeAlias, get_args
 import msgspec
 import trio
 
-from simnet.compute import SimulatedCompute
+from simnet.compute.children import SimulatedCompute
 from simnet.simulation import Peer, Simulation
 from swarm.errors import UserError
 from swarm.gossip.frames import PROTOCOL as GOSSIP_PROTOCOL

@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from simnet.adversaries import KINDS, disguise
-from simnet.compute import Hardware
+from simnet.compute.setting import Hardware
 from simnet.lines import Weather
 from simnet.scenarios import Scenario, mixed
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time

@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from peers.validator.statistics import DUPLICATE_GROUPS_MAX
-from simnet.compute import SimulatedRollouts, true_rewards
+from simnet.compute.rollouts import SimulatedRollouts, true_rewards
 from simnet.seeded import source
 from simnet.simulation import Peer, Simulation
 from swarm.envelope import SEEN_ENVELOPES_MAX

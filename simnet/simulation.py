@@ -20,15 +20,10 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from simnet.compute import (
-    PROBE_HASH,
-    TOKENIZER_HASH,
-    Fabricates,
-    Hardware,
-    Setting,
-    SimulatedCompute,
-    Workload,
-)
+from simnet.compute.children import SimulatedCompute
+from simnet.compute.inference import PROBE_HASH
+from simnet.compute.policy import TOKENIZER_HASH
+from simnet.compute.setting import Fabricates, Hardware, Setting, Workload
 from simnet.disk import PowerCut, SimulatedDisk
 from simnet.lines import Line, Weather
 from simnet.network import SimulatedNetwork
@@ -95,7 +90,7 @@ class Plan:
     acts: type[Role] | None = None
     """The role class that an adversary really runs."""
     fabricates: Fabricates = ""
-    """What an adversary's children fabricate: `simnet.compute.Setting.fabricates`."""
+    """What an adversary's children fabricate: `simnet.compute.setting.Setting.fabricates`."""
 
 
 class Trace:

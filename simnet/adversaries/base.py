@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import msgspec
 import trio
 
-from simnet.compute import Fabricates
+from simnet.compute.setting import Fabricates
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.gossip.frames import Push
 from swarm.gossip.topics import RUN, WORK
@@ -32,7 +32,7 @@ class Kind:
     claims: str = "relay"
     """The role that it claims."""
     fabricates: Fabricates = ""
-    """What its compute children fabricate: `simnet.compute.Setting.fabricates`."""
+    """What its compute children fabricate: `simnet.compute.setting.Setting.fabricates`."""
     undefended: bool = False
     """Whether the attack succeeds, so that `byzantine` leaves it out."""
     returns: bool = False

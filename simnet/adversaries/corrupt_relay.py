@@ -4,7 +4,7 @@ from typing import cast
 
 from peers.relay import RelayRole
 from simnet.adversaries.base import Kind, beside
-from simnet.compute import WEIGHTS
+from simnet.compute.policy import WEIGHTS
 from simnet.disk import SimulatedDisk
 from simnet.extents import Symbol
 

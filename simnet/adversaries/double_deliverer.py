@@ -7,7 +7,7 @@ from blake3 import blake3
 from peers.inference.delivery import Deliveries, Parcel
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
-from simnet.compute import SimulatedRollouts
+from simnet.compute.rollouts import SimulatedRollouts
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.identity import PeerId
 from swarm.messages import Submission

@@ -5,7 +5,7 @@ from typing import cast
 import msgspec
 
 from simnet.adversaries.base import Adversary, Kind
-from simnet.compute import TOKENIZER, WEIGHTS
+from simnet.compute.policy import TOKENIZER, WEIGHTS
 from simnet.disk import SimulatedDisk
 from simnet.extents import Symbol
 from swarm.messages import StepOrder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simnet.compute import Workload
+from simnet.compute.setting import Workload
 from simnet.lines import Weather
 from simnet.scenarios.written import Written
 from simnet.simulation import Simulation

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simnet.compute import Workload
+from simnet.compute.setting import Workload
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time, summary
 from simnet.simulation import Plan, Simulation
 from simnet.swarmcast import Case

@@ -42,7 +42,7 @@ from __future__ import annotations
 from statistics import mean, median
 from typing import Any
 
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.lines import REGIONS, Line
 from simnet.scenarios.parts import start_bootstrap, start_over_time
 from simnet.simulation import Peer, Plan, Simulation

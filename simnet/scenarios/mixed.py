@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simnet.adversaries import disguise
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.faults import befall, check, draw
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time
 from simnet.seeded import source

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_over_time, summary
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.errors import PeerError

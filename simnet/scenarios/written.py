@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from simnet.adversaries import KINDS as ADVERSARIES
 from simnet.adversaries import disguise
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.faults import AnyFault, Schedule, befall, check, draw
 from simnet.lines import REACHABILITIES, REGIONS, Line, Weather
 from simnet.scenarios.parts import draw_line, start_bootstrap, start_over_time, summary

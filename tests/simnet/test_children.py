@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, SimulatedChild, SimulatedCompute, Workload
+from simnet.compute.children import SimulatedChild, SimulatedCompute
+from simnet.compute.setting import Hardware, Workload
 from simnet.disk import SimulatedDisk
 from simnet.invariants import Invariants
 from simnet.scenarios.parts import start_bootstrap

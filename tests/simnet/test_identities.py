@@ -9,7 +9,7 @@ import trio
 
 from simnet.adversaries.idle_identities import IdleIdentities
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation
 from swarm.ledger.entries import Admitted, decode

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Plan, Simulation
 from swarm.events import Event

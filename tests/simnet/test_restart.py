@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.faults import Freeze, befall
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation

@@ -12,7 +12,7 @@ from peers.validator.cases import Outcome
 from peers.validator.examiner import Examiner
 from peers.validator.role import ValidatorRole
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from simnet import scenarios
 from simnet.cli import command
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.lines import Line
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulate import simulate

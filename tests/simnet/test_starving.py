@@ -10,7 +10,7 @@ from dataclasses import replace
 import trio
 
 from simnet.clock import run_virtual
-from simnet.compute import Workload
+from simnet.compute.setting import Workload
 from simnet.lines import Line
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation

@@ -11,7 +11,7 @@ import trio
 
 from peers.inference.role import InferenceRole
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from simnet.world import EPOCH

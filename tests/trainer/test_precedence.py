@@ -12,7 +12,7 @@ from peers.trainer.role import TrainerRole
 from peers.validator.examiner import Examiner
 from peers.validator.precedence import Precedence
 from peers.validator.role import ValidatorRole
-from simnet.compute import SimulatedRollouts
+from simnet.compute.rollouts import SimulatedRollouts
 from simnet.simulation import Peer, Simulation
 from swarm.jobs.validation import Judge, PrefillService
 from swarm.messages import Acknowledgement

@@ -12,7 +12,7 @@ import trio
 from peers.trainer import collector
 from peers.trainer.role import TrainerRole
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from swarm.events import Event

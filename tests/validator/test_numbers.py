@@ -13,7 +13,8 @@ from blake3 import blake3
 from peers.validator.role import ValidatorRole
 from simnet.adversaries.base import Adversary
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, Setting, Workload, rollouts
+from simnet.compute.rollouts import rollouts
+from simnet.compute.setting import Hardware, Setting, Workload
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.envelope import Envelope, seal
 from swarm.events import Event

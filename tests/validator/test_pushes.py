@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from peers.validator.inbox import FOLDER, UNANNOUNCED_SECONDS, Inbox, canonical_path_of, path_of
 from simnet.clock import run_virtual
-from simnet.compute import Hardware
+from simnet.compute.setting import Hardware
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.envelope import Envelope
 from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event

@@ -1,0 +1,151 @@
+"""Simulated child processes, which answer by cost models."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+
+from simnet.compute.deltas import DeltaModel
+from simnet.compute.inference import EngineModel
+from simnet.compute.rollouts import Crash
+from simnet.compute.setting import Setting
+from simnet.compute.training import TrainerModel
+from simnet.compute.validation import InspectorModel, PrefillModel
+from simnet.disk import PowerCut, SimulatedDisk
+from swarm.jobs import inference, training, validation
+from swarm.shardcast.jobs import DeltaService
+from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, setup_type
+
+START_SECONDS = 3.0
+"""Time to start a child."""
+
+T = TypeVar("T")
+
+ENGINE: type[inference.InferenceService] = EngineModel  # a type error where a model lacks a method
+INSPECTOR: type[validation.InspectionService] = InspectorModel
+PREFILL: type[validation.PrefillService] = PrefillModel
+TRAINER: type[training.TrainingService] = TrainerModel
+DELTAS: type[DeltaService] = DeltaModel
+MODELS: dict[str, Callable[..., Any]] = {
+    "swarm.shardcast.delta:DeltaService": DELTAS,
+    "peers.inference.engine_service:EngineService": ENGINE,
+    "peers.validator.inspector:InspectorService": INSPECTOR,
+    "peers.validator.prefill:PrefillService": PREFILL,
+    "peers.trainer.service:open_service": TRAINER,
+}
+
+_END = object()
+"""Follows the last item of a stream."""
+
+
+def _over_the_pipe(value: Any, kind: type[T]) -> T:
+    """What the other side of a real child's pipe would decode."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=kind)
+
+
+class SimulatedChild:
+    """A cost model behind `swarm.world.Child`."""
+
+    def __init__(self, name: str, model: Any, disk: SimulatedDisk) -> None:
+        self.name = name
+        self._model = model
+        self._machine = disk
+        self._busy = trio.Lock()
+        self._calls: dict[trio.CancelScope, None] = {}
+        """Running calls: one, and any of the model's `BESIDE`."""
+        self._died = ""
+        """How the child died; empty while it lives."""
+
+    async def request(self, method: str, job: Job, reply: type[T]) -> T:
+        work = getattr(self._model, method)
+        given = _over_the_pipe(job, job_type(work))
+        return _over_the_pipe(await self._answer(method, job, partial(work, given)), reply)
+
+    @asynccontextmanager
+    async def stream(self, method: str, job: Job, item: type[T]) -> AsyncIterator[AsyncIterator[T]]:
+        work = getattr(self._model, method)
+        parts = work(_over_the_pipe(job, job_type(work)))
+
+        async def items() -> AsyncGenerator[T, None]:
+            next_part = partial(anext, parts, _END)
+            while (part := await self._answer(method, job, next_part)) is not _END:
+                yield _over_the_pipe(part, item)
+
+        async with aclosing(parts), aclosing(items()) as found:
+            yield found
+
+    async def _answer(self, method: str, job: Job, work: Callable[[], Awaitable[Any]]) -> Any:
+        beside = method in getattr(self._model, "BESIDE", ())
+        async with nullcontext() if beside else self._busy:
+            if self._died:
+                raise ChildDied(f"{self.name} {self._died}", self.name, between_calls=True)
+            with trio.CancelScope() as scope:
+                self._calls[scope] = None
+                try:
+                    await self._machine_answers(method, job.patience_seconds)
+                    result = await work()  # always makes progress
+                    await self._machine_answers(method, job.patience_seconds)
+                except PowerCut:
+                    raise
+                except Crash:
+                    self.die()
+                    await trio.sleep_forever()
+                except (ValueError, OSError) as error:
+                    raise ChildError(str(error), type(error).__name__) from error
+                finally:
+                    self._calls.pop(scope, None)
+                return result
+            raise ChildDied(f"{self.name} {self._died}", self.name)
+
+    async def _machine_answers(self, method: str, patience_seconds: float) -> None:
+        with trio.move_on_after(patience_seconds):
+            await self._machine.answering()
+            return
+        self._died = f"made no progress on {method} within {patience_seconds:g} s"
+        raise ChildDied(f"{self.name} {self._died}", self.name)
+
+    def die(self) -> None:
+        """Die at once, during a call or between calls."""
+        self._died = "was killed"
+        for scope in tuple(self._calls):
+            scope.cancel()
+
+
+class SimulatedCompute:
+    """Implements `swarm.world.Compute` with `MODELS`."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self.children: dict[str, SimulatedChild] = {}
+        """Running children, by name."""
+
+    def free_memory_bytes(self) -> int:
+        return self._setting.hardware.memory_bytes
+
+    @asynccontextmanager
+    async def child(
+        self,
+        service: str,
+        setup: Setup | None = None,
+        *,
+        name: str,
+        memory_limit_bytes: int | None = None,
+        start_deadline_seconds: float = 60.0,
+        interpreter: str | None = None,
+    ) -> AsyncIterator[Child]:
+        if service not in MODELS:
+            raise ChildDied(f"{name}: there is no cost model of {service} in this simulation", name)
+        await trio.sleep(START_SECONDS)
+        kind = setup_type(MODELS[service])
+        setups = [] if kind is None else [_over_the_pipe(setup, kind)]
+        model = MODELS[service](self._setting, *setups)
+        child = self.children[name] = SimulatedChild(name, model, self._setting.disk)
+        try:
+            yield child
+        finally:
+            del self.children[name]

@@ -1,0 +1,106 @@
+"""Cost model of the engine."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+import trio
+from blake3 import blake3
+
+from simnet.compute.policy import WEIGHTS
+from simnet.compute.rollouts import POISON, rollouts
+from simnet.compute.setting import Setting
+from swarm.jobs import Load, inference
+from swarm.messages import CheckpointReference
+from swarm.rollouts.seeds import digest as digest_of
+
+PROBE_HASH = digest_of("simnet/1/probe")
+"""The probe hash of every honest simulated machine."""
+
+
+class EngineModel:
+    """Cost model of `peers.inference.engine_service.EngineService`: submissions are generated one
+    after the other, and the proofs and the file of one beside the next."""
+
+    BESIDE: ClassVar[frozenset[str]] = frozenset({"generate", "usage"})
+    """Methods that run while another one does."""
+
+    def __init__(self, setting: Setting, setup: inference.InferenceSetup) -> None:
+        self._setting = setting
+        self._altered = bool(setup.alter_weights)
+        self._policy: CheckpointReference | None = None
+        self._turn = trio.Lock()
+        """Held while a submission is generated."""
+        self._seconds = 0.0
+        """Time of the submissions generated so far."""
+        self._since: float | None = None
+        """When the submission that is being generated was begun."""
+
+    async def usage(self, job: inference.AskUsage) -> inference.Usage:
+        spent = 0.0 if self._since is None else trio.current_time() - self._since
+        return inference.Usage(seconds_generating=self._seconds + spent)
+
+    async def survey(self, job: inference.Survey) -> inference.Surveyed:
+        return inference.Surveyed(
+            engine="simulated",
+            engine_version="",
+            torch_version="",
+            device="simulated",
+            device_title=f"{self._setting.hardware.tokens_per_second:g} tokens/s",
+            dtype="bfloat16",
+            threads=1,
+            free_bytes=self._setting.hardware.memory_bytes,
+        )
+
+    async def load(self, job: Load) -> inference.Loaded:
+        disk, path = self._setting.disk, self._setting.disk.path_of(job.folder)
+        size = sum(disk.size_bytes(f"{path}/{name}") for name in disk.list(path))
+        seconds = size / self._setting.hardware.load_bytes_per_second
+        await trio.sleep(seconds)
+        self._policy = job.policy
+        weights = disk.names_in(f"{path}/{WEIGHTS}")
+        self._setting.tell("loaded", policy=job.policy.step, weights=weights)
+        return inference.Loaded(seconds=seconds)
+
+    async def probe(self, job: inference.Probe) -> inference.Probed:
+        return inference.Probed(digest=PROBE_HASH)
+
+    async def generate(self, job: inference.Generate) -> inference.Generated:
+        order, fabricates = job.order, self._setting.fabricated(job.order)
+        if order.policy != self._policy:
+            raise ValueError(
+                f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
+            )
+        made = rollouts(self._setting, order)
+        made.invented = self._altered or fabricates == "weights"
+        made.edited = fabricates == "edits"
+        if fabricates == "prompts":
+            made.seed = digest_of("simnet/1/liked better", made.seed)
+        tokens = sum(map(sum, made.lengths))
+        seconds = tokens / self._setting.hardware.tokens_per_second
+        async with self._turn:
+            self._since = trio.current_time()
+            try:
+                await trio.sleep(seconds)
+            finally:
+                self._seconds += trio.current_time() - self._since
+                self._since = None
+        building = tokens / self._setting.hardware.proof_tokens_per_second
+        await trio.sleep(building)
+        raw = msgspec.msgpack.encode(made)
+        if fabricates == "garbage":
+            raw = raw[: len(raw) // 2]
+        if fabricates == "poison":
+            raw = POISON + f" {order.step} {order.number}".encode()
+        await self._setting.disk.write(self._setting.disk.path_of(job.path), raw)
+        return inference.Generated(
+            digest=blake3(raw).digest(),
+            size_bytes=len(raw),
+            tokens=tokens,
+            groups=order.groups,
+            finished_share=1.0,
+            seconds_generate=seconds,
+            seconds_proofs=building,
+            seconds_write=0.0,
+        )

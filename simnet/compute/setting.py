@@ -1,0 +1,69 @@
+"""A peer's machine, and the work that its cost models answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simnet.disk import SimulatedDisk
+from swarm.jobs import SubmissionOrder
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Speeds and memory of a peer's machine."""
+
+    tokens_per_second: float = 2000.0
+    """Speed of generation, all sequences of a batch together."""
+    proof_tokens_per_second: float = 200_000.0
+    """Speed of building proofs."""
+    prefill_tokens_per_second: float = 40_000.0
+    load_bytes_per_second: float = 2e9
+    delta_bytes_per_second: float = 1e9
+    """Checkpoint bytes per second, when making or applying a delta."""
+    step_seconds: float = 60.0
+    """Duration of one rollout step of the trainer."""
+    memory_bytes: int = 1 << 50
+    """Memory free for children; by default more than enough."""
+    grades: bool = True
+    """False: the environment's reward function raises on this machine."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Lengths, rewards and sizes of a run's computations."""
+
+    model_bytes: int = 2_000_000
+    delta_share: float = 0.0
+    """Size of the delta from one policy to the next, as a share of the checkpoint; 0: all weights
+    change, and a delta saves nothing."""
+    completion_tokens_mean: float = 256.0
+    """Mean of the exponentially distributed lengths, which the manifest's limit cuts off."""
+    target_lengths: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Target lengths from step s on: ((s, (tokens, ...)), ...), by ascending s. Lengths are then
+    near one of these targets, as where prompts ask for a length."""
+    reward_start: float = 0.2
+    reward_gain: float = 0.02
+    """Probability that a completion is right: `reward_start`, plus this much per policy."""
+
+
+Fabricates = str | Callable[[SubmissionOrder], str]
+
+
+@dataclass
+class Setting:
+    """A model's view of its peer."""
+
+    disk: SimulatedDisk
+    hardware: Hardware
+    workload: Workload
+    tell: Callable[..., None] = lambda _what, **_facts: None
+    """Reports the model's true actions to the invariants: tell("trained", …)."""
+    fabricates: Fabricates = ""
+    """What an adversary's engine delivers, or a function that says it for each submission: rollouts
+    of other "weights" or "prompts", "edits" of a few tokens, "garbage", or "poison", which kills an
+    inspector. A validator's "approval" finds everything right, and its "refusal" nothing."""
+
+    def fabricated(self, order: SubmissionOrder) -> str:
+        """What is fabricated for a submission."""
+        return self.fabricates if isinstance(self.fabricates, str) else self.fabricates(order)

@@ -1,0 +1,129 @@
+"""Cost models of a validator's inspector and prefill."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import trio
+from blake3 import blake3
+
+from peers.validator.evidence import betting
+from simnet.compute.rollouts import read_rollouts, rollouts, true_rewards
+from simnet.compute.setting import Setting
+from swarm.jobs import Load, validation
+from swarm.messages import Check, CheckpointReference, Evidence, Thresholds
+from swarm.rollouts.seeds import digest as digest_of
+
+EDITED_SHARE = 0.02
+"""Share of the tokens that "edits" replace."""
+EDIT_MARGIN = 0.5
+"""How far behind the seed's token an edited one is: within the bound on a single token."""
+
+
+class InspectorModel:
+    """Cost model of `peers.validator.inspector.InspectorService`."""
+
+    def __init__(self, setting: Setting, setup: validation.InspectionSetup) -> None:
+        self._setting = setting
+
+    async def inspect(self, job: validation.Inspect) -> validation.Inspected:
+        try:
+            found = await read_rollouts(self._setting, job.path, job.digest)
+        except msgspec.MsgspecError as error:
+            return _fault("schema", str(error))
+        right = rollouts(self._setting, job.order)
+        right.edited = found.edited
+        right.invented = found.invented  # an inspector cannot see it in the file
+        right.variant = found.variant
+        if found != right:
+            return _fault("header", "another submission", _exact("schema"))
+        grades, order = self._setting.hardware.grades, job.order
+        disk, canonical = self._setting.disk, msgspec.msgpack.encode(found)
+        await disk.write(disk.path_of(job.canonical_path), canonical)
+        return validation.Inspected(
+            checks=[_exact("schema"), _exact("header")],
+            ungraded="" if grades else "environment 'simulated' cannot grade",
+            rewards=true_rewards(self._setting.workload, right) if grades else [],
+            environments=order.environments_of_groups(),
+            group_digests=[
+                digest_of("simnet/1/group", found.seed, group.to_bytes(2, "big"))
+                for group in range(order.groups)
+            ],
+            canonical_digest=blake3(canonical).digest(),
+            canonical_bytes=len(canonical),
+            tokens=sum(map(sum, found.lengths)),
+        )
+
+
+def _exact(name: str, faults: int = 0) -> Check:
+    """An exact check, which allows no fault."""
+    return Check(name=name, figure=faults, threshold=0, passed=faults == 0)
+
+
+def _fault(check: str, detail: str, *passed: Check) -> validation.Inspected:
+    return validation.Inspected(
+        checks=[*passed, _exact(check, 1)], failed=check, detail=detail, proven_fault=True
+    )
+
+
+class PrefillModel:
+    """Cost model of `peers.validator.prefill.PrefillService`."""
+
+    def __init__(self, setting: Setting, setup: validation.PrefillSetup) -> None:
+        self._setting = setting
+        self._kept = setup.policies_kept
+        self._policies: list[CheckpointReference] = []
+
+    async def load(self, job: Load) -> validation.PoliciesLoaded:
+        size = self._setting.workload.model_bytes
+        await trio.sleep(size / self._setting.hardware.load_bytes_per_second)
+        self._policies = [*(held for held in self._policies if held != job.policy), job.policy]
+        self._policies = self._policies[-self._kept :]
+        return validation.PoliciesLoaded(policies=list(self._policies))
+
+    async def judge(self, job: validation.Judge) -> validation.Judged:
+        if job.order.policy not in self._policies:
+            raise ValueError(f"{job.order.policy} is not loaded")
+        found = await read_rollouts(self._setting, job.path, job.digest)
+        tokens = sum(map(sum, found.lengths))
+        await trio.sleep(tokens / self._setting.hardware.prefill_tokens_per_second)
+        least = job.thresholds.proof_exponents_min
+        says = self._setting.fabricated(job.order)
+        invented = says == "refusal" or (found.invented and says != "approval")
+        edited = round(EDITED_SHARE * tokens) if found.edited and says != "approval" else 0
+        figure = 0 if invented else 128
+        passed = figure >= least
+        return validation.Judged(
+            checks=[Check(name="proofs", figure=figure, threshold=least, passed=passed)],
+            failed="" if passed else "proofs",
+            detail="" if passed else "the proofs are of another model",
+            proofs=validation.ProofFigures(
+                chunks=1,
+                chunks_passed=int(passed),
+                exponents_min=figure,
+                exponents_mean=figure,
+                mantissa_mean_max=0.0,
+                error_mean=0.0 if passed else 1.0,
+            ),
+            sampling=validation.SamplingFigures(
+                tokens=tokens,
+                mismatches=tokens if invented else edited,
+                margin_mean=float(invented) or edited * EDIT_MARGIN / tokens,
+                margin_max=float(invented) or EDIT_MARGIN * found.edited,
+            ),
+            evidence=_evidence(tokens, invented, edited, job.thresholds),
+        )
+
+
+def _evidence(tokens: int, invented: bool, edited: int, thresholds: Thresholds) -> Evidence:
+    """The bets on the margins and proofs of a submission; no honest token has a margin here."""
+    margins = np.zeros(tokens)
+    margins[: tokens if invented else edited] = 1.0 if invented else EDIT_MARGIN
+    return Evidence(
+        tokens=tokens,
+        mismatches=tokens if invented else edited,
+        sampler=betting.gains(margins, thresholds.honest_margin),
+        policy=betting.gains(np.full(1, float(invented)), thresholds.honest_proof_error),
+        text=[0],
+        selection=[0],
+    )
