@@ -97,6 +97,8 @@ class SimulatedDisk:
         self._databases: dict[str, sqlite3.Connection] = {}
         self._off = False
         self._held: trio.Event | None = None
+        self.asleep = False
+        """Whether the machine sleeps while it is held: then its children's timers stand still."""
         self._filled_bytes = 0
 
     # --- power ---

@@ -103,9 +103,12 @@ class SimulatedChild:
             raise ChildDied(f"{self.name} {self._died}", self.name)
 
     async def _machine_answers(self, method: str, patience_seconds: float) -> None:
-        with trio.move_on_after(patience_seconds):
-            await self._machine.answering()
-            return
+        while True:
+            with trio.move_on_after(patience_seconds):
+                await self._machine.answering()
+                return
+            if not self._machine.asleep:
+                break
         self._died = f"made no progress on {method} within {patience_seconds:g} s"
         raise ChildDied(f"{self.name} {self._died}", self.name)
 
