@@ -10,14 +10,16 @@ from simnet.hostile import Outcome, Setting, alone, attacked
 
 PACE = 0.9
 """Share of the undisturbed run's policies that a run beside hostile peers trains."""
+SECONDS = 60.0
+"""Virtual time of a run, in which 13 policies are published; `benchmarks.attacks` runs longer."""
 COUNT = 4
 """Hostile identities, as many as honest workers."""
 
 
 def harmless(kind: str, *, count: int = COUNT, seed: int = 1) -> Outcome:
     """Assert that a run beside hostile peers is as good as without them."""
-    outcome = attacked(Setting(kind, count, seed))
-    undisturbed = alone(seed)
+    outcome = attacked(Setting(kind, count, seed, SECONDS))
+    undisturbed = alone(seed, SECONDS)
     assert outcome.violations == []
     assert outcome.policies >= PACE * undisturbed.policies, outcome
     assert not outcome.honest_failed, "an honest submission was refused"
@@ -27,7 +29,7 @@ def harmless(kind: str, *, count: int = COUNT, seed: int = 1) -> Outcome:
 
 def caught_beside(validator: str, workers: str, by: str) -> Outcome:
     """Assert that hostile workers beside a hostile validator are refused `by`, and evicted."""
-    outcome = attacked(Setting(validator, accomplices=workers, count=COUNT))
+    outcome = attacked(Setting(validator, COUNT, seconds=SECONDS, accomplices=workers))
     assert outcome.violations == []
     assert outcome.failed[by] > 0
     assert len(outcome.evicted) == COUNT and outcome.hostile_credit == 0, outcome
