@@ -40,7 +40,7 @@ class Decoder:
         `dtype` is the precision to compute in; None: the weights' stored dtype. Unless `merge`,
         adapters are computed beside their base's weights, which are then read only once.
         """
-        self._merge = merge
+        self.merge = merge
         self._config = read_supported_config(folder)
         self.model = model = describe(self._config)
         self.device = torch.device(device)
@@ -50,7 +50,13 @@ class Decoder:
         self.length_max = model.length_max
         self.heads, self.kv_heads, self.head_size = model.heads, model.kv_heads, model.head_size
         self.layers = attentions(model, range(len(model.layers)))
-        self._assign(folder)
+        weights = self._weights(folder)
+        self._ends = Ends(weights)
+        rotary = make_rotary(model, self._config, self.device, self._ends.dtype)
+        self._layers = Layers(weights, range(len(model.layers)), rotary)
+        weights.check_all_taken()
+        if not merge:
+            self._layers.adapt(read_adapter(folder))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,12 +70,18 @@ class Decoder:
         """
         check_same(self.model, describe(read_supported_config(folder)), folder)
         adapter = read_adapter(folder)
-        if not self._merge and base_of(folder).resolve() == self._base:
+        if not self.merge and base_of(folder).resolve() == self._base:
             self._layers.adapt(adapter)
             return
         check_shapes(self.model, folder)
-        del self._ends, self._layers  # a device need not hold both policies
-        self._assign(folder)
+        weights = self._weights(folder)
+        # In place, tensor by tensor: a device need not hold both policies, and recorded CUDA graphs
+        # read the new one.
+        self._ends.replace(weights)
+        self._layers.replace(weights)
+        weights.check_all_taken()
+        if not self.merge:
+            self._layers.adapt(adapter)
 
     def logits(self, states: Tensor) -> Tensor:
         """fp32 logits [..., vocabulary] of hidden states, before the temperature."""
@@ -83,18 +95,10 @@ class Decoder:
         stream = self._ends.embed(tokens)
         return self._ends.finish(self._layers(stream, positions, attention, length))
 
-    def _assign(self, folder: Path) -> None:
-        """Use the weights in a folder; raises `UserError` for one that is missing or misfits."""
-        stored = read_weights(folder, merge=self._merge)
-        weights = Weights(self.model, stored, str(folder), self.device, self._dtype)
-        ends = Ends(weights)
-        rotary = make_rotary(self.model, self._config, self.device, ends.dtype)
-        layers = Layers(weights, range(len(self.model.layers)), rotary)
-        weights.check_all_taken()
-        if not self._merge:
-            layers.adapt(read_adapter(folder))
+    def _weights(self, folder: Path) -> Weights:
+        stored = read_weights(folder, merge=self.merge)
         self._base = base_of(folder).resolve()
-        self._ends, self._layers = ends, layers
+        return Weights(self.model, stored, str(folder), self.device, self._dtype)
 
 
 def check_same(loaded: Architecture, found: Architecture, folder: Path) -> None:

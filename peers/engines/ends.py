@@ -8,7 +8,7 @@ from torch import Tensor
 
 from peers.engines.layers import rms_norm
 from peers.engines.logits import adjust_logits
-from peers.engines.weights import Weights, fast_layout
+from peers.engines.weights import Weights, fast_layout, replace
 
 
 class Ends:
@@ -27,6 +27,11 @@ class Ends:
         self._scale = model.embedding_scale
         if model.rounds_embedding_scale:
             self._scale = float(torch.tensor(self._scale, dtype=self.dtype))
+
+    @torch.no_grad()
+    def replace(self, weights: Weights) -> None:
+        """Take other weights of the same shapes, in place."""
+        replace(self, Ends(weights))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -134,29 +134,18 @@ class _Ready:
         """Write the part's keys and values; attend with the decoding rows: [decoding, H, D]."""
         self._write(layer.index, keys, values)
         bucket, count = self._part.bucket, self._part.decoding
-        heads, size = queries.shape[1:]
         start = 0 if layer.window is None else max(0, self._earliest - layer.window + 1)
         blocked, mask = self._blocked(layer.window, start)
         cached_keys, cached_values = (cache[layer.index] for cache in (bucket.keys, bucket.values))
         seen = slice(start, self._used)
-        if layer.soft_cap is not None:
-            return attend(
-                layer,
-                queries[:count, :, None],
-                cached_keys[:count, :, seen],
-                cached_values[:count, :, seen],
-                blocked,
-            )[:, :, 0]
-        # Queries that share a key head form the rows of one product, so no key is repeated.
-        kv_heads = self._kv_heads
-        mixed = F.scaled_dot_product_attention(
-            queries[:count].reshape(count * kv_heads, 1, heads // kv_heads, size),
-            cached_keys.view(-1, 1, bucket.columns, size)[: count * kv_heads, :, seen],
-            cached_values.view(-1, 1, bucket.columns, size)[: count * kv_heads, :, seen],
-            attn_mask=mask,
-            scale=layer.scale,
+        return attend_decoding(
+            layer,
+            queries[:count],
+            cached_keys[:count, :, seen],
+            cached_values[:count, :, seen],
+            blocked,
+            mask,
         )
-        return mixed.reshape(count, heads, size)
 
     def write_states(self, hidden: Tensor) -> None:
         states = self._part.bucket.states
@@ -184,10 +173,44 @@ class _Ready:
                 positions = self._positions[: self._part.decoding, None]
                 columns = torch.arange(start, self._used, device=self._device)
                 blocked = unseen(positions, columns, window)[:, None, None]
-                zero = torch.zeros((), dtype=self._dtype, device=self._device)
-                mask = torch.where(blocked, -torch.inf, zero)
-                self._masks[window] = (blocked, mask.repeat_interleave(self._kv_heads, 0))
+                mask = as_mask(blocked, self._kv_heads, self._dtype)
+                self._masks[window] = (blocked, mask)
         return self._masks[window]
+
+
+def attend_decoding(
+    layer: LayerAttention,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocked: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor:
+    """Queries [rows, H, D] of one token each, keys and values [rows, H_kv, L, D] → [rows, H, D].
+
+    `blocked` and `mask` say which columns a row does not see: bool [rows, 1, 1, L], and its
+    `as_mask`. None: every row sees every column.
+    """
+    if layer.soft_cap is not None:
+        return attend(layer, queries[:, :, None], keys, values, blocked)[:, :, 0]
+    # Queries that share a key head form the rows of one product, so no key is repeated.
+    (rows, heads, size), (kv_heads, length) = queries.shape, keys.shape[1:3]
+    flat = (rows * kv_heads, 1, length, size)
+    mixed = F.scaled_dot_product_attention(
+        queries.reshape(rows * kv_heads, 1, heads // kv_heads, size),
+        keys.view(flat),
+        values.view(flat),
+        attn_mask=mask,
+        scale=layer.scale,
+    )
+    return mixed.reshape(queries.shape)
+
+
+def as_mask(blocked: Tensor, kv_heads: int, dtype: torch.dtype) -> Tensor:
+    """−∞ where `blocked` [rows, 1, 1, L] is true, else 0: [rows · H_kv, 1, 1, L]."""
+    # `torch.where` would copy its number from the host, for which a GPU waits.
+    mask = torch.zeros(blocked.shape, dtype=dtype, device=blocked.device)
+    return mask.masked_fill_(blocked, -torch.inf).repeat_interleave(kv_heads, 0)
 
 
 def attend_fresh(

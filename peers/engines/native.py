@@ -20,6 +20,7 @@ from peers.engines.decoder import Decoder
 from peers.engines.device import available_bytes, is_out_of_memory, upload
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
 from peers.engines.flat import FlatAttention, Fresh, Further, Part
+from peers.engines.graphs import Drawn, Graphs, capture_graph
 from peers.engines.noise import NoisePool
 from peers.engines.prefill import Prefiller
 from peers.engines.rows import Admitted, Row, Rows
@@ -61,13 +62,14 @@ class NativeEngine:
         slots: int = SLOTS,
         memory_share: float = 0.5,
         merge: bool = True,
+        cuda_graphs: bool = True,
     ) -> None:
         """Load the policy in `folder`, whose number is `policy`.
 
         `dtype` is the precision to compute in; None: the weights' stored dtype. At most `slots`
         rows are generated at once, with caches of at most `memory_share` of the memory that is free
-        once the weights are loaded. `merge` is as in `Decoder`. Raises `UserError` for an
-        unsupported model.
+        once the weights are loaded. `merge` is as in `Decoder`. `cuda_graphs`: whether a GPU
+        decodes with them. Raises `UserError` for an unsupported model.
         """
         self._decoder = decoder = Decoder(folder, device, dtype, merge=merge)
         self._prefiller = Prefiller(decoder)
@@ -96,7 +98,12 @@ class NativeEngine:
         )
         cache_bytes = int(memory_share * available_bytes(decoder.device))
         noise = NoisePool(vocabulary_size, decoder.device)
-        self._rows = Rows(Cache(shape, decoder.length_max, cache_bytes), noise, slots)
+        cache: Cache[Row] = Cache(shape, decoder.length_max, cache_bytes)
+        self._rows = Rows(cache, noise, slots)
+        on_gpu = decoder.device.type == "cuda"
+        self._entries_max = ENTRIES_MAX_GPU if on_gpu else ENTRIES_MAX
+        capture = capture_graph(decoder.device) if on_gpu and cuda_graphs else None
+        self._graphs = Graphs(decoder, cache, self._entries_max, capture)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -110,8 +117,12 @@ class NativeEngine:
         """
         self._decoder.load_weights(folder)
         self._policy = policy
+        if not self._decoder.merge:  # an unmerged adapter has tensors of its own
+            self._graphs.clear()
         with torch.inference_mode():
             self._rows.restart()
+            if not self._graphs.recording:
+                self._rows.cache.clear()
 
     def submit(self, request: Request) -> None:
         if request.id in self._rows:
@@ -132,8 +143,10 @@ class NativeEngine:
                 self._rows.check_room()
                 return []
             try:
-                rows, hidden = self._advance(admitted)
-                return self._sample(rows, hidden)
+                drawn = None if admitted.rows() else self._graphs.draw()
+                if drawn is None:
+                    drawn = self._sample(*self._advance(admitted))
+                return self._append(drawn)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -226,7 +239,7 @@ class NativeEngine:
                 _lay_chunks(batch, part, new)
         return batch
 
-    def _draw(self, rows: list[Row], hidden: Tensor) -> list[tuple[Row, int, float]]:
+    def _draw(self, rows: list[Row], hidden: Tensor) -> list[Drawn]:
         """Each row's next token and its log-probability."""
         logits = self.logits(hidden)  # [rows, vocabulary]
         temperatures = [row.request.temperature for row in rows]
@@ -241,23 +254,29 @@ class NativeEngine:
         tokens, values = torch.stack((chosen.double(), log_mu.double())).tolist()
         return list(zip(rows, map(int, tokens), values, strict=True))
 
-    def _sample(self, rows: list[Row], hidden: Tensor) -> list[Piece]:
-        """Sample each row's next token; return the rows that it finishes."""
-        entries = ENTRIES_MAX if self._decoder.device.type == "cpu" else ENTRIES_MAX_GPU
-        some = max(1, entries // self._decoder.vocabulary_size)
+    def _sample(self, rows: list[Row], hidden: Tensor) -> list[Drawn]:
+        """Each row's next token and its log-probability."""
+        some = max(1, self._entries_max // self._decoder.vocabulary_size)
         drawn = []
         for start in range(0, len(rows), some):
             part = slice(start, start + some)
             drawn += self._draw(rows[part], hidden[part])
+        return drawn
+
+    def _append(self, drawn: list[Drawn]) -> list[Piece]:
+        """Append tokens to rows; return the rows that they finish."""
         for row, _, log_probability in drawn:
             if log_probability != log_probability:
                 self._rows.restart()
+                self._rows.cache.clear()  # what is not a number would spoil even masked columns
+                self._graphs.clear()
                 raise UserError(
                     f"policy {self._policy} gives logits that are not numbers (row "
                     f"{row.request.row}, position {row.position}); its weights are broken"
                 )
         finished = []
         for row, token, log_probability in drawn:
+            row.length = row.fed_length
             row.append(token, log_probability)
             if token in row.request.stop_ids or row.position == row.request.limit:
                 finished.append(row)
@@ -277,6 +296,7 @@ class NativeEngine:
         for row in live:
             row.length = min(row.length, row.fed_length - 1)  # its newest token is fed again
         rows.requeue([row for index, row in enumerate(live) if index >= rows.slots or row in new])
+        self._graphs.clear()
         while rows.free_memory():
             pass
 

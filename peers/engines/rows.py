@@ -300,12 +300,14 @@ class Rows:
             self._demand_prompt(row, 1)
 
     def restart(self) -> None:
-        """Drop everything computed: all rows wait again, and no cache or copy remains."""
+        """Drop everything computed: all rows wait again, and no copy remains.
+
+        The buckets' memory stays, without rows.
+        """
         self.requeue(list(self.live.values()))
         self._prompts.clear()
         self._kept.clear()
         self.cache.copies_bytes = 0
-        self.cache.clear()
 
     def free_memory(self) -> bool:
         """Free memory that no live row needs; False if there is none."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +27,15 @@ def fast_layout(weight: Tensor) -> Tensor:
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
         return weight.t().contiguous().t()
     return weight
+
+
+def replace(old: Any, new: Any) -> None:
+    """Copy tensors in place: of one dataclass to another, and of those in its fields."""
+    for name, value in vars(old).items():
+        if isinstance(value, Tensor):
+            value.copy_(getattr(new, name))
+        elif is_dataclass(value):
+            replace(value, getattr(new, name))
 
 
 class Weights:
@@ -55,7 +66,8 @@ class Weights:
             raise UserError(
                 f"{name} in {self._source} has shape {list(found.shape)}, not {list(shape)}"
             )
-        return found.to(self._device, self._dtype)
+        # A copy on a CPU, too: `replace` must not write to the checkpoint's mapped file.
+        return found.to(self._device, self._dtype, copy=True)
 
     def norm(self, name: str, size: int) -> Tensor:
         """A norm's weight, as the decoder multiplies by it."""
