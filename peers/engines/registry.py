@@ -57,6 +57,7 @@ def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
         slots=hardware.slots or SLOTS,
         memory_share=hardware.memory_share,
         merge=hardware.adapters == "merged",
+        cuda_graphs=hardware.cuda_graphs != "off",
     )
 
 

@@ -65,8 +65,9 @@ class InferenceSettings(ComputeSettings):
     """vLLM: groups of devices that share the layers among them."""
     leave_seconds: float = pydantic.Field(default=20.0, ge=0)
     """Most seconds to finish and deliver a submission after Ctrl-C or SIGTERM. 0: leave at once."""
-    cuda_graphs: bool = False
-    """vLLM: decode with CUDA graphs instead of eagerly."""
+    cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    """Decode with CUDA graphs on a GPU, which launch a step's kernels at once. auto: native only;
+    on: vLLM, too."""
     quantise: Literal["none", "fp8"] = "none"
     """vLLM: round weights to this format after loading. Only in a run whose
     `thresholds.quantised_weights` names it."""
