@@ -268,6 +268,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "inference.memory_short": lambda f: (
         f"memory ran out; generating at most {f['slots']} completions at once from now on"
     ),
+    "inference.device": lambda f: (
+        f"device {f['busy']:.0%} busy".replace("%", " %")
+        + ("; idle: " + ", ".join(f["idle"]) if f["idle"] else "")
+    ),
     "inference.submission_delivered": lambda f: (
         f"submission {f['number']} of step {f['step']}: delivered to validator "
         f"{_short(f['validator'])}"

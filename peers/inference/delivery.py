@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 
-from peers.inference.outbox import Outbox
+from peers.inference.outbox import Made, Outbox
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
@@ -58,6 +58,7 @@ class Deliveries:
         acknowledges a number only if it knows that the one before was acknowledged or judged."""
         self._outbox = Outbox(peer.node, peer.run.id)
         self._was_accepted = False
+        self._added, self._to_deliver = trio.open_memory_channel[tuple[Made, trio.Event]](math.inf)
         self.under_way = 0
         """Number of submissions made and not yet judged. It stays within one validator's quota per
         worker, so that any validator can take over all of them."""
@@ -76,10 +77,29 @@ class Deliveries:
             self._keep(receipt)
 
     @property
-    def is_full(self) -> bool:
-        """Whether no further submission may be made until one has its verdict."""
+    def room(self) -> int:
+        """How many further submissions may be made before one has its verdict."""
         limits = self._run.manifest.limits
-        return self.under_way >= (1 if self._on_trial else limits.submissions_unjudged_max)
+        return (1 if self._on_trial else limits.submissions_unjudged_max) - self.under_way
+
+    def add(self, made: Made) -> trio.Event:
+        """Let a submission be delivered after those added before, until its verdict.
+
+        The event is set once a validator has the file, or the delivery has ended.
+        """
+        delivered = trio.Event()
+        self.under_way += 1
+        self._added.send_nowait((made, delivered))  # `room` bounds their number
+        return delivered
+
+    async def run(self) -> None:
+        """Deliver what is added, in order: a number is announced once the one before is known."""
+        async with trio.open_nursery() as nursery:
+            async for made, delivered in self._to_deliver:
+                await nursery.start(
+                    self.see_through, made.submission, made.nonce, made.path, made.ordered
+                )
+                delivered.set()
 
     @property
     def _on_trial(self) -> bool:
@@ -116,7 +136,6 @@ class Deliveries:
         limits = self._run.manifest.limits
         ranked = self.ranked(submission, nonce)
         shortest = pause = limits.acknowledgement_seconds / 5
-        self.under_way += 1
         try:
             while not judged.is_set() and self._is_wanted(submission):
                 parcel = Parcel(

@@ -68,6 +68,13 @@ class Outbox:
             if path not in kept and not name.endswith(UNFINISHED):
                 await disk.remove(path)
 
+    async def give_up_unfinished(self, lineage: int, step: int) -> None:
+        """Remove what is finished of interrupted submissions, except those of a step."""
+        disk = self._node.disk
+        for name in disk.list(FOLDER):
+            if name.endswith(UNFINISHED) and not name.startswith(f"{lineage}-{step}-"):
+                await disk.remove(f"{FOLDER}/{name}")
+
     async def keep(self, made: Made) -> None:
         """Remember a submission, before it is delivered."""
         each = made.submission

@@ -1,13 +1,16 @@
 """The inference role: generate the submissions that step orders ask for, and deliver them.
 
-One loop generates (in a child process); one task per submission delivers it until its verdict.
-The order's nonce, this peer's id and the submission number determine prompts and noise. A peer
-that restarts goes on with the next number of the step, and delivers again what has no verdict.
+A child process generates, up to `GENERATED_AT_ONCE` submissions of one policy at once, so that the
+device stays busy while a submission ends, is delivered and judged. They are kept and delivered in
+the order of their numbers. The order's nonce, this peer's id and the submission number determine
+prompts and noise. A peer that restarts goes on with the next number of the step, and delivers again
+what has no verdict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal, TypeVar
 
@@ -17,8 +20,10 @@ import trio
 from peers.engines.installed import interpreter_for
 from peers.inference import preflight
 from peers.inference.delivery import Deliveries
+from peers.inference.idle import Cause, DeviceMeter
 from peers.inference.outbox import Made, path_of
 from peers.inference.quantised import check_quantised
+from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN
 from swarm.jobs import Hardware, Load, SubmissionOrder
@@ -31,7 +36,7 @@ from swarm.jobs.inference import (
     Survey,
     Surveyed,
 )
-from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
+from swarm.messages import CheckpointReference, RunManifest, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.rollouts.seeds import nonce_of
@@ -41,6 +46,13 @@ from swarm.world.restarts import Restarts
 
 POLICIES_IN_MEMORY = 2
 """The policy in use, and the next policy while it is loaded."""
+
+GENERATED_AT_ONCE = 2
+"""Submissions in generation: completions of the second begin as those of the first end."""
+
+UNDELIVERED_MAX = 4
+"""Submissions that no validator has yet, those in generation included: a peer whose deliveries
+stall soon generates no more."""
 
 Fetched = TypeVar("Fetched")
 
@@ -93,6 +105,29 @@ class InferenceSettings(ComputeSettings):
         return Hardware(**{name: getattr(self, name) for name in names})
 
 
+@dataclass(eq=False, kw_only=True)
+class Making:
+    """A submission that no validator has yet."""
+
+    order: StepOrder
+    envelope: Envelope | None
+    """The envelope of `order`."""
+    asked: SubmissionOrder
+    """What the child is asked for."""
+    number: int
+    entry: bytes
+    since: float
+    before: Making | None
+    """The submission that was begun before; it is kept first."""
+    generated: bool = False
+    kept: trio.Event = field(default_factory=trio.Event)
+    delivered: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def path(self) -> str:
+        return path_of(self.order.lineage, self.order.step, self.number)
+
+
 class InferenceRole:
     """Contributes verified rollouts."""
 
@@ -116,13 +151,12 @@ class InferenceRole:
         """Set once the child has found engine and environments, so that policies are needed."""
         self._resumed = False
         """Whether the submissions made before a restart are being delivered."""
-        self._making_since: float | None = None
-        """When the submission that is being generated was begun; None between submissions."""
+        self._making: list[Making] = []
+        """In the order in which they were begun."""
+        self._meter = DeviceMeter(self._events)
         self._seconds_made = 0.0
         """How long the last submission took."""
         self._leaving = False
-        self._at_rest = trio.Event()
-        """Set once a leaving peer generates nothing any more."""
         self._surveyed: Surveyed | None = None
         self._shown = False
         """Whether the screen of the preflight was shown."""
@@ -146,10 +180,12 @@ class InferenceRole:
             trio.open_nursery() as nursery,
             self._peer.messenger.answering({Verdict: self._deliveries.on_verdict}),
         ):
+            nursery.start_soon(self._deliveries.run)
             nursery.start_soon(self._follow_checkpoints)
 
             async def live() -> None:
-                self._loaded = None
+                self._meter.idles("starting")
+                self._loaded, self._step, self._making = None, (-1, -1), []
                 async with self._node.compute.child(
                     self.service,
                     setup,
@@ -159,36 +195,56 @@ class InferenceRole:
                     engine = client(InferenceService, child)
                     self._surveyed = await engine.survey(Survey())
                     self._equipped.set()
-                    try:
-                        await self._generate_until_over(engine, nursery)
-                    finally:
-                        self._making_since = None
-                        if self._leaving:
-                            self._at_rest.set()
+                    await self._work(engine)
 
             await self._restarts.run(live)
             nursery.cancel_scope.cancel()
 
+    async def _work(self, engine: InferenceService) -> None:
+        """Use the child until the run is over; raises the first error of any task."""
+        failed: list[Exception] = []
+        async with trio.open_nursery() as nursery:
+
+            async def guard(task: Callable[[], Awaitable[None]]) -> None:
+                try:
+                    await task()
+                except Exception as error:  # raised below, outside the nursery's group
+                    failed.append(error)
+                    nursery.cancel_scope.cancel()
+
+            def begin(making: Making) -> None:
+                nursery.start_soon(guard, partial(self._make, engine, making))
+
+            nursery.start_soon(guard, partial(self._meter.follow, engine))
+            await guard(partial(self._generate_until_over, engine, begin))
+            if self._leaving:
+                await trio.sleep_forever()  # submissions may still be made; `leave` waits for them
+            nursery.cancel_scope.cancel()
+        if failed:
+            raise failed[0]
+
     async def leave(self) -> None:
-        """Finish and deliver the submission under way, if that takes at most `leave_seconds`.
+        """Finish and deliver the submissions under way that take at most `leave_seconds`.
 
         Submissions have a fixed number of groups, so no prefix of one is handed in; what is
         finished of it stays on the disk, and a restart goes on with the rest.
         """
         self._leaving = True
-        seconds = self._settings.leave_seconds
+        seconds, now = self._settings.leave_seconds, self._node.world.now()
+        wanted = [self._seconds_made - (now - making.since) for making in self._making]
+        short = sum(left <= seconds for left in wanted)  # the first ones: they end in order
+        if short and seconds:
+            self._events.emit("inference.leaving", seconds=seconds, reason="")
+            with trio.move_on_after(seconds):
+                await self._making[short - 1].delivered.wait()
+            return
         reason = "no submission is being generated"
-        if self._making_since is not None and not self._deliveries.is_full:
-            spent = self._node.world.now() - self._making_since
-            wanted = self._seconds_made - spent
-            if wanted <= seconds and seconds:
-                self._events.emit("inference.leaving", seconds=seconds, reason="")
-                with trio.move_on_after(seconds):
-                    await self._at_rest.wait()
-                return
+        if wanted:
             reason = "the submission under way is abandoned"
             if seconds:
-                reason += f": it needs about {wanted:.0f} s more, and leave_seconds is {seconds:g}"
+                reason += (
+                    f": it needs about {wanted[0]:.0f} s more, and leave_seconds is {seconds:g}"
+                )
         self._events.emit("inference.leaving", seconds=0.0, reason=reason)
 
     async def _follow_checkpoints(self) -> None:
@@ -197,63 +253,101 @@ class InferenceRole:
 
     # --- generating --------------------------------------------------------------------------
 
-    async def _generate_until_over(self, engine: InferenceService, nursery: trio.Nursery) -> None:
+    async def _generate_until_over(
+        self, engine: InferenceService, begin: Callable[[Making], None]
+    ) -> None:
         while not self._leaving:
-            self._peer.status.doing = (
-                f"waiting for {'verdicts' if self._deliveries.is_full else 'work'}"
-            )
+            self._show_doing()
             async with trio.open_nursery() as waiting:
                 waiting.start_soon(complain, self._say_without_work)
-                await self._peer.order.wait_until(lambda _: self._wanted())
+                await self._peer.order.wait_until(lambda _: self._obstacle() is None)
                 waiting.cancel_scope.cancel()
             order = self._peer.step_order()
+            if self._leaving:
+                return
             assert order is not None
             if order.final:
                 self._events.emit("inference.run_over", step=order.step)
                 return
-            await self._resume(order, nursery)
-            self._start_step(order)
-            if not self._wanted():
+            await self._resume(order)
+            await self._start_step(order)
+            if self._obstacle() is not None:
                 continue  # all its numbers were made before a restart
-            if self._run.manifest_of(order) is None:
+            manifest = self._run.manifest_of(order)
+            if manifest is None:
+                self._meter.idles("waiting_for_order")
                 self._peer.status.doing = f"waiting for version {order.run_version} of the run"
                 await self._while_wanted(order, partial(self._peer.versions.manifest_of, order))
                 continue
             if self._loaded != order.checkpoint:
                 await self._load(engine, order)
                 continue  # a newer order may have come meanwhile
-            await self._make_submission(engine, order, nursery)
+            begin(self._begin_submission(order, manifest))
 
-    def _wanted(self) -> bool:
+    def _obstacle(self) -> Cause | None:
+        """Why no submission may be begun now; None if one may, or the run is over."""
+        cause = self._find_obstacle()
+        if cause is not None:
+            self._meter.idles(cause)
+        return cause
+
+    def _find_obstacle(self) -> Cause | None:
         order = self._peer.step_order()
         if order is None:
-            return False
+            return "waiting_for_order"
         if order.final:
-            return True
+            return None
         number = self._number if self._step == (order.lineage, order.step) else 0
-        return (
-            order.groups_wanted > 0
-            and number < order.submissions_max
-            and not self._deliveries.is_full
-        )
+        unkept = sum(not making.kept.is_set() for making in self._making)
+        if order.groups_wanted == 0:
+            return "waiting_for_order"
+        if number >= order.submissions_max:
+            return "out_of_work"
+        if len(self._generating()) >= GENERATED_AT_ONCE:
+            return "building_proofs"
+        if len(self._making) >= UNDELIVERED_MAX:
+            return "building_proofs" if unkept else "waiting_for_delivery"
+        if self._deliveries.room <= unkept:
+            return "building_proofs" if unkept else "waiting_for_verdicts"
+        return None
+
+    def _generating(self) -> list[Making]:
+        return [making for making in self._making if not making.generated]
+
+    def _show_doing(self) -> None:
+        """Describe the activity in the heartbeats."""
+        generating = self._generating()
+        if generating:
+            busy = "" if self._meter.busy is None else f" ({100 * self._meter.busy:.0f} % busy)"
+            doing = f"generating {generating[0].number} of step {generating[0].order.step}{busy}"
+        elif self._making:
+            doing = f"delivering {self._making[0].number} of step {self._making[0].order.step}"
+        else:
+            doing = f"waiting for {'verdicts' if self._deliveries.room <= 0 else 'work'}"
+        self._peer.status.doing = doing
 
     def _say_without_work(self, seconds: float) -> None:
         order, manifest = self._peer.step_order(), self._run.manifest
-        trainers = [trainer.peer for trainer in manifest.trainers]
+        if self._generating():
+            return
+        cause = self._find_obstacle()
+        waits = [trainer.peer for trainer in manifest.trainers]
+        if cause in ("waiting_for_verdicts", "waiting_for_delivery"):
+            waits = manifest.validator_ids()
         if order is None:
             reason = "no step order has come"
-        elif self._deliveries.is_full:
+        elif cause == "waiting_for_verdicts":
             waiting = self._deliveries.under_way
             reason = f"{waiting} submissions have no verdict yet, the most this run allows"
+        elif cause == "waiting_for_delivery":
+            reason = f"no validator has taken the last {len(self._making)} submissions yet"
         elif order.groups_wanted == 0:
             reason = f"step {order.step} wants no more work, and no other is open"
         else:
             reason = f"step {order.step} lets each peer make {order.submissions_max} submissions"
-        for_verdicts = order is not None and self._deliveries.is_full
-        waits = manifest.validator_ids() if for_verdicts else trainers
         self._peer.say_starved("inference", seconds, reason, waits)
 
-    async def _resume(self, order: StepOrder, nursery: trio.Nursery) -> None:
+    async def _resume(self, order: StepOrder) -> None:
         """Deliver what was made before a restart and has no verdict, and keep its numbers."""
         if self._resumed:
             return
@@ -268,16 +362,16 @@ class InferenceRole:
             self._events.emit(
                 "inference.resumed", submissions=len(waiting), step=order.step, number=number
             )
-        self._peer.status.doing = "delivering what was made before the restart"
         for made in waiting:  # in the order of their numbers
-            await nursery.start(
-                self._deliveries.see_through, made.submission, made.nonce, made.path, made.ordered
-            )
+            self._deliveries.add(made)
 
-    def _start_step(self, order: StepOrder) -> None:
+    async def _start_step(self, order: StepOrder) -> None:
         if self._step != (order.lineage, order.step):
+            outbox = self._deliveries.outbox
+            if not self._making:
+                await outbox.give_up_unfinished(order.lineage, order.step)
             self._step = (order.lineage, order.step)
-            self._number = self._deliveries.outbox.next_number(order.lineage, order.step)
+            self._number = outbox.next_number(order.lineage, order.step)
         self._peer.status.step = order.step
 
     def _show_preflight(self, order: StepOrder) -> None:
@@ -309,6 +403,7 @@ class InferenceRole:
 
     async def _load(self, engine: InferenceService, order: StepOrder) -> None:
         self._show_preflight(order)
+        self._meter.idles("waiting_for_policy")
         self._peer.status.doing = f"fetching policy {order.policy}"
         folder = await self._while_wanted(
             order,
@@ -316,10 +411,16 @@ class InferenceRole:
         )
         if folder is None:
             return
-        self._peer.status.doing = f"loading policy {order.policy}"
         key = (order.lineage, order.policy)
         self._peer.store.pin(key)
         try:
+            self._show_doing()
+            await self._peer.order.wait_until(lambda _: not self._generating())
+            newest = self._peer.step_order()
+            if newest is None or newest.checkpoint != order.checkpoint:
+                return
+            self._meter.idles("loading_weights")
+            self._peer.status.doing = f"loading policy {order.policy}"
             local = str(self._node.disk.local_path(folder))
             loaded = await engine.load(Load(policy=order.checkpoint, folder=local))
         finally:
@@ -379,35 +480,44 @@ class InferenceRole:
                     "version of Swarm that the run uses"
                 )
 
-    async def _make_submission(
-        self, engine: InferenceService, order: StepOrder, nursery: trio.Nursery
-    ) -> None:
-        manifest = self._run.manifest_of(order)
-        if manifest is None:
-            return  # forgotten meanwhile
-        ordered = self._peer.order.value  # the envelope of `order`; a newer one may replace it
-        number, entry = self._number, self._peer.entry
-        self._peer.status.doing = f"generating {number} of step {order.step}"
-        path = path_of(order.lineage, order.step, number)
-        started = self._making_since = self._node.world.now()
-        made = await engine.generate(
-            Generate(
-                order=SubmissionOrder(
-                    run=self._run.id,
-                    policy=order.checkpoint,
-                    step=order.step,
-                    nonce=nonce_of(order.nonce, entry),
-                    worker=self._peer.peer_id,
-                    number=number,
-                    groups=manifest.sampling.groups_per_submission,
-                    environments=manifest.environments,
-                    sampling=manifest.sampling,
-                ),
-                path=str(self._node.disk.local_path(path)),
-            )
+    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> Making:
+        """Take the step's next number."""
+        making = Making(
+            order=order,
+            envelope=self._peer.order.value,
+            asked=self._asked(order, manifest),
+            number=self._number,
+            entry=self._peer.entry,
+            since=self._node.world.now(),
+            before=self._making[-1] if self._making else None,
         )
-        seconds = self._seconds_made = self._node.world.now() - started
-        self._peer.status.tokens_per_second = made.tokens / max(seconds, 1e-6)
+        self._making.append(making)
+        self._number += 1
+        return making
+
+    def _asked(self, order: StepOrder, manifest: RunManifest) -> SubmissionOrder:
+        """What the child is asked for under the next number."""
+        return SubmissionOrder(
+            run=self._run.id,
+            policy=order.checkpoint,
+            step=order.step,
+            nonce=nonce_of(order.nonce, self._peer.entry),
+            worker=self._peer.peer_id,
+            number=self._number,
+            groups=manifest.sampling.groups_per_submission,
+            environments=manifest.environments,
+            sampling=manifest.sampling,
+        )
+
+    async def _make(self, engine: InferenceService, making: Making) -> None:
+        """Generate a submission and see to its delivery."""
+        order, number = making.order, making.number
+        job = Generate(order=making.asked, path=str(self._node.disk.local_path(making.path)))
+        with self._meter.generating():
+            made = await engine.generate(job)
+        making.generated = True
+        seconds = self._seconds_made = self._node.world.now() - making.since
+        self._peer.status.tokens_per_second = made.tokens / max(made.seconds_generate, 1e-6)
         if made.slots_left:
             self._events.emit("inference.memory_short", slots=made.slots_left)
         submission = Submission(
@@ -419,10 +529,14 @@ class InferenceRole:
             size_bytes=made.size_bytes,
             groups=made.groups,
             run_digest=order.run_digest,
-            entry=entry,
+            entry=making.entry,
         )
-        await self._deliveries.outbox.keep(Made(submission, order.nonce, path, ordered))
-        self._number = number + 1
+        self._changed()
+        if making.before is not None:
+            await making.before.kept.wait()
+            making.before = None
+        found = Made(submission, order.nonce, making.path, making.envelope)
+        await self._deliveries.outbox.keep(found)
         self._restarts.succeeded()
         self._events.emit(
             "inference.submission_made",
@@ -432,6 +546,15 @@ class InferenceRole:
             tokens=made.tokens,
             seconds=seconds,
         )
-        self._peer.status.doing = f"delivering {number} of step {order.step}"
-        await nursery.start(self._deliveries.see_through, submission, order.nonce, path, ordered)
-        self._making_since = None
+        delivered = self._deliveries.add(found)
+        making.kept.set()
+        self._changed()
+        await delivered.wait()
+        self._making.remove(making)
+        making.delivered.set()
+        self._changed()
+
+    def _changed(self) -> None:
+        """Another submission may be allowed now."""
+        self._show_doing()
+        self._peer.order.touch()

@@ -3,15 +3,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import msgspec
-import trio
 
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
 from swarm.envelope import Envelope
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
-from swarm.jobs.inference import Generate, Generated, InferenceService
-from swarm.messages import Acknowledgement, Presence, StepOrder
+from swarm.jobs import SubmissionOrder
+from swarm.messages import Acknowledgement, Presence, RunManifest, StepOrder
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import nonce_of
 
@@ -41,26 +40,10 @@ class Copier(InferenceRole):
             if each.slot is not None and each.slot.entry:
                 self._entries[each.peer] = each.slot.entry
 
-    async def _make_submission(
-        self, engine: InferenceService, order: StepOrder, nursery: trio.Nursery
-    ) -> None:
+    def _asked(self, order: StepOrder, manifest: RunManifest) -> SubmissionOrder:
         nonce = nonce_of(order.nonce, self._entries.get(self._victim, self._peer.entry))
-        await super()._make_submission(_EngineOf(engine, self._victim, nonce), order, nursery)
-
-
-class _EngineOf:
-    """An engine that generates another worker's files instead of the peer's own."""
-
-    def __init__(self, engine: InferenceService, worker: PeerId, nonce: bytes) -> None:
-        self._engine = engine
-        self._worker = worker
-        self._nonce = nonce
-        self.load, self.probe, self.survey = engine.load, engine.probe, engine.survey
-        self.usage = engine.usage
-
-    async def generate(self, job: Generate) -> Generated:
-        order = msgspec.structs.replace(job.order, worker=self._worker, nonce=self._nonce)
-        return await self._engine.generate(msgspec.structs.replace(job, order=order))
+        asked = super()._asked(order, manifest)
+        return msgspec.structs.replace(asked, worker=self._victim, nonce=nonce)
 
 
 KIND = Kind(Copier, "inference", caught_by="header")

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import trio
-
-from peers.inference.role import InferenceRole
+from peers.inference.role import InferenceRole, Making
 from simnet.adversaries.base import Kind
-from swarm.jobs.inference import InferenceService
-from swarm.messages import StepOrder
+from swarm.messages import RunManifest, StepOrder
 from swarm.rollouts.seeds import digest
 
 
@@ -14,13 +11,11 @@ class NonceGrinder(InferenceRole):
     of its admission. *Caught* by check `entry`. Grinding identities does not help either: a trusted
     peer's secret gives each its entry."""
 
-    async def _make_submission(
-        self, engine: InferenceService, order: StepOrder, nursery: trio.Nursery
-    ) -> None:
+    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> Making:
         lease = self._peer.lease
         if lease is not None:
             lease.entry = digest("simnet/1/ground", order.nonce)[: len(lease.entry)]
-        await super()._make_submission(engine, order, nursery)
+        return super()._begin_submission(order, manifest)
 
 
 KIND = Kind(NonceGrinder, "inference", caught_by="entry")

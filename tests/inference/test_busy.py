@@ -1,0 +1,123 @@
+"""A busy device: generation goes on while submissions end, are delivered and judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from peers.inference.idle import CAUSES, DeviceMeter
+from peers.inference.role import UNDELIVERED_MAX
+from simnet.clock import run_virtual
+from simnet.compute import Hardware, Workload
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event, Events, sentence
+from tests.network.harness import in_virtual_time
+from tests.worlds import VirtualWorld
+
+MINUTE = 60.0
+
+
+class Worker:
+    """What one worker says in a swarm that always wants more."""
+
+    def __init__(self, *, cut_at: float | None = None, **hardware: float) -> None:
+        self.simulation = Simulation(3, workload=Workload(completion_tokens_mean=64))
+        self.said: list[tuple[float, str, dict[str, Any]]] = []
+        self.simulation.listeners.append(self._hear)
+        self._hardware = Hardware(tokens_per_second=400.0, **hardware)
+        self._cut_at = cut_at
+        """When the validator can no longer be reached."""
+
+    def _hear(self, now: float, peer: Peer, event: Event) -> None:
+        if peer.name == "worker":
+            self.said.append((now, event.name, event.fields))
+
+    def named(self, name: str) -> list[tuple[float, dict[str, Any]]]:
+        return [(now, fields) for now, each, fields in self.said if each == name]
+
+    def work(self, seconds: float) -> None:
+        async def main() -> None:
+            async with self.simulation.running():
+                await start_bootstrap(
+                    self.simulation, trainers=["trainer"], validators=["validator"], steps=1000,
+                    groups_per_step=64, max_new_tokens=128,
+                )  # fmt: skip
+                for plan in (
+                    Plan("validator", ["validator"]),
+                    Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=1.0)),
+                    Plan("worker", ["inference"], hardware=self._hardware),
+                ):
+                    await self.simulation.add(plan).start()
+                if self._cut_at is not None:
+                    await trio.sleep_until(self._cut_at)
+                    peers = self.simulation.peers
+                    self.simulation.network.cut(peers["worker"].id, peers["validator"].id)
+                await trio.sleep_until(seconds)
+
+        run_virtual(main, seed=3, limit_seconds=seconds + 60)
+        assert self.simulation.violations == []
+
+
+def test_a_device_with_work_is_busy_though_proofs_and_deliveries_take_time() -> None:
+    worker = Worker(proof_tokens_per_second=600.0)
+    worker.work(3.5 * MINUTE)
+    reports = [fields for _, fields in worker.named("inference.device")]
+    assert len(reports) >= 3
+    assert reports[-1]["busy"] > 0.9, reports[-1]
+    made = [(each["step"], each["number"]) for _, each in worker.named("inference.submission_made")]
+    assert made == sorted(made)
+    delivered = worker.named("inference.submission_delivered")
+    told = [(each["step"], each["number"]) for _, each in delivered]
+    assert told == made[: len(told)], "in order"
+    assert {each["outcome"] for _, each in worker.named("inference.receipt")} == {"accepted"}
+
+
+def test_deliveries_that_stall_bound_what_is_generated() -> None:
+    worker = Worker(cut_at=MINUTE)
+    worker.work(3.5 * MINUTE)
+    made = len(worker.named("inference.submission_made"))
+    delivered = len(worker.named("inference.submission_delivered"))
+    assert made - delivered == UNDELIVERED_MAX
+    last = worker.named("inference.device")[-1][1]
+    assert last["waiting_for_delivery"] > 0.5, last
+    assert any("waiting for a delivery" in each for each in last["idle"])
+
+
+def test_the_time_of_a_device_is_divided_among_causes() -> None:
+    heard: list[Event] = []
+
+    async def main() -> None:
+        events = Events(VirtualWorld(), "me")
+        events.add_sink(heard.append)
+        meter = DeviceMeter(events)
+        await trio.sleep(2)
+        meter.idles("waiting_for_order")
+        await trio.sleep(3)
+        meter.idles("loading_weights")
+        await trio.sleep(1)
+        with meter.generating():
+            meter.idles("waiting_for_order")  # no cause counts while a submission is asked for
+            await trio.sleep(10)
+            with meter.generating():
+                await trio.sleep(20)
+        await trio.sleep(4)
+        meter.report(27.0)
+        with meter.generating():
+            await trio.sleep(10)
+        meter.report(37.0)
+
+    in_virtual_time(main)
+    first, second = (event.fields for event in heard)
+    assert first["seconds"] == 40 and first["busy"] == pytest.approx(27 / 40)
+    assert {cause: round(40 * first[cause], 6) for cause in CAUSES if first[cause]} == {
+        "starting": 2, "waiting_for_order": 7, "loading_weights": 1, "building_proofs": 3,
+    }  # fmt: skip
+    assert sentence("inference.device", first) == (
+        "device 68 % busy; idle: 18 % waiting for a step order, 8 % building proofs and files, "
+        "5 % starting, 2 % loading weights"
+    )
+    assert second["busy"] == 1.0
+    assert sentence("inference.device", second) == "device 100 % busy"
