@@ -23,11 +23,11 @@ MINUTE = 60.0
 class Worker:
     """What one worker says in a swarm that always wants more."""
 
-    def __init__(self, *, cut_at: float | None = None, **hardware: float) -> None:
+    def __init__(self, hardware: Hardware, *, cut_at: float | None = None) -> None:
         self.simulation = Simulation(3, workload=Workload(completion_tokens_mean=64))
         self.said: list[tuple[float, str, dict[str, Any]]] = []
         self.simulation.listeners.append(self._hear)
-        self._hardware = Hardware(tokens_per_second=400.0, **hardware)
+        self._hardware = hardware
         self._cut_at = cut_at
         """When the validator can no longer be reached."""
 
@@ -62,7 +62,7 @@ class Worker:
 
 
 def test_a_device_with_work_is_busy_though_proofs_and_deliveries_take_time() -> None:
-    worker = Worker(proof_tokens_per_second=600.0)
+    worker = Worker(Hardware(tokens_per_second=400.0, proof_tokens_per_second=600.0))
     worker.work(3.5 * MINUTE)
     reports = [fields for _, fields in worker.named("inference.device")]
     assert len(reports) >= 3
@@ -76,7 +76,7 @@ def test_a_device_with_work_is_busy_though_proofs_and_deliveries_take_time() -> 
 
 
 def test_deliveries_that_stall_bound_what_is_generated() -> None:
-    worker = Worker(cut_at=MINUTE)
+    worker = Worker(Hardware(tokens_per_second=400.0), cut_at=MINUTE)
     worker.work(3.5 * MINUTE)
     made = len(worker.named("inference.submission_made"))
     delivered = len(worker.named("inference.submission_delivered"))

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import trio
 
-from peers.inference.role import InferenceRole
+from peers.inference.role import InferenceRole, Making
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
@@ -17,7 +17,6 @@ from simnet.simulation import Peer, Plan, Simulation
 from simnet.world import EPOCH
 from swarm.envelope import Envelope, seal
 from swarm.events import Event
-from swarm.jobs.inference import InferenceService
 from swarm.messages import RunManifest, StepOrder
 from swarm.run.exchange import BOOTSTRAP_SECONDS
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest
@@ -236,12 +235,10 @@ def test_a_run_is_made_shorter_or_longer(steps: int) -> None:
 class Headstrong(InferenceRole):
     """Works by the newest manifest, whatever its step follows, as an older Swarm does."""
 
-    async def _make_submission(
-        self, engine: InferenceService, order: StepOrder, nursery: trio.Nursery
-    ) -> None:
+    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> Making:
         newest = content_digest(self._run.manifest_envelope)
         by_newest = msgspec.structs.replace(order, run_digest=newest)
-        await super()._make_submission(engine, by_newest, nursery)
+        return super()._begin_submission(by_newest, self._run.manifest)
 
 
 def test_work_by_another_version_is_refused_and_proves_nothing() -> None:
