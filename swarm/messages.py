@@ -689,6 +689,8 @@ class Verdict(Message, frozen=True, kw_only=True):
     """Sampled tokens of the submission; 0 if its file could not be read."""
     share: Share = 1.0
     """The probability with which the submission was drawn for recomputation."""
+    policies: Annotated[list[Count], Meta(max_length=65)] = []
+    """Policies that its tokens were sampled from, ascending; empty: `policy` alone."""
 
     @property
     def recomputed(self) -> int:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import blake3
 import safetensors.torch
@@ -20,7 +23,7 @@ from peers.engines.memory import Need, check_fits, need_of
 from peers.engines.model import read_weights
 from peers.engines.registry import check_engine, make_engine
 from peers.environments import Renderer, probe_hash
-from peers.environments.collection import Environments
+from peers.environments.collection import Environments, GroupTask
 from peers.inference.finished import FinishedRollouts
 from peers.inference.survey import survey
 from peers.proofs import toploc
@@ -36,6 +39,8 @@ from swarm.jobs.inference import (
     Probed,
     Survey,
     Surveyed,
+    Swap,
+    Swapping,
     Usage,
 )
 from swarm.messages import CheckpointReference
@@ -43,6 +48,7 @@ from swarm.rollouts import seeds
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
 from swarm.world.job_thread import JobThread, in_job_thread
+from swarm.world.progress import checkpoint
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,13 @@ class _Made:
     playing: Playing
     slots: int
     """The engine's slots when it began."""
+    policies: set[int]
+    """Numbers of the policies that it may have tokens of."""
+
+    def may_swap(self, policy: CheckpointReference) -> bool:
+        """Whether a policy may sample its next tokens."""
+        later = policy.lineage == self.order.policy.lineage and policy.step > max(self.policies)
+        return later and len(self.policies) <= self.order.sampling.swaps_max
 
 
 class EngineService:
@@ -82,6 +95,12 @@ class EngineService:
         """Memory that was free before the first policy was loaded."""
         self._folder = Path()
         self._policy: CheckpointReference | None = None
+        self._live: list[_Made] = []
+        """Submissions in the batch."""
+        self._offered: deque[Load] = deque(maxlen=1)
+        """The policy to swap to; `swap` adds it, and the job thread takes it."""
+        self._swapping = Lock()
+        """Held while weights are swapped, and while a submission joins the batch."""
         self._thread = JobThread()
         self._beside = JobThread()
         """Proofs and files, one submission's after the other's."""
@@ -96,20 +115,11 @@ class EngineService:
     @in_job_thread
     def load(self, job: Load) -> Loaded:
         started = time.perf_counter()
-        path = Path(job.folder)
         if self._player is not None:
             self._player.drop_failed()
             if not self._player.is_idle:
                 raise ValueError(f"submissions of {self._policy} are being generated")
-        self._policy = None  # after a failure, no policy counts as loaded
-        if self._setup.alter_weights:
-            with tempfile.TemporaryDirectory() as aside:
-                altered = _altered(path, Path(aside), self._setup.alter_weights)
-                self._load_folder(altered, job.policy.step)
-        else:
-            self._load_folder(path, job.policy.step)
-        self._folder = path
-        self._policy = job.policy
+        self._load(job)
         assert self._engine is not None and self._need is not None
         known, need = self._engine.capabilities, self._need
         slots = known.slots or 0
@@ -128,6 +138,19 @@ class EngineService:
     def probe(self, job: Probe) -> Probed:
         environment = self._environments.of(job.environment)
         return Probed(digest=probe_hash(environment, Renderer(self._folder)))
+
+    def _load(self, job: Load) -> None:
+        path, loaded = Path(job.folder), False
+        try:
+            if self._setup.alter_weights:
+                with tempfile.TemporaryDirectory() as aside:
+                    altered = _altered(path, Path(aside), self._setup.alter_weights)
+                    self._load_folder(altered, job.policy.step)
+            else:
+                self._load_folder(path, job.policy.step)
+            loaded = True
+        finally:  # after a failure, no policy counts as loaded
+            self._folder, self._policy = path, job.policy if loaded else None
 
     def _load_folder(self, folder: Path, policy: int) -> None:
         if self._engine is None:
@@ -173,12 +196,44 @@ class EngineService:
     def _drive(self, playing: Playing) -> None:
         """Step the engine until a submission's completions are finished."""
         assert self._player is not None
-        finish(self._player, playing)
+        try:
+            finish(self._player, playing, self._before_step)
+        finally:
+            with self._swapping:
+                self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        self._live = [made for made in self._live if not made.playing.is_over]
+
+    def _before_step(self) -> None:
+        """Swap to the policy offered last, if all submissions in the batch may."""
+        checkpoint()
+        if not self._offered:
+            return
+        offered = self._offered[0]
+        with self._swapping:
+            self._forget_ended()
+            assert self._engine is not None
+            later = self._policy is not None and offered.policy.step > self._policy.step
+            swaps = self._engine.capabilities.in_flight and later
+            if swaps and not all(made.may_swap(offered.policy) for made in self._live):
+                return  # submissions that begin later may
+            if self._offered[0] is offered:
+                self._offered.popleft()
+            if swaps:
+                self._load(offered)
+                for made in self._live:
+                    made.policies.add(offered.policy.step)
+
+    async def swap(self, job: Swap) -> Swapping:
+        """Not in the job thread, which is generating."""
+        self._offered.append(job.load)
+        return Swapping()
 
     def _begin(self, job: Generate) -> _Made:
         """Draw a submission's tasks, and put its completions into the batch."""
-        order, sampling = job.order, job.order.sampling
-        if self._player is None or order.policy != self._policy:
+        order = job.order
+        if self._player is None or not order.may_begin_with(self._policy):
             raise ValueError(
                 f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
             )
@@ -187,14 +242,35 @@ class EngineService:
             groups = self._environments.tasks(order.environments, seed, order.groups, order.step)
         path = Path(job.path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        with self._swapping:
+            return self._join(order, path, groups, renderer)
+
+    def _join(
+        self,
+        order: SubmissionOrder,
+        path: Path,
+        groups: Sequence[GroupTask],
+        renderer: Renderer,
+    ) -> _Made:
+        """Put a submission's completions into the batch."""
+        assert self._player is not None and self._policy is not None
+        sampling = order.sampling
         finished = FinishedRollouts(path, order)
+        earlier = {span.policy for each in finished.rollouts.values() for span in each.spans}
+        policies = earlier | {self._policy.step}
+        if len(policies) > sampling.swaps_max + 1:
+            finished.drop()  # with this child's policy they would be too many
+            policies = {self._policy.step}
         left = [row for row in range(order.rows()) if row not in finished.rollouts]
         drawn = [groups[row // sampling.group_size] for row in left]
         work = [(group.environment, group.task) for group in drawn]
-        playing = Playing(renderer, work, left, seeds.noise_key(seed), sampling, finished.add)
+        key = seeds.noise_key(order.seed())
+        playing = Playing(renderer, work, left, key, sampling, finished.add)
         self._player.add(playing)
         environments = [group.index for group in groups]
-        return _Made(order, path, environments, finished, playing, self._slots())
+        made = _Made(order, path, environments, finished, playing, self._slots(), policies)
+        self._live.append(made)
+        return made
 
     def _slots(self) -> int:
         assert self._engine is not None
@@ -203,6 +279,7 @@ class EngineService:
     def _complete(self, made: _Made) -> Generated:
         """Build the missing proofs, and write the file."""
         order, finished = made.order, made.finished
+        assert self._policy is not None
         finished.prove()
         started = time.perf_counter()
         size = order.sampling.group_size
@@ -232,6 +309,7 @@ class EngineService:
             seconds_generate=made.playing.seconds,
             seconds_proofs=finished.seconds_proofs,
             seconds_write=time.perf_counter() - started,
+            policy=self._policy,
         )
 
     def _header(self, order: SubmissionOrder) -> Header:

@@ -79,6 +79,13 @@ class FinishedRollouts:
         self.seconds_proofs += time.perf_counter() - started
         return [row for row, _ in added]
 
+    def drop(self) -> None:
+        """Forget what an earlier child finished."""
+        self.rollouts.clear()
+        self.proofs.clear()
+        self.forget()
+        self._begun = False
+
     def forget(self) -> None:
         """Remove the file; call it once the submission is written."""
         self._path.unlink(missing_ok=True)

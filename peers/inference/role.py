@@ -23,10 +23,11 @@ from peers.inference.delivery import Deliveries
 from peers.inference.idle import Cause, DeviceMeter
 from peers.inference.outbox import Made, path_of
 from peers.inference.quantised import check_quantised
+from peers.inference.swapping import offer_newer
 from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN
-from swarm.jobs import Hardware, Load, SubmissionOrder
+from swarm.jobs import Hardware, Load, SubmissionOrder, may_begin_with
 from swarm.jobs.inference import (
     Generate,
     InferenceService,
@@ -216,6 +217,7 @@ class InferenceRole:
                 nursery.start_soon(guard, partial(self._make, engine, making))
 
             nursery.start_soon(guard, partial(self._meter.follow, engine))
+            nursery.start_soon(guard, partial(self._offer_newer, engine))
             await guard(partial(self._generate_until_over, engine, begin))
             if self._leaving:
                 await trio.sleep_forever()  # submissions may still be made; `leave` waits for them
@@ -246,6 +248,14 @@ class InferenceRole:
                     f": it needs about {wanted[0]:.0f} s more, and leave_seconds is {seconds:g}"
                 )
         self._events.emit("inference.leaving", seconds=0.0, reason=reason)
+
+    async def _offer_newer(self, engine: InferenceService) -> None:
+        """Offer newer policies to the engine, if the run allows swaps."""
+
+        def swappable() -> CheckpointReference | None:
+            return self._loaded if self._run.manifest.sampling.swaps_max else None
+
+        await offer_newer(self._peer, engine, swappable)
 
     async def _follow_checkpoints(self) -> None:
         await self._equipped.wait()
@@ -279,7 +289,7 @@ class InferenceRole:
                 self._peer.status.doing = f"waiting for version {order.run_version} of the run"
                 await self._while_wanted(order, partial(self._peer.versions.manifest_of, order))
                 continue
-            if self._loaded != order.checkpoint:
+            if not may_begin_with(self._loaded, order.checkpoint, manifest.sampling):
                 await self._load(engine, order)
                 continue  # a newer order may have come meanwhile
             begin(self._begin_submission(order, manifest))
@@ -428,9 +438,15 @@ class InferenceRole:
         if self._loaded is None:
             await self._check_rendering(engine)
             self._show_ready(loaded)
-        self._loaded = order.checkpoint
-        self._peer.status.policy = order.policy
-        self._events.emit("inference.policy_loaded", policy=order.policy, seconds=loaded.seconds)
+        self._note_policy(order.checkpoint, loaded.seconds)
+
+    def _note_policy(self, policy: CheckpointReference, seconds: float) -> None:
+        """Note that the engine holds a policy."""
+        if policy != self._loaded:
+            self._loaded = policy
+            self._peer.status.policy = policy.step
+            self._peer.checkpoint.touch()  # a newer one may be offered now
+            self._events.emit("inference.policy_loaded", policy=policy.step, seconds=seconds)
 
     async def _while_wanted(
         self, order: StepOrder, fetch: Callable[[], Awaitable[Fetched]]
@@ -515,6 +531,7 @@ class InferenceRole:
         job = Generate(order=making.asked, path=str(self._node.disk.local_path(making.path)))
         with self._meter.generating():
             made = await engine.generate(job)
+        self._note_policy(made.policy, seconds=0.0)
         making.generated = True
         seconds = self._seconds_made = self._node.world.now() - making.since
         self._peer.status.tokens_per_second = made.tokens / max(made.seconds_generate, 1e-6)

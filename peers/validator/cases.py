@@ -157,6 +157,7 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
         evidence=outcome.evidence,
         tokens=0 if outcome.failed in UNCREDITED else outcome.tokens,
         share=outcome.share,
+        policies=outcome.policies if outcome.policies != [submission.policy] else [],
     )
 
 
@@ -173,4 +174,5 @@ def outcome_of(verdict: Verdict) -> Outcome:
         tokens=verdict.tokens,
         share=verdict.share,
         evidence=verdict.evidence,
+        policies=verdict.policies,
     )

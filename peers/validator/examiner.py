@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import trio
@@ -11,19 +12,23 @@ from peers.validator.cases import Case, Outcome, submission_order
 from peers.validator.checks.base import first_failure, run
 from peers.validator.checks.history import CHECKS as HISTORY
 from peers.validator.checks.history import History
-from peers.validator.checks.standing import POLICY, Age
+from peers.validator.checks.standing import POLICY, SPANS, Age, Named
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.records import Records
 from peers.validator.statistics import Duplicates, Pace, draw_secret, prefill_wanted
 from swarm.errors import PeerError
 from swarm.jobs import Load
-from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillService
+from swarm.jobs.validation import Inspect, InspectionService, Judge, Judged, PrefillService
 from swarm.ledger.record import share_to_recompute
-from swarm.messages import CheckpointReference, RunManifest, Thresholds
+from swarm.messages import CheckpointReference, RunManifest
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import digest
 from swarm.world import ChildError
 from swarm.world.restarts import Restarts
+
+ANNOUNCEMENT_SECONDS = 5.0
+"""Time for the announcement of a policy that a file names to arrive. The worker has downloaded the
+policy and generated with it since, so its announcement is older than that."""
 
 
 class Children(NamedTuple):
@@ -82,6 +87,7 @@ class Examiner:
             digest=outcome.canonical_digest,
             thresholds=manifest.thresholds,
             rewards=outcome.rewards,
+            later=await self._others(case, outcome.policies, manifest),
         )
         await self._recompute(job, self._local(folder), prefill, outcome)
 
@@ -117,7 +123,7 @@ class Examiner:
             bytes_max=manifest.limits.submission_bytes_max,
         )
         try:
-            outcome = await self._check(case, inspect, manifest.thresholds, children)
+            outcome = await self._check(case, inspect, manifest, children)
             if not outcome.failed:
                 await self._disk.sync(canonical)  # durable before the verdict that names it
                 accepted = True
@@ -127,12 +133,15 @@ class Examiner:
                 await self._disk.remove(canonical)
 
     async def _check(
-        self, case: Case, inspect: Inspect, thresholds: Thresholds, children: Children
+        self, case: Case, inspect: Inspect, manifest: RunManifest, children: Children
     ) -> Outcome:
         """Inspect a case's file, and recompute its content if the case is drawn for that."""
         inspected = await children.inspector.inspect(inspect)
         children.restarts.succeeded()
-        outcome = Outcome.of(inspected)
+        outcome, thresholds = Outcome.of(inspected), manifest.thresholds
+        if max(inspected.policies, default=0) > case.submission.policy:
+            published = await self._published(case, max(inspected.policies))
+            run(SPANS, Named(max(inspected.policies), published), outcome)
         history = History(
             worker=case.worker,
             group_digests=inspected.group_digests,
@@ -154,6 +163,7 @@ class Examiner:
                 digest=inspected.canonical_digest,
                 thresholds=thresholds,
                 rewards=inspected.rewards,
+                later=await self._others(case, inspected.policies, manifest),
             )
             await self._recompute(job, inspect.tokenizer_folder, children.prefill, outcome)
         if ungraded and not outcome.failed:
@@ -168,17 +178,66 @@ class Examiner:
             return await self._peer.versions.manifest_of(case.order)
         raise PeerError(f"no peer has version {case.order.run_version} of the run manifest")
 
+    async def _published(self, case: Case, policy: int) -> int:
+        """Number of the newest policy announced; waits a moment for `policy`, whose announcement
+        may be on its way here."""
+
+        def newest() -> int:
+            found = self._peer.newest_checkpoint()
+            here = found is not None and found.lineage == case.submission.lineage
+            return found.step if found is not None and here else case.submission.policy
+
+        with trio.move_on_after(ANNOUNCEMENT_SECONDS):
+            await self._peer.checkpoint.wait_until(lambda _: newest() >= policy)
+        return newest()
+
+    async def _others(
+        self, case: Case, policies: Sequence[int], manifest: RunManifest
+    ) -> list[Load]:
+        """All policies of a submission, fetched; none if the order's is the only one.
+
+        Raises `PeerError` if one of them cannot be fetched.
+        """
+        named = case.order.checkpoint
+        loads = []
+        for step in policies if list(policies) != [named.step] else ():
+            found = self._peer.reference_of(named.lineage, step) if step != named.step else named
+            if found is None:
+                raise PeerError(f"this validator missed the announcement of policy {step}")
+            folder = await self._peer.policies.get(
+                found, deadline_seconds=manifest.limits.verdict_seconds
+            )
+            loads.append(Load(policy=found, folder=self._local(folder)))
+        return loads
+
     async def _recompute(
         self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome
     ) -> None:
         """Add the results of the checks that need the policy in `folder`."""
         async with self._prefilling:
-            await self._load(Load(policy=job.order.policy, folder=folder), prefill)
-            judged = await prefill.judge(job)
+            if job.later:
+                judged = await self._judge_policies(job, prefill)
+            else:
+                await self._load(Load(policy=job.order.policy, folder=folder), prefill)
+                judged = await prefill.judge(job)
         self._prefill_restarts.succeeded()
         outcome.checks.extend(judged.checks)
         outcome.failed, outcome.detail = judged.failed, judged.detail
         outcome.evidence = judged.evidence
+
+    async def _judge_policies(self, job: Judge, prefill: PrefillService) -> Judged:
+        """Judge rollouts of several policies, which the child loads as it needs them."""
+        policies = [(load.policy.lineage, load.policy.step) for load in job.later]
+        for policy in policies:
+            self._peer.store.pin(policy)
+        self._loaded = []  # the child may drop policies to make room, and then fail
+        try:
+            judged = await prefill.judge(job)
+        finally:
+            for policy in policies:
+                self._peer.store.unpin(policy)
+        self._loaded = judged.policies
+        return judged
 
     async def _load(self, job: Load, prefill: PrefillService) -> None:
         """Load a policy into the prefill child, unless the child holds it."""

@@ -9,7 +9,9 @@ chance cannot explain the evidence of all its submissions (`peers.validator.evid
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -26,7 +28,7 @@ from peers.engines.engine import Engine
 from peers.engines.memory import need_of
 from peers.engines.registry import check_engine, make_engine
 from peers.proofs import toploc
-from peers.proofs.format import split
+from peers.proofs.format import chunk_count, split
 from peers.validator.checks.base import run_all
 from peers.validator.checks.policy import CHECKS, Recomputation
 from peers.validator.evidence.submission import Recomputed, evidence_of
@@ -72,6 +74,10 @@ class PrefillService:
 
     @in_job_thread
     def load(self, job: Load) -> PoliciesLoaded:
+        self._load(job)
+        return PoliciesLoaded(policies=list(self._engines))
+
+    def _load(self, job: Load) -> Engine:
         needed = need_of(Path(job.folder), self._setup.hardware).weights_bytes
         self._engines.pop(job.policy, None)
         while len(self._engines) >= self._setup.policies_kept or not self._has_room(needed):
@@ -86,7 +92,7 @@ class PrefillService:
             self._engines.clear()
             engine = self._make_alone(job)
         self._engines[job.policy] = engine
-        return PoliciesLoaded(policies=list(self._engines))
+        return engine
 
     def _make(self, job: Load) -> Engine:
         hardware = self._setup.hardware
@@ -114,15 +120,13 @@ class PrefillService:
     @in_job_thread
     @torch.inference_mode()
     def judge(self, job: Judge) -> Judged:
-        policy = job.order.policy
-        if policy not in self._engines:
-            raise ValueError(f"{policy} is not loaded; there are: {list(self._engines)}")
-        self._engines.move_to_end(policy)
+        if not job.later and job.order.policy not in self._engines:
+            raise self._not_loaded(job.order.policy)
         raw = Path(job.path).read_bytes()
         check_digest(raw, job.digest)
         rollouts = Rollouts.from_bytes(raw)
-        engine = self._engines[policy]
         rows = range(len(rollouts)) if job.rows is None else job.rows
+        parts = _parts(rollouts, rows)
         found = [
             recompute(
                 engine,
@@ -131,9 +135,11 @@ class PrefillService:
                 job.order.sampling.temperature,
                 job.thresholds,
             )
-            for batch in _batches(rollouts, rows)
+            for policy, own in groupby(parts, key=lambda part: part.policy)
+            for engine in [self._engine(policy, job)]
+            for batch in _batches(own)
         ]
-        evidence = evidence_of(_recomputed(found, rollouts, rows, job), job.thresholds)
+        evidence = evidence_of(_recomputed(found, rollouts, parts, job), job.thresholds)
         recomputation = Recomputation(
             proofs=proof_figures([chunk for each in found for chunk in each.chunks]),
             sampling=sampling_figures(np.concatenate([each.margins for each in found])),
@@ -145,45 +151,93 @@ class PrefillService:
             proofs=recomputation.proofs,
             sampling=recomputation.sampling,
             evidence=evidence,
+            policies=list(self._engines),
         )
+
+    def _engine(self, step: int, job: Judge) -> Engine:
+        """The engine with a policy of the job's lineage, which is loaded if it is not in memory."""
+        given = {load.policy.step: load for load in job.later}
+        policy = given[step].policy if step in given else job.order.policy
+        if policy.step != step:
+            raise self._not_loaded(msgspec.structs.replace(policy, step=step))
+        if policy not in self._engines:
+            return self._load(given[step])
+        self._engines.move_to_end(policy)
+        return self._engines[policy]
+
+    def _not_loaded(self, policy: CheckpointReference) -> ValueError:
+        return ValueError(f"{policy} is not loaded; there are: {list(map(str, self._engines))}")
 
 
 _SERVICE: type[validation.PrefillService] = PrefillService
 
 
-def _batches(rollouts: Rollouts, rows: Sequence[int]) -> Iterator[list[int]]:
-    """Cut rows into runs of at most `PREFILL_TOKENS_MAX` tokens, or of one row."""
-    lengths = np.diff(rollouts.token_offsets).tolist()
-    batch: list[int] = []
-    tokens = 0
+@dataclass(frozen=True)
+class _Part:
+    """The tokens of one rollout that one policy sampled."""
+
+    row: int
+    policy: int
+    start: int
+    """Position of the first of them."""
+    sampled: Sequence[int]
+    """Their indices among all tokens of the rollout."""
+    proofs: Sequence[bytes]
+
+    @property
+    def end(self) -> int:
+        """Tokens of the rollout up to the last of them."""
+        return self.sampled[-1] + 1
+
+
+def _parts(rollouts: Rollouts, rows: Sequence[int]) -> list[_Part]:
+    """The spans of some rows, policy by policy."""
+    parts = []
     for row in rows:
-        if batch and tokens + lengths[row] > PREFILL_TOKENS_MAX:
+        rollout, proofs = rollouts.rollout(row), split(rollouts.proof(row))
+        sampled, start = rollout.sampled, 0
+        for span in rollout.spans:
+            count, end = chunk_count(span.tokens), start + span.tokens
+            parts.append(_Part(row, span.policy, start, sampled[start:end], proofs[:count]))
+            proofs, start = proofs[count:], end
+    return sorted(parts, key=lambda part: part.policy)
+
+
+def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+    """Cut parts into runs of at most `PREFILL_TOKENS_MAX` tokens, or of one part."""
+    batch: list[_Part] = []
+    tokens = 0
+    for part in parts:
+        if batch and tokens + part.end > PREFILL_TOKENS_MAX:
             yield batch
             batch, tokens = [], 0
-        batch.append(row)
-        tokens += lengths[row]
+        batch.append(part)
+        tokens += part.end
     yield batch
 
 
-def _completed(rollouts: Rollouts, rows: Sequence[int]) -> Completed:
-    judged = [rollouts.rollout(row) for row in rows]
+def _completed(rollouts: Rollouts, parts: Sequence[_Part]) -> Completed:
+    """What a policy sampled; everything before it counts as its prompt."""
     return Completed(
-        sequences=[rollout.tokens for rollout in judged],
-        sampled=[rollout.sampled for rollout in judged],
-        rows=rows,
-        proofs=[split(rollouts.proof(row)) for row in rows],
+        sequences=[rollouts.row_tokens(part.row)[: part.end].tolist() for part in parts],
+        sampled=[part.sampled for part in parts],
+        rows=[part.row for part in parts],
+        proofs=[part.proofs for part in parts],
+        starts=[part.start for part in parts],
     )
 
 
 def _recomputed(
-    found: Sequence[Found], rollouts: Rollouts, rows: Sequence[int], job: Judge
+    found: Sequence[Found], rollouts: Rollouts, parts: Sequence[_Part], job: Judge
 ) -> Recomputed:
     """The scores of a submission, its near ties and outcomes by group.
 
     Without rewards, they count as equal.
     """
     size = job.order.sampling.group_size
-    ties = dict(zip(rows, (row for each in found for row in each.ties), strict=True))
+    ties: dict[int, list[bool]] = {}
+    for part, own in zip(parts, (row for each in found for row in each.ties), strict=True):
+        ties.setdefault(part.row, []).extend(own)
     groups = [
         [row for row in range(first, first + size) if row in ties]
         for first in range(0, len(rollouts), size)

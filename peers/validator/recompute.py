@@ -44,6 +44,8 @@ class Completed:
     """Row of each rollout in its submission."""
     proofs: Sequence[Sequence[bytes]]
     """The chunks' proofs of each rollout."""
+    starts: Sequence[int] = ()
+    """Position in its episode of each rollout's first sampled token; empty: 0 for all."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ def recompute(
         [tokens[index] for index in indices]
         for tokens, indices in zip(given.sequences, given.sampled, strict=True)
     ]
-    missed, gaps = judge_sampling(engine, prefill, completions, given.rows, key, temperature)
+    missed, gaps = judge_sampling(
+        engine, prefill, completions, given.rows, key, temperature, starts=given.starts
+    )
     ends = np.cumsum([len(completion) for completion in completions])[:-1]
     near = np.where(missed > 0, missed, gaps) < TIE_WIDTH
     ties = [
@@ -114,6 +118,7 @@ def judge_sampling(
     key: tuple[int, int],
     temperature: float,
     entries_max: int = ENTRIES_MAX,
+    starts: Sequence[int] = (),
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Margins and gaps [tokens] (`peers.engines.sampling.Judgement`), `entries_max` at a time.
 
@@ -125,7 +130,12 @@ def judge_sampling(
     tokens = torch.tensor([token for row in completions for token in row], device=device)
     lengths = torch.tensor([len(completion) for completion in completions], device=device)
     row_index = torch.tensor(list(rows), device=device).repeat_interleave(lengths)
-    positions = torch.cat([torch.arange(len(row), device=device) for row in completions])
+    positions = torch.cat(
+        [
+            torch.arange(start, start + len(row), device=device)
+            for start, row in zip(starts or [0] * len(completions), completions, strict=True)
+        ]
+    )
     step = max(1, entries_max // engine.capabilities.vocabulary_size)
     for start in range(0, len(tokens), step):
         checkpoint()

@@ -9,27 +9,31 @@ import trio
 from blake3 import blake3
 
 from simnet.compute.policy import WEIGHTS
-from simnet.compute.rollouts import POISON, rollouts
+from simnet.compute.rollouts import POISON, SimulatedRollouts, rollouts
 from simnet.compute.setting import Setting
-from swarm.jobs import Load, inference
+from swarm.jobs import Load, SubmissionOrder, inference
 from swarm.messages import CheckpointReference
 from swarm.rollouts.seeds import digest as digest_of
 
 PROBE_HASH = digest_of("simnet/1/probe")
 """The probe hash of every honest simulated machine."""
 
+SWAP_CHANCES = 8
+"""Moments in a submission at which the simulated engine swaps to a policy offered to it."""
+
 
 class EngineModel:
     """Cost model of `peers.inference.engine_service.EngineService`: submissions are generated one
     after the other, and the proofs and the file of one beside the next."""
 
-    BESIDE: ClassVar[frozenset[str]] = frozenset({"generate", "usage"})
+    BESIDE: ClassVar[frozenset[str]] = frozenset({"generate", "usage", "swap"})
     """Methods that run while another one does."""
 
     def __init__(self, setting: Setting, setup: inference.InferenceSetup) -> None:
         self._setting = setting
         self._altered = bool(setup.alter_weights)
         self._policy: CheckpointReference | None = None
+        self._offered: Load | None = None
         self._turn = trio.Lock()
         """Held while a submission is generated."""
         self._seconds = 0.0
@@ -58,17 +62,25 @@ class EngineModel:
         size = sum(disk.size_bytes(f"{path}/{name}") for name in disk.list(path))
         seconds = size / self._setting.hardware.load_bytes_per_second
         await trio.sleep(seconds)
+        self._hold(job)
+        return inference.Loaded(seconds=seconds)
+
+    def _hold(self, job: Load) -> None:
+        disk, path = self._setting.disk, self._setting.disk.path_of(job.folder)
         self._policy = job.policy
         weights = disk.names_in(f"{path}/{WEIGHTS}")
         self._setting.tell("loaded", policy=job.policy.step, weights=weights)
-        return inference.Loaded(seconds=seconds)
+
+    async def swap(self, job: inference.Swap) -> inference.Swapping:
+        self._offered = job.load
+        return inference.Swapping()
 
     async def probe(self, job: inference.Probe) -> inference.Probed:
         return inference.Probed(digest=PROBE_HASH)
 
     async def generate(self, job: inference.Generate) -> inference.Generated:
         order, fabricates = job.order, self._setting.fabricated(job.order)
-        if order.policy != self._policy:
+        if not order.may_begin_with(self._policy):
             raise ValueError(
                 f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
             )
@@ -82,12 +94,13 @@ class EngineModel:
         async with self._turn:
             self._since = trio.current_time()
             try:
-                await trio.sleep(seconds)
+                await self._generate(seconds, order, made)
             finally:
                 self._seconds += trio.current_time() - self._since
                 self._since = None
         building = tokens / self._setting.hardware.proof_tokens_per_second
         await trio.sleep(building)
+        assert self._policy is not None
         raw = msgspec.msgpack.encode(made)
         if fabricates == "garbage":
             raw = raw[: len(raw) // 2]
@@ -103,4 +116,23 @@ class EngineModel:
             seconds_generate=seconds,
             seconds_proofs=building,
             seconds_write=0.0,
+            policy=self._policy,
         )
+
+    async def _generate(
+        self, seconds: float, order: SubmissionOrder, made: SimulatedRollouts
+    ) -> None:
+        """Generate for some seconds; swap meanwhile to policies offered, if the order allows it."""
+        assert self._policy is not None
+        used = [self._policy.step]
+        chances = SWAP_CHANCES if order.sampling.swaps_max else 1
+        for _ in range(chances):
+            await trio.sleep(seconds / chances)
+            offered, self._offered = self._offered, None
+            if offered is None or len(used) > order.sampling.swaps_max:
+                continue
+            if offered.policy.lineage == order.policy.lineage and offered.policy.step > used[-1]:
+                self._hold(offered)
+                used.append(offered.policy.step)
+        if used != [order.policy.step]:
+            made.policies = used

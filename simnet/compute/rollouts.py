@@ -37,6 +37,8 @@ class SimulatedRollouts(msgspec.Struct, array_like=True):
     """Whether a few tokens were replaced; only the evidence of prefills notices that."""
     variant: int = 0
     """Which of several correct files: another machine's rounding gives other bytes."""
+    policies: list[int] = []
+    """The policies that sampled it, ascending; empty: `policy` alone."""
 
 
 def rollouts(setting: Setting, order: SubmissionOrder) -> SimulatedRollouts:

@@ -35,6 +35,11 @@ class InspectorModel:
         right.edited = found.edited
         right.invented = found.invented  # an inspector cannot see it in the file
         right.variant = found.variant
+        named, swaps = job.order.policy.step, job.order.sampling.swaps_max
+        used = found.policies
+        if used and (min(used) < named or used != sorted(set(used)) or len(used) > swaps + 1):
+            return _fault("spans", "other policies than the run allows", _exact("schema"))
+        right.policies = used
         if found != right:
             return _fault("header", "another submission", _exact("schema"))
         grades, order = self._setting.hardware.grades, job.order
@@ -52,6 +57,7 @@ class InspectorModel:
             canonical_digest=blake3(canonical).digest(),
             canonical_bytes=len(canonical),
             tokens=sum(map(sum, found.lengths)),
+            policies=used or [named],
         )
 
 
@@ -82,7 +88,10 @@ class PrefillModel:
         return validation.PoliciesLoaded(policies=list(self._policies))
 
     async def judge(self, job: validation.Judge) -> validation.Judged:
-        if job.order.policy not in self._policies:
+        for load in job.later:
+            if load.policy not in self._policies:
+                await self.load(load)
+        if not job.later and job.order.policy not in self._policies:
             raise ValueError(f"{job.order.policy} is not loaded")
         found = await read_rollouts(self._setting, job.path, job.digest)
         tokens = sum(map(sum, found.lengths))
@@ -112,6 +121,7 @@ class PrefillModel:
                 margin_max=float(invented) or EDIT_MARGIN * found.edited,
             ),
             evidence=_evidence(tokens, invented, edited, job.thresholds),
+            policies=list(self._policies),
         )
 
 

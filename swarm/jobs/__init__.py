@@ -77,9 +77,24 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
         seed = self.seed()
         return [environment_of_group(seed, group, weights) for group in range(self.groups)]
 
+    def may_begin_with(self, policy: CheckpointReference | None) -> bool:
+        """Whether its first tokens may come from a policy."""
+        return may_begin_with(policy, self.policy, self.sampling)
+
     def rows(self) -> int:
         """Completions in the submission."""
         return self.groups * self.sampling.group_size
+
+
+def may_begin_with(
+    policy: CheckpointReference | None, named: CheckpointReference, sampling: Sampling
+) -> bool:
+    """Whether a submission may begin with a policy: the one that the step order names, or, where
+    the run allows swaps, a later one of its lineage."""
+    if policy is None or policy == named:
+        return policy is not None
+    later = policy.lineage == named.lineage and policy.step > named.step
+    return sampling.swaps_max > 0 and later
 
 
 class Load(Job, frozen=True, kw_only=True):

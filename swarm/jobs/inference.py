@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from swarm.jobs import Hardware, Load, SubmissionOrder
-from swarm.messages import Digest, EnvironmentReference
+from swarm.messages import CheckpointReference, Digest, EnvironmentReference
 from swarm.world import Job, Setup
 
 
@@ -88,6 +88,18 @@ class Generate(Job, frozen=True, kw_only=True):
     path: str
 
 
+class Swap(Job, frozen=True, kw_only=True):
+    """Go on with another policy, from the next token on."""
+
+    patience_seconds: ClassVar[float] = 600.0
+
+    load: Load
+
+
+class Swapping(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine has taken note; it swaps if the submission may."""
+
+
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
     digest: Digest
     """BLAKE3-256 of the file."""
@@ -105,6 +117,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     proportion to their number."""
     seconds_proofs: float
     seconds_write: float
+    policy: CheckpointReference
+    """The policy that is loaded now."""
 
 
 class AskUsage(Job, frozen=True, kw_only=True):
@@ -134,7 +148,17 @@ class InferenceService(Protocol):
 
     async def generate(self, job: Generate) -> Generated:
         """Raises `ValueError` when another policy is loaded or an episode exceeds the model's
-        context length, `UserError` for an environment that is not installed."""
+        context length, `UserError` for an environment that is not installed.
+
+        With `Sampling.swaps_max`, a later policy of the order's lineage may be loaded, too."""
+        ...
+
+    async def swap(self, job: Swap) -> Swapping:
+        """While `generate` runs: load a later policy before the next token.
+
+        Without effect if a submission in the batch has swapped `Sampling.swaps_max` times, if the
+        engine cannot, or if the policy is not a later one. An offer replaces an earlier one that
+        the engine has not taken yet; without a submission in the batch, it waits for the next."""
         ...
 
     async def usage(self, job: AskUsage) -> Usage:

@@ -121,6 +121,9 @@ class Judge(Job, frozen=True, kw_only=True):
     """[groups][G] The validator's; empty if the environment cannot grade."""
     rows: list[int] | None = None
     """Rows to check; None: all."""
+    later: list[Load] = msgspec.field(default_factory=list)
+    """The policies of the rollouts, where there are others than the order's. One after the other is
+    loaded as it is needed."""
 
 
 class ProofFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +159,8 @@ class Judged(Report, kw_only=True):
     sampling: SamplingFigures
     evidence: Evidence
     """What the submission adds to the evidence against its worker."""
+    policies: list[CheckpointReference] = []
+    """All policies in memory, the least recently used first."""
 
 
 class PrefillService(Protocol):
@@ -166,6 +171,6 @@ class PrefillService(Protocol):
         ...
 
     async def judge(self, job: Judge) -> Judged:
-        """Raises `ValueError` when the policy is not loaded, `OSError` when the file's hash
-        differs."""
+        """Raises `ValueError` when a policy is neither loaded nor given, `UserError` for a folder
+        that holds no supported model, `OSError` when the file's hash differs."""
         ...

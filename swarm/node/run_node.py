@@ -19,6 +19,7 @@ from swarm.identity import PeerId
 from swarm.messages import (
     DOING_CHARACTERS_MAX,
     Checkpoint,
+    CheckpointReference,
     Eviction,
     Heartbeat,
     Message,
@@ -51,6 +52,9 @@ def _moment(wall_seconds: float) -> str:
     """Format a wall time as text in UTC."""
     return datetime.fromtimestamp(wall_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
+
+REFERENCES_MAX = 300
+"""Announced checkpoints remembered: rollouts of at most 256 steps back may be trained on."""
 
 CREDENTIAL_SECONDS = ADMISSION_LEASE_SECONDS / 2 - 5.0
 """Shortest time between two credentials shown to bulk servers. An admission is renewed every 10 s,
@@ -97,7 +101,9 @@ class RunNode:
         self._evictions = Evictions(node, run)
         self.gossip.listen(Presence, self._clock.on_presence)
         self.gossip.listen(RunManifest, self._on_manifest)
-        self.gossip.listen(Checkpoint, lambda e: self._newest(self.checkpoint, e))
+        self._references: dict[tuple[int, int], CheckpointReference] = {}
+        """The last checkpoints announced, by (lineage, step)."""
+        self.gossip.listen(Checkpoint, self._on_checkpoint)
         self.gossip.listen(StepOrder, self._on_order)
         self.gossip.listen(Eviction, self._evictions.hear)
         self.gossip.listen(Reinstatement, run.reinstate)
@@ -248,6 +254,18 @@ class RunNode:
     def newest_checkpoint(self) -> Checkpoint | None:
         envelope = self.checkpoint.value
         return envelope.expect(Checkpoint) if envelope is not None else None
+
+    def reference_of(self, lineage: int, step: int) -> CheckpointReference | None:
+        """The reference of a policy that was announced to this peer, or is on its disk."""
+        held = self.store.held((lineage, step))
+        return held.reference if held is not None else self._references.get((lineage, step))
+
+    def _on_checkpoint(self, envelope: Envelope) -> None:
+        self._newest(self.checkpoint, envelope)
+        reference = envelope.expect(Checkpoint).reference
+        self._references[reference.lineage, reference.step] = reference
+        while len(self._references) > REFERENCES_MAX:
+            del self._references[min(self._references)]
 
     def step_order(self) -> StepOrder | None:
         """Return the step order in force: the newest one of any trainer."""

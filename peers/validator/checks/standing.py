@@ -43,5 +43,26 @@ class Staleness(Check[Age]):
         return at_most(evidence.policies, evidence.policies_max, detail)
 
 
+class Named(NamedTuple):
+    """The newest policy that a file names, and the newest one announced."""
+
+    policy: int
+    published: int
+
+
+class Published(Check[Named]):
+    """Every policy that the file names was published.
+
+    Figure: the newest of them; the threshold is the newest policy announced.
+    """
+
+    name = "spans"
+
+    def examine(self, evidence: Named) -> Finding:
+        detail = f"it names policy {evidence.policy}, which no trainer has announced"
+        return at_most(evidence.policy, evidence.published, detail)
+
+
 WORKER = (NotEvicted(),)
 POLICY = (Staleness(),)
+SPANS = (Published(),)

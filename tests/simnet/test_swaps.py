@@ -1,0 +1,73 @@
+"""Workers that swap weights while they generate, on production roles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from simnet.clock import run_virtual
+from simnet.compute.rollouts import SimulatedRollouts
+from simnet.compute.setting import Hardware, Workload
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event
+
+STEPS = 6
+
+
+def run(swaps_max: int) -> tuple[list[SimulatedRollouts], Counter[str], float]:
+    """What was trained on, verdicts by outcome, and the end, of a run whose submissions take one
+    worker longer than a step."""
+    simulation = Simulation(2, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
+    trained: list[SimulatedRollouts] = []
+    outcomes: Counter[str] = Counter()
+
+    def hear(_now: float, _peer: Peer, event: Event) -> None:
+        if event.name == "validator.verdict":
+            outcomes[dict(event.fields)["outcome"]] += 1
+
+    def witness(_peer: Peer, what: str, facts: Mapping[str, Any]) -> None:
+        if what == "trained":
+            trained.extend(found for _, _, found in facts["rollouts"])
+
+    simulation.witnesses.append(witness)
+    ended = 0.0
+
+    async def main() -> None:
+        nonlocal ended
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=["v0"], steps=STEPS,
+                groups_per_step=8, max_new_tokens=256, swaps_max=swaps_max,
+            )  # fmt: skip
+            over = simulation.expect("trainer.run_complete", ["trainer"])
+            for plan in (
+                Plan("v0", ["validator"]),
+                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=3.0)),
+                Plan("slow", ["inference"], hardware=Hardware(tokens_per_second=150.0)),
+                Plan("fast", ["inference"]),
+            ):
+                await simulation.add(plan).start()
+            assert await simulation.meet(over, 1000.0)
+            ended = trio.current_time()
+
+    run_virtual(main, seed=2, limit_seconds=1001)
+    assert simulation.violations == []
+    return trained, outcomes, ended
+
+
+def test_submissions_of_several_policies_are_judged_and_trained_on() -> None:
+    trained, outcomes, _ = run(swaps_max=2)
+    assert set(outcomes) == {"accepted"}
+    several = [each.policies for each in trained if len(each.policies) > 1]
+    assert several and max(map(len, several)) <= 3
+    assert all(min(each.policies, default=each.policy) >= each.policy for each in trained)
+
+
+def test_without_the_setting_nothing_swaps() -> None:
+    trained, outcomes, _ = run(swaps_max=0)
+    assert set(outcomes) == {"accepted"} and not any(each.policies for each in trained)

@@ -1,0 +1,243 @@
+"""Swaps of weights between the tokens of a submission: what the validator makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from blake3 import blake3
+
+from peers.engines import demo
+from peers.inference.engine_service import EngineService
+from peers.validator.prefill import PrefillService
+from swarm.jobs import Load, SubmissionOrder
+from swarm.jobs.inference import Generate, Generated, InferenceSetup, Swap
+from swarm.jobs.validation import Judge, Judged, PrefillSetup
+from swarm.messages import Thresholds
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.submission_file import ReadLimits, read
+from tests.orders import policy as reference
+from tests.orders import submission_order
+
+LIMITS = ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10, 1 << 10)
+NAMED = 1
+"""The policy that the step order names."""
+ORDER = submission_order(
+    policy=reference(NAMED), groups=2, max_new_tokens=40, stop_ids=[63], swaps_max=2
+)
+
+Swaps = dict[int, int]
+"""The policy offered during each of some steps of the engine, counted from 1; 0: before them."""
+
+
+@dataclass
+class Bench:
+    """Policies 1 to 4, and a worker that swaps when it is told to."""
+
+    folders: dict[int, Path]
+    at: Path
+
+    def load(self, policy: int) -> Load:
+        return Load(policy=reference(policy), folder=str(self.folders[policy]))
+
+    def service(self, policy: int = NAMED) -> EngineService:
+        service = EngineService(InferenceSetup(environments=[]))
+        trio.run(service.load, self.load(policy))
+        return service
+
+    def generate(
+        self,
+        swaps: Swaps,
+        order: SubmissionOrder = ORDER,
+        service: EngineService | None = None,
+        tamper: Callable[[Any], None] = lambda engine: None,
+    ) -> tuple[Generated, Rollouts]:
+        service = service or self.service()
+        engine: Any = service._engine
+        tamper(engine)
+        step, steps = engine.step, 0
+
+        def offer(steps: int) -> None:
+            if steps in swaps:
+                trio.run(service.swap, Swap(load=self.load(swaps[steps])))
+
+        def stepping() -> Any:
+            nonlocal steps
+            steps += 1
+            offer(steps)
+            return step()
+
+        offer(0)
+
+        engine.step = stepping
+        path = self.at / "made"
+        made = trio.run(service.generate, Generate(order=order, path=str(path)))
+        engine.step = step
+        return made, read(path, LIMITS).rollouts
+
+    def judge(
+        self, rollouts: Rollouts, kept: int = 3, given: tuple[int, ...] = (1, 2, 3)
+    ) -> Judged:
+        service = PrefillService(PrefillSetup(policies_kept=kept))
+        raw = rollouts.to_bytes()
+        (self.at / "canonical").write_bytes(raw)
+        job = Judge(
+            order=ORDER,
+            path=str(self.at / "canonical"),
+            digest=blake3(raw).digest(),
+            thresholds=Thresholds(),
+            rewards=[],
+            later=[self.load(policy) for policy in given],
+        )
+        return trio.run(service.judge, job)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folders = {policy: tmp_path_factory.mktemp(f"policy-{policy}") for policy in (1, 2, 3, 4)}
+    for policy, folder in folders.items():
+        demo.make_policy(folder, seed=policy)
+    yield Bench(folders, tmp_path_factory.mktemp("swaps"))
+
+
+@pytest.fixture(scope="module")
+def swapped(bench: Bench) -> Rollouts:
+    """Policy 2 after 6 tokens, policy 3 after 34."""
+    made, rollouts = bench.generate({6: 2, 34: 3})
+    assert made.policy == reference(3)
+    return rollouts
+
+
+def spans(rollouts: Rollouts, row: int) -> list[tuple[int, int]]:
+    return [(span.policy, span.tokens) for span in rollouts.rollout(row).spans]
+
+
+def up_to(length: int, given: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The spans of the first tokens: some completions end before a swap."""
+    found = []
+    for policy, tokens in given:
+        found.append((policy, min(tokens, length)))
+        length -= found[-1][1]
+    return [span for span in found if span[1]]
+
+
+def longest(rollouts: Rollouts) -> int:
+    """A row that crosses both swaps."""
+    row = int(rollouts.model_lengths().argmax())
+    assert rollouts.model_lengths()[row] == 40
+    return row
+
+
+def test_each_span_is_its_policys(bench: Bench, swapped: Rollouts) -> None:
+    _, whole = bench.generate({})
+    for row, length in enumerate(swapped.model_lengths().tolist()):
+        assert spans(swapped, row) == up_to(length, [(1, 6), (2, 28), (3, 6)])
+        assert len(swapped.proof(row)) == len(spans(swapped, row)) * 258
+        # The tokens before the first swap are the named policy's.
+        before = slice(0, len(whole.prompt(row)) + 6)
+        assert swapped.row_tokens(row)[before].tolist() == whole.row_tokens(row)[before].tolist()
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_an_honest_swap_passes_whatever_memory_the_validator_has(
+    bench: Bench, swapped: Rollouts, kept: int
+) -> None:
+    found = bench.judge(swapped, kept)
+    assert found.failed == "" and found.sampling.mismatches == 0
+    assert found.sampling.tokens == len(swapped.log_probabilities)
+    assert found.proofs.chunks == len(swapped.span_policies) > len(swapped)
+    assert found.proofs.error_mean < 0.01
+    assert [policy.step for policy in found.policies] == [1, 2, 3][-kept:]
+
+
+def relabelled(rollouts: Rollouts, policies: list[int], lengths: list[int]) -> Rollouts:
+    """Other spans for the longest row, as many as before."""
+    first = rollouts.span_offsets[longest(rollouts)]
+    own = slice(first, first + len(policies))
+    changed = replace(
+        rollouts,
+        span_policies=rollouts.span_policies.copy(),
+        span_lengths=rollouts.span_lengths.copy(),
+    )
+    changed.span_policies[own], changed.span_lengths[own] = policies, lengths
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("policies", "lengths"),
+    [
+        ([1, 2, 3], [9, 25, 6]),  # the first swap is said to come three tokens later
+        ([1, 2, 3], [6, 25, 9]),  # the second three tokens earlier
+        ([1, 2, 4], [6, 28, 6]),  # the last tokens are said to be policy 4's
+        ([1, 3, 4], [6, 28, 6]),
+    ],
+)
+def test_spans_that_lie_are_refused(
+    bench: Bench, swapped: Rollouts, policies: list[int], lengths: list[int]
+) -> None:
+    forged = relabelled(swapped, policies, lengths)
+    found = bench.judge(forged, given=(1, 2, 3, 4), kept=4)
+    assert found.failed == "proofs"
+
+
+def test_tokens_of_a_kept_cache_are_refused(bench: Bench) -> None:
+    """Keys and values of the policy before the swap are not what a prefill computes."""
+
+    def keep_caches(engine: Any) -> None:
+        load = engine.load_weights
+
+        def load_weights(folder: Path, policy: int) -> None:
+            restart, engine._rows.restart = engine._rows.restart, lambda: None
+            load(folder, policy)
+            engine._rows.restart = restart
+            for row in engine._rows.live.values():
+                row.save_hidden()
+                row.policies.append((policy, len(row.tokens)))
+
+        engine.load_weights = load_weights
+
+    _, rollouts = bench.generate({6: 2}, tamper=keep_caches)
+    assert spans(rollouts, longest(rollouts)) == [(1, 6), (2, 34)]
+    found = bench.judge(rollouts)
+    assert found.failed == "proofs"
+
+
+def test_a_policy_that_is_not_at_hand_is_no_fault_of_the_worker(
+    bench: Bench, swapped: Rollouts
+) -> None:
+    with pytest.raises(ValueError, match="policy 2 of lineage 0 is not loaded"):
+        bench.judge(swapped, given=(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("swaps_max", "swaps", "expected"),
+    [
+        (0, {6: 2}, [(1, 40)]),
+        (1, {6: 2, 20: 3}, [(1, 6), (2, 34)]),
+        (2, {6: 3, 20: 2}, [(1, 6), (3, 34)]),  # never back
+        (2, {6: 2, 7: 2}, [(1, 6), (2, 34)]),
+        (2, {0: 2}, [(2, 40)]),  # before the first token
+    ],
+)
+def test_a_worker_swaps_upwards_and_only_as_often_as_the_run_allows(
+    bench: Bench, swaps_max: int, swaps: Swaps, expected: list[tuple[int, int]]
+) -> None:
+    made, rollouts = bench.generate(swaps, submission_order(ORDER, swaps_max=swaps_max))
+    for row, length in enumerate(rollouts.model_lengths().tolist()):
+        assert spans(rollouts, row) == up_to(length, expected)
+    assert made.policy == reference(expected[-1][0])
+
+
+def test_a_submission_may_begin_with_a_later_policy(bench: Bench) -> None:
+    service = bench.service(2)
+    _, rollouts = bench.generate({}, service=service)
+    assert set(rollouts.span_policies.tolist()) == {2}
+    with pytest.raises(ValueError, match="policy 1 of lineage 0 is wanted, but policy 2"):
+        bench.generate({}, submission_order(ORDER, swaps_max=0), service=service)
+    earlier = submission_order(ORDER, policy=reference(3))
+    with pytest.raises(ValueError, match="policy 3 of lineage 0 is wanted, but policy 2"):
+        bench.generate({}, earlier, service=service)
