@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +219,7 @@ class TrainerService:
             else:
                 try:
                     checks = index % self._ranks.world == self._ranks.rank
-                    found.append(read_groups(submission, self._ranks, checks))
+                    found.append(_read_held(submission, policies, self._ranks, checks))
                 except (OSError, ValueError) as error:
                     reason = str(error)
             reasons.append(reason)
@@ -285,3 +285,14 @@ _SERVICE: type[TrainingService] = TrainerService
 
 def _paths(folders: Mapping[int, str]) -> dict[int, Path]:
     return {step: Path(folder) for step, folder in folders.items()}
+
+
+def _read_held(
+    submission: AcceptedSubmission, held: Collection[int], ranks: Ranks, check: bool
+) -> AcceptedGroups:
+    """As `read_groups`. Raises `ValueError`, too, for a span of a policy that is not held."""
+    groups = read_groups(submission, ranks, check)
+    for policy in groups.policies:
+        if policy not in held:
+            raise ValueError(f"a span's policy {policy} is not held here; held policies: {held}")
+    return groups

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -75,8 +75,8 @@ class AcceptedGroups:
 
     name: str
     """The submission's digest, in hexadecimal; empty outside a run."""
-    policy: int
-    """The policy that generated the rollouts."""
+    policies: Sequence[int]
+    """The policies that sampled the rollouts, ascending; the same on all ranks."""
     temperature: float
     """Sampling temperature: log-probabilities are of logits / temperature."""
     rewards: Sequence[Sequence[float]]
@@ -93,10 +93,15 @@ class AcceptedGroups:
     """Whether the model sampled each token, bool [T]."""
     lengths: Tensor
     """Tokens of each sequence, int64 [B]."""
+    token_policies: Tensor
+    """The policy that sampled each completion token, int64 [n]."""
     reported: Tensor
     """Log-probabilities that the worker's engine reported, else NaN, fp32 [n]; never trained on."""
     log_mu: Tensor | None = None
-    """log μ of each completion token, under the generating policy, fp32 [n]; None until scored."""
+    """log μ of each completion token, under the policy that sampled it, fp32 [n]; None until
+    scored."""
+    scored: set[int] = field(default_factory=set)
+    """The policies whose tokens `log_mu` is complete for."""
     log_reference: Tensor | None = None
     """Log-probabilities under the reference, fp32 [n]; None until scored."""
 
@@ -105,6 +110,18 @@ class AcceptedGroups:
         """Indices of the groups to train on."""
         self._group = _group_of_row(self.rewards)
         self._completion_lengths = self.all_completion_lengths[self.rows]
+
+    @property
+    def oldest(self) -> int:
+        """The oldest policy that sampled a token: the rollouts' age is its age."""
+        return self.policies[0]
+
+    def add_log_mu(self, policy: int, values: Tensor) -> None:
+        """Take the log-probabilities [n] under a policy as μ of the tokens that it sampled."""
+        own = (self.token_policies == policy).to(values.device)
+        kept = torch.zeros_like(values) if self.log_mu is None else self.log_mu
+        self.log_mu = torch.where(own, values, kept)
+        self.scored.add(policy)
 
     def tokens_in(self, groups: Collection[int]) -> int:
         """Completion tokens of some groups, on all ranks together."""

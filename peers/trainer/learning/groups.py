@@ -24,7 +24,7 @@ class Group:
     rewards: Sequence[float]
     """One per rollout."""
     policy: int
-    """The policy that generated the rollouts."""
+    """The policy that generated the rollouts, except those whose spans name several."""
     kept: bool = True
     """False: the online filter leaves the group out; it still counts in the metrics."""
     temperature: float = 1.0
@@ -68,9 +68,10 @@ def _accepted(groups: Sequence[Group], name: str, ranks: Ranks) -> AcceptedGroup
     rewards, kept = [group.rewards for group in groups], [group.kept for group in groups]
     rows = share_rows(name, rewards, kept, _lengths(rollouts), ranks)
     mine = [rollouts[row] for row in rows.tolist()]
+    policy = groups[0].policy
     return AcceptedGroups(
         name=name,
-        policy=groups[0].policy,
+        policies=sorted(set(_policies(rollouts, policy).tolist())),
         temperature=groups[0].temperature,
         rewards=rewards,
         kept=kept,
@@ -79,6 +80,7 @@ def _accepted(groups: Sequence[Group], name: str, ranks: Ranks) -> AcceptedGroup
         tokens=_tokens(mine),
         sampled=_sampled(mine),
         lengths=_lengths(mine),
+        token_policies=_policies(mine, policy),
         reported=_reported(mine),
     )
 
@@ -90,6 +92,18 @@ def _tokens(rollouts: Sequence[Rollout]) -> Tensor:
 def _sampled(rollouts: Sequence[Rollout]) -> Tensor:
     flat = (segment for rollout in rollouts for segment in rollout.segments)
     return torch.tensor([each.kind == "model" for each in flat for _ in each.tokens]).bool()
+
+
+def _policies(rollouts: Sequence[Rollout], policy: int) -> Tensor:
+    """The policy of each completion token, int64 [n]; `policy` where a rollout has only one."""
+    numbers: list[int] = []
+    for rollout in rollouts:
+        spans = rollout.spans
+        if len(spans) > 1:
+            numbers += [span.policy for span in spans for _ in range(span.tokens)]
+        else:
+            numbers += [policy] * len(rollout.model_tokens)
+    return torch.tensor(numbers).long()
 
 
 def _lengths(rollouts: Sequence[Rollout]) -> Tensor:

@@ -112,7 +112,7 @@ class Learner:
     def _check_turn(self, given: Sequence[AcceptedGroups], step: int) -> None:
         if step != self.step:
             raise ValueError(f"step {step} was asked for, but the learner is at step {self.step}")
-        for policy in sorted({each.policy for each in given}):
+        for policy in sorted({policy for each in given for policy in each.policies}):
             if not 0 <= step - policy <= self.settings.schedule.max_staleness:
                 raise ValueError(
                     f"a rollout of policy {policy} has age {step - policy} at step {step}; "
@@ -278,5 +278,5 @@ def _describe(given: Sequence[AcceptedGroups], step: int) -> dict[str, float]:
         "tokens": float(tokens),
         "reward": sum(rewards) / max(1, len(rewards)),
         "completion_length": tokens / max(1, len(rewards)),
-        "age": sum((step - each.policy) * len(each.rewards) for each in given) / max(1, groups),
+        "age": sum((step - each.oldest) * len(each.rewards) for each in given) / max(1, groups),
     }

@@ -41,8 +41,8 @@ def read_groups(submission: AcceptedSubmission, ranks: Ranks, check: bool = True
 
 
 def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGroups:
-    token_offsets, model_offsets, segment_offsets = (
-        file.get_tensor(name) for name in ("token_offsets", "model_offsets", "segment_offsets")
+    token_offsets, model_offsets, segment_offsets, span_offsets = (
+        file.get_tensor(f"{name}_offsets") for name in ("token", "model", "segment", "span")
     )
     rewards, kept, name = submission.rewards, submission.kept, submission.digest.hex()
     check_rewards(rewards, kept, len(token_offsets) - 1)
@@ -58,7 +58,7 @@ def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGr
     kinds = mine("segment_kinds", segment_offsets) == MODEL
     return AcceptedGroups(
         name=name,
-        policy=submission.policy,
+        policies=np.unique(file.get_tensor("span_policies")).tolist(),
         temperature=submission.sampling.temperature,
         rewards=rewards,
         kept=kept,
@@ -67,6 +67,9 @@ def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGr
         tokens=mine("tokens", token_offsets),
         sampled=kinds.repeat_interleave(mine("segment_lengths", segment_offsets)),
         lengths=lengths[rows],
+        token_policies=mine("span_policies", span_offsets)
+        .long()
+        .repeat_interleave(mine("span_lengths", span_offsets)),
         reported=mine("log_probabilities", model_offsets),
     )
 

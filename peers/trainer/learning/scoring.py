@@ -36,12 +36,12 @@ def score(
 
     Each submission has forward passes of its own. So the values depend neither on when they are
     computed nor on the other submissions: they are the same to the last bit ahead of the step, in
-    it, and after a crash. `step`: number of the policy held.
+    it, and after a crash. `step`: number of the policy held. Where several policies sampled a
+    rollout, each scores all of it, as if it had sampled all, and gives μ of its own tokens.
     """
     one_step = settings.optimiser.optimiser_steps == 1
     own = step if one_step and _publishes_exactly(policy) else -1  # left to the training pass
     given = [each for each in given if each.informative]
-    unscored = [each for each in given if each.log_mu is None and each.policy != own]
     laid_out: dict[int, list[Rows]] = {}
 
     def under(weights: Mapping[str, Tensor], some: Sequence[AcceptedGroups]) -> list[Tensor]:
@@ -51,10 +51,11 @@ def score(
                 laid_out[id(each)] = policy.passes(batch)
         return past.score(weights, [laid_out[id(each)] for each in some])
 
-    for number in sorted({each.policy for each in unscored}):
-        some = [each for each in unscored if each.policy == number]
-        for each, values in zip(some, under(past.held[number], some), strict=True):
-            each.log_mu = values
+    for number in sorted({policy for each in given for policy in each.policies} - {own}):
+        some = [each for each in given if number in each.policies and number not in each.scored]
+        if some:
+            for each, values in zip(some, under(past.held[number], some), strict=True):
+                each.add_log_mu(number, values)
     some = [each for each in given if each.log_reference is None]
     if some and past.reference and settings.objective.kl_coefficient:
         for each, values in zip(some, under(past.reference, some), strict=True):
@@ -135,7 +136,9 @@ def assemble(
     batch = join(batches)
     passes = policy.passes(batch)
     learner = current if current is not None and _publishes_exactly(policy) else -1
-    on_policy = torch.tensor([each.policy == learner for each, _ in part])
+    on_policy = torch.cat(
+        [each.of(groups, each.token_policies) == learner for each, groups in part]
+    )
     counts = torch.tensor([each.token_count() for each in batches])
 
     def joined(name: str) -> Tensor:
@@ -162,7 +165,7 @@ def assemble(
         ),
         passes=passes,
         log_mu=joined("log_mu"),
-        on_policy=on_policy.repeat_interleave(counts).to(device),
+        on_policy=on_policy.to(device),
         old_is_generator=settings.schedule.old == "generation",
         log_start=log_start,
         log_reference=joined("log_reference") if objective.kl_coefficient else None,
