@@ -10,7 +10,7 @@ import trio
 from peers.inference.idle import CAUSES, DeviceMeter
 from peers.inference.role import UNDELIVERED_MAX
 from simnet.clock import run_virtual
-from simnet.compute import Hardware, Workload
+from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event, Events, sentence
