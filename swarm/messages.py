@@ -320,6 +320,11 @@ class Adapter(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     def scale(self) -> float:
         return self.alpha / self.rank
 
+    @property
+    def names(self) -> list[str]:
+        """The targets, whether they are listed or not."""
+        return self.targets or list(ADAPTER_TARGETS)
+
     def problem(self) -> str | None:
         """One sentence about targets that no model has, or None."""
         for name in self.targets:

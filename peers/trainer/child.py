@@ -163,4 +163,5 @@ def _lessons(manifest: RunManifest) -> Lessons:
         optimiser=manifest.optimiser,
         schedule=manifest.schedule,
         sampling=manifest.sampling,
+        adapter=manifest.adapter,
     )

@@ -15,6 +15,7 @@ from peers.trainer.learning.plan import (
     CONTEXT_BYTES,
     PROCESS_BYTES,
     Machine,
+    Thin,
     Workload,
     plan,
     read_model,
@@ -33,8 +34,9 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 def plan_training(job: StartTraining, ranks: Ranks) -> MemoryPlan:
     """Plan this rank's memory; raises `UserError` for a broken config.json."""
     positions = read_supported_config(Path(job.model))["max_position_embeddings"]
+    adapter = job.lessons.adapter
     return plan(
-        read_model(Path(job.model)),
+        read_model(Path(job.model), Thin(adapter.rank, tuple(adapter.targets))),
         sharding_of(job, ranks.device),
         machine_of(ranks),
         workload_of(job.lessons, job.sharding, positions, ranks.world),

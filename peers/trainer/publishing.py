@@ -88,6 +88,18 @@ class Publisher:
             self._exported = folder
         return folder
 
+    def _base_of(self, step: int) -> CheckpointReference | None:
+        """The whole model that policy `step` adapts; None: it is one itself."""
+        if not step or not self.peer.run.manifest.adapter.rank:
+            return None
+        store = self.peer.store
+        first = store.held((self.progress.lineage, 0))
+        if first is not None:
+            return first.reference
+        bases = [held.manifest.base for held in store.all() if held.manifest.base is not None]
+        assert bases, "an adapter is published before its base"
+        return bases[-1]
+
     async def publish(self, child: TrainerChild, step: int, *, reward: float) -> None:
         """Make policy `step` a checkpoint, log it, announce it.
 
@@ -98,7 +110,7 @@ class Publisher:
         if held is None or not held.complete:
             folder = await self._export(child, step)
             held = await self.peer.policies.deltas.publish(
-                folder, lineage, step, mirrors=self.mirrors
+                folder, lineage, step, mirrors=self.mirrors, adapts=self._base_of(step)
             )
         if step not in self._logged:
             await self.trusted.append(

@@ -117,6 +117,7 @@ class TrainerService:
             schedule=job.lessons.schedule,
             seed=job.seed,
             completion_tokens_max=self._sampling.max_new_tokens,
+            adapter=job.lessons.adapter,
             sharding=sharding_of(job, self._ranks.device),
             attention=None if job.attention == "fastest" else job.attention,
         )

@@ -9,6 +9,7 @@ import msgspec
 from swarm.jobs import LOAD_PATIENCE_SECONDS, Hardware
 from swarm.jobs.memory import MemoryPlan
 from swarm.messages import (
+    Adapter,
     Digest,
     EnvironmentReference,
     Objective,
@@ -44,6 +45,7 @@ class Lessons(msgspec.Struct, frozen=True, kw_only=True):
     optimiser: Optimiser
     schedule: Schedule
     sampling: Sampling
+    adapter: Adapter = Adapter()
 
 
 class Sharding(msgspec.Struct, frozen=True, kw_only=True):

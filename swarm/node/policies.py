@@ -146,8 +146,8 @@ class Policies:
     ) -> str:
         """Return the folder of a policy on this peer's disk; fetch it before any other if missing.
 
-        Raises the errors of `Fetcher.fetch`, and `BadManifest` if the policy's tokenizer is not the
-        run's.
+        The base of an adapter is fetched with it, once. Raises the errors of `Fetcher.fetch`, and
+        `BadManifest` if the policy's tokenizer is not the run's.
         """
         if self._is_here(reference):
             return await self._fetch(reference, deadline_seconds)
@@ -170,9 +170,20 @@ class Policies:
 
     def _is_here(self, reference: CheckpointReference) -> bool:
         held = self._store.held((reference.lineage, reference.step))
-        return held is not None and held.complete
+        if held is None or not held.complete:
+            return False
+        return held.manifest.base is None or self._is_here(held.manifest.base)
 
     async def _fetch(self, reference: CheckpointReference, deadline_seconds: float) -> str:
+        """Fetch a policy, and its base if it is an adapter; returns the policy's folder."""
+        folder = await self._fetch_one(reference, deadline_seconds)
+        held = self._store.held((reference.lineage, reference.step))
+        if held is not None and held.manifest.base is not None:
+            await self._fetch_one(held.manifest.base, deadline_seconds)
+        await self._check_tokenizer(folder, reference.step)
+        return folder
+
+    async def _fetch_one(self, reference: CheckpointReference, deadline_seconds: float) -> str:
         checkpoint = Checkpoint(reference=reference, total_bytes=0)
         failed: Exception | None = None
         async with trio.open_nursery() as nursery:
@@ -190,7 +201,6 @@ class Policies:
             nursery.cancel_scope.cancel()
         if failed is not None:
             raise failed
-        await self._check_tokenizer(folder, reference.step)
         return folder
 
     async def _check_tokenizer(self, folder: str, step: int) -> None:
@@ -282,16 +292,20 @@ class Policies:
             )
 
     async def provide_newest(self) -> None:
-        provided: bytes | None = None
+        provided: list[bytes] = []
         while True:
             complete = self._store.complete()
             held = self._store.held(max(complete)) if complete and self._serves() else None
-            if held is not None and held.digest != provided:
-                if provided is not None:
-                    self._node.dht.stop_providing(checkpoint_key(provided))
+            if held is not None and provided[:1] != [held.digest]:
+                base = held.manifest.base
+                wanted = [held.digest, *([base.digest] if base is not None else [])]
+                for digest in provided:
+                    if digest not in wanted:
+                        self._node.dht.stop_providing(checkpoint_key(digest))
                 if self._is_named():
-                    await self._node.dht.provide(checkpoint_key(held.digest))
-                provided = held.digest
+                    for digest in wanted:
+                        await self._node.dht.provide(checkpoint_key(digest))
+                provided = wanted
             await trio.sleep(PROVIDE_SECONDS if provided else 1.0)
 
     def _is_named(self) -> bool:

@@ -41,8 +41,6 @@ def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
     problem = manifest.objective.problem(manifest.schedule) or manifest.adapter.problem()
     if problem is not None:
         raise UserError(f"{where}: {problem}")
-    if manifest.adapter.rank:
-        raise UserError(f"{where}: adapter.rank is {manifest.adapter.rank}; make it 0 for now")
     _check_environments(manifest, where)
     _check_submissions(manifest, where)
     if manifest.schedule.max_staleness < manifest.schedule.asynchrony:

@@ -69,10 +69,19 @@ class Deltas:
     # --- publishing --------------------------------------------------------------------------
 
     async def publish(
-        self, folder: str, lineage: int, step: int, *, mirrors: Sequence[str] = ()
+        self,
+        folder: str,
+        lineage: int,
+        step: int,
+        *,
+        mirrors: Sequence[str] = (),
+        adapts: CheckpointReference | None = None,
     ) -> Held:
         """Publish a folder (`CheckpointStore.publish`), with a delta against the newest older
-        checkpoint if the delta is smaller than half. All is durable before this returns."""
+        checkpoint if the delta is smaller than half. All is durable before this returns.
+
+        `adapts`: the base of an adapter, whose deltas lead from older adapters of that base.
+        """
         key = (lineage, step)
         known = self._store.held(key)
         links: list[DeltaLink] = []
@@ -87,25 +96,30 @@ class Deltas:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(hash_folder)
                 if known is None or not known.complete:
-                    links = await self._encode(folder, key)
+                    links = await self._encode(folder, key, adapts)
         except* (SwarmError, OSError) as group:
             failed += leaf_errors(group)
         if failed:
             raise failed[0]
-        manifest = msgspec.structs.replace(built[0], deltas=links, mirrors=list(mirrors))
+        manifest = msgspec.structs.replace(
+            built[0], deltas=links, mirrors=list(mirrors), base=adapts
+        )
         return await self._store.publish(folder, lineage, step, manifest=manifest)
 
-    def _base(self, key: Key) -> Held | None:
-        """The newest complete checkpoint of this lineage before `key`."""
+    def _base(self, key: Key, adapts: CheckpointReference | None) -> Held | None:
+        """The newest complete checkpoint of this lineage before `key`, if it adapts the same."""
         older = [other for other in self._store.complete() if other < key and other[0] == key[0]]
-        return self._store.held(older[-1]) if older else None
+        newest = self._store.held(older[-1]) if older else None
+        return newest if newest is not None and newest.manifest.base == adapts else None
 
-    async def _encode(self, folder: str, key: Key) -> list[DeltaLink]:
+    async def _encode(
+        self, folder: str, key: Key, adapts: CheckpointReference | None
+    ) -> list[DeltaLink]:
         """Publish the delta that leads to the checkpoint in `folder`.
 
         Returns the chain of deltas for its manifest; empty if no delta was published.
         """
-        base = self._base(key)
+        base = self._base(key, adapts)
         if base is None or base.manifest.total_bytes < DELTA_CHECKPOINT_BYTES_MIN:
             return []
         try:

@@ -76,6 +76,12 @@ class Held:
             size_bytes=self.manifest_bytes,
         )
 
+    @property
+    def base_key(self) -> Key | None:
+        """The key of the checkpoint that this one adapts; None: it is no adapter."""
+        base = self.manifest.base
+        return None if base is None else (base.lineage, base.step)
+
     def missing(self) -> list[int]:
         """Indices of pieces that have not arrived."""
         return [] if self.complete else [i for i, there in enumerate(self.pieces) if not there]

@@ -20,7 +20,7 @@ import trio
 from msgspec import Meta
 
 from swarm.errors import DECODE_ERRORS, SwarmError
-from swarm.messages import Count, Digest
+from swarm.messages import CheckpointReference, Count, Digest
 from swarm.shardcast import limits
 from swarm.world import Disk
 
@@ -90,6 +90,8 @@ class CheckpointManifest(msgspec.Struct, array_like=True, frozen=True, kw_only=T
     previous entry."""
     mirrors: list[str] = []
     """`http://` or `https://` roots that serve the pieces as `GET /blob/<hex digest>`."""
+    base: CheckpointReference | None = None
+    """Of an adapter, which is of no use without it: the older checkpoint that it adapts."""
 
     @property
     def total_bytes(self) -> int:
@@ -177,6 +179,9 @@ def check(manifest: CheckpointManifest) -> None:
             )
     _check_deltas(manifest)
     _check_mirrors(manifest.mirrors)
+    base = manifest.base
+    if base is not None and (base.lineage, base.step) >= (manifest.lineage, manifest.step):
+        raise BadManifest(f"the manifest names {base} as its base, which is not older")
 
 
 def _check_deltas(manifest: CheckpointManifest) -> None:

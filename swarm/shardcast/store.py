@@ -31,6 +31,7 @@ from swarm.events import Events
 from swarm.shardcast import limits
 from swarm.shardcast.held import BlobIndex, Change, Held, Key, Watcher, delta_key
 from swarm.shardcast.manifest import (
+    BASE_NAME,
     MANIFEST_NAME,
     BadManifest,
     CheckpointManifest,
@@ -125,7 +126,8 @@ class CheckpointStore:
         """Remove checkpoints and deltas that are not kept, unless pinned or being sent.
 
         Not kept are: complete checkpoints older than the newest `keep`; partial checkpoints older
-        than the newest complete one; older deltas that the newest complete one does not name.
+        than the newest complete one; older deltas that the newest complete one does not name. The
+        base of an adapter in the store is always kept.
         """
         async with self._trimming:
             complete = self.complete()
@@ -134,13 +136,18 @@ class CheckpointStore:
             newest = self._held[complete[-1]]
             live = {link.manifest for link in newest.manifest.deltas}
             old = set(complete[: -self.keep])
+            bases = self._bases()
             for held in self.all():
                 if held.is_delta:
                     superseded = held.key < delta_key(newest.key) and held.digest not in live
                 else:
                     superseded = held.key in old or (not held.complete and held.key < newest.key)
-                if superseded and self._is_free(held):
+                if superseded and held.key not in bases and self._is_free(held):
                     await self._remove(held)
+
+    def _bases(self) -> set[Key]:
+        """The keys of the checkpoints that adapters in the store need, present or not."""
+        return {held.base_key for held in self._held.values() if held.base_key is not None}
 
     def _is_free(self, held: Held) -> bool:
         return not held.readers and held.key not in self._pins
@@ -201,19 +208,29 @@ class CheckpointStore:
             held = Held(manifest, digest, len(blob), folder, is_delta=len(key) > 2)
             await self._make_sure_of_room(held)
             await allocate(self.disk, held)
+            await self._link_base(folder, manifest)
         except (BadManifest, DiskFullError):
             await self._delete(folder)
             raise
         self._remember(held)
         return held
 
+    async def _link_base(self, folder: str, manifest: CheckpointManifest) -> None:
+        """Note in an adapter's folder where its base is, for the engines that load it."""
+        if manifest.base is not None:
+            base = self._name((manifest.base.lineage, manifest.base.step))
+            link = f"../{base.removeprefix(f'{ROOT}/')}"
+            await self.disk.write(f"{folder}/{BASE_NAME}", link.encode())
+
     async def _make_sure_of_room(self, new: Held) -> None:
         """Make room for a new checkpoint; raises `DiskFullError`.
 
         If necessary, removes unused older checkpoints, incomplete ones first: a peer with little
-        disk keeps fewer. The newest complete one stays: it is the base of the next delta.
+        disk keeps fewer. The newest complete one stays: it is the base of the next delta. So do the
+        bases of adapters.
         """
         total = new.manifest.total_bytes
+        bases = {*self._bases(), new.base_key}
         partial = [held.key for held in self.all() if not held.complete]
         for key in [*partial, *self.complete()[:-1], None]:
             room, whose = self._room()
@@ -221,7 +238,8 @@ class CheckpointStore:
                 return
             async with self._trimming:
                 held = self._held.get(key) if key is not None else None
-                if held is not None and self._is_free(held) and held.key < new.key:
+                may_go = held is not None and held.key not in bases and held.key < new.key
+                if held is not None and may_go and self._is_free(held):
                     await self._remove(held)
         raise DiskFullError(
             f"checkpoint {new.key[0]}/{new.key[1]} needs {total / 1e6:.1f} MB but only "
@@ -396,6 +414,7 @@ class CheckpointStore:
             return known
         await self.discard(key)
         await self.disk.write(f"{folder}/{MANIFEST_NAME}", blob)
+        await self._link_base(folder, manifest)
         await self.disk.sync(folder)
         if manifest.total_bytes >= CHECKPOINT_SYNC_BYTES:
             await self.disk.write(f"{folder}/{COMPLETE_NAME}", b"")

@@ -84,6 +84,7 @@ def test_a_plan_reads_no_more_than_the_model_does(tmp_path: Path) -> None:
         (("--parameters", "1", "--gpus", "8", "--replicas", "3"), "does not divide the 8 ranks"),
         (("--parameters", "1", "--memory-gb", "inf"), "--memory-gb is inf; it must be at most"),
         (("--parameters", "1", "--host-memory-gb", "1e300"), "it must be at most 1e+06"),
+        (("--parameters", "1", "--adapter-rank", "8"), "--adapter-rank needs --model"),
         (("--model", __file__), "give a folder or its config.json"),
     ],
 )

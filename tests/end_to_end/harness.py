@@ -28,7 +28,7 @@ from swarm.app.demo.cast import demo_manifest
 from swarm.app.local_peers import free_ports, write_config
 from swarm.app.run_probe import probe_hashes
 from swarm.identity import Identity, load_or_create
-from swarm.messages import Limits, RunManifest, TrustedKey
+from swarm.messages import Adapter, Limits, RunManifest, TrustedKey
 from swarm.observable import Observable
 from swarm.run.update import sign_manifest
 from swarm.world.child import die_with_parent
@@ -349,6 +349,7 @@ class Swarm:
         names: Sequence[str],
         steps: int,
         limits: Limits | None = None,
+        adapter: Adapter | None = None,
         settings: Mapping[str, Mapping[str, str | int | float | bool]] | None = None,
     ) -> None:
         self.nursery = self._nursery = nursery
@@ -381,6 +382,7 @@ class Swarm:
             steps=steps,
             limits=limits or Limits(),
         )
+        manifest = msgspec.structs.replace(manifest, adapter=adapter or Adapter())
         envelope = sign_manifest(owner, manifest, time.time())
         self.run = envelope.body.run
         self.manifest = manifest

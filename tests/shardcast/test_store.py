@@ -13,7 +13,14 @@ from swarm.events import Events
 from swarm.shardcast import limits
 from swarm.shardcast import store as store_module
 from swarm.shardcast.held import Change, Held, Key
-from swarm.shardcast.manifest import BadManifest, CheckpointManifest, digest_of
+from swarm.shardcast.manifest import (
+    BASE_NAME,
+    BadManifest,
+    CheckpointManifest,
+    build,
+    check,
+    digest_of,
+)
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.world.disk import LocalDisk
 from tests.shardcast.harness import RUN, Recorder, put_folder, same_files
@@ -545,3 +552,61 @@ def test_foreign_folders_are_left_and_foreign_runs_are_not() -> None:
         assert store.held(key) is None
 
     trio.run(main)
+
+
+# --- adapters --------------------------------------------------------------------------------
+
+
+async def adapter(disk: MemoryDisk, base: Held, step: int) -> CheckpointManifest:
+    """The manifest of an adapter in the folder `made`."""
+    await put_folder(disk, "made", {"adapter_model.safetensors": b"%d" % step})
+    manifest = await build(disk, "made", run=RUN, lineage=0, step=step)
+    return msgspec.structs.replace(manifest, base=base.reference)
+
+
+def test_the_base_of_adapters_outlives_them() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = await opened(disk, keep=2)
+        await put_folder(disk, "made", files_of(0))
+        base = await store.publish("made", 0, 0)
+        for step in range(1, 6):
+            manifest = await adapter(disk, base, step)
+            held = await store.publish("made", 0, step, manifest=manifest)
+            assert await disk.read(f"{held.folder}/{BASE_NAME}") == b"../0-0"
+        assert store.complete() == [(0, 0), (0, 4), (0, 5)]
+        again = await opened(disk, keep=2)
+        assert again.complete() == [(0, 0), (0, 4), (0, 5)]
+
+        worker = await opened(MemoryDisk(), keep=2)  # its base is fetched after an adapter
+        for step in (4, 5):
+            wanted = again.held((0, step))
+            assert wanted is not None
+            await receive_all(worker, disk, wanted)
+        first = await begin(worker, disk, base)
+        await receive(worker, disk, base, 0)
+        await worker.trim()
+        assert worker.held((0, 0)) is first and not first.complete
+        assert await worker.disk.read(f"checkpoints/0-5/{BASE_NAME}") == b"../0-0"
+
+    trio.run(main)
+
+
+def test_a_base_is_older_than_its_adapter() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = await opened(disk)
+        await put_folder(disk, "made", files_of(0))
+        base = await store.publish("made", 0, 3)
+        manifest = await adapter(disk, base, 3)
+        with pytest.raises(BadManifest, match="names policy 3 of lineage 0 as its base, which is"):
+            check(manifest)
+
+    trio.run(main)
+
+
+async def receive_all(store: CheckpointStore, source: MemoryDisk, wanted: Held) -> None:
+    held = await begin(store, source, wanted)
+    for index in range(len(wanted.manifest.pieces)):
+        await receive(store, source, wanted, index)
+    await store.finish(held)

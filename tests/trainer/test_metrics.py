@@ -118,8 +118,8 @@ def test_shares_of_time() -> None:
 def made_up_model(**config: Any) -> Any:
     """A model of 100 parameters in its layers, and an untied head and embedding of 40 each."""
     head, embedding = (
-        SimpleNamespace(weight=torch.zeros(40)),
-        SimpleNamespace(weight=torch.zeros(40)),
+        SimpleNamespace(weight=torch.zeros(40, requires_grad=True)),
+        SimpleNamespace(weight=torch.zeros(40, requires_grad=True)),
     )
     return SimpleNamespace(
         config=SimpleNamespace(
@@ -127,8 +127,8 @@ def made_up_model(**config: Any) -> Any:
         ),
         named_parameters=lambda: [
             ("model.embed_tokens.weight", embedding.weight),
-            ("model.layers.0.mlp.experts.weight", torch.zeros(80)),
-            ("model.layers.0.self_attn.q_proj.weight", torch.zeros(20)),
+            ("model.layers.0.mlp.experts.weight", torch.zeros(80, requires_grad=True)),
+            ("model.layers.0.self_attn.q_proj.weight", torch.zeros(20, requires_grad=True)),
             ("lm_head.weight", head.weight),
         ],
         get_output_embeddings=lambda: head,

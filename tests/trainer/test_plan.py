@@ -20,13 +20,14 @@ from peers.trainer.learning.activations import Pass, activations
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.live import LiveMemory
 from peers.trainer.learning.packing import Rows
-from peers.trainer.learning.plan import GB, Machine, Workload, plan, read_model
+from peers.trainer.learning.plan import GB, Machine, Thin, Workload, plan, read_model
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.scorer import Scorer
 from peers.trainer.learning.sharding import local
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import Sharding
+from swarm.messages import Adapter
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, run_steps, settings, teach
 from tests.trainer.test_stored import uneven
@@ -109,6 +110,23 @@ def test_a_tiny_trainer_holds_what_was_planned(
     learner.past._allocate()
     spare = {name: local(value) for name, value in learner.past._spare.named_parameters()}
     assert part(found, "spare model, fp32") == size(spare)
+
+
+def test_a_trainer_of_adapters_holds_what_was_planned(base: Path) -> None:
+    chosen = dataclasses.replace(settings(kl_coefficient=0.1), adapter=Adapter(rank=4))
+    learner = Learner(base, chosen)
+    run_steps(learner, range(4))
+    work = dataclasses.replace(WORK, held=chosen.schedule.max_staleness + 2)
+    found = plan(read_model(base, Thin(4)), Sharding(), ON_CPU, work)
+    trained = size(dict(learner.policy.trained()))
+    everything = held(learner)
+    assert part(found, "weights of the frozen base") == everything.pop("weights, fp32") - trained
+    assert {name: part(found, name) for name in everything} == everything
+    assert part(found, "adapters, fp32") == part(found, "copy of the adapters, fp32") == trained
+    whole = plan(read_model(base), Sharding(), ON_CPU, work)
+    name = "activations and logits"
+    assert part(found, name) < 1.2 * part(whole, name)
+    assert found.host_bytes < whole.host_bytes and found.parameters == whole.parameters
 
 
 def test_each_of_two_ranks_holds_what_was_planned(uneven: Path, tmp_path: Path) -> None:

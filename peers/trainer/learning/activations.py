@@ -127,8 +127,10 @@ def _fake(model: Any, dtype: torch.dtype) -> None:
             if parameter is None:
                 continue
             if id(parameter) not in made:
-                fake: Any = torch.nn.Parameter(torch.empty(parameter.shape, dtype=dtype))
-                fake.register_post_accumulate_grad_hook(_drop)
+                empty = torch.empty(parameter.shape, dtype=dtype)
+                fake: Any = torch.nn.Parameter(empty, parameter.requires_grad)
+                if parameter.requires_grad:
+                    fake.register_post_accumulate_grad_hook(_drop)
                 made[id(parameter)] = made[id(fake)] = fake
             module._parameters[name] = made[id(parameter)]
         for name, buffer in module._buffers.items():

@@ -24,7 +24,6 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.scoring import Part, score
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.step import GrpoStep
-from peers.trainer.learning.stored import StoredPart
 from peers.trainer.learning.work import NO_WORK
 from swarm.errors import UserError
 
@@ -47,13 +46,15 @@ class Learner:
         submissions are too old to be offered again."""
         self._base = base
         self._ranks = ranks or Ranks()
-        model, spare = (blank_model(base, settings, self._ranks) for _ in range(2))
+        model = blank_model(base, settings, self._ranks)
         self.policy = TrainedPolicy(model, base, settings, self._ranks)
+        # Adapters are exchanged in the policy itself: their base never changes.
+        spare = None if settings.adapter.rank else blank_model(base, settings, self._ranks)
         self.past = PastPolicies(spare, self.policy, settings.sharding)
         """The policies whose rollouts can be trained on."""
         self._saver = ThreadPoolExecutor(1, "saving")
         self._saving: Future[None] | None = None
-        self._published: dict[int, StoredPart] = {}
+        self._published: dict[int, Mapping[str, Tensor]] = {}
         """Policies written since the last `begin_save`."""
         self._generator = torch.Generator().manual_seed(settings.seed)
         if settings.objective.kl_coefficient:
@@ -176,7 +177,8 @@ class Learner:
             }
             writes.append(partial(states.write, state, tensors, facts, self._ranks))
         if policy is not None:
-            writes.append(partial(self._write_policy, self.step, policy, self.policy.snapshot()))
+            snapshot = self.policy.snapshot(is_base=self.step == 0)
+            writes.append(partial(self._write_policy, self.step, policy, snapshot))
 
         def write() -> None:
             for each in writes:

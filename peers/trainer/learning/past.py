@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.trainer.learning.host import HostMemory
+from peers.trainer.learning.host import HostMemory, Weights
 from peers.trainer.learning.packing import Rows
 from peers.trainer.learning.policy import TrainedPolicy, score_passes
 from peers.trainer.learning.scorer import Scorer
@@ -23,17 +23,24 @@ from swarm.jobs.training import Sharding
 
 
 class PastPolicies:
-    """The policies that rollouts may come from, and a spare model that scores with them."""
+    """The policies that rollouts may come from, and a spare model that scores with them.
 
-    def __init__(self, spare: Any, trained: TrainedPolicy, sharding: Sharding) -> None:
-        """`spare`: a model of the policy's architecture, whose weights are overwritten."""
+    Past adapters, and the reference, which is the base without an adapter, need no spare model: the
+    trained policy scores with them, and gets its own adapter back.
+    """
+
+    def __init__(self, spare: Any | None, trained: TrainedPolicy, sharding: Sharding) -> None:
+        """`spare`: a model of the policy's architecture, whose weights are overwritten; None: the
+        policy trains adapters."""
         self._trained = trained
         self._device = trained.ranks.device
-        self._spare = spare.requires_grad_(False)
-        self._scorer = Scorer(self._spare)
-        shard(self._scorer, self._spare.model.layers, trained.ranks, sharding)
+        self._spare: Any = spare
+        self._scorer = trained.scorer
         self._sizes: dict[str, int] = {}
-        """Bytes of each parameter whose memory is free now."""
+        """Bytes of each of the spare model's parameters whose memory is free now."""
+        if spare is not None:
+            self._scorer = Scorer(spare.requires_grad_(False))
+            shard(self._scorer, spare.model.layers, trained.ranks, sharding)
         self._memory = HostMemory(self._device, trained.published_dtype, trained.weights())
         self._on_disk = sharding.past_policies == "disk"
         self.held: dict[int, Mapping[str, Tensor]] = {}
@@ -50,9 +57,9 @@ class PastPolicies:
             self.forget(old)
         self.held[policy] = self._hold(weights)
 
-    def published(self, policy: int, weights: StoredPart) -> None:
+    def published(self, policy: int, weights: Mapping[str, Tensor]) -> None:
         """Note a policy's files: they may be read instead of kept in memory."""
-        if self._on_disk and policy in self.held:
+        if self._on_disk and policy in self.held and isinstance(weights, StoredPart):
             self.forget(policy)
             self.held[policy] = weights
 
@@ -62,7 +69,7 @@ class PastPolicies:
         if isinstance(weights, dict):
             self._memory.reuse(weights)
 
-    def keep_reference(self, weights: StoredPart) -> None:
+    def keep_reference(self, weights: Mapping[str, Tensor]) -> None:
         """Hold the weights of the KL term's reference."""
         self.reference = self._hold(weights)
 
@@ -81,15 +88,26 @@ class PastPolicies:
         the spare model meanwhile.
         """
         self._trained.optimiser.zero_grad()
-        self._allocate()
+        own = self._assign(weights)
         try:
-            for name, parameter in self._spare.named_parameters():
-                part = local(parameter)
-                part.copy_(weights[name].to(part.device, non_blocking=True))
             return [score_passes(self._scorer, passes, self._device) for passes in batches]
         finally:
             rest(self._scorer)
+            if own is not None:
+                self._trained.assign(own)
             self._release()
+
+    def _assign(self, weights: Mapping[str, Tensor]) -> Weights | None:
+        """Overwrite the model that scores; if it is the trained one, return its own adapter."""
+        if self._spare is None:
+            own = {name: value.clone() for name, value in self._trained.weights().items()}
+            self._trained.assign(weights)
+            return own
+        self._allocate()
+        for name, parameter in self._spare.named_parameters():
+            part = local(parameter)
+            part.copy_(weights[name].to(part.device, non_blocking=True))
+        return None
 
     def _allocate(self) -> None:
         for name, parameter in self._spare.named_parameters():
@@ -99,6 +117,8 @@ class PastPolicies:
 
     def _release(self) -> None:
         """Free the spare model's memory on the device; FSDP may keep it in host memory."""
+        if self._spare is None:
+            return
         for name, parameter in self._spare.named_parameters():
             part = local(parameter)
             if part.device.type == self._device.type:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -19,10 +20,12 @@ import torch
 from peers.engines.architecture import describe
 from peers.engines.model import blank
 from peers.trainer.learning.activations import FUSED, Activations, Pass, activations
+from peers.trainer.learning.adapters import adapt
 from peers.trainer.learning.optimisers import BLOCK, PIECE, QUANTISED_MIN
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPart, MemoryPlan, fullest, shown, total
 from swarm.jobs.training import Sharding
+from swarm.messages import Adapter
 
 GB = 10**9
 
@@ -38,6 +41,17 @@ RANKS_MAX = 1024
 PIECE_BYTES = {"adamw": 0, "adamw8bit": 44, "offloaded": 8}
 """Bytes on the device per element of the piece that an optimiser steps (`optimisers.PIECE`): two
 fp32 moments; quantising adds the indices of its search, in 64 bits."""
+
+
+class Thin(NamedTuple):
+    """The shape of a run's adapters."""
+
+    rank: int = 0
+    """0: the whole model is trained."""
+    targets: tuple[str, ...] = ()
+
+
+NO_ADAPTER = Thin()
 
 
 @dataclass(frozen=True)
@@ -56,14 +70,25 @@ class Model:
     """Bytes per parameter of a published policy."""
     capped: bool
     """Whether attention scores are capped, which on a CPU only `eager` attention can do."""
+    adapter: Thin = NO_ADAPTER
+    adapters: tuple[tuple[torch.Size, ...], ...] = ()
+    """Shapes of the adapters' matrices in each layer; empty: all parameters are trained."""
 
     @functools.cached_property
     def parameters(self) -> int:
         return sum(shape.numel() for shape in self.shapes())
 
     def shapes(self) -> Iterator[torch.Size]:
+        """Of all parameters except adapters."""
         yield from self.others
         for layer in self.layers:
+            yield from layer
+
+    def trained(self) -> Iterator[torch.Size]:
+        """Of the parameters that are trained."""
+        if not self.adapters:
+            yield from self.shapes()
+        for layer in self.adapters:
             yield from layer
 
 
@@ -97,13 +122,19 @@ class Workload:
 
 
 @functools.lru_cache(maxsize=2)
-def read_model(folder: Path) -> Model:
+def read_model(folder: Path, adapter: Thin = NO_ADAPTER) -> Model:
     """The shapes of the model in a folder with a config.json; raises `UserError`."""
-    model = blank(folder, torch.bfloat16)
+    model = _blank(folder, adapter)
     layers = [list(layer.parameters()) for layer in model.model.layers]
     inside = {id(parameter) for layer in layers for parameter in layer}
+    thin: list[tuple[torch.Size, ...]] = []
+    if adapter.rank:
+        thin = [tuple(each.shape for each in layer if each.requires_grad) for layer in layers]
+        layers = [[each for each in layer if not each.requires_grad] for layer in layers]
     return Model(
         folder=folder,
+        adapter=adapter,
+        adapters=tuple(thin),
         layers=tuple(tuple(each.shape for each in layer) for layer in layers),
         others=tuple(each.shape for each in model.parameters() if id(each) not in inside),
         buffers=sum(each.numel() * 4 for each in model.buffers()),
@@ -117,12 +148,18 @@ def of_parameters(count: int) -> Model:
     return Model(None, (), (torch.Size([count]),), buffers=0, published=2, capped=False)
 
 
+def _blank(folder: Path, adapter: Thin) -> Any:
+    model = blank(folder, torch.bfloat16).eval()
+    if adapter.rank:
+        adapt(model, Adapter(rank=adapter.rank, targets=list(adapter.targets)))
+    return model
+
+
 @functools.lru_cache(maxsize=32)
-def _activations(folder: Path | None, asked: Pass) -> Activations:
+def _activations(folder: Path | None, adapter: Thin, asked: Pass) -> Activations:
     if folder is None:
         return Activations(0, 0, 0)
-    model = blank(folder, torch.bfloat16).eval()
-    return activations(model, asked)
+    return activations(_blank(folder, adapter), asked)
 
 
 def plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
@@ -162,7 +199,7 @@ def _parts(
     model: Model, sharding: Sharding, machine: Machine, work: Workload
 ) -> Iterator[MemoryPart]:
     shards = machine.ranks // sharding.replicas
-    mine = [_rows(shape, shards) for shape in model.shapes()]
+    mine = [_rows(shape, shards) for shape in model.trained()]
     count = sum(mine)
     home = "host" if sharding.cpu_offload else "device"
     moments = sum(_moment_bytes(each, sharding.optimiser) for each in mine)
@@ -170,30 +207,37 @@ def _parts(
     dtype = torch.bfloat16 if sharding.mixed_precision else torch.float32
     attention = "eager" if model.capped and machine.device == "cpu" else FUSED
     asked = Pass(work.tokens, dtype, sharding.activation_checkpointing, machine.device, attention)
-    pass_ = _activations(model.folder, asked)
+    pass_ = _activations(model.folder, model.adapter, asked)
 
-    yield _part("weights, fp32", home, "always", 4 * count)
+    if model.adapters:
+        frozen = sum(_rows(shape, shards) for shape in model.shapes())
+        itemsize = model.published if sharding.mixed_precision else 4
+        yield _part("weights of the frozen base", home, "always", frozen * itemsize)
+    what = "adapters" if model.adapters else "weights"
+    yield _part(f"{what}, fp32", home, "always", 4 * count)
     yield _part("optimiser states", moments_home, "always", moments)
     yield _part("buffers", "device", "always", model.buffers)
     yield _part("gradients, fp32", home, "training", 4 * count)
     yield _part("activations and logits", "device", "training", pass_.training)
     yield _part("activations and logits, without gradients", "device", "scoring", pass_.scoring)
     stays = sharding.cpu_offload and machine.device == "cuda"  # in FSDP's pinned memory
-    yield _part("spare model, fp32", home, "always" if stays else "scoring", 4 * count)
+    spare = "copy of the adapters" if model.adapters else "spare model"
+    yield _part(f"{spare}, fp32", home, "always" if stays else "scoring", 4 * count)
     sharded = machine.ranks > 1 or sharding.mixed_precision or sharding.cpu_offload
     if sharded and model.layers:
         yield from _gathered(model, dtype.itemsize, pass_)
     yield _part("gradients, fp32", home, "stepping", 4 * count)
     piece = min(PIECE, max(mine)) * PIECE_BYTES[sharding.optimiser]
     yield _part("moments in the step", "device", "stepping", piece)
-    largest = max(shape.numel() for shape in model.shapes()) * model.published
+    largest = max(shape.numel() for shape in model.trained()) * model.published
     if not model.layers:
         largest = 0
     yield _part("gradients, fp32", home, "publishing", 4 * count)
     yield _part("largest parameter, gathered", "device", "publishing", 2 * largest)
 
-    policies = work.held + work.reference if sharding.past_policies == "memory" else 1
-    share = -(-model.parameters // machine.ranks) * model.published
+    on_disk = sharding.past_policies == "disk" and not model.adapters
+    policies = 1 if on_disk else work.held + work.reference
+    share = -(-sum(shape.numel() for shape in model.trained()) // machine.ranks) * model.published
     yield _part("past policies and reference", "host", "always", policies * count * model.published)
     yield _part("copy of the training state", "host", "always", 4 * count + moments)
     yield _part("copy of a policy to publish, its share", "host", "always", share)
@@ -213,6 +257,8 @@ def _gathered(model: Model, itemsize: int, pass_: Activations) -> Iterator[Memor
     weights = (others + 3 * layer) * itemsize
     yield _part("weights, gathered", "device", "training", weights)
     yield _part("weights, gathered", "device", "scoring", weights)
+    if model.adapters:  # the others have no gradients
+        others, layer = 0, max(sum(shape.numel() for shape in layer) for layer in model.adapters)
     early = (others + 2 * layer) * itemsize + 2 * layer * 4
     late = others * (itemsize + 4) - pass_.training
     yield _part("gradients, not yet reduced", "device", "training", max(early, late))

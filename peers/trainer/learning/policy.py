@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from peers.engines import model as policy_model
 from peers.engines.architecture import describe
+from peers.trainer.learning import adapters
 from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.host import Weights
@@ -30,7 +31,10 @@ from swarm.world.progress import report
 
 
 def blank_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
-    """The model in the Hugging Face folder `base`, to be sharded, still without weights."""
+    """The model in the Hugging Face folder `base`, to be sharded, still without weights.
+
+    With the run's adapters, if it trains any: all other parameters are then frozen.
+    """
     # eval: dropout would make the ratio between two passes over the same weights differ from 1.
     model: Any = policy_model.blank(base, StoredWeights(base).dtype()).eval()
     capped = describe(model.config.to_dict()).attention_cap is not None
@@ -38,6 +42,13 @@ def blank_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
         settings.attention
         or fastest_attention(ranks.device, settings.sharding.mixed_precision, capped)
     )
+    if settings.adapter.rank:
+        if settings.sharding.tensor_parallel > 1:
+            raise UserError(
+                f"trainer.tensor_parallel is {settings.sharding.tensor_parallel}, and the run "
+                "trains adapters, which cannot be divided; omit it"
+            )
+        adapters.adapt(model, settings.adapter)
     return model
 
 
@@ -46,13 +57,18 @@ class Snapshot:
     """A policy as it was, in host memory."""
 
     mine: Weights
-    """Whole parameters that this rank writes."""
+    """Whole trained parameters that this rank writes."""
     owners: dict[str, int]
     """The rank that writes each parameter."""
+    is_base: bool
+    """Whether it is the policy that training began with."""
 
 
 class TrainedPolicy:
-    """A model with fp32 master weights, its scorer and its optimiser."""
+    """A model with fp32 master weights, its scorer and its optimiser.
+
+    If the run trains adapters (`adapters`), they are all that is trained, held and written.
+    """
 
     def __init__(self, model: Any, base: Path, settings: LearnerSettings, ranks: Ranks) -> None:
         """Shard `model` over the ranks, and read the weights of its Hugging Face folder `base`."""
@@ -63,9 +79,10 @@ class TrainedPolicy:
         self.scorer = Scorer(model)
         shard(self.scorer, model.model.layers, ranks, settings.sharding)
         self._base = base
+        self._adapter, self._seed = settings.adapter, settings.seed
         self._read_base()
         self.optimiser = make_optimiser(
-            settings.sharding.optimiser, model.parameters(), settings.optimiser
+            settings.sharding.optimiser, self.trained().values(), settings.optimiser
         )
         self._pass_tokens = settings.sharding.pass_tokens
         self._flat = ranks.device.type == "cuda" or settings.flat
@@ -95,29 +112,54 @@ class TrainedPolicy:
 
     # --- weights -----------------------------------------------------------------------------
 
-    def weights(self) -> Weights:
-        """This rank's fp32 weights, not a copy."""
-        return {name: local(value).detach() for name, value in self.model.named_parameters()}
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are trained, by name: all of them, or the adapters."""
+        named = self.model.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
 
-    def read_weights(self, folder: Path) -> StoredPart:
-        """This rank's part of a published policy, read at each access.
+    def weights(self) -> Weights:
+        """This rank's fp32 weights, as far as they are trained; not a copy."""
+        return {name: local(value).detach() for name, value in self.trained().items()}
+
+    def read_weights(self, folder: Path) -> Mapping[str, Tensor]:
+        """This rank's part of a published policy, in the published dtype; whole models are read at
+        each access.
 
         Raises `UserError` if the policy is of another model.
         """
+        if self._adapter.rank:
+            found = adapters.read_adapter(folder, self.trained(), self._adapter, self._seed)
+            return {name: value.to(self.published_dtype) for name, value in found.items()}
         stored = StoredWeights(folder)
         self.check_fit(stored.shapes, folder)
-        return StoredPart(stored, dict(self.model.named_parameters()), self.published_dtype)
+        return StoredPart(stored, self.trained(), self.published_dtype)
 
     @torch.no_grad()
     def _read_base(self) -> None:
-        weights = self.read_weights(self._base)
-        for name, parameter in self.model.named_parameters():
-            part = local(parameter)
-            part.copy_(weights[name].to(part.device))
+        self.assign(self.read_weights(self._base))
+        if self._adapter.rank:
+            stored, frozen = StoredWeights(self._base), dict(self.model.named_parameters())
+            for name in self.trained():
+                del frozen[name]
+            self.check_fit(stored.shapes, self._base, frozen)
+            for name, value in StoredPart(stored, frozen, self.published_dtype).items():
+                local(frozen[name]).copy_(value)
 
-    def check_fit(self, shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
-        """Raise `UserError` unless the tensors of `folder` have this policy's names and shapes."""
-        for name, parameter in self.model.named_parameters():
+    @torch.no_grad()
+    def assign(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite the trained parameters."""
+        for name, parameter in self.trained().items():
+            local(parameter).copy_(weights[name])
+
+    def check_fit(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        folder: Path,
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Raise `UserError` unless the tensors of `folder` have the names and shapes of
+        `parameters`; None: of the trained ones."""
+        for name, parameter in (parameters or self.trained()).items():
             found = shapes.get(name)
             if found != tuple(parameter.shape):
                 model = "its config.json" if folder == self._base else str(self._base)
@@ -126,25 +168,31 @@ class TrainedPolicy:
                     f"not {tuple(parameter.shape)}"
                 )
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, is_base: bool = False) -> Snapshot:
         """Copy the policy to host memory, in the base's dtype, for `write`.
 
-        With several ranks each gathers all parameters and keeps its share of them.
+        With several ranks each gathers all parameters and keeps its share of them; adapters are
+        rank 0's. `is_base`: it is the policy that training began with.
         """
         mine: Weights = {}
         owners: dict[str, int] = {}
         loads = [0] * self.ranks.world
-        for name, parameter in self.model.named_parameters():
-            owners[name] = loads.index(min(loads))
+        for name, parameter in self.trained().items():
+            owners[name] = 0 if self._adapter.rank else loads.index(min(loads))
             loads[owners[name]] += parameter.numel()
             full = whole(parameter.detach().to(self.published_dtype))
             if owners[name] == self.ranks.rank:
                 mine[name] = full.to("cpu", copy=True)
-        return Snapshot(mine, owners)
+        return Snapshot(mine, owners, is_base)
 
     def write(self, folder: Path, snapshot: Snapshot) -> None:
-        """Write a snapshot as a plain Hugging Face folder, durably; in the thread that saves."""
+        """Write a snapshot as a plain Hugging Face folder, or an adapter's, durably; in the thread
+        that saves."""
         with whole_folder(folder, self.ranks, saving=True) as aside:
+            if self._adapter.rank:
+                if self.ranks.rank == 0:
+                    self._write_adapter(aside, snapshot)
+                return
             policy_model.save_share(
                 snapshot.mine,
                 aside,
@@ -154,12 +202,20 @@ class TrainedPolicy:
                 snapshot.owners,
             )
 
+    def _write_adapter(self, folder: Path, snapshot: Snapshot) -> None:
+        """Write the adapter, or, before the first step, the whole model that it adapts."""
+        if snapshot.is_base:
+            adapters.write_base(folder, self._base)
+        else:
+            adapters.write(folder, snapshot.mine, self._adapter, self._base)
+
     # --- training state ----------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
         """Weights and optimiser by their names in a training state; a load fills them in place."""
-        state = {f"model.{name}": value for name, value in self.model.named_parameters()}
-        for name, parameter in self.model.named_parameters():
+        trained = self.trained()
+        state: dict[str, Tensor] = {f"model.{name}": value for name, value in trained.items()}
+        for name, parameter in trained.items():
             for key, value in self.optimiser.state[parameter].items():
                 state[f"optimiser.{name}.{key}{_part(parameter, key)}"] = value
         return state
@@ -170,7 +226,7 @@ class TrainedPolicy:
         `names`: those of the tensors in the training state `folder`. Raises `UserError` if they are
         another optimiser's.
         """
-        for parameter in self.model.parameters():
+        for parameter in self.trained().values():
             self.optimiser.state[parameter] = begin_state(self.optimiser, parameter)
         missing = [name for name in self.state() if name not in names]
         if missing:

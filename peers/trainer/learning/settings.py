@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
-from swarm.messages import Objective, Optimiser, Schedule
+from swarm.messages import Adapter, Objective, Optimiser, Schedule
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class LearnerSettings:
     optimiser: Optimiser = field(default_factory=Optimiser)
     completion_tokens_max: int = 0
     """The run's length limit; only the objective `dr_grpo` needs it."""
+    adapter: Adapter = field(default_factory=Adapter)
     sharding: Sharding = field(default_factory=Sharding)
     attention: str | None = None
     """One of `masks.ATTENTIONS`; None: the fastest on the device."""

@@ -35,7 +35,7 @@ PRODUCTS = [
 
 
 def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> None:
-    """Shard a module over the ranks, in place, and make its parameters fp32.
+    """Shard a module over the ranks, in place, and make its parameters fp32 (`_make_masters`).
 
     Its `layers` are gathered one at a time, all other parameters together while `module` runs. A
     single process without mixed precision or offload only moves the module to its device.
@@ -65,12 +65,20 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
             offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
         for each in (*layers, module):
             fsdp2(each, mesh=mesh, mp_policy=precision, offload_policy=offload)
-        module.float()  # only now, so that a rank never holds the whole policy in fp32
+        _make_masters(module, how)  # only now, so that a rank never holds it all in fp32
         _allocate(module, torch.device("cpu") if how.cpu_offload else ranks.device)
     else:
         module.float()
         _allocate(module, ranks.device)
         module.to(ranks.device)
+
+
+def _make_masters(module: Any, how: Sharding) -> None:
+    """Make the parameters fp32. Under mixed precision a frozen base keeps its dtype: it is computed
+    with in bf16 anyway, and its adapters are fp32 already."""
+    is_trained = {parameter.requires_grad for parameter in module.parameters()}
+    if not how.mixed_precision or len(is_trained) < 2:
+        module.float()
 
 
 def _allocate(module: Any, device: torch.device) -> None:

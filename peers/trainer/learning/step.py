@@ -82,7 +82,7 @@ class GrpoStep:
                 sums[name] = sums[name] + value if name in sums else value
 
         norm_max = self.settings.optimiser.gradient_norm_max
-        parameters = self.policy.model.parameters()
+        parameters = self.policy.trained().values()
         on_device = clip_gradients(parameters, norm_max)
         names = sorted(sums)
         on_device = torch.stack([*(sums[name] for name in names), on_device.to(ranks.device)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from peers.trainer.learning.batch import Batch
 
 NO_WORK = {"trained_tokens": 0.0, "model_flops": 0.0}
@@ -40,6 +42,7 @@ def model_flops(model: Any, sequences: Sequence[tuple[int, int]]) -> float:
     `sequences`: (inputs, sampled tokens) of each. Per input 6 per parameter of the layers, and
     causal attention's 6 · layers · width · inputs (Chowdhery et al. 2022, 2204.02311, appendix B,
     halved for causality); per sampled token 6 per parameter of the head, which computes no others.
+    Frozen parameters, which get no gradient, take 4 instead of 6.
     The embedding is a look-up. Of a layer's experts, those that a token is routed to count. Work
     that is done twice (activation checkpointing) and the passes for log μ are not counted.
     """
@@ -49,7 +52,7 @@ def model_flops(model: Any, sequences: Sequence[tuple[int, int]]) -> float:
     experts = getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)
     share = config.num_experts_per_tok / experts if experts else 1.0
     body = sum(
-        parameter.numel() * (share if ".experts." in name else 1.0)
+        _operations(parameter) * (share if ".experts." in name else 1.0)
         for name, parameter in model.named_parameters()
         if parameter is not head and parameter is not embedding
     )
@@ -58,4 +61,9 @@ def model_flops(model: Any, sequences: Sequence[tuple[int, int]]) -> float:
     inputs = sum(count for count, _ in sequences)
     attention = 6.0 * config.num_hidden_layers * width * sum(count**2 for count, _ in sequences)
     sampled = sum(count for _, count in sequences)
-    return float(6 * body * inputs + 6 * head.numel() * sampled + attention)
+    return float(body * inputs + _operations(head) * sampled + attention)
+
+
+def _operations(parameter: Tensor) -> int:
+    """Operations per input that a parameter takes part in, forward and backward."""
+    return parameter.numel() * (6 if parameter.requires_grad else 4)

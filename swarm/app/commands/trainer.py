@@ -14,7 +14,7 @@ from swarm.app.output import plain, print_json
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan, fullest, shown, total
 from swarm.jobs.training import Sharding
-from swarm.messages import Schedule
+from swarm.messages import ADAPTER_RANK_MAX, Schedule
 
 app = typer.Typer(help="The trainer's memory.", no_args_is_help=True)
 
@@ -79,6 +79,12 @@ def plan_command(
     ] = False,
     cpu_offload: Annotated[bool, typer.Option(help="trainer.cpu_offload.")] = False,
     replicas: Annotated[int, typer.Option(min=1, help="trainer.replicas.")] = 1,
+    adapter_rank: Annotated[
+        int, typer.Option(min=0, max=ADAPTER_RANK_MAX, help="The run's adapter.rank; 0: none.")
+    ] = 0,
+    adapter_targets: Annotated[
+        str, typer.Option(help="The run's adapter.targets, with commas between; default: all.")
+    ] = "",
     max_staleness: Annotated[
         int, typer.Option(min=0, help="The run's schedule.max_staleness.")
     ] = Schedule().max_staleness,
@@ -116,8 +122,11 @@ def plan_command(
 
     if model is not None:
         folder = model.parent if model.is_file() else model
-        shapes = planning.read_model(folder)
+        targets = tuple(adapter_targets.split(",")) if adapter_targets else ()
+        shapes = planning.read_model(folder, planning.Thin(adapter_rank, targets))
         longest = _longest(context, read_supported_config(folder)["max_position_embeddings"])
+    elif adapter_rank:
+        raise UserError("--adapter-rank needs --model: adapters depend on the model's shapes")
     else:
         shapes = planning.of_parameters(int(parameters or 0))
         longest = context or CONTEXT
