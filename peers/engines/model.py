@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,29 @@ def read_weights(folder: Path, *, merge: bool = True) -> dict[str, torch.Tensor]
     if adapter is not None:
         weights = {name: adapter.merged(name, weight) for name, weight in weights.items()}
     return fuse_experts(weights)
+
+
+@contextmanager
+def merged_folder(folder: Path) -> Iterator[Path]:
+    """A folder with the whole model of a policy, for engines that read files themselves.
+
+    It is the policy's own, or, for an adapter, a temporary one with the sums, made file by file.
+    Raises `UserError`.
+    """
+    adapter = read_adapter(folder)
+    if adapter is None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="swarm-merged-") as name:
+        aside = Path(name)
+        for path in weight_files(folder):
+            weights = safetensors.torch.load_file(path)
+            merged = {each: adapter.merged(each, weight) for each, weight in weights.items()}
+            safetensors.torch.save_file(merged, aside / path.name, metadata={"format": "pt"})
+        for path in (base_of(folder) / "model.safetensors.index.json", folder / "config.json"):
+            if path.exists():
+                shutil.copyfile(path, aside / path.name)
+        yield aside
 
 
 def open_weights(

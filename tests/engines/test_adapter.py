@@ -13,9 +13,9 @@ import safetensors.torch
 import torch
 
 from peers.engines.adapter import WEIGHTS_FILE, stored_name
-from peers.engines.adapter_config import CONFIG_FILE, base_of
+from peers.engines.adapter_config import CONFIG_FILE, base_of, is_adapter
 from peers.engines.memory import need_of
-from peers.engines.model import StoredTensors, load, read_weights
+from peers.engines.model import StoredTensors, load, merged_folder, read_weights
 from peers.engines.native import NativeEngine
 from swarm.errors import UserError
 from swarm.jobs import Hardware
@@ -103,6 +103,12 @@ def test_a_sum_in_16_bits_is_rounded_once(policies: Policies, tmp_path: Path) ->
     assert torch.equal(found, exact.float().bfloat16())
     by_one = dict(StoredTensors(folder, lambda each: True))  # as a pipeline's stages read it
     assert torch.equal(by_one[f"{name}.weight"], found)
+    with merged_folder(folder) as whole:  # as vLLM reads it
+        assert whole != folder and not is_adapter(whole)
+        assert torch.equal(read_weights(whole)[f"{name}.weight"], found)
+    assert not whole.exists()
+    with merged_folder(base) as whole:
+        assert whole == base
 
 
 def test_an_adapter_needs_the_memory_of_its_base(policies: Policies, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from peers.engines.vllm.engine import VllmEngine, engine_arguments
 from peers.engines.vllm.selftest import make_tiny
 from swarm.errors import UserError
 from swarm.jobs import Hardware
+from tests.engines.adapters import save_random_adapter
 
 pytestmark = pytest.mark.vllm
 
@@ -102,6 +103,16 @@ def test_tokens_states_and_probabilities_are_the_native_engines(
                 )
         else:
             assert all(piece.prompt_hidden.shape == (0, 128) for piece in made)
+
+
+def test_an_adapter_is_merged(
+    untied: VllmEngine, policies: dict[str, Path], tmp_path: Path
+) -> None:
+    adapter = save_random_adapter(policies["untied 0"], tmp_path / "adapter")
+    for step, folder in enumerate((adapter, policies["untied 0"])):
+        untied.load_weights(folder, step)
+        made = generate(untied, workload())
+        assert_same(made, generate(NativeEngine(folder), workload()))
 
 
 def test_what_it_is(tied: VllmEngine) -> None:

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from peers.engines.adapter_config import base_of
 from peers.engines.config import read_supported_config
 from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
-from peers.engines.model import weight_files
+from peers.engines.model import merged_folder, weight_files
 from peers.engines.vllm.check import check_engine_agrees
 from peers.engines.vllm.shapes import check_same_model, shapes_of
 from swarm.errors import UserError
@@ -206,8 +207,13 @@ class VllmEngine:
         self._policy = policy
 
     def _reload(self, folder: Path) -> None:
-        """Replace the weights, all that vLLM derives from them, and all caches."""
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        """Replace the weights, all that vLLM derives from them, and all caches.
+
+        Adapters are merged first. vLLM's own (`LoRARequest`) belong to a request for all its life,
+        so that a request could not go on with a new policy.
+        """
+        with merged_folder(folder) as whole:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(whole)})
         self._call("swarm_repair_head")
         if not self._llm.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not reset its cache, which holds states of the old policy")
@@ -272,7 +278,7 @@ def engine_arguments(
     """The arguments of vLLM's `EngineArgs`; everything that could change the tokens is said."""
     on_cpu = device.type == "cpu"
     arguments: dict[str, Any] = {
-        "model": str(folder),
+        "model": str(base_of(folder)),
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
         # Random weights first, which `VllmEngine` replaces at once: so the check at start covers
