@@ -47,10 +47,14 @@ def base_of(folder: Path) -> Path:
     link = folder / BASE_NAME
     name = link.read_text() if link.exists() else read_adapter_config(folder).base
     base = folder / name
-    if not (base / "config.json").exists() or is_adapter(base):
+    try:
+        is_whole = (base / "config.json").exists() and not is_adapter(base)
+    except (OSError, ValueError):  # no path at all
+        is_whole = False
+    if not is_whole:
         raise UserError(
-            f"{folder} holds an adapter, and its base {name} is no folder with a whole model; put "
-            f"the base's folder into base_model_name_or_path in {CONFIG_FILE}"
+            f"{folder} holds an adapter, and its base {name[:200]} is no folder with a whole "
+            f"model; put the base's folder into base_model_name_or_path in {CONFIG_FILE}"
         )
     return base
 

@@ -216,6 +216,8 @@ def test_a_broken_adapter_is_refused(
         ({"use_dora": True}, "use_dora is True, which changes what the adapter computes"),
         ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern is .* which changes what"),
         ({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "its base Qwen/Qwen2.5-0.5B is no"),
+        ({"base_model_name_or_path": "\0"}, "is no folder with a whole model"),
+        ({"base_model_name_or_path": "x" * 5000}, "is no folder with a whole model"),
         ({"base_model_name_or_path": 7}, "its base 7 is no folder with a whole model"),
     ],
 )
