@@ -154,6 +154,10 @@ class InferenceRole:
         """Whether the submissions made before a restart are being delivered."""
         self._making: list[Making] = []
         """In the order in which they were begun."""
+        self._expected = 0
+        """Submissions that this peer expects to make for the open step: as many as for the last."""
+        self._wanted = 0
+        """Submissions of the open step that were wanted when those before were delivered."""
         self._meter = DeviceMeter(self._events)
         self._seconds_made = 0.0
         """How long the last submission took."""
@@ -315,11 +319,18 @@ class InferenceRole:
             return "out_of_work"
         if len(self._generating()) >= GENERATED_AT_ONCE:
             return "building_proofs"
+        of_step = any(self._is_open(making) for making in self._making)
+        if of_step and number >= self._expected:  # others may make it before: wait and see
+            return "building_proofs" if unkept else "waiting_for_delivery"
         if len(self._making) >= UNDELIVERED_MAX:
             return "building_proofs" if unkept else "waiting_for_delivery"
         if self._deliveries.room <= unkept:
             return "building_proofs" if unkept else "waiting_for_verdicts"
         return None
+
+    def _is_open(self, making: Making) -> bool:
+        """Whether a submission is of the step that this peer works on."""
+        return self._step == (making.order.lineage, making.order.step)
 
     def _generating(self) -> list[Making]:
         return [making for making in self._making if not making.generated]
@@ -350,7 +361,7 @@ class InferenceRole:
             waiting = self._deliveries.under_way
             reason = f"{waiting} submissions have no verdict yet, the most this run allows"
         elif cause == "waiting_for_delivery":
-            reason = f"no validator has taken the last {len(self._making)} submissions yet"
+            reason = f"no validator has taken the last submissions yet ({len(self._making)})"
         elif order.groups_wanted == 0:
             reason = f"step {order.step} wants no more work, and no other is open"
         else:
@@ -381,6 +392,7 @@ class InferenceRole:
             if not self._making:
                 await outbox.give_up_unfinished(order.lineage, order.step)
             self._step = (order.lineage, order.step)
+            self._expected, self._wanted = self._wanted, 0
             self._number = outbox.next_number(order.lineage, order.step)
         self._peer.status.step = order.step
 
@@ -569,6 +581,9 @@ class InferenceRole:
         await delivered.wait()
         self._making.remove(making)
         making.delivered.set()
+        newest = self._peer.step_order()
+        if newest is not None and newest.groups_wanted > 0 and self._is_open(making):
+            self._wanted = number + 2  # this one and the next
         self._changed()
 
     def _changed(self) -> None:
