@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -32,6 +33,10 @@ class Batches:
     """Time without a new rollout after which workers are asked for more."""
     idle: dict[str, float] = field(default_factory=lambda: {"rollouts": 0.0, "checks": 0.0})
     """Seconds of waiting for this step's batch, by what was missing."""
+    ahead: float = 0.0
+    """Seconds of this wait in which its first submissions were scored."""
+    _scored: set[bytes] = field(default_factory=set)
+    """Digests of the submissions scored for this step."""
     _waiting_since: float = 0.0
     _said: float = 0.0
     """When the last report that the pool does not grow was made."""
@@ -41,10 +46,15 @@ class Batches:
     def begin_step(self) -> None:
         """Count the seconds of waiting from 0."""
         self.idle = dict.fromkeys(self.idle, 0.0)
+        self.ahead = 0.0
+        self._scored.clear()
 
-    async def next(self) -> list[Accepted] | None:
+    async def next(
+        self, score: Callable[[list[Accepted]], Awaitable[None]]
+    ) -> list[Accepted] | None:
         """Wait for a whole batch, and take the oldest submissions in the pool that make one.
 
+        Meanwhile those that already arrived are scored, so that the step only trains.
         With `fill = "refill"`, after its deadline, the batch is the groups in the pool that the
         filter keeps. None when a new version of the run no longer has this step.
         """
@@ -62,9 +72,22 @@ class Batches:
             late = self.peer.node.world.now() >= deadline
             if pool.groups >= wanted or (late and pool.groups > 0):
                 return self.accepted.take(wanted)
-            with trio.move_on_at(math.inf if late else deadline):
-                await self._wait(missing=wanted - pool.groups)
+            if not await self._score(pool.first(wanted), score):
+                with trio.move_on_at(math.inf if late else deadline):
+                    await self._wait(missing=wanted - pool.groups)
         return None
+
+    async def _score(
+        self, batch: list[Accepted], score: Callable[[list[Accepted]], Awaitable[None]]
+    ) -> bool:
+        """Score what is new of the batch so far; False if nothing is."""
+        new = [accepted for accepted in batch if accepted.digest not in self._scored]
+        if new:
+            began = self.peer.node.world.now()
+            await score(new)
+            self._scored |= {accepted.digest for accepted in new}
+            self.ahead += self.peer.node.world.now() - began
+        return bool(new)
 
     async def _wait(self, missing: int) -> None:
         """Wait for a change; report when the pool has not grown for long."""

@@ -28,6 +28,7 @@ from swarm.jobs.training import (
     RecordTo,
     Resume,
     RollBack,
+    ScoreAhead,
     StartTraining,
     Trained,
     TrainingService,
@@ -92,10 +93,20 @@ class TrainerChild:
             Follow(lessons=_lessons(manifest), environments=manifest.environments)
         )
 
+    async def score(self, submissions: Sequence[Accepted], versions: FollowedVersions) -> None:
+        """Score submissions ahead of the step that trains on them."""
+        await self.service.score(ScoreAhead(submissions=self._accepted(submissions, versions)))
+
     async def train(
         self, step: int, batch: Sequence[Accepted], versions: FollowedVersions
     ) -> Trained:
-        submissions = [
+        job = TrainStep(step=step, submissions=self._accepted(batch, versions))
+        return await self.service.train(job)
+
+    def _accepted(
+        self, batch: Sequence[Accepted], versions: FollowedVersions
+    ) -> list[AcceptedSubmission]:
+        return [
             AcceptedSubmission(
                 digest=accepted.digest,
                 path=self._local(accepted.path),
@@ -107,7 +118,6 @@ class TrainerChild:
             )
             for accepted in batch
         ]
-        return await self.service.train(TrainStep(step=step, submissions=submissions))
 
     async def begin_save(self, state: str, policy: str) -> None:
         """`state` may be empty: then only the policy is written."""

@@ -32,7 +32,15 @@ _SECTIONS = {
         "engine_",
         "trained_",
     ),
-    "time": ("idle_", "seconds", "step_seconds", "train_seconds", "model_flops", "share_of"),
+    "time": (
+        "idle_",
+        "ahead_",
+        "seconds",
+        "step_seconds",
+        "train_seconds",
+        "model_flops",
+        "share_of",
+    ),
 }
 """Sections of the dashboards, and the prefixes of the metrics in each."""
 

@@ -36,7 +36,11 @@ def plan_training(job: StartTraining, ranks: Ranks) -> MemoryPlan:
     positions = read_supported_config(Path(job.model))["max_position_embeddings"]
     adapter = job.lessons.adapter
     return plan(
-        read_model(Path(job.model), Thin(adapter.rank, tuple(adapter.targets))),
+        read_model(
+            Path(job.model),
+            Thin(adapter.rank, tuple(adapter.targets)),
+            job.sharding.tensor_parallel,
+        ),
         sharding_of(job, ranks.device),
         machine_of(ranks),
         workload_of(job.lessons, job.sharding, positions, ranks.world),
@@ -53,7 +57,8 @@ def workload_of(lessons: Lessons, sharding: Sharding, positions: int, world: int
     """What a run asks of its trainer. `positions`: most tokens in a sequence of the model."""
     longest = min(positions, lessons.sampling.max_new_tokens + PROMPT_TOKENS)
     completions = lessons.schedule.groups_per_step * lessons.sampling.group_size
-    mine = -(-completions // (lessons.optimiser.optimiser_steps * world))
+    parts = max(1, world // sharding.tensor_parallel)
+    mine = -(-completions // (lessons.optimiser.optimiser_steps * parts))
     most = sharding.pass_tokens or packing.PASS_TOKENS_MAX
     return Workload(
         tokens=max(longest, min(most, mine * longest)),

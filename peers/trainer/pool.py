@@ -76,14 +76,20 @@ class Pool:
     def take(self, groups: int) -> list[Accepted]:
         """Remove and return the oldest submissions that together count for `groups` groups, or
         all of them."""
-        taken: list[Accepted] = []
-        left = self.groups - groups
-        for accepted in self.oldest_first():
-            if self.groups <= left:
-                break
-            taken.append(accepted)
+        taken = self.first(groups)
+        for accepted in taken:
             self.remove(accepted.digest)
         return taken
+
+    def first(self, groups: int) -> list[Accepted]:
+        """The submissions that `take` would return now."""
+        found: list[Accepted] = []
+        for accepted in self.oldest_first():
+            if groups <= 0:
+                break
+            found.append(accepted)
+            groups -= accepted.counted
+        return found
 
     def oldest_first(self) -> list[Accepted]:
         """All submissions in the order of consumption."""

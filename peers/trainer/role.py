@@ -13,6 +13,7 @@ So a crash at any instant loses nothing and consumes nothing twice.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -348,10 +349,12 @@ class TrainerRole:
         """Train on the next batch that the child can read; None if no further batch comes."""
         if not self._pause:
             self._peer.status.doing = f"waiting for rollouts of step {step}"
-        while (batch := await self._batches.next()) is not None:
+        versions = self._progress.versions
+        score = functools.partial(child.score, versions=versions)
+        while (batch := await self._batches.next(score)) is not None:
             self._peer.status.doing = f"training step {step}"
             times.training = self._node.world.now()
-            result = await child.train(step, batch, self._progress.versions)
+            result = await child.train(step, batch, versions)
             if not result.unreadable:
                 break
             await self._accepted.leave_out({each.index: each.reason for each in result.unreadable})
@@ -417,6 +420,7 @@ class TrainerRole:
         return {
             "submissions": len(batch),
             "seconds": times.handed_over - times.training,
+            "ahead_seconds": self._batches.ahead,
             "idle_seconds": sum(idle.values()),
             **{f"idle_{cause}_seconds": waited for cause, waited in idle.items()},
             "idle_weights_seconds": times.handed_over - times.trained,

@@ -49,6 +49,7 @@ from swarm.jobs.training import (
     Resume,
     Resumed,
     RollBack,
+    ScoreAhead,
     StartTraining,
     Trained,
     TrainingService,
@@ -88,6 +89,8 @@ class TrainerService:
     def __init__(self, ranks: Ranks | None = None) -> None:
         self._ranks = ranks or Ranks()
         self._learner: Learner | None = None
+        self._ahead: dict[bytes, tuple[AcceptedSubmission, AcceptedGroups]] = {}
+        """Submissions read ahead of their step, by digest; the same on every rank."""
         self._metrics = metrics.Metrics()
         self._peak_flops = 0.0
         self._thread: JobThread = _LearnerThread(self._ranks)
@@ -107,6 +110,7 @@ class TrainerService:
         return Done()
 
     def _begin(self, job: StartTraining) -> None:
+        self._ahead.clear()
         self._sampling = job.lessons.sampling
         self._references = job.environments
         self._environments = Environments(job.environments)
@@ -159,6 +163,7 @@ class TrainerService:
         consumed = learner.consumed
         learner.load(Path(job.folder), _paths(job.policies))
         learner.begin_lineage(job.lineage, consumed)
+        self._ahead.clear()  # of policies with the same numbers, but of the lineage before
         return Done()
 
     @in_job_thread
@@ -183,6 +188,17 @@ class TrainerService:
         return Done()
 
     @in_job_thread
+    def score(self, job: ScoreAhead) -> Done:
+        read, unreadable = self._read(job.submissions)
+        failed = {each.index for each in unreadable}
+        given = (each for index, each in enumerate(job.submissions) if index not in failed)
+        self._ahead |= {
+            each.digest: (each, groups) for each, groups in zip(given, read, strict=True)
+        }
+        self._held().score(read)
+        return Done()
+
+    @in_job_thread
     def train(self, job: TrainStep) -> Trained:
         learner = self._held()
         started = time.perf_counter()
@@ -190,6 +206,12 @@ class TrainerService:
         if unreadable:
             return Trained(unreadable=unreadable)
         found = learner.train_step(read, job.step)
+        trained = {submission.digest for submission in job.submissions}
+        self._ahead = {
+            digest: (submission, groups)
+            for digest, (submission, groups) in self._ahead.items()
+            if digest not in trained and submission.policy in learner.policies
+        }
         seconds = time.perf_counter() - started
         peak = self._peak_flops * self._ranks.world
         return Trained(
@@ -206,31 +228,34 @@ class TrainerService:
     def _read(
         self, submissions: Sequence[AcceptedSubmission]
     ) -> tuple[list[AcceptedGroups], list[Unreadable]]:
-        """This rank's share of submissions, and those that some rank cannot read.
+        """This rank's share of the submissions that all ranks can read, and the other submissions.
 
-        Each file is checked by one rank. If one rank cannot read a submission, none trains on it.
+        Each file is checked by one rank.
         """
         policies = self._held().policies
-        found: list[AcceptedGroups] = []
-        reasons = []
+        found: list[AcceptedGroups | str] = []
         for index, submission in enumerate(submissions):
-            reason = ""
+            checks = index % self._ranks.world == self._ranks.rank
+            before, groups = self._ahead.get(submission.digest, (None, None))
             if submission.policy not in policies:
-                reason = f"its policy {submission.policy} is not held here; held: {policies}"
+                held = f"held policies: {policies}"
+                found.append(f"its policy {submission.policy} is not held here; {held}")
+            elif groups is not None and before == submission:
+                found.append(groups)
             else:
                 try:
-                    checks = index % self._ranks.world == self._ranks.rank
                     found.append(_read_held(submission, policies, self._ranks, checks))
                 except (OSError, ValueError) as error:
-                    reason = str(error)
-            reasons.append(reason)
-        failed = self._ranks.max([float(bool(reason)) for reason in reasons])
-        unreadable = [
-            Unreadable(index=index, reason=reason or "another rank cannot read it")
-            for index, (reason, bad) in enumerate(zip(reasons, failed, strict=True))
-            if bad
-        ]
-        return found, unreadable
+                    found.append(str(error))
+        failed = self._ranks.max([float(isinstance(each, str)) for each in found])
+        read, unreadable = [], []
+        for index, (each, bad) in enumerate(zip(found, failed, strict=True)):
+            if not bad and not isinstance(each, str):
+                read.append(each)
+            else:
+                reason = each if isinstance(each, str) else "another rank cannot read it"
+                unreadable.append(Unreadable(index=index, reason=reason))
+        return read, unreadable
 
     @in_job_thread
     def begin_save(self, job: BeginSave) -> Done:

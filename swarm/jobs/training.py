@@ -165,6 +165,17 @@ class TrainStep(Job, frozen=True, kw_only=True):
     submissions: list[AcceptedSubmission]
 
 
+class ScoreAhead(Job, frozen=True, kw_only=True):
+    """Read accepted submissions, and score them under fixed policies, before their step.
+
+    The step gives the same results without it. Unreadable submissions are left to the step.
+    """
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+    submissions: list[AcceptedSubmission]
+
+
 class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
     """A submission that this machine cannot read."""
 
@@ -326,6 +337,8 @@ class TrainingService(Protocol):
     async def resume(self, job: Resume) -> Resumed: ...
 
     async def follow(self, job: Follow) -> Done: ...
+
+    async def score(self, job: ScoreAhead) -> Done: ...
 
     async def train(self, job: TrainStep) -> Trained: ...
 

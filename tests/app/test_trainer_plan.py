@@ -49,6 +49,17 @@ def test_a_program_reads_the_plan_as_json(config: Path) -> None:
     assert {part["memory"] for part in found["parts"]} == {"device", "host"}
 
 
+def test_settings_of_the_layout_are_planned(config: Path) -> None:
+    layout = ("--tensor-parallel", "4", "--keep-products", "--context", "1024")
+    outcome = swarm("trainer", "plan", "--model", config, *EIGHT_H100, *layout, "--json")
+    parts = {part["name"]: part["bytes"] for part in json.loads(outcome.output)["parts"]}
+    assert 18.4e9 < parts["weights, fp32"] < 19.2e9
+    inputs_alone = 64 * 1024 * 5120 * 2
+    assert parts["activations and logits"] > 4 * inputs_alone
+    refused = complaint("trainer", "plan", "--parameters", "1e9", *EIGHT_H100, *layout[:1], "16")
+    assert "tensor_parallel is 16, which does not divide the 8 ranks of a copy" in refused
+
+
 def test_a_number_of_parameters_gives_the_parts_that_need_no_more() -> None:
     outcome = swarm("trainer", "plan", "--parameters", "32e9", "--gpus", "8", "--json")
     parts = json.loads(outcome.output)["parts"]

@@ -23,13 +23,14 @@ from peers.trainer.learning.packing import Rows
 from peers.trainer.learning.plan import GB, Machine, Thin, Workload, plan, read_model
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.scorer import Scorer
-from peers.trainer.learning.sharding import local
+from peers.trainer.learning.sharding import local, recompute
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import Sharding
 from swarm.messages import Adapter
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, run_steps, settings, teach
+from tests.trainer.test_sharded import family
 from tests.trainer.test_stored import uneven
 
 __all__ = ["uneven"]  # a fixture
@@ -142,7 +143,28 @@ def test_each_of_two_ranks_holds_what_was_planned(uneven: Path, tmp_path: Path) 
     assert {name: part(found, name) for name in first} == first
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "world"), [("Qwen3", 2), ("Llama", 4)])
+def test_each_rank_with_divided_matrices_holds_what_was_planned(
+    tmp_path: Path, kind: str, world: int
+) -> None:
+    folder = family(tmp_path / "base", kind)
+    sharding = Sharding(tensor_parallel=2)
+    chosen = dataclasses.replace(settings(kl_coefficient=0.1), sharding=sharding)
+
+    def work(ranks: Ranks) -> dict[str, int]:
+        learner = Learner(folder, chosen, ranks=ranks)
+        teach(learner, random_groups(0, policy=0), 0)
+        return held(learner)
+
+    model = read_model(folder, tensor_parallel=2)
+    assert model.parameters == read_model(folder).parameters
+    found = plan(model, sharding, Machine("cpu", world, world), dataclasses.replace(WORK, held=2))
+    first, *_ = run_ranks(world, tmp_path, work)
+    assert {name: part(found, name) for name in first} == first
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "inputs", "products"])
 @pytest.mark.parametrize(
     "config",
     [
@@ -153,7 +175,7 @@ def test_each_of_two_ranks_holds_what_was_planned(uneven: Path, tmp_path: Path) 
     ids=["qwen2", "qwen3", "gemma"],
 )
 def test_activations_are_what_a_pass_saves(
-    config: PretrainedConfig, checkpointing: bool, tmp_path: Path
+    config: PretrainedConfig, checkpointing: str, tmp_path: Path
 ) -> None:
     config.update(
         {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4}
@@ -161,12 +183,13 @@ def test_activations_are_what_a_pass_saves(
     config.save_pretrained(tmp_path)
     tokens = 200
     model = blank(tmp_path, torch.float32).eval()
-    found = activations(model, Pass(tokens, torch.float32, checkpointing, "cpu"))
+    recomputes, keeps = checkpointing != "none", checkpointing == "products"
+    found = activations(model, Pass(tokens, torch.float32, recomputes, "cpu", keeps))
 
     model = blank(tmp_path, torch.float32).eval().to_empty(device="cpu")
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
+    if recomputes:
+        for layer in model.model.layers:
+            recompute(layer, keeps)
     row = torch.randint(0, 300, (tokens,))
     order = torch.arange(tokens)
     rows = Rows(row[None], order[None], row[None] * 0, False, order, row, order, order)
@@ -189,7 +212,7 @@ def test_activations_are_what_a_pass_saves(
         (log_pi.sum() + entropy.sum()).backward()
     assert found.kept == pytest.approx(kept, rel=0.1)
     assert found.training == pytest.approx(live.peak, rel=0.1)
-    if not checkpointing:  # which keeps its own tensors, not those of the hooks
+    if not recomputes:  # which keeps its own tensors, not those of the hooks
         assert found.kept == pytest.approx(sum(saved.values()), rel=0.1)
 
 
@@ -248,6 +271,24 @@ def test_what_does_not_fit_is_said_with_what_would(large: Path) -> None:
     assert plan(model, plain, tiny, work).problem.endswith("no number of ranks would make it fit")
     with pytest.raises(UserError, match=r"trainer\.replicas is 3, which does not divide the 8"):
         plan(model, Sharding(replicas=3), machine, work)
+
+
+def test_divided_matrices_are_planned(large: Path) -> None:
+    """Tensor parallelism divides the layers' matrices and their results, but not their inputs, nor
+    the embedding and the head, which fewer ranks then share."""
+    machine = Machine("cuda", 8, 8)
+    work = Workload(tokens=1 << 14, longest=1 << 14, held=6, reference=True)
+    sharding = Sharding(mixed_precision=True, activation_checkpointing=True)
+    whole, divided = (
+        plan(read_model(large, tensor_parallel=each), sharding, machine, work) for each in (1, 4)
+    )
+    assert whole.parameters == divided.parameters
+    assert 1.1 < part(divided, "weights, fp32") / part(whole, "weights, fp32") < 1.2
+    assert part(divided, "weights, gathered") < 0.7 * part(whole, "weights, gathered")
+    scoring = "activations and logits, without gradients"
+    assert part(divided, scoring) < 0.7 * part(whole, scoring)
+    with pytest.raises(UserError, match=r"tensor_parallel is 3, which does not divide the model's"):
+        read_model(large, tensor_parallel=3)
 
 
 def test_shorter_passes_are_advised_where_sequences_allow_them(large: Path) -> None:

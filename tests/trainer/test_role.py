@@ -146,6 +146,37 @@ def test_it_publishes_a_policy_while_the_next_step_trains() -> None:
         assert fields["publish_seconds"] > 1 > fields["idle_weights_seconds"]
 
 
+def test_what_arrives_before_the_batch_is_whole_is_scored_while_it_waits() -> None:
+    """Once per step, and before the step trains."""
+    calls: list[tuple[str, set[bytes]]] = []
+
+    async def main(simulation: Simulation) -> None:
+        tell = simulation.tell
+
+        def hear(peer: Peer, life: trio.CancelScope, what: str, **facts: Any) -> None:
+            if what == "scored":
+                calls.append((what, set(facts["submissions"])))
+            elif what == "trained":
+                calls.append((what, {digest for digest, *_ in facts["rollouts"]}))
+            tell(peer, life, what, **facts)
+
+        simulation.tell = hear  # type: ignore[method-assign]
+        await start_run(simulation, "validator", "trainer", "inference-one", "inference-two")
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        assert await simulation.meet(over, 1800)
+
+    simulate(main)
+    scored: set[bytes] = set()
+    for what, submissions in calls:
+        if what == "scored":
+            assert submissions and not submissions & scored
+            scored |= submissions
+        else:
+            assert scored & submissions, "the last to arrive need not be scored ahead"
+            scored.clear()
+    assert [what for what, _ in calls].count("trained") == 3
+
+
 def publishes(simulation: Simulation, step: int) -> Any:
     """The expectation that the trainer publishes policy `step`."""
     return simulation.expect(

@@ -37,6 +37,7 @@ from swarm.jobs.training import (
     Lessons,
     Resume,
     Resumed,
+    ScoreAhead,
     StartTraining,
     Trained,
     TrainStep,
@@ -172,6 +173,29 @@ def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: 
     assert trio.run(restarted.evaluate, evaluate) == Evaluated(
         sampled=0, greedy=0, environments={"sort-digits": Accuracy(sampled=0, greedy=0)}
     )
+
+
+def test_scored_ahead_a_step_is_the_same_to_the_last_bit(base: Path, tmp_path: Path) -> None:
+    """Read and scored while the batch is not complete; a file that is damaged is left to the step,
+    and one that was damaged since is not read again."""
+    weights = []
+    for ahead in (False, True):
+        service = started(base)
+        given = [submission(base, tmp_path / f"{ahead}-{name}", policy=0) for name in "ab"]
+        gone = msgspec.structs.replace(given[0], digest=bytes(32), path=str(tmp_path / "gone"))
+        train(service, 0, given[0])
+        if ahead:
+            for some in ([given[1], gone], [given[1]]):
+                assert trio.run(service.score, ScoreAhead(submissions=some)) == Done()
+            Path(given[1].path).unlink()
+            assert [each.index for each in train(service, 1, gone, given[1]).unreadable] == [0]
+        figures = train(service, 1, given[1]).figures
+        trio.run(service.export, Export(folder=str(tmp_path / f"policy-{ahead}")))
+        weights.append((tmp_path / f"policy-{ahead}" / "model.safetensors").read_bytes())
+        assert figures["kl_generation"] > 0
+        again = train(service, 2, given[1])
+        assert bool(again.unreadable) == ahead, "what was trained on is read again"
+    assert weights[0] == weights[1]
 
 
 def test_nothing_before_start() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
@@ -16,6 +14,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from peers.trainer.learning.live import LiveMemory
 from peers.trainer.learning.packing import Rows
 from peers.trainer.learning.scorer import LOGITS_MAX, Scorer
+from peers.trainer.learning.sharding import recompute
 
 LAYERS_RUN = 3
 """Layers of a deeper model that are run; memory grows by the same amount with each further one."""
@@ -54,6 +53,8 @@ class Pass:
     checkpointing: bool
     device: str
     """`cuda` or `cpu`: they take different numbers of logits at a time."""
+    keep_products: bool = False
+    """As `Sharding.keep_products`."""
     attention: str = FUSED
     """An attention implementation: `eager` keeps all scores, `FUSED` what fused kernels keep."""
 
@@ -86,8 +87,8 @@ def _run(scorer: Scorer, asked: Pass) -> Activations:
     model = scorer.model
     forwards = {layer: layer.forward for layer in model.model.layers}
     if asked.checkpointing:
-        for layer, forward in forwards.items():
-            layer.forward = functools.partial(checkpoint, forward, use_reentrant=False)
+        for layer in forwards:
+            recompute(layer, asked.keep_products)
     # A GPU multiplies 16-bit numbers into fp32 logits; a CPU copies the head to fp32 for it.
     half_on_gpu = asked.device == "cuda" and asked.dtype != torch.float32
     ignored = model.get_output_embeddings().weight.numel() * 4 if half_on_gpu else -1

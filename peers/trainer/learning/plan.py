@@ -22,6 +22,7 @@ from peers.engines.model import blank
 from peers.trainer.learning.activations import FUSED, Activations, Pass, activations
 from peers.trainer.learning.adapters import adapt
 from peers.trainer.learning.optimisers import BLOCK, PIECE, QUANTISED_MIN
+from peers.trainer.learning.tensor_parallel import divide_blank
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPart, MemoryPlan, fullest, shown, total
 from swarm.jobs.training import Sharding
@@ -60,10 +61,16 @@ class Model:
 
     folder: Path | None
     """With its config.json; None: only the number of parameters is known."""
+    parameters: int
+    """All parameters, except adapters."""
+    tensor_parallel: int
+    """Ranks over which the matrices of the layers are divided."""
     layers: tuple[tuple[torch.Size, ...], ...]
-    """Shapes of the parameters in each layer."""
+    """Shapes of the parameters in each layer, of which a rank has its part of the matrices."""
     others: tuple[torch.Size, ...]
     """Shapes of all other parameters; tied ones once."""
+    largest: int
+    """Elements of the largest trained parameter, undivided; 0 where it is unknown."""
     buffers: int
     """Bytes."""
     published: int
@@ -73,10 +80,6 @@ class Model:
     adapter: Thin = NO_ADAPTER
     adapters: tuple[tuple[torch.Size, ...], ...] = ()
     """Shapes of the adapters' matrices in each layer; empty: all parameters are trained."""
-
-    @functools.cached_property
-    def parameters(self) -> int:
-        return sum(shape.numel() for shape in self.shapes())
 
     def shapes(self) -> Iterator[torch.Size]:
         """Of all parameters except adapters."""
@@ -122,9 +125,14 @@ class Workload:
 
 
 @functools.lru_cache(maxsize=2)
-def read_model(folder: Path, adapter: Thin = NO_ADAPTER) -> Model:
-    """The shapes of the model in a folder with a config.json; raises `UserError`."""
+def read_model(folder: Path, adapter: Thin = NO_ADAPTER, tensor_parallel: int = 1) -> Model:
+    """The shapes of the model in a folder with a config.json, with its matrices divided over
+    `tensor_parallel` ranks; raises `UserError`."""
     model = _blank(folder, adapter)
+    sizes = [each.numel() for each in model.parameters() if each.requires_grad]
+    frozen = sum(each.numel() for each in model.parameters() if not each.requires_grad)
+    if tensor_parallel > 1:
+        divide_blank(model, tensor_parallel)
     layers = [list(layer.parameters()) for layer in model.model.layers]
     inside = {id(parameter) for layer in layers for parameter in layer}
     thin: list[tuple[torch.Size, ...]] = []
@@ -133,19 +141,32 @@ def read_model(folder: Path, adapter: Thin = NO_ADAPTER) -> Model:
         layers = [[each for each in layer if not each.requires_grad] for layer in layers]
     return Model(
         folder=folder,
+        parameters=frozen or sum(sizes),
+        tensor_parallel=tensor_parallel,
         adapter=adapter,
         adapters=tuple(thin),
         layers=tuple(tuple(each.shape for each in layer) for layer in layers),
         others=tuple(each.shape for each in model.parameters() if id(each) not in inside),
+        largest=max(sizes),
         buffers=sum(each.numel() * 4 for each in model.buffers()),
         published=model.dtype.itemsize,
         capped=describe(model.config.to_dict()).attention_cap is not None,
     )
 
 
-def of_parameters(count: int) -> Model:
+def of_parameters(count: int, tensor_parallel: int = 1) -> Model:
     """A model of which only the number of parameters is known; it has no activations."""
-    return Model(None, (), (torch.Size([count]),), buffers=0, published=2, capped=False)
+    return Model(
+        folder=None,
+        parameters=count,
+        tensor_parallel=tensor_parallel,
+        layers=(),
+        others=(torch.Size([-(-count // tensor_parallel)]),),
+        largest=0,
+        buffers=0,
+        published=2,
+        capped=False,
+    )
 
 
 def _blank(folder: Path, adapter: Thin) -> Any:
@@ -156,10 +177,15 @@ def _blank(folder: Path, adapter: Thin) -> Any:
 
 
 @functools.lru_cache(maxsize=32)
-def _activations(folder: Path | None, adapter: Thin, asked: Pass) -> Activations:
+def _activations(
+    folder: Path | None, adapter: Thin, tensor_parallel: int, asked: Pass
+) -> Activations:
     if folder is None:
         return Activations(0, 0, 0)
-    return activations(_blank(folder, adapter), asked)
+    model = _blank(folder, adapter)
+    if tensor_parallel > 1:
+        divide_blank(model, tensor_parallel)
+    return activations(model, asked)
 
 
 def plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
@@ -177,6 +203,12 @@ def _plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) ->
         raise UserError(
             f"trainer.replicas is {sharding.replicas}, which does not divide the "
             f"{machine.ranks} ranks"
+        )
+    copy = machine.ranks // sharding.replicas
+    if copy % model.tensor_parallel:
+        raise UserError(
+            f"trainer.tensor_parallel is {model.tensor_parallel}, which does not divide the "
+            f"{copy} ranks of a copy of the policy"
         )
     most = sharding.pass_tokens or work.tokens
     work = replace(work, tokens=max(work.longest, min(most, work.tokens)))
@@ -198,7 +230,7 @@ def _plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) ->
 def _parts(
     model: Model, sharding: Sharding, machine: Machine, work: Workload
 ) -> Iterator[MemoryPart]:
-    shards = machine.ranks // sharding.replicas
+    shards = machine.ranks // (sharding.replicas * model.tensor_parallel)
     mine = [_rows(shape, shards) for shape in model.trained()]
     count = sum(mine)
     home = "host" if sharding.cpu_offload else "device"
@@ -206,8 +238,15 @@ def _parts(
     moments_home = "host" if sharding.optimiser == "offloaded" else home
     dtype = torch.bfloat16 if sharding.mixed_precision else torch.float32
     attention = "eager" if model.capped and machine.device == "cpu" else FUSED
-    asked = Pass(work.tokens, dtype, sharding.activation_checkpointing, machine.device, attention)
-    pass_ = _activations(model.folder, model.adapter, asked)
+    asked = Pass(
+        tokens=work.tokens,
+        dtype=dtype,
+        checkpointing=sharding.activation_checkpointing,
+        device=machine.device,
+        keep_products=sharding.keep_products,
+        attention=attention,
+    )
+    pass_ = _activations(model.folder, model.adapter, model.tensor_parallel, asked)
 
     if model.adapters:
         frozen = sum(_rows(shape, shards) for shape in model.shapes())
@@ -229,15 +268,14 @@ def _parts(
     yield _part("gradients, fp32", home, "stepping", 4 * count)
     piece = min(PIECE, max(mine)) * PIECE_BYTES[sharding.optimiser]
     yield _part("moments in the step", "device", "stepping", piece)
-    largest = max(shape.numel() for shape in model.trained()) * model.published
-    if not model.layers:
-        largest = 0
     yield _part("gradients, fp32", home, "publishing", 4 * count)
-    yield _part("largest parameter, gathered", "device", "publishing", 2 * largest)
+    largest = 2 * model.largest * model.published
+    yield _part("largest parameter, gathered", "device", "publishing", largest)
 
     on_disk = sharding.past_policies == "disk" and not model.adapters
     policies = 1 if on_disk else work.held + work.reference
-    share = -(-sum(shape.numel() for shape in model.trained()) // machine.ranks) * model.published
+    thin = sum(shape.numel() for layer in model.adapters for shape in layer)
+    share = -(-(thin or model.parameters) // machine.ranks) * model.published
     yield _part("past policies and reference", "host", "always", policies * count * model.published)
     yield _part("copy of the training state", "host", "always", 4 * count + moments)
     yield _part("copy of a policy to publish, its share", "host", "always", share)
@@ -340,6 +378,7 @@ def _advise(model: Model, sharding: Sharding, machine: Machine, work: Workload) 
 def _savings(sharding: Sharding, work: Workload) -> Iterator[tuple[str, bool | int | str]]:
     """Settings that save memory, those that cost the least time first."""
     yield "activation_checkpointing", True
+    yield "keep_products", False
     if work.longest < min(work.tokens, sharding.pass_tokens or work.tokens):
         yield "pass_tokens", work.longest
     if sharding.optimiser == "adamw":

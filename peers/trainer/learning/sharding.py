@@ -42,14 +42,9 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
     Parameters on the device `meta` get memory for this rank's part, not yet filled.
     """
     layers = list(layers)
-    kept: dict[str, Any] = {}
-    if how.keep_products:
-        kept["context_fn"] = functools.partial(create_selective_checkpoint_contexts, PRODUCTS)
     for layer in layers:
         if how.activation_checkpointing:
-            layer.forward = functools.partial(
-                checkpoint, layer.forward, use_reentrant=False, **kept
-            )
+            recompute(layer, how.keep_products)
     if ranks.world > 1 or how.mixed_precision or how.cpu_offload:
         mesh = ranks.mesh or ranks.make_mesh(how.replicas, how.tensor_parallel)
         if how.tensor_parallel > 1:
@@ -79,6 +74,14 @@ def _make_masters(module: Any, how: Sharding) -> None:
     is_trained = {parameter.requires_grad for parameter in module.parameters()}
     if not how.mixed_precision or len(is_trained) < 2:
         module.float()
+
+
+def recompute(layer: Any, keep_products: bool) -> None:
+    """Have a layer keep only its inputs for the backward pass, and perhaps `PRODUCTS`."""
+    kept: dict[str, Any] = {}
+    if keep_products:
+        kept["context_fn"] = functools.partial(create_selective_checkpoint_contexts, PRODUCTS)
+    layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, **kept)
 
 
 def _allocate(module: Any, device: torch.device) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 from typing import Any
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -27,8 +28,30 @@ HEADS_DIMENSION = 2
 
 def divide(model: Any, mesh: DeviceMesh) -> None:
     """Divide the layers' matrices over the ranks of `mesh`, in place; raises `UserError`."""
+    parallelize_module(model.base_model, mesh, _plan(model, mesh.size()))
+
+
+def divide_blank(model: Any, ranks: int) -> None:
+    """Cut the matrices of a model without weights down to one rank's part, in place; raises
+    `UserError`."""
+    styles = _plan(model, ranks)
+    for name, module in model.base_model.named_modules():
+        style = next((styles[each] for each in styles if fnmatch.fnmatch(name, each)), None)
+        if not isinstance(style, (ColwiseParallel, RowwiseParallel)):
+            continue  # on every rank
+        dimension = int(isinstance(style, RowwiseParallel))
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            if dimension >= parameter.ndim:
+                continue  # the bias of a sum over the ranks
+            shape = list(parameter.shape)
+            shape[dimension] //= ranks
+            part = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
+            module._parameters[key] = torch.nn.Parameter(part)
+
+
+def _plan(model: Any, ranks: int) -> dict[str, ParallelStyle]:
+    """How each module is divided over ranks, by its name or pattern; raises `UserError`."""
     config = model.config
-    ranks = mesh.size()
     counts = {"attention heads": config.num_attention_heads}
     counts["key/value heads"] = config.num_key_value_heads
     for what, count in counts.items():
@@ -37,11 +60,6 @@ def divide(model: Any, mesh: DeviceMesh) -> None:
                 f"trainer.tensor_parallel is {ranks}, which does not divide the model's "
                 f"{count} {what}"
             )
-    parallelize_module(model.base_model, mesh, _plan(model))
-
-
-def _plan(model: Any) -> dict[str, ParallelStyle]:
-    """How each module is divided, by its name or pattern; raises `UserError`."""
     names = [name for name, _ in model.base_model.named_modules()]
     plan: dict[str, ParallelStyle] = {}
     for pattern, style in (type(model.config).base_model_tp_plan or {}).items():

@@ -77,8 +77,10 @@ def plan_command(
     activation_checkpointing: Annotated[
         bool, typer.Option(help="trainer.activation_checkpointing.")
     ] = False,
+    keep_products: Annotated[bool, typer.Option(help="trainer.keep_products.")] = False,
     cpu_offload: Annotated[bool, typer.Option(help="trainer.cpu_offload.")] = False,
     replicas: Annotated[int, typer.Option(min=1, help="trainer.replicas.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="trainer.tensor_parallel.")] = 1,
     adapter_rank: Annotated[
         int, typer.Option(min=0, max=ADAPTER_RANK_MAX, help="The run's adapter.rank; 0: none.")
     ] = 0,
@@ -123,17 +125,20 @@ def plan_command(
     if model is not None:
         folder = model.parent if model.is_file() else model
         targets = tuple(adapter_targets.split(",")) if adapter_targets else ()
-        shapes = planning.read_model(folder, planning.Thin(adapter_rank, targets))
+        adapter = planning.Thin(adapter_rank, targets)
+        shapes = planning.read_model(folder, adapter, tensor_parallel)
         longest = _longest(context, read_supported_config(folder)["max_position_embeddings"])
     elif adapter_rank:
         raise UserError("--adapter-rank needs --model: adapters depend on the model's shapes")
     else:
-        shapes = planning.of_parameters(int(parameters or 0))
+        shapes = planning.of_parameters(int(parameters or 0), tensor_parallel)
         longest = context or CONTEXT
     sharding = _sharding(
         replicas=replicas,
+        tensor_parallel=tensor_parallel,
         mixed_precision=dtype == "bfloat16" or (dtype == "auto" and device == "cuda"),
         activation_checkpointing=activation_checkpointing,
+        keep_products=keep_products,
         cpu_offload=cpu_offload,
         optimiser=optimiser,
         past_policies=past_policies,
