@@ -252,6 +252,9 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     kl_by_ratio: bool = False
     """Weight the KL term by the ratio to the generating policy: its gradient is then the exact one,
     that of KL(policy ‖ base). By default it is that of KL(base ‖ policy)."""
+    router_replay: bool = False
+    """Train with the experts that the generating policy chose for each token; only for mixtures of
+    experts."""
 
     def problem(self, schedule: Schedule) -> str | None:
         """One sentence about the first invalid coefficient, or None."""

@@ -81,6 +81,11 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
     config = read_supported_config(folder)
     check_tokenizer(folder, config["vocab_size"])
     _check_tokens(manifest, config, longest, largest, where)
+    if manifest.objective.router_replay and not config.get("num_experts"):
+        raise UserError(
+            f"{where}: objective.router_replay is true, but the model is no mixture of experts; "
+            "remove it"
+        )
     return _warnings(manifest, config, where)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from peers.trainer.learning.objective import advantages
 from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.routing import NOT_RECORDED
 from swarm.messages import Objective
 
 
@@ -104,6 +105,9 @@ class AcceptedGroups:
     """The policies whose tokens `log_mu` is complete for."""
     log_reference: Tensor | None = None
     """Log-probabilities under the reference, fp32 [n]; None until scored."""
+    experts: Tensor | None = None
+    """Experts that the generating policy chose for each token, int16 [T, layers, k]; None unless
+    they are replayed, and until scored. `NOT_RECORDED` for tokens of a policy not in `scored`."""
 
     def __post_init__(self) -> None:
         self.informative = informative(self.rewards, self.kept)
@@ -122,6 +126,15 @@ class AcceptedGroups:
         kept = torch.zeros_like(values) if self.log_mu is None else self.log_mu
         self.log_mu = torch.where(own, values, kept)
         self.scored.add(policy)
+
+    def add_experts(self, policy: int, experts: Tensor) -> None:
+        """Take the experts [T, layers, k] that a policy chose for the tokens that it sampled; the
+        oldest policy's for those of prompts and environments, too."""
+        own = ~self.sampled if policy == self.policies[0] else torch.zeros_like(self.sampled)
+        own[self.sampled] = self.token_policies == policy
+        if self.experts is None:
+            self.experts = torch.full_like(experts, NOT_RECORDED)
+        self.experts[own] = experts[own]
 
     def tokens_in(self, groups: Collection[int]) -> int:
         """Completion tokens of some groups, on all ranks together."""
@@ -143,6 +156,13 @@ class AcceptedGroups:
             advantage=advantage[self.rows[here]],
             temperature=torch.full((int(here.sum()),), self.temperature, dtype=torch.float64),
         )
+
+    def experts_of(self, groups: Collection[int]) -> Tensor | None:
+        """The experts of the tokens of some groups."""
+        if self.experts is None:
+            return None
+        here = _among(self._group[self.rows], groups)
+        return self.experts[here.repeat_interleave(self.lengths)]
 
     def of(self, groups: Collection[int], values: Tensor) -> Tensor:
         """Values [n] of this rank's completion tokens → those of some groups."""

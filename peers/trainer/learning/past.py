@@ -7,7 +7,8 @@ during those passes, in which no gradients do: it never adds to the peak of a tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from peers.trainer.learning.host import HostMemory, Weights
 from peers.trainer.learning.packing import Rows
-from peers.trainer.learning.policy import TrainedPolicy, score_passes
+from peers.trainer.learning.policy import TrainedPolicy, record_passes, score_passes
 from peers.trainer.learning.scorer import Scorer
 from peers.trainer.learning.sharding import local, rest, shard
 from peers.trainer.learning.stored import StoredPart
@@ -78,25 +79,43 @@ class PastPolicies:
             return weights
         return self._memory.copy(weights)
 
-    @torch.no_grad()
     def score(
         self, weights: Mapping[str, Tensor], batches: Sequence[Sequence[Rows]]
     ) -> list[Tensor]:
         """Log-probabilities of the completion tokens of each batch under these weights, fp32 [n].
 
-        `batches`: each batch's passes. The trained policy loses its gradients: their memory holds
-        the spare model meanwhile.
+        `batches`: each batch's passes.
+        """
+        with self._loaded(weights) as scorer:
+            return [score_passes(scorer, passes) for passes in batches]
+
+    def record(
+        self, weights: Mapping[str, Tensor], batches: Sequence[tuple[Sequence[Rows], int]]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The same, and the experts that these weights choose, int16 [tokens, layers, k].
+
+        `batches`: each batch's passes, and its number of tokens.
+        """
+        with self._loaded(weights) as scorer:
+            return [record_passes(scorer, passes, tokens) for passes, tokens in batches]
+
+    @contextmanager
+    def _loaded(self, weights: Mapping[str, Tensor]) -> Iterator[Scorer]:
+        """Yield a scorer with these weights.
+
+        The trained policy loses its gradients: their memory holds the spare model meanwhile.
         """
         self._trained.optimiser.zero_grad()
         own = self._assign(weights)
         try:
-            return [score_passes(self._scorer, passes, self._device) for passes in batches]
+            yield self._scorer
         finally:
             rest(self._scorer)
             if own is not None:
                 self._trained.assign(own)
             self._release()
 
+    @torch.no_grad()
     def _assign(self, weights: Mapping[str, Tensor]) -> Weights | None:
         """Overwrite the model that scores; if it is the trained one, return its own adapter."""
         if self._spare is None:

@@ -15,6 +15,7 @@ from peers.engines.architecture import Architecture, Unsupported, describe
 from peers.engines.logits import adjust_logits
 from peers.trainer.learning.masks import attention_arguments
 from peers.trainer.learning.packing import Rows
+from peers.trainer.learning.routing import Routing
 from swarm.errors import UserError
 
 LOGITS_MAX = {"cpu": 1 << 25, "cuda": 1 << 28}
@@ -41,6 +42,8 @@ class Scorer(torch.nn.Module):
             raise UserError("attention sdpa cannot cap scores as this model does; choose eager")
         self.logits_max: int | None = None
         """Logits held at once; None: `LOGITS_MAX` of the device."""
+        self.routing = Routing(model)
+        """Records or replays the model's experts."""
         self._windows = {layer.kind: layer.window for layer in described.layers}
         self.model = model
 
