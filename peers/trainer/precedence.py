@@ -4,12 +4,14 @@ A worker delivers to the validator that comes first in rank; a later one judges 
 before it cannot. An earlier validator that was passed over without being asked recomputes the
 submission, and its refusal binds all (`docs/security.md`). So the trainer waits for its verdict, at
 most `verdict_seconds`, before it takes what a later one accepted. It does not wait for a validator
-that it cannot reach, nor for one that acknowledged the submission and then had its time.
+that it cannot reach, nor for one that acknowledged the submission and then had its time. One that
+stayed silent through several whole waits gets little time until it is heard again: otherwise it
+would delay every acceptance that it comes before, for the whole run.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 import trio
@@ -28,6 +30,10 @@ ACKNOWLEDGED_KEPT = 4096
 """Acknowledgements whose time is remembered; the oldest is forgotten first."""
 
 
+SILENT_WAITS_MAX = 3
+"""Whole waits for a validator, in a row, after which it is given `acknowledgement_seconds` only."""
+
+
 class Precedence:
     """Holds acceptances back until no earlier validator is expected to refuse them."""
 
@@ -37,10 +43,13 @@ class Precedence:
         self._refusals = refusals
         self._acknowledged: OrderedDict[tuple[str, Key], float] = OrderedDict()
         """When each validator's acknowledgement of a submission was heard."""
+        self._silent: Counter[str] = Counter()
+        """Waits for each validator that ran out since it was last heard."""
 
     def hear(self, envelope: Envelope) -> None:
         """Take note of an acknowledgement."""
         message = envelope.expect(Acknowledgement)
+        self._silent.pop(envelope.sender, None)
         key = (envelope.sender, (message.worker, message.submission))
         self._acknowledged.setdefault(key, self._peer.node.world.now())
         if len(self._acknowledged) > ACKNOWLEDGED_KEPT:
@@ -69,7 +78,10 @@ class Precedence:
         limits = self._peer.run.manifest.limits
         key = (verdict.worker, verdict.submission)
         now = self._peer.node.world.now()
-        left = limits.verdict_seconds - (now - self._acknowledged.get((validator, key), now))
+        patience = limits.verdict_seconds
+        if self._silent[validator] >= SILENT_WAITS_MAX:
+            patience = min(patience, limits.acknowledgement_seconds)
+        left = patience - (now - self._acknowledged.get((validator, key), now))
         with trio.move_on_after(max(0.0, left)):
             try:
                 with trio.fail_after(limits.acknowledgement_seconds):
@@ -79,3 +91,6 @@ class Precedence:
             await self._refusals.heard.wait_until(
                 lambda heard: heard.is_refused(key) or validator in heard.opinions(key)
             )
+            self._silent.pop(validator, None)
+            return
+        self._silent[validator] += 1

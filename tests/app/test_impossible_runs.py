@@ -56,6 +56,11 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
         ("learning_rate = 6e-4", "beta2 = 1.0", "optimiser.beta2 is 1; it must be 0 or more and"),
         (
             "[optimiser]",
+            "[objective]\nrouter_replay = true\n[optimiser]",
+            "objective.router_replay is true, but the model is no mixture of experts; remove it",
+        ),
+        (
+            "[optimiser]",
             "[objective]\nkl_coefficient = -1.0\n[optimiser]",
             "kl_coefficient is -1; it must be 0 or",
         ),

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import trio
 
+from peers.trainer.precedence import SILENT_WAITS_MAX
 from peers.trainer.role import TrainerRole
 from peers.validator.examiner import Examiner
 from peers.validator.precedence import Precedence
@@ -16,6 +17,7 @@ from simnet.compute.rollouts import SimulatedRollouts
 from simnet.simulation import Peer, Simulation
 from swarm.jobs.validation import Judge, PrefillService
 from swarm.messages import Acknowledgement
+from tests.trainer.test_role import verdict
 from tests.validator.test_numbers import Hand, kinds, simulate
 from tests.validator.test_rank import ONCE, VERDICT_SECONDS, in_rank
 
@@ -78,6 +80,26 @@ def test_nothing_waits_beyond_the_end_of_the_run() -> None:
         trainer._progress.changed.touch()
         await trio.sleep(1)
         assert pool(peers["trainer"]) == 1
+
+    simulate(test, "validator", "validator-2", thresholds=ONCE)
+
+
+def test_a_validator_that_stays_silent_delays_only_the_first_acceptances() -> None:
+    """It is reachable, but neither acknowledges nor judges."""
+
+    async def test(simulation: Simulation, peers: dict[str, Peer], worker: Hand) -> None:
+        first, _ = in_rank(worker, peers)
+        trainer = peers["trainer"].roles[0]
+        assert isinstance(trainer, TrainerRole)
+        precedence = trainer._collector.precedence
+        seconds = []
+        for _ in range(SILENT_WAITS_MAX + 1):
+            began = trio.current_time()
+            await precedence._wait_for(str(first.id), verdict(0))
+            seconds.append(round(trio.current_time() - began))
+        limits = trainer._run.manifest.limits
+        assert seconds[0] == seconds[-2] == limits.verdict_seconds
+        assert seconds[-1] == limits.acknowledgement_seconds
 
     simulate(test, "validator", "validator-2", thresholds=ONCE)
 
