@@ -17,6 +17,7 @@ from peers.environments.collection import Environments, labels
 from peers.trainer import metrics
 from peers.trainer.evaluation import accuracy
 from peers.trainer.learning.batch import AcceptedGroups
+from peers.trainer.learning.compiling import check_compiler
 from peers.trainer.learning.lead import lead
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.masks import why_not
@@ -130,6 +131,8 @@ class TrainerService:
             reason := why_not(attention, self._ranks.device, sharding.mixed_precision)
         ):
             raise UserError(f"trainer.attention: {reason}; omit it to use the fastest available")
+        if sharding.compile:
+            check_compiler(self._ranks.device)
         self._learner = Learner(Path(job.model), settings, ranks=self._ranks)
 
     @in_job_thread

@@ -42,6 +42,9 @@ class TrainerSettings(ComputeSettings):
     keep_products: bool = False
     """With activation_checkpointing, also keep the results of matrix products and attention: it
     costs memory, and the backward pass only repeats cheap operations."""
+    compile: bool = False
+    """Compile the layers with torch.compile. Off by default: INTELLECT-2's authors saw it lead to
+    collapse late in training."""
     attention: Attention = "fastest"
     """Attention implementation; set it for a device on which the fastest one fails."""
     cpu_offload: bool = False
@@ -133,6 +136,7 @@ class TrainerSettings(ComputeSettings):
             tensor_parallel=self.tensor_parallel,
             activation_checkpointing=self.activation_checkpointing,
             keep_products=self.keep_products,
+            compile=self.compile,
             cpu_offload=self.cpu_offload,
             optimiser=self.optimiser,
             past_policies=self.past_policies,

@@ -61,6 +61,8 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """Keep only the layers' inputs, and recompute the rest in the backward pass."""
     keep_products: bool = False
     """With activation checkpointing, also keep the results of matrix products and attention."""
+    compile: bool = False
+    """Run the layers compiled by torch.compile."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimiser state in main memory."""
     optimiser: Literal["adamw", "adamw8bit", "offloaded"] = "adamw"

@@ -58,7 +58,7 @@ class Learner:
         """Policies written since the last `begin_save`."""
         self._generator = torch.Generator().manual_seed(settings.seed)
         if settings.objective.router_replay:
-            self.policy.scorer.routing.check()
+            self.policy.scorer.routing.check(settings.sharding.compile)
         if settings.objective.kl_coefficient:
             self.past.keep_reference(self.policy.read_weights(base))
         self._remember()
@@ -79,7 +79,7 @@ class Learner:
         Only objective, optimiser, schedule and length limit may differ.
         """
         if settings.objective.router_replay:
-            self.policy.scorer.routing.check()
+            self.policy.scorer.routing.check(settings.sharding.compile)
         self.settings = settings
         self.policy.follow(settings.optimiser)
         if settings.objective.kl_coefficient and self.past.reference is None:

@@ -34,11 +34,15 @@ class Routing:
                 module.register_forward_hook(self._hook(self.layers))
                 self.layers += 1
 
-    def check(self) -> None:
-        """Raise `UserError` if the model has no experts to choose."""
+    def check(self, compiled: bool) -> None:
+        """Raise `UserError` if the model has no experts to choose, or runs compiled."""
         if not self.layers:
             raise UserError(
                 "objective.router_replay is true, but the model is no mixture of experts; remove it"
+            )
+        if compiled:
+            raise UserError(
+                "trainer.compile cannot be used in a run with objective.router_replay; omit it"
             )
 
     @contextmanager

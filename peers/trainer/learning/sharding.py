@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard as fsdp2
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from peers.trainer.learning.compiling import compile_layer
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.tensor_parallel import divide
 from swarm.jobs.training import Sharding
@@ -43,6 +44,8 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
     """
     layers = list(layers)
     for layer in layers:
+        if how.compile:
+            compile_layer(layer)
         if how.activation_checkpointing:
             recompute(layer, how.keep_products)
     if ranks.world > 1 or how.mixed_precision or how.cpu_offload:
