@@ -55,9 +55,9 @@ async def look(settings: PeerSettings, model: Path | None) -> list[Finding]:
             loaded = await engine.load(Load(policy=UNKNOWN, folder=str(model)))
             if work is not None and _has_tokenizer(model, work):
                 probes = [await _probe(engine, each) for each in environments]
-    nearest = _existing(settings.home_path)
-    findings = examine(settings, surveyed, shutil.disk_usage(nearest).free, work=work)
-    findings += _home(settings.home_path, nearest)
+    free = shutil.disk_usage(_existing(settings.home_path)).free
+    findings = examine(settings, surveyed, free, work=work)
+    findings += check_home(settings.home_path)
     return [*findings, *([room(loaded)] if loaded else []), *probes]
 
 
@@ -86,8 +86,9 @@ async def _probe(engine: InferenceService, environment: EnvironmentReference) ->
     return Finding("tasks", text, {"rendered_alike": alike}, problem=not alike)
 
 
-def _home(home: Path, nearest: Path) -> list[Finding]:
-    """What keeps a peer from using this folder, of which `nearest` exists."""
+def check_home(home: Path) -> list[Finding]:
+    """What keeps a peer from using this folder as its home."""
+    nearest = _existing(home)
     if not nearest.is_dir():
         reason = f"{nearest} is a file"
     elif not os.access(nearest, os.W_OK | os.X_OK):

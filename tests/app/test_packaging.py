@@ -113,7 +113,7 @@ def test_a_bootstrap_peer_and_a_relay_need_none_of_the_extras(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("core_only")
-@pytest.mark.parametrize("role", ["inference", "validator", "trainer"])
+@pytest.mark.parametrize("role", ["validator", "trainer"])
 def test_a_role_that_computes_says_what_to_install(tmp_path: Path, role: str) -> None:
     command = peer("--role", role, "--home", tmp_path / "home", "--manifest", tmp_path / "none")
     done = subprocess.run(command, capture_output=True, text=True)

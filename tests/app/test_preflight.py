@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from peers.engines import demo
+from peers.inference.preflight import lines
+from swarm.app.preflight import check_home
 from tests.app.harness import complaint, swarm
 
 
@@ -42,9 +44,9 @@ def test_a_home_that_no_peer_can_make_is_a_problem(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     for home in (file, file / "home"):
-        outcome = swarm("preflight", "--home", home)
-        assert outcome.status == 1
-        [line] = [line for line in outcome.output.splitlines() if line.startswith("home ")]
-        assert line.split(maxsplit=1)[1] == (
-            f"PROBLEM: {home} cannot be the home, because {file} is a file; choose another --home"
-        )
+        (found,) = check_home(home)
+        assert lines([found]) == [
+            f"home       PROBLEM: {home} cannot be the home, because {file} is a file; choose "
+            "another --home"
+        ]
+    assert check_home(tmp_path / "home") == []

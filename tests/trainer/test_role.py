@@ -131,17 +131,17 @@ def test_it_publishes_a_policy_while_the_next_step_trains() -> None:
 
     async def main(simulation: Simulation) -> None:
         peers = await start_run(
-            simulation, "validator", "trainer", "inference-one", steps=6, step_seconds=60.0
+            simulation, "validator", "trainer", "inference-one", steps=3, step_seconds=60.0
         )
         disk = peers["trainer"].disk
         over = simulation.expect("trainer.run_complete", ["trainer"])
         assert await simulation.meet(over, 1800)
-        assert disk.list("trainer/states") == ["0-5", "0-6"]
+        assert disk.list("trainer/states") == ["0-2", "0-3"]
         assert disk.list("accepted") == []
 
     said = simulate(main, model_bytes=1_000_000_000)
     trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
-    assert [fields["step"] for fields in trained] == list(range(6))
+    assert [fields["step"] for fields in trained] == list(range(3))
     for fields in trained:
         assert fields["publish_seconds"] > 1 > fields["idle_weights_seconds"]
 

@@ -36,7 +36,7 @@ def drawn(random: np.random.Generator, rate: float, tokens: int = 100) -> Eviden
 
 def test_honest_workers_are_evicted_no_more_often_than_stated_at_any_look() -> None:
     """At the bound itself, with scores of 0 or 1, 60 looks and a large α, to see the bound."""
-    evicted, workers, alpha = 0, 1000, 0.05
+    evicted, workers, alpha = 0, 400, 0.05
     for seed in range(workers):
         random, worker = np.random.default_rng(seed), WorkerEvidence()
         for _ in range(60):
