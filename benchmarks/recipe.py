@@ -19,10 +19,8 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
-from benchmarks.study import rollouts
+from benchmarks.study import Sampler
 from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
-from peers.engines.native import NativeEngine
-from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import mean_reward
@@ -34,6 +32,19 @@ from swarm.app.output import print_json
 from swarm.rollouts.seeds import digest, submission_seed
 
 
+class Clock:
+    """Seconds by part; each part ends where the next one begins."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(("prepare", "generate", "train", "publish", "evaluate"), 0.0)
+        self._since = time.perf_counter()
+
+    def spent(self, part: str) -> None:
+        """Add the time since the last call to `part`."""
+        self.seconds[part] += (now := time.perf_counter()) - self._since
+        self._since = now
+
+
 def run(
     seed: int, steps: int, old: str = "generation", keep: Path | None = None
 ) -> dict[str, float]:
@@ -41,49 +52,23 @@ def run(
 
     `keep` is a folder for copies of all policies, by step.
     """
-    schedule = replace(SCHEDULE, steps=steps, old=old)
-    seconds = {"prepare": 0.0, "generate": 0.0, "train": 0.0, "publish": 0.0, "evaluate": 0.0}
-    clock, cpu = time.perf_counter(), time.process_time()
-
-    def spent(part: str) -> None:
-        nonlocal clock
-        seconds[part] += (now := time.perf_counter()) - clock
-        clock = now
-
+    clock, cpu = Clock(), time.process_time()
+    environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         before = prepare_base(folder / "0", seed)
-        spent("prepare")
+        clock.spent("prepare")
         if keep is not None:
             shutil.copytree(folder / "0", keep / "0")
-        learner = Learner(
-            folder / "0", LearnerSettings(OBJECTIVE, schedule, seed, optimiser=OPTIMISER)
-        )
-        engine, renderer = NativeEngine(folder / "0"), Renderer(folder / "0")
-        environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
-        difference = zero_advantage = 0.0
-        for step in range(steps):
-            policy = max(0, step - SCHEDULE.asynchrony)
-            engine.load_weights(folder / str(policy), policy)
-            nonce = digest("swarm/1/recipe", seed.to_bytes(8, "big"), step.to_bytes(8, "big"))
-            drawn = submission_seed("recipe", nonce, "me", 0)
-            count = SCHEDULE.groups_per_step
-            groups, _, _ = rollouts(engine, renderer, environment, SAMPLING, drawn, policy, count)
-            spent("generate")
-            metrics = learner.train_step(as_accepted(groups), step)
-            difference = max(difference, metrics.get("engine_log_probability_difference", 0.0))
-            zero_advantage += metrics["groups_zero_advantage"] / (SCHEDULE.groups_per_step * steps)
-            spent("train")
-            learner.export(folder / str(step + 1))
-            if keep is not None:
-                shutil.copytree(folder / str(step + 1), keep / str(step + 1))
-            if policy > 1:  # the learner holds policy 0 as its base
-                shutil.rmtree(folder / str(policy - 1))
-            spent("publish")
-        engine.load_weights(folder / str(steps), steps)
+        schedule = replace(SCHEDULE, steps=steps, old=old)
+        settings = LearnerSettings(OBJECTIVE, schedule, seed, optimiser=OPTIMISER)
+        learner = Learner(folder / "0", settings)
+        sampler = Sampler(folder / "0", environment, SAMPLING)
+        figures = train(learner, sampler, folder, seed, steps, clock=clock, keep=keep)
+        sampler.engine.load_weights(folder / str(steps), steps)
         sampled, greedy = (
             mean_reward(
-                engine,
+                sampler.engine,
                 environment,
                 folder / str(steps),
                 SAMPLING,
@@ -92,7 +77,7 @@ def run(
             )
             for greedy in (False, True)
         )
-        spent("evaluate")
+        clock.spent("evaluate")
     return {
         "seed": seed,
         "sft_steps": before.sft_steps,
@@ -100,13 +85,48 @@ def run(
         "sampled_accuracy_after": sampled,
         "greedy_accuracy_before": before.greedy,
         "greedy_accuracy_after": greedy,
+        **figures,
+        "generate_ms_per_step": 1000 * clock.seconds["generate"] / steps,
+        "train_ms_per_step": 1000 * clock.seconds["train"] / steps,
+        "seconds": sum(clock.seconds.values()),
+        "cpu_seconds": time.process_time() - cpu,
+        **{f"{part}_seconds": value for part, value in clock.seconds.items()},
+    }
+
+
+def train(
+    learner: Learner,
+    sampler: Sampler,
+    folder: Path,
+    seed: int,
+    steps: int,
+    *,
+    clock: Clock,
+    keep: Path | None,
+) -> dict[str, float]:
+    """Take all steps; return the share of groups without advantage, and how far the engine's
+    log-probabilities were from the learner's."""
+    difference = zero_advantage = 0.0
+    for step in range(steps):
+        policy = max(0, step - SCHEDULE.asynchrony)
+        sampler.engine.load_weights(folder / str(policy), policy)
+        nonce = digest("swarm/1/recipe", seed.to_bytes(8, "big"), step.to_bytes(8, "big"))
+        drawn = submission_seed("recipe", nonce, "me", 0)
+        made = sampler.sample(drawn, policy, SCHEDULE.groups_per_step)
+        clock.spent("generate")
+        metrics = learner.train_step(as_accepted(made.groups), step)
+        difference = max(difference, metrics.get("engine_log_probability_difference", 0.0))
+        zero_advantage += metrics["groups_zero_advantage"] / (SCHEDULE.groups_per_step * steps)
+        clock.spent("train")
+        learner.export(folder / str(step + 1))
+        if keep is not None:
+            shutil.copytree(folder / str(step + 1), keep / str(step + 1))
+        if policy > 1:  # the learner holds policy 0 as its base
+            shutil.rmtree(folder / str(policy - 1))
+        clock.spent("publish")
+    return {
         "zero_advantage_share": zero_advantage,
         "engine_log_probability_difference": difference,
-        "generate_ms_per_step": 1000 * seconds["generate"] / steps,
-        "train_ms_per_step": 1000 * seconds["train"] / steps,
-        "seconds": sum(seconds.values()),
-        "cpu_seconds": time.process_time() - cpu,
-        **{f"{part}_seconds": value for part, value in seconds.items()},
     }
 
 

@@ -83,6 +83,69 @@ def prepared_bases(seeds: int) -> Iterator[list[Path]]:
         yield bases
 
 
+@dataclass
+class Sampled:
+    """Groups that worker and validator would make, and figures of all completions."""
+
+    groups: list[Group] = field(default_factory=list)
+    task_rewards: list[float] = field(default_factory=list)
+    distances: list[int] = field(default_factory=list)
+    """|target − length|"""
+
+
+class Sampler:
+    """Generates with a policy, and grades; `folder` holds policy 0."""
+
+    def __init__(self, folder: Path, environment: Environment, sampling: Sampling) -> None:
+        self.engine, self._renderer = NativeEngine(folder), Renderer(folder)
+        self._environment, self._sampling = environment, sampling
+
+    def sample(self, seed: bytes, policy: int, count: int) -> Sampled:
+        """Make `count` groups like worker and validator."""
+        environment, sampling, size = self._environment, self._sampling, self._sampling.group_size
+        tasks = [environment.task(task_seed(seed, group)) for group in range(count)]
+        work = [(environment, task) for task in tasks for _ in range(size)]
+        rows = range(count * size)
+        key = noise_key(seed)
+        played = play(self.engine, self._renderer, work, rows, key, sampling).rollouts
+        made = Sampled()
+        for index, task in enumerate(tasks):
+            mine = played[index * size : (index + 1) * size]
+            graded = [
+                grade_segments(
+                    environment, task, self._renderer, rollout.segments, sampling.stop_ids
+                )
+                for rollout in mine
+            ]
+            lengths = [len(rollout.model_tokens) for rollout in mine]
+            made.task_rewards += graded
+            made.distances += [abs(task.target_length - length) for length in lengths]
+            rewards = [
+                reward - task.length_penalty(length)
+                for reward, length in zip(graded, lengths, strict=True)
+            ]
+            made.groups.append(Group(mine, rewards, policy))
+        return made
+
+    def batch(self, seed: int, step: int, policy: int, variant: Variant) -> Sampled:
+        """Make a step's batch, with refilling if the variant refills."""
+        found = Sampled()
+        nonce = digest("swarm/1/study", *(n.to_bytes(8, "big") for n in (seed, step)))
+        for draw in range(DRAWS_MAX if variant.refill else 1):
+            drawn = submission_seed("study", nonce, "me", draw)
+            made = self.sample(drawn, policy, variant.groups - len(found.groups))
+            found.task_rewards += made.task_rewards
+            found.distances += made.distances
+            found.groups += [
+                group
+                for group in made.groups
+                if not variant.refill or max(group.rewards) > min(group.rewards)
+            ]
+            if len(found.groups) >= variant.groups:
+                break
+        return found
+
+
 def learn(
     base: Path,
     seed: int,
@@ -98,6 +161,37 @@ def learn(
     completions.
     """
     environment = environment or load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
+    curve = Curve()
+    made = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(base, folder / "0")
+        learner = Learner(folder / "0", _learner_settings(variant, seed, sampling))
+        sampler = Sampler(folder / "0", environment, sampling)
+        for step in range(variant.steps):
+            policy = max(0, step - variant.staleness)
+            sampler.engine.load_weights(folder / str(policy), policy)
+            batch = sampler.batch(seed, step, policy, variant)
+            made += len(batch.task_rewards)
+            metrics = learner.train_step(as_accepted(batch.groups), step)
+            learner.export(folder / str(step + 1))
+            if policy > 1:  # the learner holds policy 0 as its base
+                shutil.rmtree(folder / str(policy - 1), ignore_errors=True)
+            curve.reward.append(statistics.fmean(batch.task_rewards))
+            curve.off_target.append(statistics.fmean(batch.distances))
+            curve.effective_share.append(metrics.get("effective_share", 1.0))
+            curve.gradient_norm.append(metrics.get("gradient_norm", 0.0))
+            curve.generated.append(made)
+            if generated_max is not None and made >= generated_max:
+                break
+        sampler.engine.load_weights(folder / str(step + 1), step + 1)
+        curve.held_out = mean_reward(
+            sampler.engine, environment, folder / "0", sampling, prompts=EVALUATION_PROMPTS
+        )
+    return curve
+
+
+def _learner_settings(variant: Variant, seed: int, sampling: Sampling) -> LearnerSettings:
     schedule = Schedule(
         steps=variant.steps,
         groups_per_step=variant.groups,
@@ -105,98 +199,13 @@ def learn(
         max_staleness=max(4, variant.staleness),
         old="step_start" if variant.old == "step_start" else "generation",
     )
-    curve = Curve()
-    made = 0
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        shutil.copytree(base, folder / "0")
-        settings = LearnerSettings(
-            variant.objective,
-            schedule,
-            seed,
-            optimiser=variant.optimiser,
-            completion_tokens_max=sampling.max_new_tokens,
-        )
-        learner = Learner(folder / "0", settings)
-        engine, renderer = NativeEngine(folder / "0"), Renderer(folder / "0")
-        for step in range(variant.steps):
-            policy = max(0, step - variant.staleness)
-            engine.load_weights(folder / str(policy), policy)
-            batch: list[Group] = []
-            rewards: list[float] = []
-            distances: list[int] = []
-            for draw in range(DRAWS_MAX if variant.refill else 1):
-                nonce = digest("swarm/1/study", *(n.to_bytes(8, "big") for n in (seed, step)))
-                groups, graded, off = rollouts(
-                    engine,
-                    renderer,
-                    environment,
-                    sampling,
-                    submission_seed("study", nonce, "me", draw),
-                    policy,
-                    variant.groups - len(batch),
-                )
-                rewards += graded
-                distances += off
-                batch += [
-                    group
-                    for group in groups
-                    if not variant.refill or max(group.rewards) > min(group.rewards)
-                ]
-                if len(batch) >= variant.groups:
-                    break
-            made += len(rewards)
-            metrics = learner.train_step(as_accepted(batch), step)
-            learner.export(folder / str(step + 1))
-            if policy > 1:  # the learner holds policy 0 as its base
-                shutil.rmtree(folder / str(policy - 1), ignore_errors=True)
-            curve.reward.append(statistics.fmean(rewards))
-            curve.off_target.append(statistics.fmean(distances))
-            curve.effective_share.append(metrics.get("effective_share", 1.0))
-            curve.gradient_norm.append(metrics.get("gradient_norm", 0.0))
-            curve.generated.append(made)
-            if generated_max is not None and made >= generated_max:
-                break
-        engine.load_weights(folder / str(step + 1), step + 1)
-        curve.held_out = mean_reward(
-            engine, environment, folder / "0", sampling, prompts=EVALUATION_PROMPTS
-        )
-    return curve
-
-
-def rollouts(
-    engine: NativeEngine,
-    renderer: Renderer,
-    environment: Environment,
-    sampling: Sampling,
-    seed: bytes,
-    policy: int,
-    count: int,
-) -> tuple[list[Group], list[float], list[int]]:
-    """Make `count` groups like worker and validator; also task rewards, and |target − length|."""
-    size = sampling.group_size
-    tasks = [environment.task(task_seed(seed, group)) for group in range(count)]
-    work = [(environment, task) for task in tasks for _ in range(size)]
-    rows = range(count * size)
-    played = play(engine, renderer, work, rows, noise_key(seed), sampling).rollouts
-    groups: list[Group] = []
-    task_rewards: list[float] = []
-    distances: list[int] = []
-    for index, task in enumerate(tasks):
-        mine = played[index * size : (index + 1) * size]
-        graded = [
-            grade_segments(environment, task, renderer, rollout.segments, sampling.stop_ids)
-            for rollout in mine
-        ]
-        lengths = [len(rollout.model_tokens) for rollout in mine]
-        task_rewards += graded
-        distances += [abs(task.target_length - length) for length in lengths]
-        rewards = [
-            reward - task.length_penalty(length)
-            for reward, length in zip(graded, lengths, strict=True)
-        ]
-        groups.append(Group(mine, rewards, policy))
-    return groups, task_rewards, distances
+    return LearnerSettings(
+        variant.objective,
+        schedule,
+        seed,
+        optimiser=variant.optimiser,
+        completion_tokens_max=sampling.max_new_tokens,
+    )
 
 
 def band(curves: Sequence[Sequence[float]], points: int = 20) -> dict[str, list[float]]:

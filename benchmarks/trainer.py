@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,21 +212,8 @@ def run_ours(size: Size, folder: Path, repeats: int) -> tuple[dict[str, float], 
     }, gradients
 
 
-def run_trl(
-    size: Size, folder: Path, repeats: int, rows: int
-) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Figures and gradients of TRL's trainer, with `rows` completions per forward pass."""
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from transformers.utils import logging
-    from trl import GRPOConfig, GRPOTrainer
-    from trl.trainer.grpo_trainer import add_fused_lm_head
-
-    logging.disable_progress_bar()
-    groups = make_groups(size)
-    meter: list[Meter] = []
-    losses: list[float] = []
-    gradients: dict[str, Tensor] = {}
+def recorded(groups: Sequence[Group]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Functions that hand TRL's trainer recorded rollouts and rewards; a prompt is an index."""
 
     def give(prompts: list[str], trainer: Any) -> dict[str, Any]:
         chosen = [groups[int(prompt)] for prompt in prompts]
@@ -242,6 +229,57 @@ def run_trl(
         return [
             groups[int(prompt)].rewards[place % GROUP_SIZE] for place, prompt in enumerate(prompts)
         ]
+
+    return give, reward
+
+
+def trl_config(output: str, size: Size, repeats: int, rows: int) -> Any:
+    """Settings with which TRL takes the same step."""
+    from trl import GRPOConfig
+
+    passes = size.groups * GROUP_SIZE // rows
+    return GRPOConfig(
+        output_dir=output,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=passes,
+        steps_per_generation=passes,
+        num_iterations=2,  # else TRL assumes that the old policy is π
+        num_generations=GROUP_SIZE,
+        max_completion_length=LENGTHS[1],
+        max_steps=2 * repeats - 1,
+        shuffle_dataset=False,
+        loss_type="dapo",
+        delta=4.0,
+        epsilon=0.2,
+        beta=0.0,
+        scale_rewards="none",
+        learning_rate=0.0,
+        max_grad_norm=CLIP,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def run_trl(
+    size: Size, folder: Path, repeats: int, rows: int
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Figures and gradients of TRL's trainer, with `rows` completions per forward pass."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers.utils import logging
+    from trl import GRPOTrainer
+    from trl.trainer.grpo_trainer import add_fused_lm_head
+
+    logging.disable_progress_bar()
+    give, reward = recorded(make_groups(size))
+    meter: list[Meter] = []
+    losses: list[float] = []
+    gradients: dict[str, Tensor] = {}
 
     class Fixed(GRPOTrainer):  # type: ignore[misc]
         """Uses the generating policy for passes without gradient."""
@@ -269,36 +307,10 @@ def run_trl(
         def on_step_end(self, *_: Any, **__: Any) -> None:
             meter[0].end()
 
-    passes = size.groups * GROUP_SIZE // rows
     with tempfile.TemporaryDirectory() as output:
-        config = GRPOConfig(
-            output_dir=output,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            per_device_train_batch_size=rows,
-            gradient_accumulation_steps=passes,
-            steps_per_generation=passes,
-            num_iterations=2,  # else TRL assumes that the old policy is π
-            num_generations=GROUP_SIZE,
-            max_completion_length=LENGTHS[1],
-            max_steps=2 * repeats - 1,
-            shuffle_dataset=False,
-            loss_type="dapo",
-            delta=4.0,
-            epsilon=0.2,
-            beta=0.0,
-            scale_rewards="none",
-            learning_rate=0.0,
-            max_grad_norm=CLIP,
-            logging_strategy="no",
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
         trainer = Fixed(
             model=AutoModelForCausalLM.from_pretrained(folder / "pi", dtype="float32"),
-            args=config,
+            args=trl_config(output, size, repeats, rows),
             train_dataset=Dataset.from_list([{"prompt": str(n)} for n in range(size.groups)]),
             reward_funcs=reward,
             rollout_func=give,
