@@ -151,6 +151,7 @@ def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
         yield Pipeline(tmp_path, engine, inspector, prefill, trainer, ask)
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_use_a_tool(pipeline: Pipeline) -> None:
     figures = [pipeline.take_step(step) for step in range(STEPS)]
     rewards = [reward for reward, _, _ in figures]
