@@ -2,6 +2,7 @@
 # make demo      a whole swarm on this machine; ARGS='--steps 100 --cheat wrong-weights'
 # make test      the tests;  make test-slow  those that take minutes
 # make test-vllm the tests that need vLLM: installs its CPU build in build/vllm first (3.5 GB)
+# make test-gpu  the tests that need a GPU with CUDA; they are skipped without one
 # make lint      style, types, and which room may import which
 
 PYTHON ?=
@@ -9,7 +10,7 @@ ARGS ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow test-vllm lint clean
+.PHONY: install demo test test-slow test-vllm test-gpu lint clean
 
 install: .venv/installed
 
@@ -34,6 +35,10 @@ test-vllm: .venv/installed
 	$(VLLM) -m pip install --quiet --disable-pip-version-check 'pytest>=8' 'hypothesis>=6.140'
 	$(VLLM) -m pytest -m vllm -W default $(VLLM_TESTS) $(ARGS)
 	$(BIN)/python -m pytest -m vllm tests/end_to_end tests/benchmarks $(ARGS)
+
+# One process: several would share the GPU's memory.
+test-gpu: .venv/installed
+	$(BIN)/python -m pytest -m gpu -n0 -r s tests/engines tests/trainer $(ARGS)
 
 lint: .venv/installed
 	$(BIN)/ruff check

@@ -16,7 +16,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -48,8 +48,8 @@ class Layout:
 
     parts: tuple[tuple[int, int], ...]
     """Per bucket with rows: the number of its memory (`Bucket.memory`), and rows computed."""
-    keyed: bool
-    """Whether every row has a noise key; otherwise noise is left out row by row."""
+    noise: Literal["all", "some", "none"]
+    """The rows that have a noise key."""
     scaled: bool
     """Whether any row has a temperature other than 1."""
 
@@ -134,11 +134,14 @@ class StaticStep:
         logits = self._decoder.logits(hidden)
         if self._layout.scaled:
             logits = logits / self._temperatures[here, None]
-        rows, positions, *keys, keyed = self._inputs[2:, here]
-        noise = keyed_noise(torch.stack(keys, dim=1), rows, positions, logits.shape[-1])
-        if not self._layout.keyed:
-            noise.masked_fill_(keyed[:, None] == 0, 0.0)
-        chosen = noise.add_(logits).max(-1).indices
+        perturbed = logits
+        if self._layout.noise != "none":
+            rows, positions, *keys, keyed = self._inputs[2:, here]
+            noise = keyed_noise(torch.stack(keys, dim=1), rows, positions, logits.shape[-1])
+            if self._layout.noise == "some":
+                noise.masked_fill_(keyed[:, None] == 0, 0.0)
+            perturbed = noise.add_(logits)
+        chosen = perturbed.max(-1).indices
         log_mu = torch.log_softmax(logits, -1).gather(-1, chosen[:, None])[:, 0]
         self._drawn[0, here] = chosen.double()
         self._drawn[1, here] = log_mu.double()
@@ -201,7 +204,7 @@ class Graphs:
         if self._capture is None:
             return None
         buckets = [bucket for bucket in self._cache.buckets if bucket.rows]
-        layout = _layout(buckets)
+        layout = layout_of(buckets)
         if layout not in self._steps:
             if layout not in self._met:
                 # One step alone is not worth a recording.
@@ -275,11 +278,13 @@ def capture_graph(device: torch.device) -> Capture:
     return capture
 
 
-def _layout(buckets: Sequence[Bucket[Any]]) -> Layout:
+def layout_of(buckets: Sequence[Bucket[Any]]) -> Layout:
+    """The layout of the rows in buckets that all have some."""
     requests = [row.request for bucket in buckets for row in bucket.rows]
+    keyed = [request.noise_key is not None for request in requests]
     return Layout(
         tuple((bucket.memory, _rounded(bucket)) for bucket in buckets),
-        keyed=all(request.noise_key is not None for request in requests),
+        noise="all" if all(keyed) else "some" if any(keyed) else "none",
         scaled=any(request.temperature != 1.0 for request in requests),
     )
 

@@ -15,8 +15,18 @@ import torch
 
 from swarm.errors import UserError
 
-PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
-"""FLOP/s in dense bf16, from the makers' data sheets, by a part of the device's name."""
+PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+}
+"""FLOP/s in dense bf16, from the makers' data sheets, by a part of the device's name; the first
+part that is found counts."""
 
 _SECTIONS = {
     "reward": ("reward", "length_penalty", "task_reward"),

@@ -58,6 +58,7 @@ CHILD_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow starts one as it is imported
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # its own reserves 1 GiB, which a memory limit counts
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # or a look for a GPU starts CUDA, which no fork survives
 }
 """Environment variables of a child, unless its owner's environment sets them. Peers share cores,
 and two OpenMP threads on contended cores are ten times slower than one."""

@@ -97,9 +97,8 @@ class Conformance:
                 KEY, torch.tensor(request.row), positions, judge.capabilities.vocabulary_size
             )
             drawn = torch.tensor(piece.tokens[start:])
-            found = judge_margins(
-                judge.logits(prefill.states[0]), drawn, request.temperature, noise
-            )
+            logits = judge.logits(prefill.states[0]).cpu()
+            found = judge_margins(logits, drawn, request.temperature, noise)
             assert float(found.margin.max()) <= self.tolerance.margin
             difference = found.log_probability - piece.log_probabilities[start:]
             assert float(difference.abs().max()) <= self.tolerance.log_probability
@@ -109,6 +108,7 @@ class Conformance:
 
     def near(self, one: torch.Tensor, other: torch.Tensor) -> None:
         assert one.shape == other.shape and one.dtype == other.dtype == torch.bfloat16
+        one, other = one.cpu(), other.cpu()
         distance = (one.float() - other.float()).norm(dim=-1)
         assert bool((distance <= self.tolerance.hidden * other.float().norm(dim=-1)).all())
 

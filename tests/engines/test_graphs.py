@@ -1,6 +1,6 @@
 """Steps over fixed tensors, as CUDA graphs replay them, give the tokens of ordinary steps.
 
-They run here as they are, so only their recording needs a GPU (`tests/engines/test_gpu.py`).
+They run here as they are, so only their recording needs a GPU (`tests/engines/test_engine_gpu.py`).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_steps_outlive_a_swap_and_read_the_new_weights(policies: Policies) -> No
         engine.load_weights(new, 1)
         same(generate(NativeEngine(new, policy=1), asked), generate(engine, asked))
         assert engine._graphs.captures == captures
-        assert next(iter(engine._graphs._steps)).keyed
+        assert {layout.noise for layout in engine._graphs._steps} == {"all"}
 
 
 def test_steps_over_freed_memory_are_dropped(policies: Policies) -> None:

@@ -92,11 +92,10 @@ class Ranks:
     @staticmethod
     def join(launch: Launch, store: Store, device: torch.device) -> Ranks:
         """Become one of `launch.world` ranks that meet at `store`."""
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
-            backend,
+            _backend(device),
             store=dist.PrefixStore("group", store),
             rank=launch.rank,
             world_size=launch.world,
@@ -129,7 +128,7 @@ class Ranks:
             )
         if not dist.is_initialized():
             dist.init_process_group(
-                "nccl" if self.device.type == "cuda" else "gloo",
+                _backend(self.device),
                 store=dist.HashStore(),
                 rank=0,
                 world_size=1,
@@ -195,3 +194,9 @@ class Ranks:
             reason = bytes(raw.tolist()).rstrip(b"\0").decode("utf-8", "replace")
             if reason:
                 raise RankError(f"rank {rank} of {self.world}: {reason}") from error
+
+
+def _backend(device: torch.device) -> str:
+    """The libraries of collectives. gloo serves what lies in host memory, as `cpu_offload` puts
+    weights there."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
