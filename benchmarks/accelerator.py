@@ -1,283 +1,169 @@
-"""One full GRPO step of the trainer on a GPU, with every attention that packed rows can have.
+"""All figures of one GPU: generation, swaps, prefill, overhead, verification, training, a swarm.
 
     python -m benchmarks.accelerator
-    python -m benchmarks.accelerator --device cpu --models tiny --tokens 2048
+    python -m benchmarks.accelerator --parts generate,overhead --models 1.5b
+    python -m benchmarks.accelerator --parts vllm --vllm HOME/engines/vllm/bin/python
+    python -m benchmarks.accelerator --parts '' --swarm
+    python -m benchmarks.accelerator --smoke
 
-Prints one JSON object. Policies have Qwen2.5's shapes and random weights. `--tokens` input tokens
-are packed into as few rows as possible (16,384 tokens each). Prompts have 16 tokens; completions
-are log-uniform between 16 tokens and an eighth of all tokens, and fill the batch exactly. A step is
-the same as in `benchmarks.trainer`: log μ under the generating policy (μ ≠ π), forward, backward,
-gradient clipping, AdamW; bf16 with fp32 master weights unless `--dtype fp32`. The first step
-compiles kernels and is not measured. The result is the median of the next `--steps`: wall-clock
-time, or CPU seconds of one thread with `--device cpu`.
-
-Each attention has these figures: `tokens_per_second` and `model_flops_share` (MFU) as the trainer
-reports them (the pass for log μ takes time, but does not count as useful work), `peak_bytes` of
-tensors (weights, gradients, optimiser and older policies), `speedup_over_sdpa`, and `loss` and
-`gradient_norm`, which must agree except for rounding. An attention that is unavailable or fails has
-`reason` instead.
+Prints one JSON object, with figures or a reason for each part and model. Policies have the shapes
+of Qwen2.5 and random weights. Each part and model runs in a process of its own, for at most
+`--seconds`, so that a failure costs nothing else; `--output` holds the finished parts at any time.
+`--smoke` runs everything but the swarm with a tiny model on a CPU, in this process, and shows only
+that the command works. `benchmarks.generation` and `benchmarks.training_step` say what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import gc
-import math
-import platform
+import json
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.arguments import at_least
-from benchmarks.trainer import (
-    CHANGE,
-    GROUP_SIZE,
-    OBJECTIVE,
-    OPTIMISER,
-    PROMPT_TOKENS,
-    Meter,
-    repeat_step,
-)
-from peers.engines.model import count_parameters
+from benchmarks import generation, one_gpu_swarm, training_step
+from benchmarks.arguments import at_least, several
+from benchmarks.shapes import MODELS
+from benchmarks.training_step import TOKENS_MIN
+from peers.engines.device import title_of
 from peers.trainer import metrics
-from peers.trainer.learning.groups import Group
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.masks import ATTENTIONS, why_not
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.sharding import local
+from peers.trainer.learning.masks import ATTENTIONS
 from swarm.app.output import print_json
-from swarm.jobs.training import Sharding
-from swarm.messages import Schedule
-from swarm.rollouts.rollout import Rollout
 
-MODELS: dict[str, dict[str, int]] = {
-    "0.5b": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-    },
-    "1.5b": {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_936,
-    },
-    "tiny": {
-        "hidden_size": 64,
-        "intermediate_size": 192,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 512,
-    },
-}
-"""Shapes, from the config.json of Qwen/Qwen2.5-0.5B and Qwen/Qwen2.5-1.5B; tiny is for trials."""
+PARTS = [*generation.PARTS, "train"]
 
-SHORTEST = 16
-TOKENS_MIN = 512
-"""Fewest input tokens that can hold a group of such completions."""
+SMOKE = {
+    "device": "cpu", "models": ["tiny"], "dtype": "float32", "batches": [2], "rounds": 1,
+    "prompt": 4, "completion": 40, "tokens": TOKENS_MIN, "steps": 1, "attention": ["sdpa"],
+}  # fmt: skip
 
 
-def make_policy(name: str, device: str, half: bool, folder: Path) -> None:
-    """Write a Hugging Face folder with random weights, in bf16 or fp32."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = new_model(name)
-    model.to(torch.bfloat16 if half else torch.float32).save_pretrained(folder)
+def run_part(part: str, name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one part and model, in this process."""
+    if part == "train":
+        peak = given.peak_tflops * 1e12 or metrics.peak_flops(torch.device(given.device))
+        figures = training_step.compare(name, given, peak)
+        return {**figures, "tokens": given.tokens, "peak_tflops": peak / 1e12 or None}
+    return generation.run_part(part, name, folder, given)
 
 
-def new_model(name: str) -> Any:
-    """One of `MODELS`, with random weights, on torch's default device."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config: Any = Qwen2Config(
-        **MODELS[name],
-        max_position_embeddings=32_768,
-        rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config)
-
-
-def make_groups(tokens: int, vocabulary: int) -> list[Group]:
-    """Make groups with `tokens` inputs in total (all but the last token of each sequence)."""
-    longest = tokens // 8
-    mean = (longest - SHORTEST) / math.log(longest / SHORTEST)
-    prompt_inputs = PROMPT_TOKENS - 1
-    count = GROUP_SIZE * max(1, round(tokens / (mean + prompt_inputs) / GROUP_SIZE))
-    generator = torch.Generator().manual_seed(1)
-    places = (torch.randperm(count, generator=generator) + 0.5) / count
-    lengths = SHORTEST * (longest / SHORTEST) ** places
-    wanted = tokens - count * prompt_inputs
-    cut = (lengths * (wanted / lengths.sum())).int().clamp(min=1).tolist()
-    cut[cut.index(max(cut))] += wanted - sum(cut)
-
-    def draw(length: int) -> list[int]:
-        return torch.randint(vocabulary, (length,), generator=generator).tolist()
-
-    groups = []
-    for start in range(0, count, GROUP_SIZE):
-        prompt = draw(PROMPT_TOKENS)
-        rollouts = [
-            Rollout.single_turn(prompt, draw(length)) for length in cut[start : start + GROUP_SIZE]
-        ]
-        groups.append(Group(rollouts, torch.rand(GROUP_SIZE, generator=generator).tolist(), 0))
-    return groups
-
-
-@torch.no_grad()
-def move_on(model: Any) -> None:
-    """Turn μ into π by noise on the weights, the same in every call."""
-    torch.manual_seed(1)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            part = local(parameter)
-            part.add_(torch.randn_like(part) * (part.std() * CHANGE))
-
-
-def measure(
-    base: Path, groups: list[Group], settings: LearnerSettings, device: str, steps: int, peak: float
-) -> dict[str, float]:
-    """Measure one attention; `peak` in FLOP/s, 0 if unknown."""
-    gc.collect()  # free the previous attention's tensors
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    meter = Meter(device)
-    learner = Learner(base, settings, ranks=Ranks(device=torch.device(device)))
-    move_on(learner.model)
-    repeat_step(learner, groups, 1, meter)
-    meter.seconds.clear()
-    found = repeat_step(learner, groups, steps, meter)
-    figures = meter.figures()
-    return {
-        **metrics.speed(found, figures["seconds_per_step"], peak),
-        "peak_bytes": figures["peak_bytes"],
-        "loss": found["loss"],
-        "gradient_norm": found["gradient_norm"],
-        "parameters": count_parameters(learner.model),
-    }
-
-
-def try_attention(
-    attention: str, base: Path, groups: list[Group], given: argparse.Namespace, peak: float
-) -> dict[str, Any]:
-    """Figures of an attention, or the reason why there are none."""
-    half = given.dtype == "bf16"
-    reason = why_not(attention, torch.device(given.device), half)
-    if reason:
-        return {"reason": reason}
-    settings = LearnerSettings(
-        OBJECTIVE,
-        Schedule(steps=100, groups_per_step=len(groups), max_staleness=2),
-        optimiser=OPTIMISER,
-        sharding=Sharding(
-            mixed_precision=half, activation_checkpointing=given.activation_checkpointing
-        ),
-        attention=attention,
-        flat=True,
-    )
+def run_apart(part: str, name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """`run_part` in a process of its own, which ends after `--seconds`."""
+    python = given.vllm if part == "vllm" and given.vllm else sys.executable
+    options = [*sys.argv[1:], "--one", part, name, str(folder)]
     try:
-        return measure(base, groups, settings, given.device, given.steps, peak)
-    except (RuntimeError, ImportError) as error:
-        first = str(error).partition("\n")[0]
-        short = isinstance(error, torch.OutOfMemoryError)
-        what = "the device's memory does not suffice" if short else type(error).__name__
-        return {"reason": f"{what}: {first}"}
+        done = subprocess.run(
+            [python, "-m", "benchmarks.accelerator", *options],
+            stdout=subprocess.PIPE,
+            timeout=given.seconds,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        return {"reason": f"it did not end within {given.seconds} s"}
+    except subprocess.CalledProcessError as error:
+        return {"reason": f"it ended with status {error.returncode}; its words are above"}
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
-def compare(name: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
-    """Compare all attentions with one model."""
-    groups = make_groups(given.tokens, MODELS[name]["vocab_size"])
-    by_attention: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        make_policy(name, given.device, given.dtype == "bf16", Path(folder))
-        for attention in given.attention:
-            by_attention[attention] = try_attention(attention, Path(folder), groups, given, peak)
-    sdpa = by_attention.get("sdpa", {}).get("train_seconds")
-    parameters = None
-    for attention, figures in by_attention.items():
-        parameters = figures.pop("parameters", parameters)
-        if sdpa and attention != "sdpa" and "reason" not in figures:
-            figures["speedup_over_sdpa"] = sdpa / figures["train_seconds"]
-    lengths = sorted(len(each.model_tokens) for group in groups for each in group.rollouts)
-    return {
-        "parameters": parameters,
-        "shape": MODELS[name],
-        "completions": len(lengths),
-        "completion_tokens": {
-            "shortest": lengths[0],
-            "median": lengths[len(lengths) // 2],
-            "longest": lengths[-1],
-            "sum": sum(lengths),
-        },
-        "attention": by_attention,
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Run the parts, one after the other."""
+    result: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        "device": title_of(torch.device(given.device)),
+        "torch": torch.__version__,
+        "dtype": given.dtype,
+        "models": {},
     }
+    run = run_part if given.smoke else run_apart
+    for name in given.models:
+        found = result["models"][name] = {"shape": MODELS[name]}
+        with tempfile.TemporaryDirectory() as folder:
+            for part in given.parts:
+                began = time.monotonic()
+                found[part] = run(part, name, Path(folder), given)
+                print(f"{name} {part}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+                _keep(result, given)
+    if given.swarm:
+        result["swarm"] = one_gpu_swarm.run_swarm(given)
+        _keep(result, given)
+    return result
+
+
+def _keep(result: dict[str, Any], given: argparse.Namespace) -> None:
+    if given.output:
+        given.output.write_text(json.dumps(result, indent=1))
+
+
+def _read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--parts", type=_some_of(PARTS), default=PARTS, help=",".join(PARTS))
+    parser.add_argument("--models", type=_some_of(list(MODELS)), default=["0.5b", "1.5b"])
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument(
+        "--seconds", type=at_least(1), default=240, help="most for each part and model"
+    )
+    parser.add_argument("--output", type=Path, help="file for the figures as they come")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model on a CPU")
+    generating = parser.add_argument_group("generation")
+    generating.add_argument("--batches", type=several(at_least(1)), default=[1, 16, 64, 256])
+    generating.add_argument("--rounds", type=at_least(1), default=3)
+    generating.add_argument("--prompt", type=at_least(2), default=64, help="tokens")
+    generating.add_argument("--completion", type=at_least(1), default=256, help="tokens")
+    generating.add_argument("--vllm", help="the Python interpreter that has vLLM")
+    training = parser.add_argument_group("training")
+    training.add_argument("--tokens", type=at_least(TOKENS_MIN), default=1 << 14)
+    training.add_argument("--attention", type=_some_of(ATTENTIONS), default=list(ATTENTIONS[:3]))
+    training.add_argument("--steps", type=at_least(1), default=5, help="measured steps")
+    training.add_argument("--activation-checkpointing", action="store_true")
+    training.add_argument(
+        "--peak-tflops", type=float, default=0.0, help="of the device; 0: as its name says"
+    )
+    together = parser.add_argument_group("swarm")
+    together.add_argument("--swarm", action="store_true", help="a swarm on the device as well")
+    together.add_argument("--swarm-steps", type=at_least(1), default=20)
+    together.add_argument("--engines", type=Path, help="the folder `engines` of a home with vLLM")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.smoke:
+        vars(given).update(SMOKE)
+    return given
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--models", type=_some_of(list(MODELS)), default=["0.5b", "1.5b"])
-    parser.add_argument("--tokens", type=at_least(TOKENS_MIN), default=1 << 14)
-    parser.add_argument(
-        "--attention", type=_some_of(ATTENTIONS), default=list(ATTENTIONS[:3]), help="to compare"
-    )
-    parser.add_argument(
-        "--steps", type=at_least(1), default=5, help="measured steps; the median is reported"
-    )
-    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
-    parser.add_argument("--activation-checkpointing", action="store_true")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument(
-        "--peak-tflops", type=float, default=0.0, help="of the device; 0: as its name says"
-    )
-    given = parser.parse_args()
+    """Command line."""
+    given = _read_arguments()
     if given.device == "cuda" and not torch.cuda.is_available():
         print(
             "there is no CUDA GPU here; to try the command without one: python -m "
-            "benchmarks.accelerator --device cpu --models tiny --tokens 2048",
+            "benchmarks.accelerator --smoke",
             file=sys.stderr,
         )
         sys.exit(2)
-    cuda = given.device == "cuda"
-    if not cuda:
+    if given.device == "cpu":
         torch.set_num_threads(1)
-    peak = given.peak_tflops * 1e12 or metrics.peak_flops(torch.device(given.device))
-    result = {
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "dtype": given.dtype,
-        "tokens": given.tokens,
-        "steps": given.steps,
-        "activation_checkpointing": given.activation_checkpointing,
-        "peak_tflops": peak / 1e12 or None,
-        "models": {name: compare(name, given, peak) for name in given.models},
-    }
+    if given.one:
+        part, name, folder = given.one
+        print(json.dumps(run_part(part, name, Path(folder), given)))
+    else:
+        print_json(measure(given))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    print_json(result)
 
 
 def _some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
     """Argparse reader of comma-separated names out of `choices`."""
 
     def read(text: str) -> list[str]:
-        names = text.split(",")
+        names = text.split(",") if text else []
         for name in names:
             if name not in choices:
                 raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(choices)}")
