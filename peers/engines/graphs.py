@@ -29,7 +29,11 @@ from peers.engines.rows import Row
 from peers.engines.sampling import keyed_noise
 
 GRAPHS_MAX = 64
-"""Steps that are kept; the one unused for longest goes. Each takes a few MB for its kernels."""
+"""Steps that are kept. Each takes a few MB for its kernels."""
+
+IDLE_DRAWS = 1000
+"""Decoding steps after which an unused one may go for another: recording takes as long as tens of
+ordinary steps."""
 
 WARM_UPS = 2
 """Runs before the recording, in which libraries allocate their workspaces and compile kernels."""
@@ -175,6 +179,14 @@ class StaticStep:
         return self._masks[key]
 
 
+@dataclass
+class _Recorded:
+    step: StaticStep
+    replay: Replay
+    used: int = 0
+    """The number of the decoding step that it last computed."""
+
+
 class Graphs:
     """The steps of an engine, by layout."""
 
@@ -185,7 +197,9 @@ class Graphs:
         self._decoder, self._cache, self._entries_max = decoder, cache, entries_max
         self._capture = capture
         self._met: set[Layout] = set()
-        self._steps: OrderedDict[Layout, tuple[StaticStep, Replay]] = OrderedDict()
+        self._steps: OrderedDict[Layout, _Recorded] = OrderedDict()
+        """The one unused for longest first."""
+        self._draws = 0
         self.captures = self.replays = 0
         """How often a step was recorded, and how often one was run."""
         if capture is not None and any(each.experts for each in decoder.model.layers):
@@ -203,6 +217,7 @@ class Graphs:
         """
         if self._capture is None:
             return None
+        self._draws += 1
         buckets = [bucket for bucket in self._cache.buckets if bucket.rows]
         layout = layout_of(buckets)
         if layout not in self._steps:
@@ -211,29 +226,38 @@ class Graphs:
                 self._forget_moved()
                 self._met.add(layout)
                 return None
-            if not self._record(layout, buckets):
+            if not self._has_room() or not self._record(layout, buckets):
                 return None
         self._steps.move_to_end(layout)
-        step, replay = self._steps[layout]
-        step.fill()
-        replay()
+        recorded = self._steps[layout]
+        recorded.used = self._draws
+        recorded.step.fill()
+        recorded.replay()
         self.replays += 1
-        return step.read()
+        return recorded.step.read()
 
     def clear(self) -> None:
         """Free the memory of all graphs."""
         self._steps.clear()
         self._met.clear()
 
+    def _has_room(self) -> bool:
+        """Whether another step may be kept, after one that has been idle for long has gone."""
+        if len(self._steps) < GRAPHS_MAX:
+            return True
+        layout, longest = next(iter(self._steps.items()))
+        if self._draws - longest.used < IDLE_DRAWS:
+            return False
+        del self._steps[layout]
+        return True
+
     def _record(self, layout: Layout, buckets: Sequence[Bucket[Any]]) -> bool:
         """Record a step; False, and no graph from now on, if that fails."""
         assert self._capture is not None
-        while len(self._steps) >= GRAPHS_MAX:
-            self._steps.popitem(last=False)
         try:
             step = StaticStep(self._decoder, layout, buckets, self._entries_max)
             step.fill()
-            self._steps[layout] = (step, self._capture(step))
+            self._steps[layout] = _Recorded(step, self._capture(step))
         except Exception as error:  # drivers and libraries fail in many ways
             first = str(error).partition("\n")[0]
             self._stop(f"one could not be recorded ({type(error).__name__}: {first})")

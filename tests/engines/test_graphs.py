@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.engines import cache
+from peers.engines import cache, graphs
 from peers.engines.batch import generate
 from peers.engines.engine import Piece
 from peers.engines.graphs import GRAPHS_MAX, Capture, Graphs, Replay, StaticStep
@@ -152,6 +152,21 @@ def test_a_mixture_of_experts_has_no_static_step(
     engine = static(policies("qwen3-moe")[0])
     assert not engine._graphs.recording
     assert "without CUDA graphs: a mixture of experts" in capsys.readouterr().err
+
+
+def test_a_step_in_use_is_not_replaced(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recording takes long, so that layouts taking turns would cost more than they save."""
+    monkeypatch.setattr(graphs, "GRAPHS_MAX", 1)
+    monkeypatch.setattr(graphs, "IDLE_DRAWS", 12)
+    folder = policies("qwen2")[0]
+    engine = static(folder)
+    few, many = requests([[5]], limit=10), requests([[5]] * 4, limit=10)
+    asked = [[replace(each, stop_ids=()) for each in some] for some in (many, few, few)]
+    captures = []
+    for some in asked:
+        same(generate(NativeEngine(folder), some), generate(engine, some))
+        captures.append(engine._graphs.captures)
+    assert captures == [1, 1, 2] and len(engine._graphs._steps) == 1
 
 
 def test_few_layouts_compute_few_spare_rows(policies: Policies) -> None:
