@@ -11,6 +11,7 @@ of Qwen2.5 and random weights. Each part and model runs in a process of its own,
 `--seconds`, so that a failure costs nothing else; `--output` holds the finished parts at any time.
 `--smoke` runs everything but the swarm with a tiny model on a CPU, in this process, and shows only
 that the command works. `benchmarks.generation` and `benchmarks.training_step` say what is measured.
+The swarm is imported only when it is asked for: it needs the network's packages, the rest does not.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import generation, one_gpu_swarm, training_step
+from benchmarks import generation, training_step
 from benchmarks.arguments import at_least, several
 from benchmarks.shapes import MODELS
 from benchmarks.training_step import TOKENS_MIN
@@ -92,7 +93,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 print(f"{name} {part}: {time.monotonic() - began:.0f} s", file=sys.stderr)
                 _keep(result, given)
     if given.swarm:
-        result["swarm"] = one_gpu_swarm.run_swarm(given)
+        from benchmarks.one_gpu_swarm import run_swarm
+
+        result["swarm"] = run_swarm(given)
         _keep(result, given)
     return result
 
