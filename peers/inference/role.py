@@ -546,7 +546,9 @@ class InferenceRole:
         self._note_policy(made.policy, seconds=0.0)
         making.generated = True
         seconds = self._seconds_made = self._node.world.now() - making.since
-        self._peer.status.tokens_per_second = made.tokens / max(made.seconds_generate, 1e-6)
+        # Rollouts kept from before a restart took no time of this engine: hence the second bound.
+        spent = max(made.seconds_generate, seconds / GENERATED_AT_ONCE, 1e-6)
+        self._peer.status.tokens_per_second = made.tokens / spent
         if made.slots_left:
             self._events.emit("inference.memory_short", slots=made.slots_left)
         submission = Submission(

@@ -43,7 +43,7 @@ class Worker:
             async with self.simulation.running():
                 await start_bootstrap(
                     self.simulation, trainers=["trainer"], validators=["validator"], steps=1000,
-                    groups_per_step=64, max_new_tokens=128,
+                    groups_per_step=32, max_new_tokens=128,
                 )  # fmt: skip
                 for plan in (
                     Plan("validator", ["validator"]),
@@ -62,7 +62,7 @@ class Worker:
 
 
 def test_a_device_with_work_is_busy_though_proofs_and_deliveries_take_time() -> None:
-    worker = Worker(Hardware(tokens_per_second=1600.0, proof_tokens_per_second=2400.0))
+    worker = Worker(Hardware(tokens_per_second=400.0, proof_tokens_per_second=600.0))
     worker.work(2.2 * MINUTE)
     reports = [fields for _, fields in worker.named("inference.device")]
     assert len(reports) == 2
@@ -76,7 +76,7 @@ def test_a_device_with_work_is_busy_though_proofs_and_deliveries_take_time() -> 
 
 
 def test_deliveries_that_stall_bound_what_is_generated() -> None:
-    worker = Worker(Hardware(tokens_per_second=1600.0), cut_at=0.5 * MINUTE)
+    worker = Worker(Hardware(tokens_per_second=400.0), cut_at=0.5 * MINUTE)
     worker.work(2.2 * MINUTE)
     made = len(worker.named("inference.submission_made"))
     delivered = len(worker.named("inference.submission_delivered"))
