@@ -39,14 +39,12 @@ PREFIX = "base_model.model."
 _TARGET = re.compile(rf"model\.layers\.\d+\.(?:self_attn|mlp)\.({'|'.join(ADAPTER_TARGETS)})")
 
 
-def target_names(
-    config_targets: frozenset[str], shapes: Mapping[str, tuple[int, ...]]
-) -> list[str]:
+def target_names(targets: frozenset[str], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     """The modules that are adapted, of a model whose weights have these names and shapes."""
     found = []
-    for name in shapes:
+    for name, shape in shapes.items():
         match = _TARGET.fullmatch(name.removesuffix(".weight"))
-        if match is not None and match[1] in config_targets:
+        if match is not None and match[1] in targets and len(shape) == 2:
             found.append(name.removesuffix(".weight"))
     return sorted(found)
 
