@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from peers.engines.model import load as load_model
 from peers.engines.model import read_weights
@@ -30,6 +29,7 @@ from peers.trainer.learning.step import GrpoStep
 from swarm.errors import UserError
 from swarm.messages import Objective, Optimiser, Schedule
 from swarm.rollouts.rollout import Rollout
+from tests.trainer.waits import Waits
 
 SETTINGS = LearnerSettings(
     objective=Objective(
@@ -299,24 +299,6 @@ def test_learning_rate_warms_up_and_decays_linearly() -> None:
     assert constant.learning_rate(3) == constant.learning_rate(100) == 1e-3
 
 
-class Waits(TorchDispatchMode):
-    """Counts the operations for which the host waits for the device, by their name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func.overloadpacket)
-        masked = name in ("aten.index", "aten.index_put", "aten.index_put_") and any(
-            index is not None and index.dtype == torch.bool for index in args[1]
-        )
-        waits = ("aten._local_scalar_dense", "aten.nonzero", "aten.equal", "aten.masked_select")
-        if masked or name in waits or (name == "aten.repeat_interleave" and len(args) == 1):
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
 def test_the_passes_do_not_wait_for_the_device(
     base: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -335,6 +317,9 @@ def test_the_passes_do_not_wait_for_the_device(
         with Waits() as waits:
             step._optimise(batch, 0)
         counts.append((len(batch.passes), sorted(waits.found)))
+        with Waits() as waits:
+            learner.policy.score(batch.passes)
+        assert waits.found == []
     (few, once), (many, again) = counts
     assert many > few
     assert once == again

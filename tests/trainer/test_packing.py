@@ -29,6 +29,7 @@ from peers.trainer.learning.packing import Layout, Rows, first_fit, lay_out, lay
 from peers.trainer.learning.scorer import Scorer
 from swarm.messages import Objective
 from swarm.rollouts.rollout import Rollout, Segment, Span
+from tests.trainer.waits import Waits
 
 TEMPERATURE = 0.7
 WHOLE = {"full_attention": None}
@@ -326,7 +327,9 @@ def test_masks_hold_exactly_the_earlier_tokens_of_the_same_sequence(seed: int) -
 
 def test_kernels_for_packed_rows_are_told_where_sequences_begin() -> None:
     (rows,) = lay_out_flat(spread_batch(7))
-    arguments = attention_arguments("flash_attention_2", rows, WHOLE)
+    with Waits() as waits:
+        arguments = attention_arguments("flash_attention_2", rows, WHOLE)
+    assert waits.found == []
     lengths = [
         int((rows.sequence == number).sum()) for number in range(int(rows.sequence.max()) + 1)
     ]

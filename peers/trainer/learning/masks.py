@@ -72,11 +72,8 @@ def attention_arguments(
     if implementation.startswith("flash_attention"):
         if len(rows.tokens) != 1:
             raise ValueError("flash attention takes packed sequences in a single row")
-        starts = (rows.positions[0] == 0).nonzero()[:, 0].int()
-        ends = torch.cat([starts, starts.new_tensor([rows.tokens.shape[1]])])
-        longest = int(ends.diff().max())
-        arguments |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
-        arguments |= {"max_length_q": longest, "max_length_k": longest}
+        arguments |= {"cu_seq_lens_q": rows.starts, "cu_seq_lens_k": rows.starts}
+        arguments |= {"max_length_q": rows.longest, "max_length_k": rows.longest}
         return arguments  # the model itself passes its windows to this kernel
     masks = {kind: _mask(implementation, rows, window) for kind, window in windows.items()}
     # Only models whose layers differ take a mask for each kind of layer.

@@ -10,6 +10,7 @@ each has routing of its own (`routing.py`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -62,6 +63,11 @@ class Rows:
     input: Tensor
     """Index among the batch's tokens of each token in the flattened rows, int64 [R · S]; −1 is
     padding. Of identical sequences, the first."""
+    starts: Tensor
+    """Where each sequence of the first row begins, and where the last ends, int32; known here, so
+    that no pass has to ask a GPU."""
+    longest: int = 1
+    """Tokens of the longest of these sequences."""
     temperature: float = 1.0
     """The temperature at which all its completions were sampled."""
 
@@ -122,6 +128,7 @@ def empty_rows() -> Rows:
         source=none,
         index=none,
         input=one[0] - 1,
+        starts=torch.tensor([0, 1], dtype=torch.int32),
     )
 
 
@@ -252,6 +259,7 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
                 index.append(torch.arange(copy, copy + len(wanted)))
             computed += len(wanted)
             column += member.inputs
+    lengths = [member.inputs for member in rows[0]]
     return Rows(
         tokens=tokens,
         positions=positions,
@@ -262,5 +270,7 @@ def _rows(rows: _Pass, packed: bool) -> Rows:
         source=torch.cat(source),
         index=torch.cat(index),
         input=inputs.flatten(),
+        starts=torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32),
+        longest=max(lengths),
         temperature=rows[0][0].temperature,
     )
