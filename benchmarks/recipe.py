@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from benchmarks.study import Sampler
 from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
+from peers.engines.native import NativeEngine
 from peers.environments import load as load_environment
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import mean_reward
@@ -46,11 +47,15 @@ class Clock:
 
 
 def run(
-    seed: int, steps: int, old: str = "generation", keep: Path | None = None
+    seed: int,
+    steps: int,
+    old: str = "generation",
+    keep: Path | None = None,
+    engine: type[NativeEngine] = NativeEngine,
 ) -> dict[str, float]:
     """Run the whole recipe; return accuracies, and seconds by part.
 
-    `keep` is a folder for copies of all policies, by step.
+    `keep` is a folder for copies of all policies, by step; `engine` generates.
     """
     clock, cpu = Clock(), time.process_time()
     environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
@@ -63,7 +68,7 @@ def run(
         schedule = replace(SCHEDULE, steps=steps, old=old)
         settings = LearnerSettings(OBJECTIVE, schedule, seed, optimiser=OPTIMISER)
         learner = Learner(folder / "0", settings)
-        sampler = Sampler(folder / "0", environment, SAMPLING)
+        sampler = Sampler(folder / "0", environment, SAMPLING, engine)
         figures = train(learner, sampler, folder, seed, steps, clock=clock, keep=keep)
         sampler.engine.load_weights(folder / str(steps), steps)
         sampled, greedy = (

@@ -96,8 +96,14 @@ class Sampled:
 class Sampler:
     """Generates with a policy, and grades; `folder` holds policy 0."""
 
-    def __init__(self, folder: Path, environment: Environment, sampling: Sampling) -> None:
-        self.engine, self._renderer = NativeEngine(folder), Renderer(folder)
+    def __init__(
+        self,
+        folder: Path,
+        environment: Environment,
+        sampling: Sampling,
+        engine: type[NativeEngine] = NativeEngine,
+    ) -> None:
+        self.engine, self._renderer = engine(folder), Renderer(folder)
         self._environment, self._sampling = environment, sampling
 
     def sample(self, seed: bytes, policy: int, count: int) -> Sampled:
