@@ -11,7 +11,9 @@ as often as a full batch takes `--every` steps. Then
 - `waiting` finishes the submissions it has begun, of `--rows` rows each, and loads it when the
   batch is empty, as runs with `sampling.swaps_max = 0` do.
 
-`tokens_per_second`, `policies_per_hour` (policies that were loaded) and `age` (policies that a
+`tokens_per_second`, `rows_per_step` (rows that got a token in a step, of `--rows`: the throughput
+of a device whose steps take as long for few rows as for many), `policies_per_hour` (those that were
+loaded) and `age` (policies that a
 token's was behind the newest, on average) are medians of `--rounds` rounds in which both take
 turns, with the least and the most. Seconds are processor seconds.
 
@@ -59,7 +61,7 @@ class Batch:
 
     def measure(self, in_flight: bool, every: float, periods: int) -> dict[str, float]:
         """Generate while a policy arrives every so many processor seconds."""
-        tokens = behind = loaded = 0
+        tokens = behind = loaded = steps = 0
         began = time.process_time()
         self._policy = 0
         while (spent := time.process_time() - began) < every * periods:
@@ -70,12 +72,14 @@ class Batch:
             self._fill(may_begin=in_flight or newest == self._policy)
             tokens += self._going
             behind += self._going * (newest - self._policy)
+            steps += 1
             self._going -= len(self.engine.step())
         spent = time.process_time() - began
         while self._going:
             self._going -= len(self.engine.step())
         return {
             "tokens_per_second": tokens / spent,
+            "rows_per_step": tokens / steps,
             "policies_per_hour": 3600 * loaded / spent,
             "age": behind / max(1, tokens),
         }

@@ -57,6 +57,23 @@ ELSEWHERE = [
             "tests/validator/test_turns.py",
         ),
         (
+            "text", "spans_that_lie", "In a run with swaps in flight: another policy, or another "
+            "token, than the one at which the weights were swapped.", "Caught by `proofs`: each "
+            "span is recomputed with its own policy.", "the swarm recomputes the submission with "
+            "each policy; the cheat's credit.", "tests/validator/test_swaps.py",
+        ),
+        (
+            "text", "tokens_of_a_kept_cache", "Weights swapped, and keys and values of the policy "
+            "before kept, to save a prefill.", "Caught by `proofs`: states differ from those of "
+            "a prefill.", "the same.", "tests/validator/test_swaps.py",
+        ),
+        (
+            "submissions", "a_thousand_policies", "Spans of as many policies as the file has rows, "
+            "each of which the validator would have to load.", "Caught by `spans`, a proven fault: "
+            "a submission has at most `swaps_max` + 1.", "the swarm reads one file; the cheat's "
+            "identity.", "tests/validator/test_inspector.py",
+        ),
+        (
             "submissions", "two_puts_of_one_digest", "Other bytes put under the digest of a file "
             "that is judged honest.", "Harmless: each push has a file of its own, is hashed as it "
             "arrives, and what is trained on is hashed again.", "the push, within its quota.",

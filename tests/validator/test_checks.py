@@ -89,3 +89,11 @@ def test_only_what_anyone_can_recompute_is_proven() -> None:
         *policy.CHECKS,
     )
     assert not any(check.proven for check in others)
+
+
+def test_a_policy_that_no_trainer_announced_is_refused_without_proof() -> None:
+    """The announcement may be on its way here, so this proves no fault."""
+    found = run(standing.SPANS, standing.Named(7, 5), Report())
+    assert (found.failed, found.proven_fault, found.quarantined) == ("spans", False, False)
+    assert found.detail == "it names policy 7, which no trainer has announced"
+    assert not run(standing.SPANS, standing.Named(5, 5), Report()).failed
