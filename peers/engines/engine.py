@@ -45,16 +45,6 @@ class Request:
     continues it or `cancel` releases it, and may be dropped when memory is short; the episode is
     then computed again."""
 
-    def check_sampling(self) -> None:
-        """Raise `ValueError` for a limit that leaves no token or an impossible temperature."""
-        if not 0 <= self.start < self.limit:
-            raise ValueError(f"no position from {self.start} is below the limit {self.limit}")
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(
-                f"the temperature is {self.temperature:g}; it must be above 0 and finite "
-                "(without a noise_key the likeliest token is taken)"
-            )
-
 
 @dataclass
 class Piece:
@@ -124,6 +114,43 @@ class Capabilities:
         cuda`."""
         kind = self.device.partition(":")[0]
         return f"{self.name} {self.version} {self.precision} {kind}"
+
+    def check_request(self, request: Request) -> None:
+        """Raise `ValueError` for a request that no engine with this model can serve."""
+        if request.stop_ids:
+            self._check_tokens(request.stop_ids, length=0)
+        if not 0 <= request.start < request.limit:
+            raise ValueError(f"no position from {request.start} is below the limit {request.limit}")
+        if not 0 < request.temperature < math.inf:
+            raise ValueError(
+                f"the temperature is {request.temperature:g}; it must be above 0 and finite "
+                "(without a noise_key the likeliest token is taken)"
+            )
+        length = len(request.tokens) + request.limit - request.start
+        self._check_tokens(request.tokens, length)
+
+    def check_prefill(
+        self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]]
+    ) -> None:
+        """Raise `ValueError` for arguments of `Engine.prefill` that no engine can serve."""
+        if len(sampled) != len(sequences):
+            raise ValueError(f"{len(sampled)} lists of indices for {len(sequences)} sequences")
+        for tokens, indices in zip(sequences, sampled, strict=True):
+            self._check_tokens(tokens, len(tokens))
+            if not indices or indices[0] < 1 or indices[-1] != len(tokens) - 1:
+                raise ValueError(
+                    "sampled tokens must begin after the prompt and end at the last token"
+                )
+
+    def _check_tokens(self, tokens: Sequence[int], length: int) -> None:
+        if not tokens:
+            raise ValueError("a prompt has no token")
+        if not 0 <= min(tokens) <= max(tokens) < self.vocabulary_size:
+            raise ValueError(f"a token id lies outside the vocabulary of {self.vocabulary_size}")
+        if length > self.length_max:
+            raise ValueError(
+                f"{length} positions are needed; the context length is {self.length_max}"
+            )
 
 
 class Engine(Protocol):

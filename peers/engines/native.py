@@ -127,7 +127,8 @@ class NativeEngine:
     def submit(self, request: Request) -> None:
         if request.id in self._rows:
             raise ValueError(f"request {request.id} is already in use")
-        self._check_request(request)
+        self._capabilities.check_request(request)
+        self._check_room(request)
         self._rows.submit(request)
 
     @torch.inference_mode()
@@ -155,42 +156,20 @@ class NativeEngine:
     def prefill(
         self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]]
     ) -> Prefill:
-        if len(sampled) != len(sequences):
-            raise ValueError(f"{len(sampled)} lists of indices for {len(sequences)} sequences")
-        for tokens, indices in zip(sequences, sampled, strict=True):
-            self._check_tokens(tokens, len(tokens))
-            if not indices or indices[0] < 1 or indices[-1] != len(tokens) - 1:
-                raise ValueError(
-                    "sampled tokens must begin after the prompt and end at the last token"
-                )
+        self._capabilities.check_prefill(sequences, sampled)
         return self._prefiller.run(sequences, sampled)
 
     def logits(self, states: Tensor) -> Tensor:
         return self._decoder.logits(states)
 
-    def _check_request(self, request: Request) -> None:
-        """Raise `ValueError` as `Engine.submit` promises."""
-        if request.stop_ids:
-            self._check_tokens(request.stop_ids, length=0)
-        request.check_sampling()
+    def _check_room(self, request: Request) -> None:
+        """Raise `ValueError` for a request that needs more cache than there may be."""
         length = len(request.tokens) + request.limit - request.start
-        self._check_tokens(request.tokens, length)
         needed = self._rows.cache.row_bytes(length)
         if needed > self._rows.cache.bytes_max:
             raise ValueError(
                 f"a completion of {length} positions needs {needed / 1e9:.3g} GB of cache; there "
                 f"are {self._rows.cache.bytes_max / 1e9:.3g}"
-            )
-
-    def _check_tokens(self, tokens: Sequence[int], length: int) -> None:
-        known = self._capabilities
-        if not tokens:
-            raise ValueError("a prompt has no token")
-        if min(tokens) < 0 or max(tokens) >= known.vocabulary_size:
-            raise ValueError(f"a token id lies outside the vocabulary of {known.vocabulary_size}")
-        if length > known.length_max:
-            raise ValueError(
-                f"{length} positions are needed; the context length is {known.length_max}"
             )
 
     def _advance(self, admitted: Admitted) -> tuple[list[Row], Tensor]:

@@ -104,11 +104,7 @@ class PipelineEngine:
     def submit(self, request: Request) -> None:
         if request.id in self._waiting or request.id in self._live or request.id in self._kept:
             raise ValueError(f"request {request.id} is already in use")
-        if not 0 <= request.start < request.limit:
-            raise ValueError(f"no position from {request.start} is below the limit {request.limit}")
-        self._check_tokens(request.tokens, len(request.tokens) + request.limit - request.start)
-        if request.stop_ids:
-            self._check_tokens(request.stop_ids, 0)
+        self.capabilities.check_request(request)
         self._waiting[request.id] = request
 
     def cancel(self, id: int) -> None:
@@ -140,15 +136,8 @@ class PipelineEngine:
     def prefill(
         self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]]
     ) -> Prefill:
-        if len(sampled) != len(sequences):
-            raise ValueError(f"{len(sampled)} lists of indices for {len(sequences)} sequences")
+        self.capabilities.check_prefill(sequences, sampled)
         result = Prefill([], [], [])
-        for tokens, indices in zip(sequences, sampled, strict=True):
-            self._check_tokens(tokens, len(tokens))
-            if not indices or indices[0] < 1 or indices[-1] != len(tokens) - 1:
-                raise ValueError(
-                    "sampled tokens must begin after the prompt and end at the last token"
-                )
         for tokens, indices in zip(sequences, sampled, strict=True):
             checkpoint()
             inputs = list(tokens[:-1])  # the last token predicts nothing
@@ -286,18 +275,6 @@ class PipelineEngine:
             finish="stop" if row.tokens[-1] in row.request.stop_ids else "length",
             spans=[(self._policy, len(row.tokens))],
         )
-
-    def _check_tokens(self, tokens: Sequence[int], length: int) -> None:
-        if not tokens:
-            raise ValueError("a prompt has no token")
-        if min(tokens) < 0 or max(tokens) >= self._model.vocabulary_size:
-            raise ValueError(
-                f"a token id lies outside the vocabulary of {self._model.vocabulary_size}"
-            )
-        if length > self._model.length_max:
-            raise ValueError(
-                f"{length} positions are needed; the context length is {self._model.length_max}"
-            )
 
 
 def _ended(row: _Row) -> bool:

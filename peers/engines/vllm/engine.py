@@ -132,7 +132,7 @@ class VllmEngine:
 
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already in use")
-        self._check_request(request)
+        self.capabilities.check_request(request)
         live = _Live(request, next(self._serials), [])
         # Temperature 0: vLLM takes the largest of what `SeededSampling` returns.
         sampling = SamplingParams(
@@ -253,19 +253,6 @@ class VllmEngine:
             spans=spans,
             swap_hidden=[torch.empty(0, width, dtype=torch.bfloat16) for _ in spans[1:]],
         )
-
-    def _check_request(self, request: Request) -> None:
-        """Raise `ValueError` as `Engine.submit` promises."""
-        size, longest = self.capabilities.vocabulary_size, self.capabilities.length_max
-        if not request.tokens:
-            raise ValueError("a prompt has no token")
-        for ids in (request.tokens, request.stop_ids):
-            if ids and not 0 <= min(ids) <= max(ids) < size:
-                raise ValueError(f"a token id lies outside the vocabulary of {size}")
-        request.check_sampling()
-        length = len(request.tokens) + request.limit - request.start
-        if length > longest:
-            raise ValueError(f"{length} positions are needed; the context length is {longest}")
 
 
 def engine_arguments(
