@@ -16,6 +16,7 @@ from peers.validator.checks.standing import POLICY, SPANS, Age, Named
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.records import Records
 from peers.validator.statistics import Duplicates, Pace, draw_secret, prefill_wanted
+from peers.validator.together import Together
 from swarm.errors import PeerError
 from swarm.jobs import Load
 from swarm.jobs.validation import Inspect, InspectionService, Judge, Judged, PrefillService
@@ -54,8 +55,7 @@ class Examiner:
         self._prefill_restarts = prefill_restarts
         self._loaded: list[CheckpointReference] = []
         """Policies that the prefill child holds."""
-        self._prefilling = trio.Lock()
-        """Held while the prefill child is used."""
+        self._together = Together()
 
     def is_drawn_later(self, submission: bytes) -> bool:
         """Whether an accepted submission that was not recomputed is drawn for an audit."""
@@ -214,12 +214,12 @@ class Examiner:
         self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome
     ) -> None:
         """Add the results of the checks that need the policy in `folder`."""
-        async with self._prefilling:
-            if job.later:
+        if job.later:
+            async with self._together.turn:
                 judged = await self._judge_policies(job, prefill)
-            else:
-                await self._load(Load(policy=job.order.policy, folder=folder), prefill)
-                judged = await prefill.judge(job)
+        else:
+            load = Load(policy=job.order.policy, folder=folder)
+            judged = await self._together.judge(job, prefill, lambda: self._load(load, prefill))
         self._prefill_restarts.succeeded()
         outcome.checks.extend(judged.checks)
         outcome.failed, outcome.detail = judged.failed, judged.detail

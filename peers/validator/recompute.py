@@ -70,13 +70,15 @@ def recompute(
     key: tuple[int, int],
     temperature: float,
     thresholds: Thresholds,
+    prefill: Prefill | None = None,
 ) -> Found:
     """Prefill the rollouts in one batch and compare; `key` is that of the submission's noise.
 
-    Raises `ProofFormatError`, and `UserError` when the policy's own figures are no numbers: nothing
-    can then be said of the worker.
+    `prefill` are the rollouts' hidden states if they are computed already. Raises
+    `ProofFormatError`, and `UserError` when the policy's own figures are no numbers: nothing can
+    then be said of the worker.
     """
-    prefill = engine.prefill(given.sequences, given.sampled)
+    prefill = prefill or engine.prefill(given.sequences, given.sampled)
     for row, states in zip(given.rows, prefill.states, strict=True):
         if not bool(torch.isfinite(states).all()):
             raise UserError(

@@ -124,6 +124,15 @@ class PrefillModel:
             policies=list(self._policies),
         )
 
+    async def judge_together(self, job: validation.JudgeTogether) -> validation.JudgedTogether:
+        results = []
+        for one in job.jobs:
+            try:
+                results.append(validation.JudgedOne(judged=await self.judge(one)))
+            except (OSError, ValueError) as error:
+                results.append(validation.JudgedOne(error=str(error)))
+        return validation.JudgedTogether(results=results)
+
 
 def _evidence(tokens: int, invented: bool, edited: int, thresholds: Thresholds) -> Evidence:
     """The bets on the margins and proofs of a submission; no honest token has a margin here."""
