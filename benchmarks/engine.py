@@ -25,7 +25,7 @@ Seconds are processor seconds, so that other programs disturb them less. Each fi
 of `--rounds` rounds in which the engines take turns, with the least and the most.
 
 `overhead` generates with a model of `--wide` hidden values and a vocabulary of `--vocabulary`, and
-gives the seconds of its noise and proofs as shares of that time.
+gives the seconds of its proofs as a share of that time; for noise, see `benchmarks.noise`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ from benchmarks.spread import load_average, spread
 from benchmarks.vllm_child import Vllm, running_vllm
 from peers.engines.batch import generate
 from peers.engines.engine import Engine, Piece, Request
-from peers.engines.sampling import gumbel_noise
 from peers.proofs import toploc
 from swarm.app.output import print_json
 
@@ -265,16 +264,8 @@ def shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float]:
     return [part / whole for part, whole in zip(parts, wholes, strict=True)]
 
 
-def draw_noise(vocabulary: int) -> None:
-    """The noise of `WIDE_TOKENS` steps of a group, as the engine computes it."""
-    rows = torch.arange(GROUP)
-    for position in range(WIDE_TOKENS):
-        for row in rows:
-            gumbel_noise(KEY, row[None], torch.tensor([position]), vocabulary)
-
-
 def measure_overhead(given: argparse.Namespace) -> dict[str, Any]:
-    """The shares of noise and proofs at a large width and vocabulary."""
+    """The share of proofs at a large width and vocabulary."""
     size = Size(
         given.wide,
         3 * given.wide,
@@ -292,10 +283,8 @@ def measure_overhead(given: argparse.Namespace) -> dict[str, Any]:
             made, took = timed(generate, engine, requests)
             seconds["generate"].append(took)
             seconds["proofs"].append(timed(prove, made)[1])
-            seconds["noise"].append(timed(draw_noise, size.vocabulary)[1])
     told: dict[str, Any] = {"layers": size.layers, "tokens": WIDE_TOKENS * GROUP}
-    for part in ("noise", "proofs"):
-        told |= spread(f"{part}_share", shares(seconds[part], seconds["generate"]), 4)
+    told |= spread("proofs_share", shares(seconds["proofs"], seconds["generate"]), 4)
     return told | spread("generate_seconds", seconds["generate"])
 
 

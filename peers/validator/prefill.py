@@ -35,6 +35,7 @@ from peers.validator.evidence.submission import Recomputed, evidence_of
 from peers.validator.recompute import (
     Completed,
     Found,
+    prefill_together,
     proof_figures,
     recompute,
     sampling_figures,
@@ -260,27 +261,19 @@ def _open(job: Judge) -> _Opened:
     return _Opened(job, rollouts, _parts(rollouts, rows))
 
 
-def _prefill_all(engine: Engine, opened: Sequence[_Opened]) -> list[Prefill | None]:
+def _prefill_all(engine: Engine, opened: Sequence[_Opened]) -> Sequence[Prefill | None]:
     """The hidden states of each submission, from one pass; None where each is to be computed alone.
 
     That is the case if there is only one, or if the pass fails because of one of them.
     """
-    if len(opened) < 2:
-        return [None] * len(opened)
-    given = [_completed(each.rollouts, each.parts) for each in opened]
-    try:
-        whole = engine.prefill(
-            [tokens for each in given for tokens in each.sequences],
-            [indices for each in given for indices in each.sampled],
-        )
-    except Exception:
-        return [None] * len(opened)
-    found: list[Prefill | None] = []
-    end = 0
-    for each in given:
-        own = slice(end, end := end + len(each.sequences))
-        found.append(Prefill(whole.hidden[own], whole.states[own], whole.prompt_hidden[own]))
-    return found
+    if len(opened) > 1:
+        try:
+            return prefill_together(
+                engine, [_completed(each.rollouts, each.parts) for each in opened]
+            )
+        except Exception:
+            pass  # computed alone, the one to blame says what is wrong
+    return [None] * len(opened)
 
 
 def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:

@@ -64,6 +64,20 @@ class Found:
 
 
 @torch.inference_mode()
+def prefill_together(engine: Engine, given: Sequence[Completed]) -> list[Prefill]:
+    """The hidden states of several submissions, computed in one pass."""
+    whole = engine.prefill(
+        [tokens for each in given for tokens in each.sequences],
+        [indices for each in given for indices in each.sampled],
+    )
+    found, end = [], 0
+    for each in given:
+        own = slice(end, end := end + len(each.sequences))
+        found.append(Prefill(whole.hidden[own], whole.states[own], whole.prompt_hidden[own]))
+    return found
+
+
+@torch.inference_mode()
 def recompute(
     engine: Engine,
     given: Completed,

@@ -26,7 +26,7 @@ def test_engines_see_the_same_requests_and_every_figure_has_its_spread(
     for name in ("native_tokens_per_second", "hf_tokens_per_second", "native_over_hf"):
         assert 0 < figures[f"{name}_least"] <= figures[name] <= figures[f"{name}_most"]
     assert report["0.23M"]["2"]["equal"]["tokens"] == 8 * engine.EQUAL
-    assert report["overhead"]["noise_share"] > 0 and report["overhead"]["proofs_share"] > 0
+    assert report["overhead"]["proofs_share"] > 0
 
 
 @pytest.mark.vllm
