@@ -162,12 +162,13 @@ class Playing:
 class Player:
     """Plays sets of episodes on an engine with no other requests.
 
-    Sets share the batch: episodes of the next set begin as those of the sets before it end. As
-    many are played at once as the largest set has.
+    Up to `sets_at_once` sets share the batch: episodes of the next set begin as those of the sets
+    before it end. As many are played at once as the largest set has.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, sets_at_once: int = 1) -> None:
         self._engine = engine
+        self._sets_at_once = sets_at_once
         self._ids = count()
         self._sets: list[Playing] = []
         self._going: dict[int, tuple[Playing, _Row]] = {}
@@ -201,6 +202,7 @@ class Player:
         self.seconds += seconds
         for playing, episodes in counts.items():
             playing.seconds += seconds * episodes / len(self._going)
+        for playing in list(self._sets):  # also those that wait: the engine does not hang
             if playing.reporter is not None:
                 playing.reporter.report(cancellable=False)
         for piece in pieces:
@@ -228,8 +230,9 @@ class Player:
 
         Those of one task begin together, because they share the computation of their prompt.
         """
-        room = max((len(each.played) for each in self._sets), default=0)
-        for playing in list(self._sets):
+        sets = self._sets[: self._sets_at_once]
+        room = max((len(each.played) for each in sets), default=0)
+        for playing in sets:
             while playing.waiting and len(self._going) < room and playing.error is None:
                 task = playing.waiting[0].task
                 while playing.waiting and playing.waiting[0].task is task:

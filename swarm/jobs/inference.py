@@ -20,6 +20,8 @@ class InferenceSetup(Setup, frozen=True, kw_only=True):
     environments: list[EnvironmentReference]
     tokens_max: int = 1024
     """Most tokens of a completion (`Sampling.max_new_tokens`), for the memory that one needs."""
+    submissions_at_once: int = 0
+    """Submissions whose completions share the batch; 0: the service decides."""
 
 
 class Survey(Job, frozen=True, kw_only=True):
@@ -76,8 +78,8 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
 class Generate(Job, frozen=True, kw_only=True):
     """Generate one submission with its proofs and write it durably to `path`.
 
-    Of several calls, the completions of the later submission take the places of those of the
-    earlier one as they finish. Proofs and files are made beside.
+    Of several calls, the completions of the later submission begin as those of the earlier one
+    finish, or once all have finished. Proofs and files are made beside.
     """
 
     patience_seconds: ClassVar[float] = 600.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,22 @@ import trio.lowlevel
 import swarm
 from peers.engines import demo
 from peers.engines.engine import Piece
+from peers.engines.episodes import Player, Playing, finish
 from peers.engines.native import NativeEngine
 from peers.environments import Renderer
 from peers.environments import load as load_environment
-from peers.inference.engine_service import EngineService
+from peers.inference.engine_service import EngineService, sharing
 from peers.proofs.format import PROOF_BYTES, check_format, split
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.errors import UserError
 from swarm.identity import Identity
-from swarm.jobs import Load
+from swarm.jobs import Hardware, Load
 from swarm.jobs.inference import AskUsage, Generate, Generated, InferenceSetup
 from swarm.jobs.validation import InspectionSetup, PrefillSetup
 from swarm.rollouts import seeds
 from swarm.rollouts.submission_file import Submission, read
+from swarm.world.progress import Reporter, current
 from tests.inference.files import LIMITS, tokens_of
 from tests.orders import policy as policy_reference
 from tests.orders import reference, submission_order
@@ -191,10 +194,33 @@ def test_an_unknown_environment_is_said_so(service: EngineService, tmp_path: Pat
         generate(service, tmp_path / "file", environments=[reference("chess")])
 
 
-def test_submissions_share_the_batch_and_give_the_files_they_give_alone(
-    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("device", "hardware", "wanted", "at_once"),
+    [
+        ("cpu", Hardware(), 0, 1),
+        ("cpu", Hardware(), 2, 2),
+        ("cuda:1", Hardware(), 0, 2),
+        ("cuda", Hardware(), 1, 1),
+        ("cpu", Hardware(stages=["127.0.0.1:7001"]), 0, 2),
+        ("cpu", Hardware(devices=["cpu", "cpu"]), 0, 2),
+    ],
+)
+def test_submissions_share_the_batch_of_a_gpu_but_not_of_a_cpu(
+    device: str, hardware: Hardware, wanted: int, at_once: int
 ) -> None:
-    service = EngineService(InferenceSetup(environments=[]))
+    setup = InferenceSetup(environments=[], hardware=hardware, submissions_at_once=wanted)
+    assert sharing(setup, torch.device(device)) == at_once
+
+
+@pytest.mark.parametrize("at_once", [0, 2])
+def test_submissions_asked_for_together_give_the_files_they_give_alone(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    service = EngineService(
+        InferenceSetup(
+            environments=[], hardware=Hardware(device="cpu"), submissions_at_once=at_once
+        )
+    )
     load(service, policy, 4)
     alone = [generate(service, tmp_path / f"alone-{number}", number=number) for number in range(3)]
     live: list[set[tuple[int, int] | None]] = []
@@ -224,8 +250,37 @@ def test_submissions_share_the_batch_and_give_the_files_they_give_alone(
     for number in range(3):
         assert tokens_of(tmp_path / f"{number}") == tokens_of(tmp_path / f"alone-{number}")
     assert [each.tokens for each in alone] == [together[number].tokens for number in range(3)]
-    assert max(map(len, live)) > 1, "rows of one enter as rows of another finish"
+    assert max(map(len, live)) == max(1, at_once), "rows of one enter as rows of another finish"
     assert 0 < sum(each.seconds_generate for each in together.values()) <= seconds
+
+
+class Counted(Reporter):
+    """Counts the reports of one call."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.count = 0
+
+    def report(self, *, cancellable: bool) -> None:
+        self.count += 1
+
+
+def test_a_call_that_waits_for_the_batch_reports_progress(policy: Path) -> None:
+    """Else its caller takes the engine for hung, and kills it."""
+    player = Player(NativeEngine(policy), sets_at_once=1)
+    environment, renderer = load_environment("sort-digits", "1"), Renderer(policy)
+    work = [(environment, environment.task(bytes(32)))]
+
+    def begin() -> Playing:
+        current.set(Counted())
+        playing = Playing(renderer, work, [0], None, ORDER.sampling)
+        player.add(playing)
+        return playing
+
+    first, second = (copy_context().run(begin) for _ in range(2))
+    finish(player, first)
+    assert len(second.waiting) == 1, "it has not begun"
+    assert isinstance(second.reporter, Counted) and second.reporter.count > 0
 
 
 def test_a_submission_that_fails_or_is_cancelled_leaves_the_others_alone(

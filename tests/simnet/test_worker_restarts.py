@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from peers.inference.role import GENERATED_AT_ONCE
+from peers.inference.role import ASKED_AT_ONCE
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
@@ -108,7 +108,7 @@ def test_a_worker_that_is_asked_to_leave_hands_in_its_submissions() -> None:
             assert not worker.node.departure.ask(), "asked again, it abandons its work"
             await gone(worker, 60)
             made = len(watched.named("inference.submission_made"))
-            assert before < made <= before + GENERATED_AT_ONCE
+            assert before < made <= before + ASKED_AT_ONCE
             assert len(watched.named("inference.submission_delivered")) == made
 
     run_virtual(main, seed=3, limit_seconds=5000)
