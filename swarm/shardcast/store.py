@@ -472,6 +472,8 @@ class CheckpointStore:
             if held is None:
                 await self._delete(path)
                 continue
+            # A crash may have lost it: it is written after the manifest, and not fsynced.
+            await self._link_base(path, held.manifest)
             self._remember(held)
             if not held.complete and not held.missing():
                 await self.finish(held)

@@ -610,3 +610,24 @@ async def receive_all(store: CheckpointStore, source: MemoryDisk, wanted: Held) 
     for index in range(len(wanted.manifest.pieces)):
         await receive(store, source, wanted, index)
     await store.finish(held)
+
+
+@pytest.mark.parametrize("left", [None, b"", b"../0-7"])
+def test_a_start_links_an_adapter_to_its_base_again(left: bytes | None) -> None:
+    """A peer that died before it had written the link, or whose link a power cut damaged."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        await put_folder(disk, "made", files_of(0))
+        store = await opened(disk)
+        base = await store.publish("made", 0, 0)
+        held = await store.publish("made", 0, 1, manifest=await adapter(disk, base, 1))
+        link = f"{held.folder}/{BASE_NAME}"
+        await disk.remove(link)
+        if left is not None:
+            await disk.write(link, left)
+        again = await opened(disk)
+        assert again.complete() == [(0, 0), (0, 1)]
+        assert await disk.read(link) == b"../0-0"
+
+    trio.run(main)
