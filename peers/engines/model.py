@@ -136,6 +136,11 @@ class StoredTensors:
             yield name, tensor if self._adapter is None else self._adapter.merged(name, tensor)
 
 
+def _check_whole(folder: Path) -> None:
+    if is_adapter(folder):
+        raise UserError(f"{folder} holds an adapter, not a whole model; merge it into its base")
+
+
 def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
     """Load the transformers causal language model in `folder`, in `dtype` (None: as stored).
 
@@ -145,8 +150,7 @@ def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    if is_adapter(folder):
-        raise UserError(f"{folder} holds an adapter, not a whole model; merge it into its base")
+    _check_whole(folder)
     config = read_supported_config(folder)
     check_tokenizer(folder, config["vocab_size"])
     weight_files(folder)
@@ -168,6 +172,7 @@ def blank(folder: Path, dtype: torch.dtype) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    _check_whole(folder)
     check_tokenizer(folder, read_supported_config(folder)["vocab_size"])
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):

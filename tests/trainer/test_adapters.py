@@ -20,7 +20,7 @@ from peers.trainer.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from swarm.messages import Adapter
-from tests.engines.adapters import change_config
+from tests.engines.adapters import change_config, save_random_adapter
 from tests.engines.families import SUPPORTED, save_random
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, settings, teach, weights_of
@@ -178,6 +178,14 @@ def test_what_cannot_be_adapted_is_refused(base: Path, tmp_path: Path) -> None:
         Learner(tmp_path, adapted())
     with pytest.raises(UserError, match=r"trainer.tensor_parallel is 2, and the run trains"):
         Learner(base, adapted(sharding={"tensor_parallel": 2}))
+
+
+def test_an_adapter_is_no_base(base: Path, tmp_path: Path) -> None:
+    """Only its base's weights would be read, or published as policy 0."""
+    folder = save_random_adapter(base, tmp_path / "adapter", rank=4)
+    for chosen in (settings(), adapted()):
+        with pytest.raises(UserError, match="holds an adapter, not a whole model; merge it into"):
+            Learner(folder, chosen)
 
 
 @pytest.mark.parametrize(
