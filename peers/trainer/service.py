@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from peers.trainer.learning.lead import lead
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.masks import why_not
 from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.reading import read_groups
+from peers.trainer.learning.reading import check_file, read_groups
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.planning import plan_training, sharding_of
 from peers.trainer.warmup import prepare_base
@@ -148,6 +148,7 @@ class TrainerService:
         lessons = job.lessons
         self._sampling = lessons.sampling
         self._references = job.environments
+        self._ahead.clear()  # scored for the objective before
         learner = self._held()
         learner.follow(
             dataclasses.replace(
@@ -233,32 +234,59 @@ class TrainerService:
     ) -> tuple[list[AcceptedGroups], list[Unreadable]]:
         """This rank's share of the submissions that all ranks can read, and the other submissions.
 
-        Each file is checked by one rank.
+        Each file is checked by one rank before any rank reads its share: in a damaged file an
+        offset may be any number.
         """
+        reasons = self._agree([self._problem(*each) for each in enumerate(submissions)])
+        found = [
+            reason or self._share(each) for each, reason in zip(submissions, reasons, strict=True)
+        ]
+        reasons = self._agree([each if isinstance(each, str) else "" for each in found])
+        read = [
+            each
+            for each, reason in zip(found, reasons, strict=True)
+            if not reason and not isinstance(each, str)
+        ]
+        failed = [(index, reason) for index, reason in enumerate(reasons) if reason]
+        return read, [Unreadable(index=index, reason=reason) for index, reason in failed]
+
+    def _agree(self, reasons: Sequence[str]) -> list[str]:
+        """Why submissions cannot be read by all ranks, one by one; empty texts: they can."""
+        failed = self._ranks.max([float(bool(reason)) for reason in reasons])
+        return [
+            reason or ("another rank cannot read it" if bad else "")
+            for reason, bad in zip(reasons, failed, strict=True)
+        ]
+
+    def _problem(self, index: int, submission: AcceptedSubmission) -> str:
+        """Why a submission cannot be read, as far as this rank checks it; empty if it can."""
         policies = self._held().policies
-        found: list[AcceptedGroups | str] = []
-        for index, submission in enumerate(submissions):
-            checks = index % self._ranks.world == self._ranks.rank
-            before, groups = self._ahead.get(submission.digest, (None, None))
-            if submission.policy not in policies:
-                held = f"held policies: {policies}"
-                found.append(f"its policy {submission.policy} is not held here; {held}")
-            elif groups is not None and before == submission:
-                found.append(groups)
-            else:
-                try:
-                    found.append(_read_held(submission, policies, self._ranks, checks))
-                except (OSError, ValueError) as error:
-                    found.append(str(error))
-        failed = self._ranks.max([float(isinstance(each, str)) for each in found])
-        read, unreadable = [], []
-        for index, (each, bad) in enumerate(zip(found, failed, strict=True)):
-            if not bad and not isinstance(each, str):
-                read.append(each)
-            else:
-                reason = each if isinstance(each, str) else "another rank cannot read it"
-                unreadable.append(Unreadable(index=index, reason=reason))
-        return read, unreadable
+        if submission.policy not in policies:
+            return f"its policy {submission.policy} is not held here; held policies: {policies}"
+        if index % self._ranks.world != self._ranks.rank or self._read_ahead(submission):
+            return ""
+        try:
+            check_file(submission)
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
+
+    def _share(self, submission: AcceptedSubmission) -> AcceptedGroups | str:
+        """This rank's share of a submission whose file is right, or why it cannot be read."""
+        groups = self._read_ahead(submission)
+        try:
+            groups = groups or read_groups(submission, self._ranks)
+        except (OSError, ValueError) as error:
+            return str(error)
+        policies = self._held().policies
+        for policy in groups.policies:
+            if policy not in policies:
+                return f"a span's policy {policy} is not held here; held policies: {policies}"
+        return groups
+
+    def _read_ahead(self, submission: AcceptedSubmission) -> AcceptedGroups | None:
+        before, groups = self._ahead.get(submission.digest, (None, None))
+        return groups if before == submission else None
 
     @in_job_thread
     def begin_save(self, job: BeginSave) -> Done:
@@ -314,14 +342,3 @@ _SERVICE: type[TrainingService] = TrainerService
 
 def _paths(folders: Mapping[int, str]) -> dict[int, Path]:
     return {step: Path(folder) for step, folder in folders.items()}
-
-
-def _read_held(
-    submission: AcceptedSubmission, held: Collection[int], ranks: Ranks, check: bool
-) -> AcceptedGroups:
-    """As `read_groups`. Raises `ValueError`, too, for a span of a policy that is not held."""
-    groups = read_groups(submission, ranks, check)
-    for policy in groups.policies:
-        if policy not in held:
-            raise ValueError(f"a span's policy {policy} is not held here; held policies: {held}")
-    return groups

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+import safetensors.numpy
 import torch
 import trio
 from blake3 import blake3
@@ -20,6 +21,7 @@ from peers.environments.base import Task, split_of
 from peers.environments.sort_digits import SortDigits
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.masks import ATTENTIONS
+from peers.trainer.learning.ranks import Ranks
 from peers.trainer.service import TrainerService
 from peers.trainer.settings import Attention
 from peers.trainer.warmup import Warmup, warm_up
@@ -44,6 +46,7 @@ from swarm.jobs.training import (
 )
 from swarm.messages import Objective, Optimiser, Sampling, Schedule
 from tests.rollouts.harness import single_turns
+from tests.trainer.ranks_harness import run_ranks
 
 REWARDS = [[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
 
@@ -196,6 +199,38 @@ def test_scored_ahead_a_step_is_the_same_to_the_last_bit(base: Path, tmp_path: P
         again = train(service, 2, given[1])
         assert bool(again.unreadable) == ahead, "what was trained on is read again"
     assert weights[0] == weights[1]
+
+
+def test_what_was_scored_ahead_is_scored_again_under_a_new_version(
+    base: Path, tmp_path: Path
+) -> None:
+    """A new objective may need more than what was scored for the one before."""
+    service = started(base)
+    given = submission(base, tmp_path / "a", policy=0)
+    trio.run(service.score, ScoreAhead(submissions=[given]))
+    lessons = start(base).lessons
+    trio.run(service.follow, Follow(lessons=lessons, environments=[ENVIRONMENT]))
+    Path(given.path).unlink()
+    assert [each.index for each in train(service, 0, given).unreadable] == [0]
+
+
+@pytest.mark.slow
+def test_a_damaged_file_ends_no_rank(base: Path, tmp_path: Path) -> None:
+    """Only one rank hashes a file; in it an offset may be negative or huge."""
+    made = [submission(base, tmp_path / name, policy=0) for name in "abc"]
+    for each, offset in zip(made, (-3, 1 << 60), strict=False):
+        path = Path(each.path)
+        arrays = safetensors.numpy.load(path.read_bytes())
+        arrays["token_offsets"][1] = offset
+        path.write_bytes(safetensors.numpy.save(arrays))
+
+    def work(ranks: Ranks) -> list[list[int]]:
+        service = TrainerService(ranks)
+        trio.run(service.start, start(base))
+        orders = [made, made[::-1]]
+        return [[each.index for each in train(service, 0, *some).unreadable] for some in orders]
+
+    assert run_ranks(2, tmp_path, work) == [[[0, 1], [1, 2]]] * 2
 
 
 def test_nothing_before_start() -> None:

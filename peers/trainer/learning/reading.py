@@ -21,20 +21,24 @@ from swarm.jobs.training import AcceptedSubmission
 from swarm.rollouts.rollouts import MODEL, Rollouts, check_digest
 
 
-def read_groups(submission: AcceptedSubmission, ranks: Ranks, check: bool = True) -> AcceptedGroups:
-    """This rank's share of an accepted submission.
+def check_file(submission: AcceptedSubmission) -> None:
+    """Check a submission's whole file, on behalf of all ranks.
 
-    A trusted validator wrote the file, but on another machine: the copy may be damaged. `check`:
-    verify the whole file, on behalf of all ranks. Raises `OSError`, or `ValueError` for a damaged
-    file, or unless each row has exactly one reward.
+    A trusted validator wrote it, but on another machine: the copy may be damaged. Raises `OSError`
+    or `ValueError`.
     """
-    path = Path(submission.path)
-    if check:
-        raw = path.read_bytes()
-        check_digest(raw, submission.rollouts_digest)
-        Rollouts.from_bytes(raw)
+    raw = Path(submission.path).read_bytes()
+    check_digest(raw, submission.rollouts_digest)
+    Rollouts.from_bytes(raw)
+
+
+def read_groups(submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGroups:
+    """This rank's share of an accepted submission, whose file `check_file` has found right.
+
+    Raises `OSError`, or `ValueError` unless each row has exactly one reward.
+    """
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
+        with safetensors.safe_open(submission.path, framework="numpy") as file:
             return _read(file, submission, ranks)
     except safetensors.SafetensorError as error:
         raise ValueError(f"these bytes are no rollouts ({error})") from error
