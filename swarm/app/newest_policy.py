@@ -27,14 +27,18 @@ async def from_peers(
 ) -> Held:
     """Fetch the newest policy of a run into the folder `out`, as an observer of the run.
 
+    The base of an adapter is fetched with it, into a folder in `out`.
+
     `deadline` is in seconds. Raises `UserError` if `digest` is given and differs from the digest of
     the policy's manifest. Also raises the errors of `Policies.get`.
     """
     check_out(out)
     with writing(out) as disk:
-        held = await _newest_policy(partial_of(out), bootstrap, run, digest, deadline, progress)
+        held, base = await _newest_policy(
+            partial_of(out), bootstrap, run, digest, deadline, progress
+        )
         # The deadline limits the network only; moving the complete files may take longer.
-        await move_out(disk, held, out)
+        await move_out(disk, held, out, base)
         return held
 
 
@@ -45,9 +49,13 @@ async def _newest_policy(
     digest: bytes | None,
     deadline: float,
     progress: Progress,
-) -> Held:
-    """Fetch the newest policy of a run into the checkpoint store of a peer at `home`."""
+) -> tuple[Held, Held | None]:
+    """Fetch the newest policy of a run into the checkpoint store of a peer at `home`.
+
+    Returns its base, too, if it is an adapter.
+    """
     held: Held | None = None
+    base: Held | None = None
     with trio.move_on_after(deadline) as scope:
         async with visit(bootstrap, run, home=home) as (node, found):
             peer = RunNode(node, found)
@@ -68,8 +76,9 @@ async def _newest_policy(
                 scope.deadline = math.inf
                 await peer.policies.get(checkpoint.reference, deadline_seconds=max(1, left))
                 held = peer.store.held((checkpoint.lineage, checkpoint.step))
+                base = peer.store.base_of(held) if held is not None else None
     if held is None:
         raise DeadlineError(
             f"no policy of the run was announced within {deadline:g} s; its trainer may be down"
         )
-    return held
+    return held, base

@@ -99,6 +99,10 @@ class CheckpointStore:
         """The checkpoint or delta with this key, complete or not; None without its manifest."""
         return self._held.get(key)
 
+    def base_of(self, held: Held) -> Held | None:
+        """The checkpoint that an adapter adapts, if its manifest is on disk."""
+        return None if held.base_key is None else self._held.get(held.base_key)
+
     def all(self) -> list[Held]:
         """Every checkpoint and delta whose manifest is on disk, oldest first."""
         return [self._held[key] for key in sorted(self._held)]

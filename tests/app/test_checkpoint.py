@@ -13,16 +13,22 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from typer.testing import CliRunner, Result
 
 from swarm.app.main import app
+from swarm.events import Events
 from swarm.shardcast import chain, sources
 from swarm.shardcast.held import delta_key
+from swarm.shardcast.manifest import build
 from swarm.shardcast.mirror.describe import describe
 from swarm.shardcast.mirror.fetch import fetch
 from swarm.shardcast.mirror.publish import export, serve
+from swarm.shardcast.store import CheckpointStore
+from swarm.world.disk import LocalDisk
+from swarm.world.machine import Machine
 from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import InPlace, delta_peer, real_peer
 from tests.shardcast.test_chain import fetch as fetch_from
@@ -232,6 +238,52 @@ def test_a_peer_s_checkpoint_is_exported_with_its_deltas(
     made = swarm("export", tmp_path / "peer/checkpoints/0-1", "--out", tmp_path / "n", "--json")
     assert made.exit_code == 0, made.stderr
     assert json.loads(made.stdout) == told and delta.stat().st_size not in sizes("n")
+
+
+def test_an_adapter_travels_with_its_base(model: Path, tmp_path: Path) -> None:
+    async def publish_both() -> None:
+        disk = LocalDisk(tmp_path / "peer")
+        store = CheckpointStore(disk, "me/run", Events(Machine(), "me"))
+        for name in ("config.json", "sub/notes.txt", "model.safetensors"):
+            await disk.write(f"made/{name}", (model / name).read_bytes())
+        base = await store.publish("made", 0, 0)
+        await disk.write("made/adapter_model.safetensors", b"thin")
+        manifest = await build(disk, "made", run="me/run", lineage=0, step=1)
+        manifest = msgspec.structs.replace(manifest, base=base.reference)
+        await store.publish("made", 0, 1, manifest=manifest)
+
+    trio.run(publish_both)
+    adapter, site = tmp_path / "peer/checkpoints/0-1", tmp_path / "site"
+    assert swarm("export", adapter, "--out", site).exit_code == 0
+    with static(site) as root:
+        got = swarm("fetch", root, "--out", tmp_path / "back")
+    assert got.exit_code == 0, got.stderr
+    assert f"its base, policy 0 of lineage 0, is in {tmp_path / 'back/.base-policy'}" in got.stdout
+    assert (tmp_path / "back/adapter_model.safetensors").read_bytes() == b"thin"
+    assert same(tmp_path / "back" / (tmp_path / "back/.base").read_text(), model)
+    assert swarm("verify", tmp_path / "back").exit_code == 0
+
+    async def fetch_from_folder() -> None:
+        async with trio.open_nursery() as nursery:
+            ports: list[int] = []
+            serving = partial(serve, tmp_path / "back", host="127.0.0.1", port=0)
+            ready = trio.Event()
+
+            def listening(port: int, index: object) -> None:
+                ports.append(port)
+                ready.set()
+
+            nursery.start_soon(partial(serving, ready=listening))
+            await ready.wait()
+            mirror = f"http://127.0.0.1:{ports[0]}"
+            await fetch(tmp_path / "again", mirrors=[mirror], deadline_seconds=20)
+            nursery.cancel_scope.cancel()
+
+    trio.run(fetch_from_folder)
+    assert same(tmp_path / "again/.base-policy", model)
+    shutil.rmtree(tmp_path / "back/.base-policy")
+    refused = swarm("export", tmp_path / "back", "--out", tmp_path / "other")
+    assert refused.exit_code == 2 and "its base, policy 0 of lineage 0, is not on" in refused.stderr
 
 
 def test_what_a_folder_s_own_manifest_says_is_not_said_again(model: Path, tmp_path: Path) -> None:

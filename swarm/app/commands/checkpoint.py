@@ -148,7 +148,8 @@ def fetch_command(
 ) -> None:
     """Fetch a checkpoint: from a mirror, by a manifest file, or a run's newest from its peers.
 
-    Every piece is checked. The same command resumes an interrupted download.
+    Every piece is checked. The same command resumes an interrupted download. An adapter comes with
+    its base.
     """
     from swarm.app.newest_policy import from_peers
     from swarm.app.progress import progress_bar
@@ -201,6 +202,8 @@ def _check_source(
 
 
 def _say_fetched(out: Path, held: Held, *, as_json: bool) -> None:
+    from swarm.shardcast.mirror.folder import BASE_FOLDER
+
     fetched = {
         "folder": str(out),
         "run": held.manifest.run,
@@ -216,6 +219,8 @@ def _say_fetched(out: Path, held: Held, *, as_json: bool) -> None:
         f"{out}: policy {fetched['step']} of {printable(held.manifest.run)}, "
         f"{fetched['bytes']:,} bytes, every piece checked against manifest {fetched['manifest']}"
     )
+    if held.manifest.base is not None:
+        print(f"it is an adapter; its base, {held.manifest.base}, is in {out / BASE_FOLDER}")
 
 
 def _digest(text: str | None) -> bytes | None:

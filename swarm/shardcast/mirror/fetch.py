@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import trio
 
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
@@ -86,6 +87,8 @@ async def fetch(
 ) -> Held:
     """Fetch a checkpoint from mirrors into the folder `out`; resumes an interrupted fetch.
 
+    The base of an adapter is fetched with it, into a folder in `out`.
+
     The manifest is `manifest_file`, or the one named by the index of the first mirror that answers.
     Its digest must be `manifest_digest`, if given. Raises `UserError`, `DeadlineError`,
     `BadManifest`, `FetchError`.
@@ -116,10 +119,17 @@ async def fetch(
             await _begin(store, checkpoint, blob)
         sources = [Source(addresses=(mirror.rstrip("/"),)) for mirror in mirrors]
         fetcher = Fetcher(world, transport, store, events)
+        ends_at = trio.current_time() + deadline_seconds
         await fetcher.fetch(checkpoint, lambda: sources, deadline_seconds=deadline_seconds)
         held = store.held((checkpoint.lineage, checkpoint.step))
         assert held is not None
-        await move_out(disk, held, out)
+        if held.manifest.base is not None:
+            await fetcher.fetch(
+                Checkpoint(reference=held.manifest.base, total_bytes=0),
+                lambda: sources,
+                deadline_seconds=max(0.0, ends_at - trio.current_time()),
+            )
+        await move_out(disk, held, out, store.base_of(held))
         return held
 
 

@@ -11,8 +11,12 @@ import trio
 
 from swarm.errors import DiskFullError, UserError, leaf_errors
 from swarm.shardcast.held import Change, Held
+from swarm.shardcast.manifest import BASE_NAME
 from swarm.shardcast.mirror.index import Progress
 from swarm.world.disk import LocalDisk
+
+BASE_FOLDER = ".base-policy"
+"""The base of a fetched adapter, in the adapter's folder; the dot keeps it out of manifests."""
 
 
 def watcher(progress: Progress) -> Callable[[Change, Held, int], None]:
@@ -77,9 +81,17 @@ def writing(out: Path) -> Iterator[LocalDisk]:
             partial.rmdir()  # nothing arrived
 
 
-async def move_out(disk: LocalDisk, held: Held, out: Path) -> None:
-    """Move a complete checkpoint to the folder `out`, durably, and remove the partial folder."""
+async def move_out(disk: LocalDisk, held: Held, out: Path, base: Held | None = None) -> None:
+    """Move a complete checkpoint to the folder `out`, durably, and remove the partial folder.
+
+    `base`: the complete checkpoint that it adapts, which becomes a folder in `out`.
+    """
     await disk.sync(held.folder)
+    if base is not None:
+        await disk.sync(base.folder)
+        await disk.remove(f"{held.folder}/{BASE_FOLDER}")
+        await disk.rename(base.folder, f"{held.folder}/{BASE_FOLDER}")
+        await disk.write(f"{held.folder}/{BASE_NAME}", BASE_FOLDER.encode())
 
     def move() -> None:
         target = out.resolve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -9,16 +10,17 @@ from pathlib import Path
 import msgspec
 import trio
 
-from swarm.errors import UserError
+from swarm.errors import SwarmError, UserError
 from swarm.identity import PeerId
 from swarm.shardcast.manifest import (
+    BASE_NAME,
     MANIFEST_NAME,
     CheckpointManifest,
     ManifestPiece,
     digest_of,
     parse,
 )
-from swarm.shardcast.mirror.describe import describe, differs, read_bounded, verify
+from swarm.shardcast.mirror.describe import describe, differs, own_manifest, read_bounded, verify
 from swarm.shardcast.mirror.index import INDEX, Index, Progress, index_of
 from swarm.shardcast.service import BlobService
 from swarm.transport.http.pace import Uplink
@@ -37,7 +39,7 @@ async def export(
     mirrors: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> Index:
-    """Write a checkpoint as plain files below `out`.
+    """Write a checkpoint as plain files below `out`, an adapter with its base.
 
     Keeps existing blobs, so that an interrupted export resumes and checkpoints share equal pieces.
     Checks every blob as it writes it; writes `checkpoint.json` last. Raises `UserError`.
@@ -45,7 +47,7 @@ async def export(
     if _is_within(out, folder):
         raise UserError(f"--out {out} is in the checkpoint's own folder; choose another")
     manifest, blob = await describe(folder, run=run, lineage=lineage, step=step, mirrors=mirrors)
-    parts = [(folder, manifest, blob)]
+    parts = _with_base(folder, manifest, blob)
     for path, raw in _named_deltas(folder, manifest):
         if not await verify(path, raw):
             parts.append((path, parse(raw), raw))
@@ -69,6 +71,28 @@ async def export(
             f"--out {out} cannot be written ({error.strerror}); choose another folder"
         ) from error
     return index
+
+
+def _with_base(
+    folder: Path, manifest: CheckpointManifest, blob: bytes
+) -> list[tuple[Path, CheckpointManifest, bytes]]:
+    """A checkpoint, and its base if it is an adapter: folders, manifests and their blobs.
+
+    Raises `UserError` if the base is not on this disk: without it the adapter is of no use.
+    """
+    parts = [(folder, manifest, blob)]
+    if manifest.base is not None:
+        with suppress(OSError, ValueError, SwarmError):
+            base = folder / (folder / BASE_NAME).read_text()
+            own = own_manifest(base)
+            if own is not None and digest_of(own[1]) == manifest.base.digest:
+                return [*parts, (base, *own)]
+        raise UserError(
+            f"{folder} holds an adapter, and its base, {manifest.base}, is not on this disk as "
+            f"{BASE_NAME} in that folder says; fetch both with `swarm checkpoint fetch`, and give "
+            "that folder"
+        )
+    return parts
 
 
 def _is_within(path: Path, folder: Path) -> bool:
@@ -123,21 +147,23 @@ async def serve(
     uplink_bytes_per_second: float | None = None,
     ready: Callable[[int, Index], None] = lambda port, index: None,
 ) -> None:
-    """Serve a folder as a mirror to all clients until cancelled, without copying it.
+    """Serve a folder as a mirror to all clients until cancelled, without copying it; an adapter
+    with its base.
 
     Calls `ready` with the port and the index once it listens. Raises `UserError`.
     """
     manifest, blob = await describe(folder, run=run, lineage=lineage, step=step)
     index = index_of(manifest, blob)
-    disk = LocalDisk(folder)
+    parts = _with_base(folder, manifest, blob)
+    root = Path(os.path.commonpath([path.resolve() for path, _, _ in parts]))
+    disk = LocalDisk(root)
     service = BlobService(lambda peer, credential: True)
-    for piece in manifest.pieces:
-        name = manifest.files[piece.file].name
-        service.register(piece.digest, name, piece.offset, piece.size_bytes)
-    pages = {
-        b"/" + INDEX.encode(): msgspec.json.encode(index),
-        b"/blob/" + index.manifest.encode(): blob,
-    }
+    pages = {b"/" + INDEX.encode(): msgspec.json.encode(index)}
+    for path, part, raw in parts:
+        pages[b"/blob/" + digest_of(raw).hex().encode()] = raw
+        for piece in part.pieces:
+            name = path.resolve().relative_to(root) / part.files[piece.file].name
+            service.register(piece.digest, name.as_posix(), piece.offset, piece.size_bytes)
     server = BulkServer(
         Serving(
             peer_id=PeerId(""),
