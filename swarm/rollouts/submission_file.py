@@ -206,6 +206,30 @@ def read(path: Path, limits: ReadLimits, digest: bytes | None = None) -> Submiss
     return decode(raw, limits)
 
 
+def read_header(path: Path) -> Header:
+    """Read a file's header alone, without a check of its rollouts.
+
+    Raises `BadSubmission`, and `OSError` when the file is missing.
+    """
+    with path.open("rb") as file:
+        try:
+            raw = _raw_header(_open(file).metadata)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _not_parquet(error) from error
+    return _header(raw, Header)
+
+
+def _open(source: Any) -> Any:
+    return pq.ParquetFile(
+        source, thrift_string_size_limit=HEADER_BYTES_MAX, thrift_container_size_limit=1024
+    )
+
+
+def _not_parquet(error: Exception) -> BadSubmission:
+    reason = str(error).partition("\n")[0][:200]
+    return BadSubmission("schema", 1, 0, f"the file is not valid Parquet ({reason})")
+
+
 def decode(raw: bytes, limits: ReadLimits) -> Submission:
     """Decode a submission from its bytes; raises `BadSubmission`."""
     if len(raw) > limits.bytes_max:
@@ -213,11 +237,7 @@ def decode(raw: bytes, limits: ReadLimits) -> Submission:
             "schema", len(raw), limits.bytes_max, f"the file exceeds {limits.bytes_max} bytes"
         )
     try:
-        file = pq.ParquetFile(
-            pa.BufferReader(raw),
-            thrift_string_size_limit=HEADER_BYTES_MAX,
-            thrift_container_size_limit=1024,
-        )
+        file = _open(pa.BufferReader(raw))
         header = _check_metadata(file, len(raw), limits)
         table = file.read(use_threads=False)
         table.validate(full=True)
@@ -232,8 +252,7 @@ def decode(raw: bytes, limits: ReadLimits) -> Submission:
             "schema", 1, 0, "reading the file takes more memory than allowed", proven=False
         ) from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0][:200]
-        raise BadSubmission("schema", 1, 0, f"the file is not valid Parquet ({reason})") from error
+        raise _not_parquet(error) from error
     return Submission(header, _rollouts(table, limits))
 
 
@@ -251,18 +270,7 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
             limits.rows_max,
             f"{metadata.num_rows} rows, at least 1 and at most {limits.rows_max} are allowed",
         )
-    if set(metadata.metadata or {}) != {HEADER_KEY}:
-        raise BadSubmission("schema", 1, 0, "the file's metadata must be the key `swarm` alone")
-    raw = metadata.metadata[HEADER_KEY]
-    found = _header(raw, _Version).format  # before any other field is read
-    if found != FORMAT:
-        raise BadSubmission(
-            "header",
-            found,
-            FORMAT,
-            f"the file has format {found}; this version reads {FORMAT}",
-            proven=False,  # a version of Swarm that reads this format may find no fault
-        )
+    raw = _raw_header(metadata)
     if file.schema_arrow != SCHEMA:
         raise BadSubmission("schema", 1, 0, "the columns are not those of a submission")
     group = metadata.row_group(0)
@@ -286,6 +294,23 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
                 "a column claims more data than the file holds",
             )
     return _header(raw, Header)
+
+
+def _raw_header(metadata: Any) -> bytes:
+    """The bytes of the header in a footer, of a format that can be read; raises `BadSubmission`."""
+    if set(metadata.metadata or {}) != {HEADER_KEY}:
+        raise BadSubmission("schema", 1, 0, "the file's metadata must be the key `swarm` alone")
+    raw = metadata.metadata[HEADER_KEY]
+    found = _header(raw, _Version).format  # before any other field is read
+    if found != FORMAT:
+        raise BadSubmission(
+            "header",
+            found,
+            FORMAT,
+            f"the file has format {found}; this version reads {FORMAT}",
+            proven=False,  # a version of Swarm that reads this format may find no fault
+        )
+    return bytes(raw)
 
 
 def _header(raw: bytes, type_: type[HeaderT]) -> HeaderT:

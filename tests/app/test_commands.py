@@ -14,9 +14,7 @@ from peers.engines.demo import save_tokenizer
 from swarm.envelope import open_envelope
 from swarm.identity import Identity, load_or_create
 from swarm.messages import RunManifest
-from swarm.rollouts.submission_file import Header, write
 from tests.app.harness import bootstrap_peer, complaint, signed_manifest, swarm
-from tests.rollouts.harness import single_turns
 
 TRAINER = Identity(bytes([1]) * 32).peer_id
 VALIDATOR = Identity(bytes([2]) * 32).peer_id
@@ -137,56 +135,6 @@ def test_show_asks_a_bootstrap_peer(tmp_path: Path) -> None:
         shown = swarm("run", "show", "--bootstrap", multiaddr)
     assert shown.status == 0
     assert f"run      {envelope.body.run}\n" in shown.output
-
-
-def a_submission(path: Path, engine: str = "native") -> Path:
-    write(
-        path,
-        single_turns(
-            group=[0, 0],
-            sample=[0, 1],
-            prompts=[[1, 6, 5, 14]] * 2,
-            completions=[[5, 6, 2], [6, 2]],
-            log_probabilities=[[-0.5, -0.25, -0.125], [-1.0, -2.0]],
-            proofs=[bytes(258)] * 2,
-        ),
-        Header(
-            run=f"{TRAINER}/sorting",
-            lineage=0,
-            step=5,
-            policy=3,
-            worker=VALIDATOR,
-            number=1,
-            environments=[("sort-digits", "1")],
-            temperature=1.0,
-            max_new_tokens=8,
-            stop_ids=[2],
-            engine=engine,
-        ),
-    )
-    return path
-
-
-def test_rollouts_are_shown_with_text(tmp_path: Path) -> None:
-    save_tokenizer(tmp_path)
-    file = a_submission(tmp_path / "rollouts.parquet")
-    shown = swarm("rollouts", "show", file, "--tokenizer", tmp_path)
-    assert shown.status == 0
-    assert "group 0  <bos>21>" in shown.output
-    assert "12<eos>" in shown.output and "-0.875" in shown.output
-    told = json.loads(swarm("rollouts", "show", file, "--json").output)
-    assert told["header"]["policy"] == 3
-    segments = [row["segments"] for row in told["rows"]]
-    assert [(each[1]["tokens"], each[1]["finish"]) for each in segments] == [
-        ([5, 6, 2], "stop"),
-        ([6, 2], "stop"),
-    ]
-
-
-def test_a_workers_words_in_a_file_steer_no_terminal(tmp_path: Path) -> None:
-    file = a_submission(tmp_path / "rollouts.parquet", "\x1b[2J\x07\u202e")
-    shown = swarm("rollouts", "show", file)
-    assert r"\x1b[2J\x07\u202e" in shown.output and "\x1b" not in shown.output
 
 
 @pytest.mark.parametrize("command", [[], ["peer"], ["demo"], ["run"], ["status"], ["ledger"]])

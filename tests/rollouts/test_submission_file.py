@@ -15,12 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.errors import UserError
 from swarm.identity import Identity
 from swarm.messages import ENVIRONMENTS_MAX
 from swarm.rollouts.rollout import TURNS_MAX, Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row
-from swarm.rollouts.show import show
 from swarm.rollouts.submission_file import (
     HEADER_KEY,
     SCHEMA,
@@ -30,6 +28,7 @@ from swarm.rollouts.submission_file import (
     decode,
     encode,
     read,
+    read_header,
     write,
 )
 
@@ -399,29 +398,12 @@ def test_canonical_offsets_must_fit() -> None:
         Rollouts.from_bytes(dataclasses.replace(rollouts, token_offsets=offsets).to_bytes())
 
 
-def test_show_gives_rows_and_text(tmp_path: Path) -> None:
-    from peers.engines.demo import save_tokenizer
-
-    save_tokenizer(tmp_path)
+def test_a_header_is_read_alone(tmp_path: Path) -> None:
     write(tmp_path / "file", make_rollouts(), HEADER)
-    header, rows = show(tmp_path / "file", tmp_path)
-    last = list(rows)[-1]
-    assert header == HEADER
-    assert (last.group, last.sample, last.environment) == (1, 1, 0)
-    assert [each.text for each in last.segments] == ["<bos>13", "5555", "34", "5555"]
-    assert [each.finish for each in last.segments] == [None, "stop", None, "stop"]
-    assert next(show(tmp_path / "file")[1]).segments[0].text is None
-
-
-def test_show_says_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        show(tmp_path / "missing")
+    assert read_header(tmp_path / "file") == HEADER
     (tmp_path / "file").write_bytes(b"no parquet")
-    with pytest.raises(UserError, match="is no submission"):
-        show(tmp_path / "file")
-    write(tmp_path / "file", make_rollouts(), HEADER)
-    with pytest.raises(UserError, match=r"tokenizer\.json"):
-        show(tmp_path / "file", tmp_path)
+    with pytest.raises(BadSubmission, match="not valid Parquet"):
+        read_header(tmp_path / "file")
 
 
 ARRAYS = [field.name for field in dataclasses.fields(Rollouts)]

@@ -1,8 +1,10 @@
-"""`swarm rollouts`: read submission files."""
+"""`swarm rollouts`: read the rollouts of a run. Imports pyarrow lazily, to start without it."""
 
 from __future__ import annotations
 
-import dataclasses
+import sys
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,58 +12,183 @@ import typer
 
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
-from swarm.app.options import AsJson
-from swarm.app.output import plain, print_json
+from swarm.app.options import AsJson, WhichRun
+from swarm.app.output import print_json
+from swarm.errors import UserError
 from swarm.untrusted import printable
 
-if TYPE_CHECKING:  # the command line starts without pyarrow
-    from swarm.rollouts.show import ShownSegment
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-TEXT_CHARACTERS_MAX = 100_000
-"""Longest segment that is printed; longer ones are cut."""
+    from rich.text import Text
 
-app = typer.Typer(help="Read submission files.", no_args_is_help=True)
+    from swarm.app.rollouts.filters import Filters
+    from swarm.app.rollouts.seen import SeenRollout
+    from swarm.app.rollouts.sources import Source
+
+app = typer.Typer(help="Read the rollouts of a run.", no_args_is_help=True)
+
+SHOWN = 16
+"""Rollouts that `show` prints unless a limit is given: two groups of eight."""
+
+Where = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A submission (Parquet), a folder of them, or the home of a validator or trainer.",
+    ),
+]
+Environment = Annotated[
+    str | None, typer.Option(help="Only rollouts of the environment with this name.")
+]
+Reward = Annotated[
+    str | None, typer.Option(help="Only rewards in LOW:HIGH, bounds included, such as 0:0.5.")
+]
+Worker = Annotated[
+    str | None, typer.Option(help="Only this worker: a peer id, or its beginning or end.")
+]
+Step = Annotated[
+    str | None, typer.Option(help="Only these steps: FIRST:LAST, such as 10:20, or one step.")
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with the run's tokenizer.json. Default: that of a checkpoint in the same "
+        "home; without any, token ids are shown."
+    ),
+]
+Ledger = Annotated[
+    Path | None,
+    typer.Option(
+        help="Trusted peer's home, or exported ledger, with the verdicts. Default: the logs in "
+        "the home that holds the rollouts."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The options that all commands here share."""
+
+    path: Path
+    environment: str | None
+    reward: str | None
+    worker: str | None
+    step: str | None
+    limit: int
+    """0: all."""
+    tokenizer: Path | None
+    ledger: Path | None
+    run: str | None
+
+    def open(self, command: str) -> tuple[Source, Iterator[SeenRollout]]:
+        """Find the rollouts that pass the filters, at least one; raises `UserError`."""
+        require_extra("infer", f"swarm rollouts {command}")
+        from swarm.app.rollouts.filters import Filters, parse_range
+        from swarm.app.rollouts.sources import open_source
+
+        filters = Filters(
+            self.environment,
+            parse_range("--reward", self.reward, "0:0.5"),
+            self.worker,
+            parse_range("--step", self.step, "10:20"),
+        )
+        source = open_source(self.path, self.ledger, self.tokenizer, self.run)
+        found = source.rollouts(filters)
+        first = next(found, None)
+        if first is None:
+            raise UserError(_nothing(source, filters))
+        return source, chain([first], found)
+
+    def limited(self, rollouts: Iterator[SeenRollout]) -> Iterator[SeenRollout]:
+        """As many rollouts as are wanted."""
+        return islice(rollouts, self.limit or None)
+
+
+def _nothing(source: Source, filters: Filters) -> str:
+    """Say why no rollout passes the filters."""
+    if not filters.described():
+        return source.problems[0]
+    steps = sorted({found.step for found in source.files})
+    workers = {found.worker for found in source.files}
+    return (
+        f"no rollout of {source.path} passes {filters.described()}; it holds {len(source.files):,} "
+        f"submissions by {len(workers):,} workers of steps {steps[0]} to {steps[-1]}"
+        + ("" if any(source.verdicts()) else ", without verdicts, so without rewards")
+        + "; widen the filters"
+    )
 
 
 @app.command("show")
 @exits
 def show(
-    file: Annotated[Path, typer.Argument(help="Submission: a Parquet file of rollouts.")],
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Folder with tokenizer.json; without it, token ids are shown."),
-    ] = None,
-    groups: Annotated[int, typer.Option(help="Number of groups to show; 0 shows all.")] = 0,
+    path: Where,
+    environment: Environment = None,
+    reward: Reward = None,
+    worker: Worker = None,
+    step: Step = None,
+    limit: Annotated[int, typer.Option(min=0, help="Rollouts to show; 0 shows all.")] = SHOWN,
+    tokenizer: Tokenizer = None,
+    ledger: Ledger = None,
+    run: WhichRun = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a submission: its header, then each prompt with what followed it."""
-    require_extra("infer", "swarm rollouts show")
-    from swarm.rollouts.show import show as read_submission
+    """Print rollouts: each prompt, then what followed it, with rewards and verdict."""
+    chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
+    source, found = chosen.open("show")
+    from swarm.app.rollouts.pager import print_lines
+    from swarm.app.rollouts.seen import as_row
 
-    header, rows = read_submission(file, tokenizer)
-    shown = [row for row in rows if not groups or row.group < groups]
+    shown = chosen.limited(found)
     if as_json:
-        print_json({"header": plain(header), "rows": [dataclasses.asdict(row) for row in shown]})
-        return
-    for name, value in plain(header).items():
-        print(f"{name:<20} {printable(str(value))}")
-    group = -1
-    for row in shown:
-        if row.group != group:
-            group = row.group
-            print(f"\ngroup {group}  {_text(row.segments[0])}")
-        for number, segment in enumerate(row.segments[1:]):
-            print(f"  {'' if number else row.sample:>3}  {_described(segment)}")
+        print_json({"source": str(source.path), "rollouts": [as_row(seen) for seen in shown]})
+    else:
+        print_lines(_screen(shown))
+        if next(found, None) is not None:
+            print(f"\nmore follow: --limit 0 shows all, `swarm rollouts browse {path}` pages them")
+    _warn(source)
 
 
-def _described(segment: ShownSegment) -> str:
-    if segment.log_probabilities is None:
-        return f"{segment.kind}: {_text(segment)}"
-    return (
-        f"{len(segment.tokens):>5} tokens  log p {sum(segment.log_probabilities):8.3f}  "
-        f"{segment.finish}  {_text(segment)}"
-    )
+@app.command("browse")
+@exits
+def browse(
+    path: Where,
+    environment: Environment = None,
+    reward: Reward = None,
+    worker: Worker = None,
+    step: Step = None,
+    limit: Annotated[int, typer.Option(min=0, help="Rollouts to show; 0 shows all.")] = 0,
+    tokenizer: Tokenizer = None,
+    ledger: Ledger = None,
+    run: WhichRun = None,
+) -> None:
+    """Page through rollouts on the terminal: n and N jump between groups, / searches, q leaves."""
+    chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
+    source, found = chosen.open("browse")
+    from swarm.app.rollouts.pager import page_lines
+
+    page_lines(_screen(chosen.limited(found)))
+    _warn(source)
 
 
-def _text(segment: ShownSegment) -> str:
-    return printable(segment.text or str(segment.tokens), TEXT_CHARACTERS_MAX)
+def _screen(shown: Iterator[SeenRollout]) -> Iterator[Text]:
+    from rich.text import Text
+
+    from swarm.app.rollouts.screen import LEGEND, lines
+
+    yield Text(f"{LEGEND}\n", "bright_black")
+    yield from lines(shown)
+
+
+def _warn(source: Source) -> None:
+    """Say on standard error what could not be read, and that the texts are missing."""
+    if source.tokenizer is None:
+        print(
+            "token ids are shown, because no checkpoint of the run lies here; for text give "
+            "--tokenizer FOLDER",
+            file=sys.stderr,
+        )
+    for problem in source.problems[:5]:
+        print(f"not read: {printable(problem)}", file=sys.stderr)
+    if len(source.problems) > 5:
+        print(f"not read: {len(source.problems) - 5:,} more", file=sys.stderr)

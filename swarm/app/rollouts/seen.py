@@ -1,0 +1,230 @@
+"""A rollout with all that is known about it: its text, rewards, advantage and verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from swarm.ledger.entries import Outcome
+from swarm.messages import Objective, Verdict
+from swarm.rollouts.rollout import Finish, Kind, Span
+
+STD_EPSILON = 1e-6
+"""Added to a group's standard deviation, as the trainer does."""
+
+TASK_REWARD_TOLERANCE = 1e-6
+"""Largest distance between the task rewards of a group and the figures in its verdict."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One segment of a rollout."""
+
+    kind: Kind
+    tokens: list[int]
+    text: str | None
+    """The decoded tokens; None without a tokenizer."""
+    finish: Finish | None
+    log_probabilities: list[float] | None
+    """As reported by the worker; never used for training."""
+    spans: Sequence[Span]
+    in_loss: bool
+    """Whether the loss covers these tokens."""
+
+
+@dataclass(frozen=True)
+class SeenSubmission:
+    """Origin and verdict of a submission's rollouts."""
+
+    digest: str
+    run: str
+    lineage: int
+    step: int
+    policy: int
+    worker: str
+    number: int
+    engine: str
+    """Empty if unknown: the trainer keeps rollouts without the file's header."""
+    temperature: float | None
+    verdict: str
+    """Empty if no log with the verdict was found."""
+    failed: str
+    """Name of the check that failed; empty if none did."""
+    detail: str
+
+
+@dataclass(frozen=True)
+class Grades:
+    """Rewards of one group, by sample; the lists are empty without a verdict."""
+
+    rewards: Sequence[float] = ()
+    task_rewards: Sequence[float] = ()
+    """Rewards before the length penalty; empty if there is none, or if it cannot be told."""
+    advantages: Sequence[float] = ()
+    outcome: Outcome | None = None
+    """What the trainer did with the group; None if no log says it."""
+    consumed_at: int | None = None
+    """The step at which the trainer did so."""
+
+
+@dataclass(frozen=True)
+class SeenRollout:
+    """One rollout of a submission."""
+
+    submission: SeenSubmission
+    group: int
+    sample: int
+    environment: str
+    environment_version: str
+    turns: list[Turn]
+    reward: float | None
+    task_reward: float | None
+    length_penalty: float | None
+    advantage: float | None
+    outcome: Outcome | None
+    consumed_at: int | None
+
+    @property
+    def group_key(self) -> tuple[str, int]:
+        return self.submission.digest, self.group
+
+    @property
+    def model_tokens(self) -> int:
+        return sum(len(turn.tokens) for turn in self.turns if turn.kind == "model")
+
+    @property
+    def log_probability(self) -> float | None:
+        """Sum over the model tokens, as the worker reports it."""
+        values = [turn.log_probabilities for turn in self.turns if turn.kind == "model"]
+        known = [each for each in values if each is not None]
+        return sum(map(sum, known)) if len(known) == len(values) else None
+
+    @property
+    def policies(self) -> list[int]:
+        """Policies that the tokens were sampled from, in order, without neighbouring repeats."""
+        found: list[int] = []
+        for turn in self.turns:
+            found.extend(span.policy for span in turn.spans if found[-1:] != [span.policy])
+        return found
+
+    @property
+    def fate(self) -> str:
+        """Verdict and outcome in a few words; empty if unknown."""
+        words = self.submission.verdict
+        if self.submission.failed:
+            words += f" by the check {self.submission.failed}"
+        if self.outcome is not None:
+            words += f", {self.outcome}"
+        if self.consumed_at is not None:
+            words += f" at step {self.consumed_at}"
+        return words.removeprefix(", ")
+
+
+def grades_of(
+    verdict: Verdict,
+    group: int,
+    lengths: Sequence[int],
+    objective: Objective,
+    options: dict[str, Any],
+) -> Grades:
+    """Rewards and advantages of a group whose rollouts have `lengths` model tokens.
+
+    `options`: those of the group's environment in the run manifest.
+    """
+    if not 0 <= group < len(verdict.rewards):
+        return Grades()
+    rewards = verdict.rewards[group]
+    task: Sequence[float] = ()
+    if group < len(verdict.task_means) and len(lengths) == len(rewards):
+        figures = verdict.task_means[group], verdict.task_spreads[group]
+        task = _task_rewards(rewards, lengths, figures, options)
+    return Grades(rewards, task, advantages_of(rewards, objective))
+
+
+def advantages_of(rewards: Sequence[float], objective: Objective) -> list[float]:
+    """The advantages that the trainer gives a group, computed without torch."""
+    values = np.array(rewards, np.float64)
+    centred = values - values.mean()
+    if objective.normalise_by_std and objective.name != "dr_grpo" and len(values) > 1:
+        centred = centred / (values.std(ddof=1) + STD_EPSILON)
+    return list(centred.tolist())
+
+
+def _task_rewards(
+    rewards: Sequence[float],
+    lengths: Sequence[int],
+    figures: tuple[float, float],
+    options: dict[str, Any],
+) -> list[float]:
+    """Rewards before the length penalty, or nothing if no single target explains the verdict.
+
+    A verdict has each group's mean and spread of these rewards; the group's target length is that
+    of the environment's targets which leads to the same figures.
+    """
+    found = []
+    for target in dict.fromkeys(options.get("lengths") or ()):
+        weight = options.get("alpha", 0.0003)
+        task = [r + weight * abs(target - n) for r, n in zip(rewards, lengths, strict=True)]
+        own = sum(task) / len(task), max(task) - min(task)
+        if np.allclose(own, figures, rtol=0, atol=TASK_REWARD_TOLERANCE):
+            found.append(task)
+    return found[0] if len(found) == 1 else []
+
+
+def as_row(seen: SeenRollout) -> dict[str, Any]:
+    """Convert a rollout to plain data: the row that JSON and data sets have."""
+    turns = [
+        {
+            "kind": turn.kind,
+            "text": turn.text,
+            "tokens": turn.tokens,
+            "in_loss": turn.in_loss,
+            "finish": turn.finish,
+            "log_probabilities": turn.log_probabilities,
+            "policies": [span.policy for span in turn.spans],
+            "policy_tokens": [span.tokens for span in turn.spans],
+        }
+        for turn in seen.turns
+    ]
+    origin = seen.submission
+    return {
+        "run": origin.run,
+        "lineage": origin.lineage,
+        "step": origin.step,
+        "policy": origin.policy,
+        "worker": origin.worker,
+        "number": origin.number,
+        "submission": origin.digest,
+        "group": seen.group,
+        "sample": seen.sample,
+        "environment": seen.environment,
+        "environment_version": seen.environment_version,
+        "engine": origin.engine,
+        "temperature": origin.temperature,
+        "turns": turns,
+        "reward": seen.reward,
+        "task_reward": seen.task_reward,
+        "length_penalty": seen.length_penalty,
+        "advantage": seen.advantage,
+        "verdict": origin.verdict or None,
+        "failed": origin.failed or None,
+        "detail": origin.detail or None,
+        "outcome": seen.outcome,
+        "consumed_at": seen.consumed_at,
+    }
+
+
+OUTCOMES_TRAINED: tuple[Outcome | None, ...] = (None, "consumed", "carried")
+"""Outcomes of groups that are trained on, or may be."""
+
+
+def may_be_trained_on(origin: SeenSubmission, grades: Grades, sample: int) -> bool:
+    """Whether a rollout has a share in the loss, as far as is known."""
+    return (
+        origin.verdict in ("", "accepted")
+        and grades.outcome in OUTCOMES_TRAINED
+        and not (sample < len(grades.advantages) and not any(grades.advantages))
+    )
