@@ -10,7 +10,6 @@ what has no verdict.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal, TypeVar
 
@@ -21,10 +20,10 @@ from peers.engines.installed import interpreter_for
 from peers.inference import preflight
 from peers.inference.delivery import Deliveries
 from peers.inference.idle import Cause, DeviceMeter
-from peers.inference.outbox import Made, path_of
+from peers.inference.outbox import Made
+from peers.inference.pending import ASKED_AT_ONCE, PendingSubmission, PendingSubmissions
 from peers.inference.quantised import check_quantised
 from peers.inference.swapping import offer_newer
-from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN
 from swarm.jobs import Hardware, Load, SubmissionOrder, may_begin_with
@@ -47,14 +46,6 @@ from swarm.world.restarts import Restarts
 
 POLICIES_IN_MEMORY = 2
 """The policy in use, and the next policy while it is loaded."""
-
-ASKED_AT_ONCE = 2
-"""Submissions that the child is asked for at once: it generates the second while it builds the
-proofs of the first, or before (`InferenceSettings.submissions_at_once`)."""
-
-UNDELIVERED_MAX = 4
-"""Submissions that no validator has yet, those in generation included: a peer whose deliveries
-stall soon generates no more."""
 
 Fetched = TypeVar("Fetched")
 
@@ -111,29 +102,6 @@ class InferenceSettings(ComputeSettings):
         return Hardware(**{name: getattr(self, name) for name in names})
 
 
-@dataclass(eq=False, kw_only=True)
-class Making:
-    """A submission that no validator has yet."""
-
-    order: StepOrder
-    envelope: Envelope | None
-    """The envelope of `order`."""
-    asked: SubmissionOrder
-    """What the child is asked for."""
-    number: int
-    entry: bytes
-    since: float
-    before: Making | None
-    """The submission that was begun before; it is kept first."""
-    generated: bool = False
-    kept: trio.Event = field(default_factory=trio.Event)
-    delivered: trio.Event = field(default_factory=trio.Event)
-
-    @property
-    def path(self) -> str:
-        return path_of(self.order.lineage, self.order.step, self.number)
-
-
 class InferenceRole:
     """Contributes verified rollouts."""
 
@@ -150,19 +118,12 @@ class InferenceRole:
         self._settings = peer.node.settings.of("inference", InferenceSettings)
         self._deliveries = Deliveries(peer)
         self._loaded: CheckpointReference | None = None
-        self._step: tuple[int, int] = (-1, -1)
-        self._number = 0
         self._restarts = Restarts(self._events, "engine")
         self._equipped = trio.Event()
         """Set once the child has found engine and environments, so that policies are needed."""
         self._resumed = False
         """Whether the submissions made before a restart are being delivered."""
-        self._making: list[Making] = []
-        """In the order in which they were begun."""
-        self._expected = 0
-        """Submissions that this peer expects to make for the open step: as many as for the last."""
-        self._wanted = 0
-        """Submissions of the open step that were wanted when those before were delivered."""
+        self._pending = PendingSubmissions()
         self._meter = DeviceMeter(self._events)
         self._seconds_made = 0.0
         """How long the last submission took."""
@@ -196,7 +157,8 @@ class InferenceRole:
 
             async def live() -> None:
                 self._meter.idles("starting")
-                self._loaded, self._step, self._making = None, (-1, -1), []
+                self._loaded = None
+                self._pending.forget()
                 async with self._node.compute.child(
                     self.service,
                     setup,
@@ -223,8 +185,8 @@ class InferenceRole:
                     failed.append(error)
                     nursery.cancel_scope.cancel()
 
-            def begin(making: Making) -> None:
-                nursery.start_soon(guard, partial(self._make, engine, making))
+            def begin(pending: PendingSubmission) -> None:
+                nursery.start_soon(guard, partial(self._make, engine, pending))
 
             nursery.start_soon(guard, partial(self._meter.follow, engine))
             nursery.start_soon(guard, partial(self._offer_newer, engine))
@@ -243,12 +205,13 @@ class InferenceRole:
         """
         self._leaving = True
         seconds, now = self._settings.leave_seconds, self._node.world.now()
-        wanted = [self._seconds_made - (now - making.since) for making in self._making]
+        begun = self._pending.begun
+        wanted = [self._seconds_made - (now - pending.since) for pending in begun]
         short = sum(left <= seconds for left in wanted)  # the first ones: they end in order
         if short and seconds:
             self._events.emit("inference.leaving", seconds=seconds, reason="")
             with trio.move_on_after(seconds):
-                await self._making[short - 1].delivered.wait()
+                await begun[short - 1].delivered.wait()
             return
         reason = "no submission is being generated"
         if wanted:
@@ -274,7 +237,7 @@ class InferenceRole:
     # --- generating --------------------------------------------------------------------------
 
     async def _generate_until_over(
-        self, engine: InferenceService, begin: Callable[[Making], None]
+        self, engine: InferenceService, begin: Callable[[PendingSubmission], None]
     ) -> None:
         while not self._leaving:
             self._show_doing()
@@ -317,45 +280,23 @@ class InferenceRole:
             return "waiting_for_order"
         if order.final:
             return None
-        number = self._number if self._step == (order.lineage, order.step) else 0
-        unkept = sum(not making.kept.is_set() for making in self._making)
-        if order.groups_wanted == 0:
-            return "waiting_for_order"
-        if number >= order.submissions_max:
-            return "out_of_work"
-        if len(self._generating()) >= ASKED_AT_ONCE:
-            return "building_proofs"
-        of_step = any(self._is_open(making) for making in self._making)
-        if of_step and number >= self._expected:  # others may make it before: wait and see
-            return "building_proofs" if unkept else "waiting_for_delivery"
-        if len(self._making) >= UNDELIVERED_MAX:
-            return "building_proofs" if unkept else "waiting_for_delivery"
-        if self._deliveries.room <= unkept:
-            return "building_proofs" if unkept else "waiting_for_verdicts"
-        return None
-
-    def _is_open(self, making: Making) -> bool:
-        """Whether a submission is of the step that this peer works on."""
-        return self._step == (making.order.lineage, making.order.step)
-
-    def _generating(self) -> list[Making]:
-        return [making for making in self._making if not making.generated]
+        return self._pending.obstacle(order, self._deliveries.room)
 
     def _show_doing(self) -> None:
         """Describe the activity in the heartbeats."""
-        generating = self._generating()
+        generating, begun = self._pending.generating, self._pending.begun
         if generating:
             busy = "" if self._meter.busy is None else f" ({100 * self._meter.busy:.0f} % busy)"
             doing = f"generating {generating[0].number} of step {generating[0].order.step}{busy}"
-        elif self._making:
-            doing = f"delivering {self._making[0].number} of step {self._making[0].order.step}"
+        elif begun:
+            doing = f"delivering {begun[0].number} of step {begun[0].order.step}"
         else:
             doing = f"waiting for {'verdicts' if self._deliveries.room <= 0 else 'work'}"
         self._peer.status.doing = doing
 
     def _say_without_work(self, seconds: float) -> None:
         order, manifest = self._peer.step_order(), self._run.manifest
-        if self._generating():
+        if self._pending.generating:
             return
         cause = self._find_obstacle()
         waits = [trainer.peer for trainer in manifest.trainers]
@@ -367,7 +308,7 @@ class InferenceRole:
             waiting = self._deliveries.under_way
             reason = f"{waiting} submissions have no verdict yet, the most this run allows"
         elif cause == "waiting_for_delivery":
-            reason = f"no validator has taken the last submissions yet ({len(self._making)})"
+            reason = f"no validator has taken the last submissions yet ({len(self._pending.begun)})"
         elif order.groups_wanted == 0:
             reason = f"step {order.step} wants no more work, and no other is open"
         else:
@@ -393,13 +334,11 @@ class InferenceRole:
             self._deliveries.add(made)
 
     async def _start_step(self, order: StepOrder) -> None:
-        if self._step != (order.lineage, order.step):
+        if not self._pending.works_on(order):
             outbox = self._deliveries.outbox
-            if not self._making:
+            if not self._pending.begun:
                 await outbox.give_up_unfinished(order.lineage, order.step)
-            self._step = (order.lineage, order.step)
-            self._expected, self._wanted = self._wanted, 0
-            self._number = outbox.next_number(order.lineage, order.step)
+            self._pending.start_step(order, outbox.next_number(order.lineage, order.step))
         self._peer.status.step = order.step
 
     def _show_preflight(self, order: StepOrder) -> None:
@@ -443,7 +382,7 @@ class InferenceRole:
         self._peer.store.pin(key)
         try:
             self._show_doing()
-            await self._peer.order.wait_until(lambda _: not self._generating())
+            await self._peer.order.wait_until(lambda _: not self._pending.generating)
             newest = self._peer.step_order()
             if newest is None or newest.checkpoint != order.checkpoint:
                 return
@@ -514,20 +453,17 @@ class InferenceRole:
                     "version of Swarm that the run uses"
                 )
 
-    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> Making:
+    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:
         """Take the step's next number."""
-        making = Making(
+        pending = PendingSubmission(
             order=order,
             envelope=self._peer.order.value,
             asked=self._asked(order, manifest),
-            number=self._number,
             entry=self._peer.entry,
             since=self._node.world.now(),
-            before=self._making[-1] if self._making else None,
         )
-        self._making.append(making)
-        self._number += 1
-        return making
+        self._pending.begin(pending)
+        return pending
 
     def _asked(self, order: StepOrder, manifest: RunManifest) -> SubmissionOrder:
         """What the child is asked for under the next number."""
@@ -537,21 +473,21 @@ class InferenceRole:
             step=order.step,
             nonce=nonce_of(order.nonce, self._peer.entry),
             worker=self._peer.peer_id,
-            number=self._number,
+            number=self._pending.number,
             groups=manifest.sampling.groups_per_submission,
             environments=manifest.environments,
             sampling=manifest.sampling,
         )
 
-    async def _make(self, engine: InferenceService, making: Making) -> None:
+    async def _make(self, engine: InferenceService, pending: PendingSubmission) -> None:
         """Generate a submission and see to its delivery."""
-        order, number = making.order, making.number
-        job = Generate(order=making.asked, path=str(self._node.disk.local_path(making.path)))
+        order, number = pending.order, pending.number
+        job = Generate(order=pending.asked, path=str(self._node.disk.local_path(pending.path)))
         with self._meter.generating():
             made = await engine.generate(job)
         self._note_policy(made.policy, seconds=0.0)
-        making.generated = True
-        seconds = self._seconds_made = self._node.world.now() - making.since
+        pending.generated = True
+        seconds = self._seconds_made = self._node.world.now() - pending.since
         # Rollouts kept from before a restart took no time of this engine: hence the second bound.
         spent = max(made.seconds_generate, seconds / ASKED_AT_ONCE, 1e-6)
         self._peer.status.tokens_per_second = made.tokens / spent
@@ -566,13 +502,13 @@ class InferenceRole:
             size_bytes=made.size_bytes,
             groups=made.groups,
             run_digest=order.run_digest,
-            entry=making.entry,
+            entry=pending.entry,
         )
         self._changed()
-        if making.before is not None:
-            await making.before.kept.wait()
-            making.before = None
-        found = Made(submission, order.nonce, making.path, making.envelope)
+        if pending.before is not None:
+            await pending.before.kept.wait()
+            pending.before = None
+        found = Made(submission, order.nonce, pending.path, pending.envelope)
         await self._deliveries.outbox.keep(found)
         self._restarts.succeeded()
         self._events.emit(
@@ -584,14 +520,10 @@ class InferenceRole:
             seconds=seconds,
         )
         delivered = self._deliveries.add(found)
-        making.kept.set()
+        pending.kept.set()
         self._changed()
         await delivered.wait()
-        self._making.remove(making)
-        making.delivered.set()
-        newest = self._peer.step_order()
-        if newest is not None and newest.groups_wanted > 0 and self._is_open(making):
-            self._wanted = number + 2  # this one and the next
+        self._pending.end(pending, self._peer.step_order())
         self._changed()
 
     def _changed(self) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from peers.inference.role import InferenceRole, Making
+from peers.inference.pending import PendingSubmission
+from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
 from swarm.messages import RunManifest, StepOrder
 from swarm.rollouts.seeds import digest
@@ -11,7 +12,7 @@ class NonceGrinder(InferenceRole):
     of its admission. *Caught* by check `entry`. Grinding identities does not help either: a trusted
     peer's secret gives each its entry."""
 
-    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> Making:
+    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:
         lease = self._peer.lease
         if lease is not None:
             lease.entry = digest("simnet/1/ground", order.nonce)[: len(lease.entry)]

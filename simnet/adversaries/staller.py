@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from peers.inference.role import InferenceRole, Making
+from peers.inference.pending import PendingSubmission
+from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
 from swarm.messages import RunManifest, StepOrder
 
@@ -9,8 +10,8 @@ class Staller(InferenceRole):
     """Leaves out every even number, so that the odd ones wait for what never comes. *Harmless*:
     only the next number is acknowledged, and a trainer counts on nothing else."""
 
-    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> Making:
-        self._number |= 1
+    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:
+        self._pending.number |= 1
         return super()._begin_submission(order, manifest)
 
 

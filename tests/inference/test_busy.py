@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import defaultdict
+from typing import Any, ClassVar
 
 import pytest
 import trio
 
 from peers.inference.idle import CAUSES, DeviceMeter
-from peers.inference.role import UNDELIVERED_MAX
+from peers.inference.pending import UNDELIVERED_MAX, PendingSubmission
+from peers.inference.role import InferenceRole
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event, Events, sentence
+from swarm.messages import RunManifest, StepOrder
 from tests.network.harness import in_virtual_time
 from tests.worlds import VirtualWorld
 
@@ -121,3 +124,56 @@ def test_the_time_of_a_device_is_divided_among_causes() -> None:
     )
     assert second["busy"] == 1.0
     assert sentence("inference.device", second) == "device 100 % busy"
+
+
+class Recorded(InferenceRole):
+    """Notes the submissions that it begins while it has another one of the same step to deliver."""
+
+    ahead: ClassVar[set[tuple[str, int, int]]] = set()
+    """(name, step, number)."""
+
+    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:
+        undelivered = any(each.order.step == order.step for each in self._pending.begun)
+        begun = super()._begin_submission(order, manifest)
+        if undelivered:
+            self.ahead.add((self._peer.peer_id, order.step, begun.number))
+        return begun
+
+
+def test_a_worker_begins_ahead_only_as_far_as_it_expects_to_deliver() -> None:
+    """At most one more than it delivered in the step before; so workers that share a small step
+    generate little that others deliver."""
+    simulation = Simulation(3, workload=Workload(completion_tokens_mean=64))
+    last: defaultdict[tuple[str, int], int] = defaultdict(lambda: -1)
+    """The last number that a worker delivered in a step."""
+
+    def hear(now: float, peer: Peer, event: Event) -> None:
+        if event.name == "inference.submission_delivered":
+            last[peer.id, event.fields["step"]] = event.fields["number"]
+
+    simulation.listeners.append(hear)
+
+    async def main() -> None:
+        Recorded.ahead.clear()
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=["validator"], steps=1000,
+                groups_per_step=16, max_new_tokens=128,
+            )  # fmt: skip
+            slow = Hardware(tokens_per_second=400.0, proof_tokens_per_second=800.0)
+            for plan in (
+                Plan("validator", ["validator"]),
+                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=1.0)),
+                *(
+                    Plan(f"worker-{index}", ["inference"], hardware=slow, acts=Recorded)
+                    for index in range(3)
+                ),
+            ):
+                await simulation.add(plan).start()
+            await trio.sleep_until(1.5 * MINUTE)
+
+    run_virtual(main, seed=3, limit_seconds=2 * MINUTE)
+    assert simulation.violations == []
+    assert Recorded.ahead, "a worker that delivered some begins ahead"
+    for worker, step, number in Recorded.ahead:
+        assert number <= last[worker, step - 1] + 1, (step, number)

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import trio
 
-from peers.inference.role import InferenceRole, Making
+from peers.inference.pending import PendingSubmission
+from peers.inference.role import InferenceRole
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
@@ -235,7 +236,7 @@ def test_a_run_is_made_shorter_or_longer(steps: int) -> None:
 class Headstrong(InferenceRole):
     """Works by the newest manifest, whatever its step follows, as an older Swarm does."""
 
-    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> Making:
+    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:
         newest = content_digest(self._run.manifest_envelope)
         by_newest = msgspec.structs.replace(order, run_digest=newest)
         return super()._begin_submission(by_newest, self._run.manifest)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from peers.inference.role import ASKED_AT_ONCE
+from peers.inference.pending import ASKED_AT_ONCE
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
