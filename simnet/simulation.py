@@ -34,6 +34,7 @@ from swarm.errors import SwarmError, leaf_errors
 from swarm.events import Event, Events
 from swarm.identity import Identity, PeerId
 from swarm.messages import (
+    Adapter,
     Admissions,
     EnvironmentReference,
     Filters,
@@ -395,6 +396,7 @@ class Simulation:
         admissions: Admissions | None = None,
         thresholds: Thresholds | None = None,
         checkpoints_kept: int = 5,
+        adapter: Adapter | None = None,
     ) -> Envelope:
         """A signed run manifest that names these peers."""
         owner = self.identity("owner")
@@ -422,6 +424,7 @@ class Simulation:
             filters=filters or Filters(),
             checkpoints_kept=checkpoints_kept,
             broadcast_mode=broadcast_mode,
+            adapter=adapter or Adapter(),
         )
         return seal(
             owner,

@@ -127,8 +127,8 @@ class TrainerChild:
     async def finish_save(self) -> None:
         await self.service.finish_save(FinishSave())
 
-    async def export(self, folder: str) -> None:
-        await self.service.export(Export(folder=self._local(folder)))
+    async def export(self, folder: str, *, base: bool = False) -> None:
+        await self.service.export(Export(folder=self._local(folder), base=base))
 
     async def matches(self, folder: str) -> bool:
         """Whether a published policy is the one held, bit for bit."""

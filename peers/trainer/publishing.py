@@ -88,17 +88,24 @@ class Publisher:
             self._exported = folder
         return folder
 
-    def _base_of(self, step: int) -> CheckpointReference | None:
-        """The whole model that policy `step` adapts; None: it is one itself."""
+    async def _base_of(self, child: TrainerChild, step: int) -> CheckpointReference | None:
+        """The whole model that policy `step` adapts; None: it is one itself.
+
+        It is published again if its folder was deleted: newcomers need it.
+        """
         if not step or not self.peer.run.manifest.adapter.rank:
             return None
         store = self.peer.store
-        first = store.held((self.progress.lineage, 0))
-        if first is not None:
-            return first.reference
         bases = [held.manifest.base for held in store.all() if held.manifest.base is not None]
-        assert bases, "an adapter is published before its base"
-        return bases[-1]
+        lineage = self.progress.lineage
+        if bases and store.held((lineage, 0)) is None:  # it began with an adapter
+            lineage = bases[-1].lineage
+        base = store.held((lineage, 0))
+        if base is None or not base.complete:
+            folder = await self.clear_export(0)
+            await child.export(folder, base=True)
+            base = await self.peer.policies.deltas.publish(folder, lineage, 0, mirrors=self.mirrors)
+        return base.reference
 
     async def publish(self, child: TrainerChild, step: int, *, reward: float) -> None:
         """Make policy `step` a checkpoint, log it, announce it.
@@ -109,8 +116,9 @@ class Publisher:
         held = self.peer.store.held((lineage, step))
         if held is None or not held.complete:
             folder = await self._export(child, step)
+            adapts = await self._base_of(child, step)
             held = await self.peer.policies.deltas.publish(
-                folder, lineage, step, mirrors=self.mirrors, adapts=self._base_of(step)
+                folder, lineage, step, mirrors=self.mirrors, adapts=adapts
             )
         if step not in self._logged:
             await self.trusted.append(

@@ -301,7 +301,7 @@ class TrainerService:
 
     @in_job_thread
     def export(self, job: Export) -> Done:
-        self._held().export(Path(job.folder))
+        self._held().export(Path(job.folder), base=job.base)
         return Done()
 
     @in_job_thread

@@ -139,7 +139,8 @@ class TrainerModel:
         return training.Done()
 
     async def export(self, job: training.Export) -> training.Done:
-        await self._export(job.folder, self._step, self._consumed)
+        held = (0, []) if job.base else (self._step, self._consumed)
+        await self._export(job.folder, *held)
         return training.Done()
 
     async def compare(self, job: training.Compare) -> training.Compared:

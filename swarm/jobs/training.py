@@ -221,6 +221,8 @@ class Export(Job, frozen=True, kw_only=True):
     patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     folder: str
+    base: bool = False
+    """Write policy 0 instead, in a run that trains adapters."""
 
 
 class Compare(Job, frozen=True, kw_only=True):
@@ -229,6 +231,8 @@ class Compare(Job, frozen=True, kw_only=True):
     patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     folder: str
+    base: bool = False
+    """Write policy 0 instead, in a run that trains adapters."""
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,6 +58,9 @@ def test_only_the_adapters_move_and_engines_see_what_was_learnt(base: Path, tmp_
     assert {WEIGHTS_FILE, "adapter_config.json", "config.json", "tokenizer.json"} <= names
     assert not any(name.startswith("model") for name in names)
     assert learner.matches(tmp_path / "2") and not learner.matches(tmp_path / "0")
+    learner.export(tmp_path / "again", base=True)
+    for path in (tmp_path / "0").iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
 
     change_config(tmp_path / "2", base_model_name_or_path=str(tmp_path / "0"))
     groups = random_groups(5, policy=2)

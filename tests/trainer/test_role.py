@@ -18,8 +18,9 @@ from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.identity import Identity
 from swarm.ledger.entries import Consumed, decode
-from swarm.messages import Evidence, Verdict
+from swarm.messages import Adapter, Evidence, Verdict
 from swarm.node.trusted import UNGRADED_MAX
+from swarm.shardcast.manifest import digest_of, parse
 
 
 def simulate(main: Any, seed: int = 5, model_bytes: int = 3_000_000) -> list[tuple[str, Event]]:
@@ -241,6 +242,31 @@ def test_what_cannot_be_repeated_opens_a_new_lineage() -> None:
     back = [event.fields for _, event in said if event.name == "trainer.rolled_back"]
     assert [(fields["step"], fields["lineage"]) for fields in back] == [(0, 1)]
     assert "is not on this disk" in back[0]["reason"]
+
+
+def test_a_deleted_base_of_adapters_is_published_again() -> None:
+    """Newcomers may find it nowhere else."""
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(
+            simulation, "validator", "trainer", "inference-one", steps=6, step_seconds=5.0,
+            adapter=Adapter(rank=4),
+        )  # fmt: skip
+        trainer = peers["trainer"]
+        assert await simulation.meet(publishes(simulation, 2), 1800)
+        await trainer.kill()
+        await trainer.disk.remove("checkpoints/0-0")
+        await trainer.start(resume=True)
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        assert await simulation.meet(over, 1800), trainer.ended
+        newest = await trainer.disk.read("checkpoints/0-6/.manifest")
+        base = await trainer.disk.read("checkpoints/0-0/.manifest")
+        named = parse(newest).base
+        assert named is not None and named.digest == digest_of(base)
+
+    said = simulate(main)
+    names = [event.name for _, event in said]
+    assert "trainer.rolled_back" not in names and "shardcast.checkpoint_failed" not in names
 
 
 def test_its_manifests_name_its_mirrors() -> None:

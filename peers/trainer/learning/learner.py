@@ -156,17 +156,22 @@ class Learner:
         self.begin_save(folder)
         self.finish_save()
 
-    def export(self, folder: Path) -> None:
-        """Write the policy as a plain Hugging Face folder, in the base's dtype, durably."""
-        self.begin_save(None, folder)
+    def export(self, folder: Path, *, base: bool = False) -> None:
+        """Write the policy as a plain Hugging Face folder, in the base's dtype, durably.
+
+        `base`: write policy 0 instead, which the trained adapters adapt.
+        """
+        self.begin_save(None, folder, base=base)
         self.finish_save()
         self._wait_for_saving()
 
-    def begin_save(self, state: Path | None, policy: Path | None = None) -> None:
+    def begin_save(
+        self, state: Path | None, policy: Path | None = None, *, base: bool = False
+    ) -> None:
         """Copy training state and policy, as far as folders are given for them, to host memory,
         and write the copies in the background until `finish_save`.
 
-        The learner may train meanwhile.
+        The learner may train meanwhile. `base` is as in `export`.
         """
         self._wait_for_saving()
         writes: list[Callable[[], None]] = []
@@ -181,7 +186,7 @@ class Learner:
             }
             writes.append(partial(states.write, state, tensors, facts, self._ranks))
         if policy is not None:
-            snapshot = self.policy.snapshot(is_base=self.step == 0)
+            snapshot = self.policy.snapshot(is_base=base or self.step == 0)
             writes.append(partial(self._write_policy, self.step, policy, snapshot))
 
         def write() -> None:
