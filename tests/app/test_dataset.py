@@ -116,7 +116,7 @@ def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> 
                 if request.row % 2:
                     piece.tokens = [*sorted(request.tokens[1:7]), 2]
                     piece.log_probabilities = torch.zeros(7)
-                    piece.spans = [(0, 7)]
+                    piece.spans, piece.hidden = [(0, 7)], piece.hidden[:1].expand(7, -1)
             return made
 
     service._engine.__class__ = Right

@@ -32,7 +32,7 @@ def test_each_role_has_a_table(tmp_path: Path) -> None:
     [
         (
             "[inference]\nspeed = 1\n",
-            r"\[inference\]: unknown key 'speed'; there are: alter_",
+            r"\[inference\]: unknown key 'speed'; there are: adapters, alter_",
         ),
         ("[inference]\nthreads = 'all'\n", r"\[inference\]: threads is 'all'"),
         ("[validator]\nalter_weights = 1.0\n", r"\[validator\]: unknown key 'alter_weights'"),

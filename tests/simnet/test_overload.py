@@ -15,7 +15,7 @@ from swarm.messages import Limits, Thresholds
 
 VALIDATORS = ["v0", "v1"]
 WORKERS = ["w0", "w1", "w2", "w3"]
-CUT_SECONDS = 50.0
+CUT_SECONDS = 47.0
 END_SECONDS = 110.0
 GOSSIP_SECONDS = 1.0
 """A verdict is heard of by then."""

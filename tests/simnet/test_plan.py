@@ -124,7 +124,7 @@ def test_a_simulated_broadcast_is_near_its_bound(relay_only: bool) -> None:
     found = simulate(SMALL, relay_only=relay_only)
     assert found is not None
     assert found.receivers == (9 if relay_only else 10)
-    assert 1.0 <= found.times_the_bound < 2.0
+    assert 1.0 <= found.times_the_bound < 2.2
 
 
 def test_what_would_take_too_long_is_not_simulated() -> None:

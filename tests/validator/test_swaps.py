@@ -184,16 +184,17 @@ def test_spans_that_lie_are_refused(
     assert found.failed == "proofs"
 
 
-def test_tokens_of_a_kept_cache_are_refused(bench: Bench) -> None:
+def test_tokens_of_a_kept_cache_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values of the policy before the swap are not what a prefill computes."""
 
     def keep_caches(engine: Any) -> None:
         load = engine.load_weights
 
         def load_weights(folder: Path, policy: int) -> None:
-            restart, engine._rows.restart = engine._rows.restart, lambda: None
-            load(folder, policy)
-            engine._rows.restart = restart
+            with monkeypatch.context() as patch:
+                patch.setattr(engine._rows, "restart", lambda: None)
+                patch.setattr(engine._rows.cache, "clear", lambda: None)
+                load(folder, policy)
             for row in engine._rows.live.values():
                 row.save_hidden()
                 row.policies.append((policy, len(row.tokens)))
