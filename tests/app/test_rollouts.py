@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
+import pyarrow.dataset
 import pytest
 import torch
 from hypothesis import given
@@ -13,17 +17,23 @@ from hypothesis import strategies as st
 
 from peers.engines.demo import save_tokenizer
 from peers.trainer.learning.objective import advantages
+from swarm.app.archives import write_export
+from swarm.app.rollouts import export as data
 from swarm.app.rollouts.filters import parse_range
+from swarm.app.rollouts.page import write_page
 from swarm.app.rollouts.screen import visible_lines
-from swarm.app.rollouts.seen import advantages_of, grades_of
+from swarm.app.rollouts.seen import SeenRollout, SeenSubmission, Turn, advantages_of, grades_of
 from swarm.app.rollouts.text import Decoder
+from swarm.envelope import seal
 from swarm.errors import UserError
 from swarm.identity import Identity
+from swarm.ledger.archive import Archive
+from swarm.ledger.entries import Consumed, encode
 from swarm.messages import Objective, Verdict
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
-from tests.app.harness import complaint, swarm
+from tests.app.harness import complaint, signed_manifest, swarm
 from tests.rollouts.harness import single_turns
 
 WORKER = Identity(bytes([2]) * 32).peer_id
@@ -184,14 +194,184 @@ def test_a_length_penalty_is_told_apart_from_the_task(which: int, lengths: list[
     options = {"lengths": targets, "alpha": 0.01}
     found = grades_of(verdict, 0, lengths, Objective(), options)
     assert found.task_rewards == pytest.approx(task)
-    assert grades_of(verdict, 0, lengths, Objective(), {}).task_rewards == ()
+    assert not grades_of(verdict, 0, lengths, Objective(), {}).task_rewards
     assert grades_of(verdict, 1, lengths, Objective(), options).rewards == ()
 
 
+def test_the_ledger_in_a_home_gives_rewards_and_outcomes(tmp_path: Path) -> None:
+    """A group of which all rewards are equal is outside the loss."""
+    groups = {0: [1.0, 0.0], 1: [0.0, 0.0]}
+    rollouts = single_turns(
+        group=[0, 0, 1, 1],
+        sample=[0, 1, 0, 1],
+        prompts=[[1, 6]] * 4,
+        completions=[[5, 2]] * 4,
+        proofs=[bytes(258)] * 4,
+        policy=3,
+    )
+    digest, size = write(tmp_path / "file.parquet", rollouts, a_header())
+    validator = Identity(bytes([4]) * 32)
+    verdict = a_verdict(
+        submission=digest, size_bytes=size, rewards=list(groups.values()), log_index=0
+    )
+    manifest = signed_manifest(tmp_path, validator)
+    archive = Archive(manifest)
+    log = archive.log(validator.peer_id)
+    log.verdicts[0] = seal(
+        validator,
+        verdict,
+        run=manifest.body.run,
+        sequence=1,
+        wall_time=1e9,
+        lifetime_seconds=60,
+    )
+    log.entries.append(encode(Consumed(step=7, submission=digest, outcomes=["consumed"] * 2)))
+    write_export(archive, tmp_path / "ledger.jsonl", "jsonl")
+    told = swarm(
+        *("rollouts", "show", tmp_path / "file.parquet", "--json"),
+        *("--ledger", tmp_path / "ledger.jsonl"),
+    )
+    rows = json.loads(told.output)["rollouts"]
+    assert [row["reward"] for row in rows] == [1, 0, 0, 0]
+    assert [row["turns"][1]["in_loss"] for row in rows] == [True, True, False, False]
+    assert rows[0]["advantage"] == pytest.approx(-rows[1]["advantage"])
+    assert (rows[0]["verdict"], rows[0]["outcome"], rows[0]["consumed_at"]) == (
+        *("accepted", "consumed"),
+        7,
+    )
+
+
+class Page(HTMLParser):
+    """The elements and texts of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_a_page_has_all_turns_and_no_outside_resource(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    write(tmp_path / "file.parquet", an_episode(), a_header())
+    out = tmp_path / "page.html"
+    told = swarm("rollouts", "browse", tmp_path, "--tokenizer", tmp_path, "--html", out)
+    assert told.status == 0 and "1 rollouts are in" in told.output
+    page = Page(out)
+    assert not {tag for tag, _ in page.elements} & {"link", "img", "iframe", "object", "base"}
+    assert not any({"src", "href", "onclick"} & set(found) for _, found in page.elements)
+    [rollout] = [found for tag, found in page.elements if tag == "article"]
+    assert (rollout["data-step"], rollout["data-environment"]) == ("5", "tools")
+    turns = [found["class"] for _, found in page.elements if "turn" in (found.get("class") or "")]
+    assert [str(each).split()[1] for each in turns] == ["outside", "inside", "outside", "inside"]
+    assert {"\n<bos>2", "\n1<eos>", "\n34"} <= set(page.texts)
+
+
+def test_hostile_text_on_a_page_stays_text(tmp_path: Path) -> None:
+    hostile = "\"'><script>alert(1)</script><!--\x1b\u202e</pre>"
+    seen = SeenRollout(
+        submission=SeenSubmission(
+            hostile, hostile, 0, 0, 0, hostile, 0, hostile, 1.0, hostile, hostile, hostile
+        ),
+        group=0,
+        sample=0,
+        environment=hostile,
+        environment_version=hostile,
+        turns=[
+            Turn("prompt", [1], hostile, None, None, (), in_loss=False),
+            Turn("model", [1], hostile, "stop", None, (), in_loss=True),
+        ],
+        reward=None,
+        task_reward=None,
+        length_penalty=None,
+        advantage=None,
+        outcome=None,
+        consumed_at=None,
+    )
+    assert write_page([seen], hostile, tmp_path / "page.html") == (1, False)
+    page = Page(tmp_path / "page.html")
+    assert [tag for tag, _ in page.elements].count("script") == 1
+    assert not {name for _, found in page.elements for name in found if name.startswith("on")}
+    shown = visible_lines(hostile, 1000)[0]
+    assert f"\n{shown}" in page.texts and not set("\x1b\u202e") & set("".join(page.texts))
+
+
+def test_the_page_runs_only_its_own_script(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    swarm("rollouts", "browse", a_submission(tmp_path / "file.parquet"), "--html", out)
+    text = out.read_text(encoding="utf-8")
+    policy = next(
+        str(found["content"])
+        for tag, found in Page(out).elements
+        if tag == "meta" and "http-equiv" in found
+    )
+    assert policy.startswith("default-src 'none'")
+    for tag in ("style", "script"):
+        part = text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+        digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_json_lines_have_a_row_per_rollout(tmp_path: Path) -> None:
+    a_submission(tmp_path / "file.parquet")
+    out = tmp_path / "out.jsonl"
+    assert "2 rollouts are in" in swarm("rollouts", "export", tmp_path, "--to", out).output
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["turns"][1]["tokens"] for row in rows] == [[5, 6, 2], [6, 2]]
+
+
+def test_a_data_set_folder_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "ROWS_PER_FILE", 3)
+    monkeypatch.setattr(data, "ROWS_PER_WRITE", 2)
+    save_tokenizer(tmp_path)
+    for step in range(4):
+        a_submission(tmp_path / f"{step}.parquet", a_header(step=step))
+    out = tmp_path / "set"
+    assert swarm("rollouts", "export", tmp_path, "--to", out, "--tokenizer", tmp_path).status == 0
+    assert len(list((out / "data").iterdir())) == 3
+    read = pyarrow.dataset.dataset(out / "data").to_table()
+    assert read.schema.equals(data.SCHEMA) and read.num_rows == 8
+    assert [row["turns"][1]["text"] for row in read.to_pylist()[:2]] == ["12<eos>", "2<eos>"]
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\n") and "path: data/*.parquet" in card
+    assert all(f"| `{name}` |" in card for name in data.SCHEMA.names)
+
+
+@pytest.mark.parametrize(
+    ("to", "sentence"),
+    [
+        ("file.csv", "must end with .jsonl, or name a folder without a suffix"),
+        ("full", "exists and is not an empty folder; choose another"),
+        ("old.jsonl", "exists; choose another file, or remove it"),
+        ("no/where", "there is no folder no"),
+    ],
+)
+def test_wrong_targets_are_said_in_a_sentence(
+    to: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a_submission(tmp_path / "rollouts.parquet")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    (tmp_path / "old.jsonl").write_text("")
+    assert sentence in complaint("rollouts", "export", "rollouts.parquet", "--to", to)
+
+
+def test_a_page_needs_a_name_that_ends_with_html(tmp_path: Path) -> None:
+    file = a_submission(tmp_path / "rollouts.parquet")
+    said = complaint("rollouts", "browse", file, "--html", tmp_path / "page.txt")
+    assert "must end with .html" in said
+
+
 def a_verdict(**fields: object) -> Verdict:
+    fields = {"submission": bytes(32), "size_bytes": 1} | fields
     return Verdict(
-        submission=bytes(32),
-        size_bytes=1,
         worker=WORKER,
         lineage=0,
         step=5,

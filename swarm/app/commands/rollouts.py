@@ -13,7 +13,7 @@ import typer
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.options import AsJson, WhichRun
-from swarm.app.output import print_json
+from swarm.app.output import check_writable, print_json
 from swarm.errors import UserError
 from swarm.untrusted import printable
 
@@ -161,13 +161,55 @@ def browse(
     tokenizer: Tokenizer = None,
     ledger: Ledger = None,
     run: WhichRun = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write one HTML file for a browser instead: FILE.html."),
+    ] = None,
 ) -> None:
     """Page through rollouts on the terminal: n and N jump between groups, / searches, q leaves."""
+    check_writable("--html", html, (".html",))
     chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
     source, found = chosen.open("browse")
-    from swarm.app.rollouts.pager import page_lines
+    shown = chosen.limited(found)
+    if html is not None:
+        from swarm.app.rollouts.page import write_page
 
-    page_lines(_screen(chosen.limited(found)))
+        count, full = write_page(shown, f"Rollouts of {path}", html)
+        print(f"{count:,} rollouts are in {html}")
+        if full:
+            print("the page is full: filter by --step, --reward or --worker to see others")
+    else:
+        from swarm.app.rollouts.pager import page_lines
+
+        page_lines(_screen(shown))
+    _warn(source)
+
+
+@app.command("export")
+@exits
+def export(
+    path: Where,
+    to: Annotated[
+        Path,
+        typer.Option(help="FILE.jsonl, or a new folder for a Hugging Face data set (Parquet)."),
+    ],
+    environment: Environment = None,
+    reward: Reward = None,
+    worker: Worker = None,
+    step: Step = None,
+    limit: Annotated[int, typer.Option(min=0, help="Rollouts to write; 0 writes all.")] = 0,
+    tokenizer: Tokenizer = None,
+    ledger: Ledger = None,
+    run: WhichRun = None,
+) -> None:
+    """Write rollouts as data: texts, token ids, loss masks, rewards, advantages and verdicts."""
+    require_extra("infer", "swarm rollouts export")
+    from swarm.app.rollouts import export as data
+
+    data.check_target(to)
+    chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
+    source, found = chosen.open("export")
+    print(f"{data.export(chosen.limited(found), to):,} rollouts are in {to}")
     _warn(source)
 
 
