@@ -273,7 +273,7 @@ class Player:
             assert row.last is not None
             self._engine.cancel(row.last)  # releases its cache
             playing.end(row)
-            if playing.is_over:
+            if playing.left == 0:
                 self._sets.remove(playing)
         else:
             row.segments.append(Segment("environment", answer))

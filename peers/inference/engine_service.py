@@ -96,6 +96,8 @@ class EngineService:
         """Memory that was free before the first policy was loaded."""
         self._folder = Path()
         self._policy: CheckpointReference | None = None
+        self._seconds_loading = 0.0
+        """How long that policy took to load."""
         self._live: list[_Made] = []
         """Submissions in the batch."""
         self._offered: deque[Load] = deque(maxlen=1)
@@ -115,19 +117,19 @@ class EngineService:
 
     @in_job_thread
     def load(self, job: Load) -> Loaded:
-        started = time.perf_counter()
-        if self._player is not None:
-            self._player.drop_failed()
-            if not self._player.is_idle:
-                raise ValueError(f"submissions of {self._policy} are being generated")
-        self._load(job)
+        with self._swapping:
+            if self._player is not None:
+                self._player.drop_failed()
+                if not self._player.is_idle:
+                    raise ValueError(f"submissions of {self._policy} are being generated")
+            self._load(job)
         assert self._engine is not None and self._need is not None
         known, need = self._engine.capabilities, self._need
         slots = known.slots or 0
         if known.memory_bytes is not None and need.row_bytes:
             slots = max(1, min(slots or 1 << 30, known.memory_bytes // need.row_bytes))
         return Loaded(
-            seconds=time.perf_counter() - started,
+            seconds=self._seconds_loading,
             weights_bytes=need.weights_bytes,
             row_bytes=need.row_bytes,
             row_tokens=need.length,
@@ -141,7 +143,7 @@ class EngineService:
         return Probed(digest=probe_hash(environment, Renderer(self._folder)))
 
     def _load(self, job: Load) -> None:
-        path, loaded = Path(job.folder), False
+        path, loaded, started = Path(job.folder), False, time.perf_counter()
         try:
             if self._setup.alter_weights:
                 with tempfile.TemporaryDirectory() as aside:
@@ -152,6 +154,7 @@ class EngineService:
             loaded = True
         finally:  # after a failure, no policy counts as loaded
             self._folder, self._policy = path, job.policy if loaded else None
+            self._seconds_loading = time.perf_counter() - started
 
     def _load_folder(self, folder: Path, policy: int) -> None:
         if self._engine is None:
@@ -217,16 +220,30 @@ class EngineService:
         with self._swapping:
             self._forget_ended()
             assert self._engine is not None
-            later = self._policy is not None and offered.policy.step > self._policy.step
+            held, given = self._policy, offered.policy
+            later = held is not None and (held.lineage, held.step) < (given.lineage, given.step)
             swaps = self._engine.capabilities.in_flight and later
             if swaps and not all(made.may_swap(offered.policy) for made in self._live):
                 return  # submissions that begin later may
             if self._offered[0] is offered:
                 self._offered.popleft()
             if swaps:
-                self._load(offered)
-                for made in self._live:
-                    made.policies.add(offered.policy.step)
+                self._swap_to(offered)
+
+    def _swap_to(self, offered: Load) -> None:
+        """Load another policy for all submissions in the batch.
+
+        If that fails, all of them are given up: weights are replaced in place, so the engine may
+        hold some of either policy.
+        """
+        try:
+            self._load(offered)
+        except Exception as error:
+            for made in self._live:
+                made.playing.error = error
+            raise
+        for made in self._live:
+            made.policies.add(offered.policy.step)
 
     async def swap(self, job: Swap) -> Swapping:
         """Not in the job thread, which is generating."""
@@ -236,10 +253,8 @@ class EngineService:
     def _begin(self, job: Generate) -> _Made:
         """Draw a submission's tasks, and put its completions into the batch."""
         order = job.order
-        if self._player is None or not order.may_begin_with(self._policy):
-            raise ValueError(
-                f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
-            )
+        self._check_policy(order)
+        assert self._player is not None
         seed, renderer = order.seed(), self._current_renderer()
         with self._player.environments_turn:
             groups = self._environments.tasks(order.environments, seed, order.groups, order.step)
@@ -247,6 +262,13 @@ class EngineService:
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._swapping:
             return self._join(order, path, groups, renderer)
+
+    def _check_policy(self, order: SubmissionOrder) -> None:
+        """Raise `ValueError` unless a submission may begin with the loaded policy."""
+        if self._player is None or not order.may_begin_with(self._policy):
+            raise ValueError(
+                f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
+            )
 
     def _join(
         self,
@@ -256,6 +278,7 @@ class EngineService:
         renderer: Renderer,
     ) -> _Made:
         """Put a submission's completions into the batch."""
+        self._check_policy(order)  # another may have been loaded since the first look
         assert self._player is not None and self._policy is not None
         sampling = order.sampling
         finished = FinishedRollouts(path, order)
@@ -313,6 +336,7 @@ class EngineService:
             seconds_proofs=finished.seconds_proofs,
             seconds_write=time.perf_counter() - started,
             policy=self._policy,
+            seconds_load=self._seconds_loading,
         )
 
     def _header(self, order: SubmissionOrder) -> Header:

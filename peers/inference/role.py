@@ -485,7 +485,7 @@ class InferenceRole:
         job = Generate(order=pending.asked, path=str(self._node.disk.local_path(pending.path)))
         with self._meter.generating():
             made = await engine.generate(job)
-        self._note_policy(made.policy, seconds=0.0)
+        self._note_policy(made.policy, made.seconds_load)
         pending.generated = True
         seconds = self._seconds_made = self._node.world.now() - pending.since
         # Rollouts kept from before a restart took no time of this engine: hence the second bound.

@@ -121,6 +121,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     seconds_write: float
     policy: CheckpointReference
     """The policy that is loaded now."""
+    seconds_load: float = 0.0
+    """Time that loading it took."""
 
 
 class AskUsage(Job, frozen=True, kw_only=True):

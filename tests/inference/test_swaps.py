@@ -1,0 +1,272 @@
+"""Swaps of weights while several submissions, or episodes of several turns, are generated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+
+from peers.engines import demo
+from peers.environments.calculator import Calculator
+from peers.inference.engine_service import EngineService
+from peers.inference.finished import FinishedRollouts
+from peers.validator.inspector import InspectorService
+from peers.validator.prefill import PrefillService
+from swarm.errors import UserError
+from swarm.jobs import Load, SubmissionOrder
+from swarm.jobs.inference import Generate, Generated, InferenceSetup, Swap
+from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, PrefillSetup
+from swarm.messages import Thresholds
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.submission_file import read
+from tests.background import in_background
+from tests.inference.files import LIMITS
+from tests.orders import policy as reference
+from tests.orders import reference as environment
+from tests.orders import submission_order
+
+torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
+
+NAMED = 1
+"""The policy that the step order names."""
+ORDER = submission_order(
+    policy=reference(NAMED), groups=2, max_new_tokens=40, stop_ids=[63], swaps_max=2
+)
+
+Act = Callable[[], None]
+
+
+@dataclass
+class Bench:
+    """A worker with policies 1 to 4, and the checks of a validator."""
+
+    folders: dict[int, Path]
+    at: Path
+    inspect: Callable[[Inspect], Inspected]
+
+    def load(self, policy: int) -> Load:
+        return Load(policy=reference(policy), folder=str(self.folders[policy]))
+
+    def service(self, order: SubmissionOrder = ORDER, policy: int = NAMED) -> EngineService:
+        service = EngineService(InferenceSetup(environments=order.environments))
+        trio.run(service.load, self.load(policy))
+        return service
+
+    def offer(self, service: EngineService, policy: int) -> Act:
+        return lambda: trio.run(service.swap, Swap(load=self.load(policy)))
+
+    def path(self, order: SubmissionOrder) -> Path:
+        return self.at / f"made-{order.number}"
+
+    def generate(
+        self, service: EngineService, orders: Sequence[SubmissionOrder], acts: dict[int, Act]
+    ) -> list[Generated | Exception]:
+        """Submissions made at once; `acts` happen before some steps of the engine, counted
+        from 1."""
+        engine: Any = service._engine
+        step, steps = engine.step, 0
+        made: dict[int, Generated | Exception] = {}
+
+        def stepping() -> Any:
+            nonlocal steps
+            steps += 1
+            acts.get(steps, lambda: None)()
+            return step()
+
+        async def one(order: SubmissionOrder) -> None:
+            try:
+                job = Generate(order=order, path=str(self.path(order)))
+                made[order.number] = await service.generate(job)
+            except Exception as error:
+                made[order.number] = error
+
+        async def main() -> None:
+            async with trio.open_nursery() as nursery:
+                for order in orders:
+                    nursery.start_soon(one, order)
+
+        engine.step = stepping
+        trio.run(main)
+        engine.step = step
+        return [made[order.number] for order in orders]
+
+    def check(self, order: SubmissionOrder, made: Generated | Exception) -> Rollouts:
+        """Let a validator check a submission by all that can be recomputed."""
+        assert isinstance(made, Generated), made
+        path, canonical = self.path(order), self.at / "canonical"
+        inspected = self.inspect(
+            Inspect(
+                order=order,
+                path=str(path),
+                digest=made.digest,
+                canonical_path=str(canonical),
+                tokenizer_folder=str(self.folders[NAMED]),
+                bytes_max=1 << 20,
+            ),
+        )
+        assert inspected.failed == "", inspected.detail
+        judged = trio.run(
+            PrefillService(PrefillSetup(policies_kept=4)).judge,
+            Judge(
+                order=order,
+                path=str(canonical),
+                digest=inspected.canonical_digest,
+                thresholds=Thresholds(),
+                rewards=inspected.rewards,
+                later=[self.load(policy) for policy in self.folders],
+            ),
+        )
+        assert judged.failed == "", judged.detail
+        assert judged.sampling.mismatches == 0 and judged.proofs.error_mean < 0.01
+        return read(path, LIMITS).rollouts
+
+
+def policies_of(rollouts: Rollouts) -> set[int]:
+    return set(rollouts.span_policies.tolist())
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folders = {policy: tmp_path_factory.mktemp(f"policy-{policy}") for policy in (1, 2, 3, 4)}
+    for policy, folder in folders.items():
+        demo.make_policy(folder, seed=policy)
+    inspector = InspectorService(InspectionSetup(environments=[]))
+    with in_background(inspector.run) as ask:
+        at = tmp_path_factory.mktemp("swaps")
+        yield Bench(folders, at, partial(ask, inspector.inspect))
+
+
+def numbered(
+    *numbers: int, order: SubmissionOrder = ORDER, **changes: Any
+) -> list[SubmissionOrder]:
+    return [submission_order(order, number=number, **changes) for number in numbers]
+
+
+def test_submissions_of_one_batch_swap_together(bench: Bench) -> None:
+    service = bench.service()
+    orders = numbered(0, 1, 2)
+    swaps = {6: bench.offer(service, 2), 60: bench.offer(service, 3), 100: bench.offer(service, 4)}
+    made = bench.generate(service, orders, swaps)
+    found = [policies_of(bench.check(*each)) for each in zip(orders, made, strict=True)]
+    assert max(map(len, found)) <= 3 and any(len(each) > 1 for each in found)
+
+
+def test_a_swap_between_and_within_the_turns_of_an_episode(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Calculator, "answer", lambda _, task, turns: "7>" if len(turns) < 6 else None
+    )
+    order = submission_order(
+        ORDER, environments=[environment("calculator")], stop_ids=[*range(40, 56)]
+    )
+    service = bench.service(order)
+    swaps = {step: bench.offer(service, policy) for step, policy in ((4, 2), (9, 3))}
+    rollouts = bench.check(order, *bench.generate(service, [order], swaps))
+    between, within = 0, 0
+    for row in range(len(rollouts)):
+        turns = [each.spans for each in rollouts.rollout(row).model_segments]
+        within += sum(len(spans) > 1 for spans in turns)
+        between += sum(before[-1].policy != after[0].policy for before, after in pairwise(turns))
+    assert between and within
+
+
+def test_a_restarted_child_keeps_rollouts_of_several_policies(bench: Bench) -> None:
+    first = bench.service()
+    order = submission_order(ORDER, groups=4, stop_ids=[*range(60, 64)])
+    died = RuntimeError("killed")
+
+    def die() -> None:
+        first._live[0].finished.write()
+        raise died
+
+    acts = {3: bench.offer(first, 2), 8: bench.offer(first, 3), 12: die}
+    assert bench.generate(first, [order], acts) == [died]
+    finished = FinishedRollouts(bench.path(order), order)
+    kept = {row: rollout.spans for row, rollout in finished.rollouts.items()}
+    assert {span.policy for spans in kept.values() for span in spans} == {1, 2, 3}
+    assert len(kept) < order.rows()
+
+    again = bench.service(order)
+    made = bench.generate(again, [order], {2: bench.offer(again, 4)})
+    rollouts = bench.check(order, *made)
+    assert policies_of(rollouts) == {1, 2, 3}, "no fourth policy"
+    assert all(rollouts.rollout(row).spans == list(spans) for row, spans in kept.items())
+    assert not list(bench.at.glob("*.finished"))
+
+
+def test_an_environment_that_fails_in_one_of_two_swapping_submissions(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(_: Calculator, task: Any, turns: Sequence[str]) -> str:
+        raise RuntimeError("no calculator")
+
+    monkeypatch.setattr(Calculator, "answer", answer)
+    good, bad = submission_order(ORDER, number=7), submission_order(ORDER, number=8)
+    bad = submission_order(bad, environments=[environment("calculator")], stop_ids=[*range(40, 56)])
+    service = bench.service()
+    made = bench.generate(service, [bad, good], {3: bench.offer(service, 2)})
+    assert isinstance(made[0], UserError) and "no calculator" in str(made[0])
+    assert policies_of(bench.check(good, made[1])) == {1, 2}
+    trio.run(service.load, bench.load(3))  # nothing of them is left
+
+
+def test_a_swap_that_fails_gives_up_every_submission_of_the_batch(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """Weights are replaced in place: nobody knows what the engine holds then."""
+    service = bench.service()
+    broken = Swap(load=Load(policy=reference(2), folder=str(tmp_path)))
+    orders = numbered(10, 11)
+    made = bench.generate(service, orders, {5: lambda: trio.run(service.swap, broken)})
+    assert [type(each) for each in made] == [UserError, UserError]
+    trio.run(service.load, bench.load(1))
+    bench.check(orders[1], *bench.generate(service, orders[1:], {}))
+
+
+def test_a_policy_loaded_while_a_submission_joins_is_not_used_for_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its order allows no swap, so tokens of another policy would evict the worker."""
+    service = bench.service()
+    tasks = service._environments.tasks
+
+    def slow_tasks(*given: Any) -> Any:
+        drawn = tasks(*given)
+        service._load(bench.load(2))  # as another submission's swap may do in the job thread
+        return drawn
+
+    monkeypatch.setattr(service._environments, "tasks", slow_tasks)
+    order = submission_order(ORDER, number=12, swaps_max=0)
+    (made,) = bench.generate(service, [order], {})
+    assert isinstance(made, ValueError) and "policy 1 of lineage 0 is wanted" in str(made)
+
+
+def test_submissions_given_up_while_their_episodes_end_leave_nothing(bench: Bench) -> None:
+    """Another thread may give them up at any time, for example because the disk is full."""
+    service = bench.service()
+    player: Any = service._player
+    order = submission_order(ORDER, number=13, stop_ids=[*range(56, 64)])
+    full = OSError("no space left on device")
+
+    def give_up_soon() -> None:
+        (made,) = service._live
+        add = made.finished.add
+
+        def adding(*given: Any) -> None:
+            add(*given)
+            made.playing.error = full
+
+        made.playing._on_end = adding
+
+    (made,) = bench.generate(service, [order], {1: give_up_soon})
+    assert made is full
+    player.drop_failed()
+    assert player.is_idle and not player._going and not service._engine._rows.live  # type: ignore
