@@ -40,7 +40,7 @@ ORDER = submission_order(
     policy=reference(NAMED), groups=2, max_new_tokens=40, stop_ids=[63], swaps_max=2
 )
 
-Act = Callable[[], None]
+Act = Callable[[], object]
 
 
 @dataclass
