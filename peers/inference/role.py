@@ -36,7 +36,14 @@ from swarm.jobs.inference import (
     Survey,
     Surveyed,
 )
-from swarm.messages import CheckpointReference, RunManifest, StepOrder, Submission, Verdict
+from swarm.messages import (
+    CheckpointReference,
+    RunManifest,
+    Sampling,
+    StepOrder,
+    Submission,
+    Verdict,
+)
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.rollouts.seeds import nonce_of
@@ -263,7 +270,7 @@ class InferenceRole:
                 await self._while_wanted(order, partial(self._peer.versions.manifest_of, order))
                 continue
             if not may_begin_with(self._loaded, order.checkpoint, manifest.sampling):
-                await self._load(engine, order)
+                await self._load(engine, order, manifest.sampling)
                 continue  # a newer order may have come meanwhile
             begin(self._begin_submission(order, manifest))
 
@@ -368,7 +375,12 @@ class InferenceRole:
             "inference.ready", lines=preflight.lines(found), **preflight.figures(found)
         )
 
-    async def _load(self, engine: InferenceService, order: StepOrder) -> None:
+    async def _load(self, engine: InferenceService, order: StepOrder, sampling: Sampling) -> None:
+        """Load the policy that an order names, once no submission is generated.
+
+        Not if a submission swapped meanwhile to a policy that the order allows, or if a newer order
+        names another policy.
+        """
         self._show_preflight(order)
         self._meter.idles("waiting_for_policy")
         self._peer.status.doing = f"fetching policy {order.policy}"
@@ -385,6 +397,8 @@ class InferenceRole:
             await self._peer.order.wait_until(lambda _: not self._pending.generating)
             newest = self._peer.step_order()
             if newest is None or newest.checkpoint != order.checkpoint:
+                return
+            if may_begin_with(self._loaded, order.checkpoint, sampling):
                 return
             self._meter.idles("loading_weights")
             self._peer.status.doing = f"loading policy {order.policy}"

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import trio
-
 from simnet.clock import run_virtual
 from simnet.compute.rollouts import SimulatedRollouts
 from simnet.compute.setting import Hardware, Workload
@@ -18,14 +16,19 @@ from swarm.events import Event
 STEPS = 6
 
 
-def run(swaps_max: int) -> tuple[list[SimulatedRollouts], Counter[str], float]:
-    """What was trained on, verdicts by outcome, and the end, of a run whose submissions take one
-    worker longer than a step."""
+def run(
+    swaps_max: int, tokens_per_second: float = 150.0
+) -> tuple[list[SimulatedRollouts], Counter[str], list[int]]:
+    """What was trained on, verdicts by outcome, and the policies that a worker loaded whose
+    submissions take longer than a step."""
     simulation = Simulation(2, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
     trained: list[SimulatedRollouts] = []
     outcomes: Counter[str] = Counter()
+    loaded: list[int] = []
 
-    def hear(_now: float, _peer: Peer, event: Event) -> None:
+    def hear(_now: float, peer: Peer, event: Event) -> None:
+        if event.name == "inference.policy_loaded" and peer.name == "slow":
+            loaded.append(dict(event.fields)["policy"])
         if event.name == "validator.verdict":
             outcomes[dict(event.fields)["outcome"]] += 1
 
@@ -34,10 +37,8 @@ def run(swaps_max: int) -> tuple[list[SimulatedRollouts], Counter[str], float]:
             trained.extend(found for _, _, found in facts["rollouts"])
 
     simulation.witnesses.append(witness)
-    ended = 0.0
 
     async def main() -> None:
-        nonlocal ended
         simulation.listeners.append(hear)
         async with simulation.running():
             await start_bootstrap(
@@ -48,16 +49,15 @@ def run(swaps_max: int) -> tuple[list[SimulatedRollouts], Counter[str], float]:
             for plan in (
                 Plan("v0", ["validator"]),
                 Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=3.0)),
-                Plan("slow", ["inference"], hardware=Hardware(tokens_per_second=150.0)),
+                Plan("slow", ["inference"], hardware=Hardware(tokens_per_second=tokens_per_second)),
                 Plan("fast", ["inference"]),
             ):
                 await simulation.add(plan).start()
             assert await simulation.meet(over, 1000.0)
-            ended = trio.current_time()
 
     run_virtual(main, seed=2, limit_seconds=1001)
     assert simulation.violations == []
-    return trained, outcomes, ended
+    return trained, outcomes, loaded
 
 
 def test_submissions_of_several_policies_are_judged_and_trained_on() -> None:
@@ -71,3 +71,10 @@ def test_submissions_of_several_policies_are_judged_and_trained_on() -> None:
 def test_without_the_setting_nothing_swaps() -> None:
     trained, outcomes, _ = run(swaps_max=0)
     assert set(outcomes) == {"accepted"} and not any(each.policies for each in trained)
+
+
+def test_a_policy_that_came_by_a_swap_is_not_replaced_by_an_earlier_one() -> None:
+    """The worker waits to load the policy of a new order while a submission is generated, which
+    swaps to a later one."""
+    _, _, loaded = run(swaps_max=2, tokens_per_second=300.0)
+    assert loaded == sorted(loaded)
