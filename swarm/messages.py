@@ -537,6 +537,8 @@ class Checkpoint(StateMessage, frozen=True, kw_only=True):
     total_bytes: Count
     reward: Finite = 0.0
     """Mean reward of the batch that the policy was trained on."""
+    base_bytes: Count = 0
+    """Of an adapter: the size of all files of its base, which is fetched with it."""
 
     @property
     def lineage(self) -> int:

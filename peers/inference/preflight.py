@@ -127,9 +127,9 @@ def _device(found: Surveyed) -> Finding:
 def _memory(found: Surveyed, work: Work | None) -> Finding:
     figures: dict[str, Any] = {"free_bytes": found.free_bytes}
     text = f"{_bytes(found.free_bytes)} free on {found.device}"
-    total = work.checkpoint.total_bytes if work and work.checkpoint else 0
-    if not total:
+    if work is None or work.checkpoint is None:
         return Finding("memory", text, figures)
+    total = work.checkpoint.total_bytes + work.checkpoint.base_bytes
     # Policies of a run are published in bfloat16, or in float32 where the base policy was.
     most = total * ITEM_BYTES.get(found.dtype, 2) // 2
     figures |= {"weights_bytes_min": total, "weights_bytes_max": most}
@@ -145,9 +145,12 @@ def _disk(settings: PeerSettings, free_bytes: int, work: Work | None) -> Finding
     if work is None or work.checkpoint is None:
         return Finding("disk", text, figures)
     size, kept = work.checkpoint.total_bytes, work.run.checkpoints_kept
-    figures |= {"policy_bytes": size, "policies_kept": kept, "needed_bytes": size * kept}
-    text += f"; {kept} policies of {_bytes(size)} are kept, {_bytes(size * kept)} in all"
-    return Finding("disk", text, figures, problem=size > free_bytes)
+    base = work.checkpoint.base_bytes
+    needed = base + size * kept
+    figures |= {"policy_bytes": size, "policies_kept": kept, "needed_bytes": needed}
+    adapted = f" and their base of {_bytes(base)}" if base else ""
+    text += f"; {kept} policies of {_bytes(size)}{adapted} are kept, {_bytes(needed)} in all"
+    return Finding("disk", text, figures, problem=base + size > free_bytes)
 
 
 def _uplink(settings: PeerSettings) -> Finding:

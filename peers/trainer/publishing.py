@@ -128,8 +128,12 @@ class Publisher:
         self.published[step] = held.reference
         self.progress.reach(step)
         self.peer.status.policy = step
+        base = self.peer.store.base_of(held)
         checkpoint = Checkpoint(
-            reference=self.published[step], total_bytes=held.manifest.total_bytes, reward=reward
+            reference=self.published[step],
+            total_bytes=held.manifest.total_bytes,
+            reward=reward,
+            base_bytes=base.manifest.total_bytes if base is not None else 0,
         )
         await self.peer.announce(checkpoint, STATE_LIFETIME_SECONDS)
         self.peer.node.events.emit(

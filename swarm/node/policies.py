@@ -280,15 +280,18 @@ class Policies:
         return not scope.cancelled_caught
 
     def _check_memory(self, checkpoint: Checkpoint, policies: int) -> None:
-        needed = policies * checkpoint.total_bytes
-        if not needed:
+        if not policies:
             return
+        needed = checkpoint.base_bytes + policies * checkpoint.total_bytes
         free = self._node.compute.free_memory_bytes()
         if needed > free:
+            size = f"{checkpoint.total_bytes / 1e6:,.1f}"
+            if checkpoint.base_bytes:
+                size += f" MB and a base of {checkpoint.base_bytes / 1e6:,.1f}"
             raise UserError(
-                f"policies of run {self._run.id} have {checkpoint.total_bytes / 1e6:,.1f} MB, and "
-                f"{policies} must fit into memory at a time, but only {free / 1e6:,.1f} MB are "
-                "free; stop other programs, or use a machine with more memory"
+                f"policies of run {self._run.id} have {size} MB, and {policies} must fit into "
+                f"memory at a time, but only {free / 1e6:,.1f} MB are free; stop other programs, "
+                "or use a machine with more memory"
             )
 
     async def provide_newest(self) -> None:

@@ -272,6 +272,29 @@ def test_a_deleted_base_of_adapters_is_published_again() -> None:
     assert "trainer.rolled_back" not in names and "shardcast.checkpoint_failed" not in names
 
 
+def test_a_peer_without_memory_for_the_base_of_adapters_says_so_before_it_fetches() -> None:
+    ended: list[str] = []
+
+    async def main(simulation: Simulation) -> None:
+        await start_run(
+            simulation, "validator", "trainer", "inference-one", steps=3, step_seconds=5.0,
+            adapter=Adapter(rank=4),
+        )  # fmt: skip
+        assert await simulation.meet(publishes(simulation, 1), 1800)
+        # Simulated adapters are as large as their base: 3 MB.
+        cramped = Plan(
+            "cramped", ["inference"], hardware=Hardware(memory_bytes=8_000_000),
+            acts=simulation.role("inference"),
+        )  # fmt: skip
+        await simulation.add(cramped).start()
+        await trio.sleep(20)
+        ended.append(simulation.peers["cramped"].ended or "")
+
+    said = simulate(main)
+    assert "have 3.0 MB and a base of 3.0 MB, and 2 must fit into memory" in ended[0]
+    assert ("cramped", "shardcast.piece_received") not in [(who, e.name) for who, e in said]
+
+
 def test_its_manifests_name_its_mirrors() -> None:
     mirrors = ["https://mirror.example/policies", "http://192.0.2.7:8080"]
     held: list[tuple[int, list[str]]] = []
