@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from peers.engines.demo import save_tokenizer
 from peers.trainer.learning.objective import advantages
@@ -21,7 +22,7 @@ from swarm.app.archives import write_export
 from swarm.app.rollouts import export as data
 from swarm.app.rollouts.filters import parse_range
 from swarm.app.rollouts.page import write_page
-from swarm.app.rollouts.screen import visible_lines
+from swarm.app.rollouts.screen import lines, visible_lines
 from swarm.app.rollouts.seen import SeenRollout, SeenSubmission, Turn, advantages_of, grades_of
 from swarm.app.rollouts.text import Decoder
 from swarm.envelope import seal
@@ -170,6 +171,14 @@ def test_shown_lines_are_printable_and_bounded(text: str, limit: int) -> None:
     assert sum(map(len, shown)) <= 10 * limit + 40
 
 
+@given(st.text(alphabet="ab ━漢\n", min_size=1, max_size=80), st.integers(30, 60))
+def test_wrapped_text_stays_behind_its_bar(text: str, width: int) -> None:
+    shown = [line.plain for line in lines([seen_with("\n" + text)], width)]
+    behind = [line for line in shown if line[15:17] in ("┃ ", "│ ")]
+    assert all(cell_len(line) <= width for line in behind)
+    assert len(shown) - len(behind) == 2  # one line of the group, one of the rollout
+
+
 def test_unknown_token_ids_are_shown_as_numbers(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     assert Decoder(tmp_path).decode([1, -7, 6, 10**6]) == "<bos>⟨token -7⟩2⟨token 1000000⟩"
@@ -275,26 +284,7 @@ def test_a_page_has_all_turns_and_no_outside_resource(tmp_path: Path) -> None:
 
 def test_hostile_text_on_a_page_stays_text(tmp_path: Path) -> None:
     hostile = "\"'><script>alert(1)</script><!--\x1b\u202e</pre>"
-    seen = SeenRollout(
-        submission=SeenSubmission(
-            hostile, hostile, 0, 0, 0, hostile, 0, hostile, 1.0, hostile, hostile, hostile
-        ),
-        group=0,
-        sample=0,
-        environment=hostile,
-        environment_version=hostile,
-        turns=[
-            Turn("prompt", [1], hostile, None, None, (), in_loss=False),
-            Turn("model", [1], hostile, "stop", None, (), in_loss=True),
-        ],
-        reward=None,
-        task_reward=None,
-        length_penalty=None,
-        advantage=None,
-        outcome=None,
-        consumed_at=None,
-    )
-    assert write_page([seen], hostile, tmp_path / "page.html") == (1, False)
+    assert write_page([seen_with(hostile)], hostile, tmp_path / "page.html") == (1, False)
     page = Page(tmp_path / "page.html")
     assert [tag for tag, _ in page.elements].count("script") == 1
     assert not {name for _, found in page.elements for name in found if name.startswith("on")}
@@ -367,6 +357,27 @@ def test_a_page_needs_a_name_that_ends_with_html(tmp_path: Path) -> None:
     file = a_submission(tmp_path / "rollouts.parquet")
     said = complaint("rollouts", "browse", file, "--html", tmp_path / "page.txt")
     assert "must end with .html" in said
+
+
+def seen_with(text: str) -> SeenRollout:
+    """A rollout that has this text wherever a worker could put it."""
+    return SeenRollout(
+        submission=SeenSubmission(text, text, 0, 0, 0, text, 0, text, 1.0, text, text, ""),
+        group=0,
+        sample=0,
+        environment=text,
+        environment_version=text,
+        turns=[
+            Turn("prompt", [1], text, None, None, (), in_loss=False),
+            Turn("model", [1], text, "stop", None, (), in_loss=True),
+        ],
+        reward=None,
+        task_reward=None,
+        length_penalty=None,
+        advantage=None,
+        outcome=None,
+        consumed_at=None,
+    )
 
 
 def a_verdict(**fields: object) -> Verdict:

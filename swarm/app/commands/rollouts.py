@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -218,8 +219,9 @@ def _screen(shown: Iterator[SeenRollout]) -> Iterator[Text]:
 
     from swarm.app.rollouts.screen import LEGEND, lines
 
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     yield Text(f"{LEGEND}\n", "bright_black")
-    yield from lines(shown)
+    yield from lines(shown, width)
 
 
 def _warn(source: Source) -> None:

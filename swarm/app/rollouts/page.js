@@ -2,7 +2,7 @@
 const form = document.querySelector("form");
 const sections = [...document.querySelectorAll("section")];
 const articles = [...document.querySelectorAll("article")];
-const texts = new Map(articles.map((each) => [each, each.parentElement.textContent.toLowerCase()]));
+const texts = new Map(sections.map((each) => [each, each.textContent.toLowerCase()]));
 const bound = (name, other) => (form[name].value === "" ? other : Number(form[name].value));
 function apply() {
   const environment = form.environment.value, verdict = form.verdict.value;
@@ -17,7 +17,7 @@ function apply() {
       && (!verdict || data.verdict === verdict)
       && (!worker || data.worker.includes(worker)) && step >= first && step <= last
       && (anyReward || (data.reward !== "" && reward >= low && reward <= high))
-      && (!wanted || texts.get(each).includes(wanted)));
+      && (!wanted || texts.get(each.parentElement).includes(wanted)));
     shown += each.hidden ? 0 : 1;
   }
   for (const each of sections) each.hidden = !each.querySelector("article:not([hidden])");

@@ -16,8 +16,12 @@ from rich.text import Text
 from swarm.app.rollouts.screen import GROUP_MARK
 from swarm.errors import UserError
 
-LESS_OPTIONS = ("-R", "-i", "-F", f"+/^{GROUP_MARK}")
-"""Colours; searches ignore case; leave at once if all fits; n and N jump between groups."""
+LESS_OPTIONS = (
+    *("-R", "-i", "-F", f"+/^{GROUP_MARK}"),
+    "-Psn next group, N previous, / search, q leave   (heavy bar = in the loss)",
+)
+"""Colours; searches ignore case; leave at once if all fits; n and N jump between groups. The last
+one is the line at the bottom, which less shows in ASCII only."""
 
 
 def print_lines(lines: Iterable[Text]) -> None:

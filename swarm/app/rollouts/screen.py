@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rich.cells import chop_cells
 from rich.text import Text
 
 from swarm.app.rollouts.seen import SeenRollout, Turn
@@ -15,12 +16,15 @@ from swarm.untrusted import printable
 TURN_CHARACTERS_MAX = 4_000
 """Longest text of a turn on the terminal; exports hold all of it."""
 
-LINE_CHARACTERS = 4_000
-"""Bound on one printed line; `visible_lines` cuts the text before."""
+NAME_CHARACTERS_MAX = 60
+"""Longest name of an environment on the terminal: a worker writes it."""
 
 TAB = 4
 
 LABEL_WIDTH = 14
+
+TEXT_WIDTH_MIN = 10
+"""Narrowest column of text; on a narrower terminal lines are longer than the terminal."""
 
 GROUP_MARK = "━━"
 """Begins the line of each group: what a pager jumps to."""
@@ -51,23 +55,28 @@ def worker_end(worker: str) -> str:
     return f"…{worker[-8:]}"
 
 
-def lines(rollouts: Iterable[SeenRollout]) -> Iterator[Text]:
-    """The lines of some rollouts; a group's rollouts follow each other below its prompt."""
+def lines(rollouts: Iterable[SeenRollout], width: int | None = None) -> Iterator[Text]:
+    """The lines of some rollouts; a group's rollouts follow each other below its prompt.
+
+    Text is wrapped here, not by the terminal of `width` columns: each part stands behind a bar.
+    """
     group: tuple[str, int] | None = None
     for seen in rollouts:
         if seen.group_key != group:
             if group is not None:
                 yield Text()
             group = seen.group_key
-            yield from _group_lines(seen)
-        yield from _rollout_lines(seen)
+            yield from _group_lines(seen, width)
+        yield from _rollout_lines(seen, width)
 
 
-def _group_lines(seen: SeenRollout) -> Iterator[Text]:
+def _group_lines(seen: SeenRollout, width: int | None) -> Iterator[Text]:
     origin = seen.submission
-    environment = f"{seen.environment} {seen.environment_version}".rstrip()
+    environment = printable(
+        f"{seen.environment} {seen.environment_version}".rstrip(), NAME_CHARACTERS_MAX
+    )
     head = (
-        f"{GROUP_MARK} step {origin.step}  policy {origin.policy}  {printable(environment)}  "
+        f"{GROUP_MARK} step {origin.step}  policy {origin.policy}  {environment}  "
         f"group {seen.group} of number {origin.number} by {printable(worker_end(origin.worker))}"
     )
     line = Text(head, "bold")
@@ -76,13 +85,13 @@ def _group_lines(seen: SeenRollout) -> Iterator[Text]:
     yield line
     if origin.detail:
         yield Text(f"   {printable(origin.detail)}", "red")
-    yield from _turn_lines(seen.turns[0])
+    yield from _turn_lines(seen.turns[0], width)
 
 
-def _rollout_lines(seen: SeenRollout) -> Iterator[Text]:
+def _rollout_lines(seen: SeenRollout, width: int | None) -> Iterator[Text]:
     yield Text("   ").append("  ".join([f"sample {seen.sample}", *figures(seen)]), "cyan")
     for turn in seen.turns[1:]:
-        yield from _turn_lines(turn)
+        yield from _turn_lines(turn, width)
 
 
 def figures(seen: SeenRollout) -> list[str]:
@@ -104,9 +113,12 @@ def figures(seen: SeenRollout) -> list[str]:
     return found
 
 
-def _turn_lines(turn: Turn) -> Iterator[Text]:
+def _turn_lines(turn: Turn, width: int | None) -> Iterator[Text]:
     bar = IN_LOSS if turn.in_loss else OUTSIDE
     shown = visible_lines(text_of(turn), TURN_CHARACTERS_MAX)
+    if width is not None:
+        room = max(TEXT_WIDTH_MIN, width - LABEL_WIDTH - len(" ┃ "))
+        shown = [part for line in shown for part in chop_cells(line, room) or [""]]
     for number, content in enumerate(shown):
         label = "" if number else turn.kind
         line = Text(f"{label:>{LABEL_WIDTH}} ", "bright_black")

@@ -7,7 +7,7 @@ the same home, or from a ledger that is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -284,8 +284,6 @@ class _Submission:
         )
 
 
-def _at(values: object, index: int) -> float | None:
+def _at(values: Sequence[float], index: int) -> float | None:
     """The value of a sample, if there is one."""
-    if isinstance(values, (list, tuple)) and 0 <= index < len(values):
-        return float(values[index])
-    return None
+    return values[index] if 0 <= index < len(values) else None
