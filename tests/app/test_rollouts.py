@@ -8,6 +8,7 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
+import blake3
 import msgspec
 import pyarrow.dataset
 import pytest
@@ -20,10 +21,12 @@ from peers.engines.demo import save_tokenizer
 from peers.trainer.learning.objective import advantages
 from swarm.app.archives import write_export
 from swarm.app.rollouts import export as data
-from swarm.app.rollouts.filters import parse_range
+from swarm.app.rollouts.filters import Filters, parse_range
+from swarm.app.rollouts.log import RunLog
 from swarm.app.rollouts.page import write_page
 from swarm.app.rollouts.screen import lines, visible_lines
 from swarm.app.rollouts.seen import SeenRollout, SeenSubmission, Turn, advantages_of, grades_of
+from swarm.app.rollouts.sources import open_source
 from swarm.app.rollouts.text import Decoder
 from swarm.envelope import seal
 from swarm.errors import UserError
@@ -250,6 +253,18 @@ def test_the_ledger_in_a_home_gives_rewards_and_outcomes(tmp_path: Path) -> None
     )
 
 
+def test_a_verdict_is_found_in_another_home(tmp_path: Path) -> None:
+    """A refused worker keeps its file; only the validator has the verdict on it."""
+    outbox = tmp_path / "worker" / "outbox"
+    outbox.mkdir(parents=True)
+    file = a_submission(outbox / "0-5-1.parquet")
+    digest = blake3.blake3(file.read_bytes()).digest()
+    refused = a_verdict(submission=digest, outcome="refused", failed="proofs")
+    source = open_source(tmp_path)
+    source.logs[tmp_path / "validator"] = RunLog(verdicts={digest: refused})
+    assert [seen.fate for seen in source.rollouts(Filters())] == ["refused by the check proofs"] * 2
+
+
 class Page(HTMLParser):
     """The elements and texts of a page."""
 
@@ -381,14 +396,13 @@ def seen_with(text: str) -> SeenRollout:
 
 
 def a_verdict(**fields: object) -> Verdict:
-    fields = {"submission": bytes(32), "size_bytes": 1} | fields
+    fields = {"submission": bytes(32), "size_bytes": 1, "outcome": "accepted"} | fields
     return Verdict(
         worker=WORKER,
         lineage=0,
         step=5,
         policy=3,
         number=1,
-        outcome="accepted",
         **fields,  # type: ignore[arg-type]
     )
 

@@ -85,8 +85,16 @@ class Source:
         return (log for log in logs if log.verdicts)
 
     def log_of(self, path: Path) -> RunLog:
-        """The logs that speak of a file's submission."""
+        """The logs beside a file, unless others were given."""
         return self.given or self.logs.get(path.parent.parent) or RunLog()
+
+    def log_with(self, path: Path, digest: bytes) -> RunLog:
+        """The logs that hold the verdict on a submission, those beside its file first.
+
+        A worker's home keeps files that only the validator's log speaks of.
+        """
+        beside = self.log_of(path)
+        return next((log for log in (beside, *self.verdicts()) if digest in log.verdicts), beside)
 
 
 def open_source(
@@ -190,7 +198,7 @@ class _Submission:
     def __init__(
         self, source: Source, found: Found, digest: bytes, rollouts: Rollouts, header: Header | None
     ) -> None:
-        log = source.log_of(found.path)
+        log = source.log_with(found.path, digest)
         self._rollouts = rollouts
         self._decoder = source.tokenizer
         self._manifest = log.manifest
