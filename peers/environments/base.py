@@ -184,6 +184,8 @@ def grade(environment: Environment, task: Task, turns: Sequence[str], finished: 
             reward = answering.episode_reward(task.own, turns, finished)
         else:
             reward = environment.reward(task, turns[-1], finished)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(
             f"environment {environment.name!r} cannot grade the completion {text} "

@@ -10,6 +10,7 @@ import msgspec
 
 from peers.environments.base import Environment, described
 from peers.environments.calculator import Calculator
+from peers.environments.code import Code
 from peers.environments.length import LengthOptions, LengthTargets
 from peers.environments.sort_digits import SortDigits
 from swarm.errors import UserError
@@ -22,6 +23,7 @@ ENTRY_POINT_GROUP = "swarm.environments"
 BUILT_IN: dict[str, Callable[[], Environment]] = {
     SortDigits.name: SortDigits,
     Calculator.name: Calculator,
+    Code.name: Code,
 }
 
 

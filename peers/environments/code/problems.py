@@ -1,0 +1,188 @@
+"""Generated programming problems: steps on a list of integers, then one question about the result.
+
+The number of steps grades the difficulty. Statement and reference solution are written from the
+same steps, and the reference computes the expected results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from swarm.rollouts.seeds import digest
+
+Style = Literal["function", "stdin"]
+
+STEPS_MAX = 8
+NUMBERS_MAX = 12
+"""Most numbers in a test's list."""
+VALUE_MAX = 50
+
+Numbers = list[int]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test: the list of numbers, and what a solution must return or print."""
+
+    numbers: tuple[int, ...]
+    expected: str
+    """Canonical JSON of the returned value, or the printed words joined by single spaces."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem in one style."""
+
+    style: Style
+    statement: str
+    solution: str
+    """Source of a correct program."""
+    cases: tuple[Case, ...]
+    """The hidden tests."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A sentence, the line of Python that does the same, and how many parameters they take."""
+
+    sentence: str
+    code: str
+    least: int = 2
+    """Smallest value of the parameter `k`."""
+
+
+STEPS = (
+    _Part("keep only the numbers that are divisible by {k}", "[x for x in xs if x % {k} == 0]"),
+    _Part("drop the numbers that are divisible by {k}", "[x for x in xs if x % {k} != 0]"),
+    _Part("keep only the numbers greater than {k}", "[x for x in xs if x > {k}]", -9),
+    _Part("multiply every number by {k}", "[x * {k} for x in xs]"),
+    _Part("add {k} to every number", "[x + {k} for x in xs]", 1),
+    _Part("replace every number by its absolute difference to {k}", "[abs(x - {k}) for x in xs]"),
+    _Part("replace every number by its remainder modulo {k} (never negative)",
+          "[x % {k} for x in xs]"),
+    _Part("sort the numbers in ascending order", "sorted(xs)"),
+    _Part("reverse the order of the numbers", "xs[::-1]"),
+    _Part("keep the first of equal numbers only", "list(dict.fromkeys(xs))"),
+    _Part("replace every number by the sum of itself and all before it",
+          "[sum(xs[:i + 1]) for i in range(len(xs))]"),
+    _Part("replace the list by the differences of neighbours, each number minus the one before",
+          "[b - a for a, b in zip(xs, xs[1:])]"),
+    _Part("keep only the first {k} numbers", "xs[:{k}]"),
+    _Part("rotate the list to the left by {k} positions",
+          "xs[{k} % len(xs):] + xs[:{k} % len(xs)] if xs else xs"),
+)  # fmt: skip
+
+QUESTIONS = (
+    _Part("the sum of the numbers, 0 for an empty list", "sum(xs)"),
+    _Part("the largest number, or {k} for an empty list", "max(xs, default={k})", -9),
+    _Part("the smallest number, or {k} for an empty list", "min(xs, default={k})", -9),
+    _Part("how many numbers are left", "len(xs)"),
+    _Part("how many numbers are at least {k}", "sum(x >= {k} for x in xs)", -9),
+    _Part("the list of numbers", "xs"),
+)
+ATTEMPTS_MAX = 1000
+"""Problems drawn for one task; fewer than half have a constant answer."""
+PARAMETERS = 11
+"""Values of a parameter, from the part's smallest on."""
+
+
+class _Draws:
+    """Small integers from random bytes, equal on every machine."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._seed, self._count = seed, 0
+
+    def below(self, bound: int) -> int:
+        # 256 bits modulo a bound below 2^16 favour no value by more than 1e-70.
+        self._count += 1
+        drawn = digest("swarm/1/code", self._seed, self._count.to_bytes(4, "big"))
+        return int.from_bytes(drawn, "big") % bound
+
+
+def make_problem(randomness: bytes, steps: int, styles: tuple[Style, ...], tests: int) -> Problem:
+    """Draw a problem with `steps` steps and `tests` hidden tests, at least 2.
+
+    The first list is empty. A problem whose tests all expect the same is drawn again, because a
+    constant would solve it. Raises `ValueError` after `ATTEMPTS_MAX` such problems.
+    """
+    draws = _Draws(randomness)
+    for _ in range(ATTEMPTS_MAX):
+        problem = _attempt(draws, steps, styles, tests)
+        if len({case.expected for case in problem.cases}) > 1:
+            return problem
+    raise ValueError(f"{ATTEMPTS_MAX} problems of {steps} steps all have a constant answer")
+
+
+def _attempt(draws: _Draws, steps: int, styles: tuple[Style, ...], tests: int) -> Problem:
+    style = styles[draws.below(len(styles))]
+    chosen = [_filled(STEPS, draws) for _ in range(steps)]
+    question = _filled(QUESTIONS, draws)
+    lines = [f"xs = {part.code}" for part in chosen]
+    body = "\n    ".join([*lines, f"return {question.code}"])
+    function = f"def solve(xs):\n    {body}\n"
+    solve = _compiled(function)
+    lists = [[], *(_numbers(draws) for _ in range(tests))]
+    example, *hidden = lists[1], lists[0], *lists[2:]
+    cases = tuple(Case(tuple(xs), _expected(style, solve(list(xs)))) for xs in hidden)
+    numbered = "".join(f"{n}. {part.sentence}.\n" for n, part in enumerate(chosen, 1))
+    return Problem(
+        style,
+        _statement(style, numbered, question.sentence, example, solve(list(example))),
+        function if style == "function" else f"{function}\n{_MAIN}",
+        cases,
+    )
+
+
+_MAIN = """result = solve([int(word) for word in input().split()])
+print(*result) if isinstance(result, list) else print(result)
+"""
+
+
+def _statement(style: Style, steps: str, question: str, example: Numbers, answer: Any) -> str:
+    if style == "function":
+        return (
+            "Write a Python function solve(xs) for a list xs of integers. It must, in this order:\n"
+            f"{steps}Then return {question}.\nExample: solve({example}) returns {answer}.\n"
+        )
+    shown = " ".join(map(str, example))
+    return (
+        "Write a Python program. The only line of standard input holds integers separated by "
+        f"spaces; it may be empty. The program must, in this order:\n{steps}Then print "
+        f"{question}; separate numbers by spaces.\nExample: for the line {shown!r} it prints "
+        f"{printed(answer)!r}.\n"
+    )
+
+
+def canonical(value: Any) -> str:
+    """JSON of a returned value; 1, 1.0 and true differ."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def printed(answer: int | Numbers) -> str:
+    return " ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
+
+
+def _expected(style: Style, answer: int | Numbers) -> str:
+    return canonical(answer) if style == "function" else printed(answer)
+
+
+def _filled(parts: tuple[_Part, ...], draws: _Draws) -> _Part:
+    part = parts[draws.below(len(parts))]
+    k = part.least + draws.below(PARAMETERS)
+    return _Part(part.sentence.format(k=k), part.code.format(k=k))
+
+
+def _numbers(draws: _Draws) -> Numbers:
+    length = 1 + draws.below(NUMBERS_MAX)
+    return [draws.below(2 * VALUE_MAX + 1) - VALUE_MAX for _ in range(length)]
+
+
+def _compiled(source: str) -> Callable[[Numbers], int | Numbers]:
+    """The reference solution, which is this file's own text and needs no sandbox."""
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    solve: Callable[[Numbers], int | Numbers] = namespace["solve"]
+    return solve

@@ -1,0 +1,159 @@
+"""The environment `code`: its tasks, and programs that want a reward they did not earn."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+
+from peers.environments import grade, load, split_of, task_of
+from peers.environments.code import Code, CodeOptions, CodeTask
+from peers.environments.code.environment import program_in
+from peers.environments.code.problems import make_problem
+from peers.sandbox import Report, probe
+from swarm.errors import UserError
+
+works = pytest.mark.skipif(not probe().works, reason=f"no sandbox here: {probe().reasons}")
+
+FUNCTION = Code(CodeOptions(style="function", tests=3))
+STDIN = Code(CodeOptions(style="stdin", tests=3))
+
+
+def drawn(environment: Code, number: int = 0, split="train") -> CodeTask:
+    task = task_of(environment, number.to_bytes(32, "big"), split)
+    assert isinstance(task, CodeTask)
+    return task
+
+
+def test_equal_seeds_give_equal_tasks_of_their_split():
+    for split in ("train", "held_out"):
+        for number in range(20):
+            task = drawn(FUNCTION, number, split)
+            assert task == drawn(FUNCTION, number, split)
+            assert split_of(task.prompt) == split
+            assert all(case.expected not in ("", None) for case in task.cases)
+
+
+def test_difficulty_and_style_show_in_the_statement():
+    for steps in (1, 4):
+        problem = make_problem(bytes(32), steps, ("stdin",), tests=5)
+        assert f"{steps}. " in problem.statement and f"{steps + 1}. " not in problem.statement
+        assert len(problem.cases) == 5 and problem.cases[0].numbers == ()
+        assert "standard input" in problem.statement
+
+
+def test_the_hidden_tests_are_not_in_the_prompt():
+    for number in range(20):
+        task = drawn(FUNCTION, number)
+        assert not any(str(list(c.numbers)) in task.prompt for c in task.cases if c.numbers)
+
+
+@works
+@pytest.mark.parametrize("environment", [FUNCTION, STDIN])
+def test_the_reference_solves_every_problem(environment):
+    for number in range(2):
+        task = drawn(environment, number)
+        assert grade(environment, task, [task.answer], True) == 1.0
+    assert grade(environment, task, [f"So:\n```python\n{task.answer}```\nDone."], True) == 1.0
+
+
+@works
+def test_passing_some_tests_is_worth_nothing():
+    task = drawn(FUNCTION, 1)
+    known = {tuple(c.numbers): c.expected for c in task.cases[:-1]}
+    partial = f"import json\ndef solve(xs): return json.loads({known!r}[tuple(xs)])"
+    every = {tuple(c.numbers): c.expected for c in task.cases}
+    assert grade(FUNCTION, task, [partial], True) == 0.0
+    assert grade(FUNCTION, task, [partial.replace(repr(known), repr(every))], True) == 1.0
+
+
+def test_an_unfinished_or_empty_program_is_not_run():
+    task = drawn(FUNCTION)
+    assert grade(FUNCTION, task, [task.answer], False) == 0.0
+    assert grade(FUNCTION, task, ["  \n"], True) == 0.0
+
+
+EQUAL_TO_ALL = """class Same(int):
+    def __eq__(self, other): return True
+def solve(xs): return Same(123456)
+"""
+PRINTS_A_VERDICT = """print('1.0'); print('passed'); print('["0","0","0"]')
+def solve(xs): return True
+"""
+PATCHES_THE_TESTS = """import json, sys, os
+json.dumps = lambda *a, **k: 'true'
+sys.modules['__main__'].attempt = lambda *a: 'true'
+for name in os.listdir('.'):
+    open(name, 'w').write('print("[]")')
+def solve(xs): return 123456
+"""
+FORGES_THE_REPORT = """import os
+for n in range(256):
+    try: os.write(n, b'["1","1","1"]')
+    except OSError: pass
+def solve(xs): return 123456
+"""
+KILLS_THE_HARNESS = "import os; os.kill(os.getppid(), 9)"
+READS_THE_EXPECTED = """import gc
+found = [d for d in gc.get_objects() if isinstance(d, dict) and 'expected' in d]
+def solve(xs): return found[0]
+"""
+
+
+@works
+@pytest.mark.parametrize(
+    "program",
+    [
+        EQUAL_TO_ALL,
+        PRINTS_A_VERDICT,
+        PATCHES_THE_TESTS,
+        FORGES_THE_REPORT,
+        KILLS_THE_HARNESS,
+        READS_THE_EXPECTED,
+        "import os; os._exit(0)",
+        "def solve(xs): raise SystemExit(0)",
+        "\ud800",
+    ],
+)
+def test_a_program_that_cheats_earns_nothing(program):
+    assert grade(FUNCTION, drawn(FUNCTION), [program], True) == 0.0
+
+
+@works
+def test_printed_spacing_is_free_and_a_forged_line_is_not():
+    task = drawn(STDIN)
+    assert grade(STDIN, task, [f"{task.answer}\nprint()"], True) == 1.0
+    assert grade(STDIN, task, [f"{task.answer}\nprint('passed')"], True) == 0.0
+
+
+@works
+def test_an_endless_program_ends():
+    environment = Code(CodeOptions(style="function", tests=2, cpu_seconds=0.2))
+    assert grade(environment, drawn(environment), ["while True: pass"], True) == 0.0
+
+
+def test_without_a_sandbox_no_reward_is_given():
+    def refuse(*_: object) -> NoReturn:
+        Report((), {"namespaces": "not allowed"}).best()
+        raise AssertionError("unreachable")
+
+    environment = Code(CodeOptions(style="function"), run_program=refuse)
+    with pytest.raises(UserError, match=r"^no sandbox works .*apt install bubblewrap"):
+        grade(environment, drawn(environment), ["def solve(xs): return 1"], True)
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_no_constant_passes_all_tests(steps):
+    environment = Code(CodeOptions(steps=steps, tests=2))
+    for number in range(20):
+        assert len({case.expected for case in drawn(environment, number).cases}) == 2
+
+
+def test_a_wrong_option_is_refused():
+    with pytest.raises(UserError, match="'code': options: steps is 9"):
+        load("code", "1", {"steps": 9})
+
+
+def test_the_last_block_of_code_counts():
+    assert program_in("```python\na\n```\ntext\n```\nb\n```") == "b\n"
+    assert program_in("no block") == "no block"
