@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from peers.sandbox.cgroup import Group
 from peers.sandbox.means import ENVIRONMENT, NOBODY, Means, launcher, root
 from peers.sandbox.program import PYTHON, Limits, Outcome, Program
 from peers.sandbox.seccomp import filter_program
@@ -47,6 +48,8 @@ def execute(means: Means, program: Program, limits: Limits) -> Outcome:
         stack.enter_context(theirs)
         spec = _sealed(json.dumps(_spec(means, program, limits)).encode())
         stack.callback(os.close, spec)
+        group = Group(limits)
+        stack.callback(group.close)
         stdin = _sealed(program.stdin)
         stack.callback(os.close, stdin)
         process = subprocess.Popen(
@@ -60,12 +63,12 @@ def execute(means: Means, program: Program, limits: Limits) -> Outcome:
             cwd="/",
         )
         theirs.close()
-        watch = _Watch(process, ours, limits)
+        watch = _Watch(process, ours, limits, group)
         try:
             watch.until_ended()
         finally:
             watch.close()
-    return watch.outcome()
+        return watch.outcome()
 
 
 def _spec(means: Means, program: Program, limits: Limits) -> dict[str, Any]:
@@ -126,6 +129,7 @@ class _Watch:
     process: subprocess.Popen[bytes]
     control: socket.socket
     limits: Limits
+    group: Group
     output: dict[str, bytearray] = field(
         default_factory=lambda: {"stdout": bytearray(), "stderr": bytearray()}
     )
@@ -178,6 +182,8 @@ class _Watch:
             raise SandboxError(f"the sandbox ended before its program started ({words})")
         if self.cut is not None:
             return Outcome(self.cut, signal.SIGKILL, stdout, stderr, 0.0)
+        if self.group.ran_out_of_memory():
+            return Outcome("memory", signal.SIGKILL, stdout, stderr, 0.0)
         if self.report is None:
             return Outcome("signalled", signal.SIGKILL, stdout, stderr, 0.0)
         code, cpu_seconds = int(self.report["code"]), float(self.report["cpu_seconds"])
@@ -235,6 +241,7 @@ class _Watch:
             self._answer(_map_users(self.process.pid))
         elif "ready" in message:
             (self.init,) = descriptors
+            self.group.add(_pid_of(self.init))
             self.deadline = time.monotonic() + self.limits.seconds
             self._answer(b"start")
         elif "failed" in message:
@@ -246,6 +253,12 @@ class _Watch:
     def _answer(self, message: bytes) -> None:
         with suppress(BrokenPipeError):  # it died; its streams end next
             self.control.send(message)
+
+
+def _pid_of(descriptor: int) -> int:
+    """The process number, outside the sandbox, of a process descriptor."""
+    information = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+    return int(information.partition("Pid:")[2].split()[0])
 
 
 def _last_line(text: bytes) -> bytes:

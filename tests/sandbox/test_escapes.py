@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from peers.sandbox import PYTHON, Limits, Outcome, Program, Sandbox, probe
+from peers.sandbox.cgroup import Group
 
 SHORT = Limits(seconds=1.0, cpu_seconds=1.0, memory_bytes=256 << 20, files_bytes=1 << 20)
 PATIENT = Limits(seconds=30.0, cpu_seconds=5.0, memory_bytes=256 << 20, files_bytes=1 << 20)
@@ -156,6 +158,23 @@ def test_memory_outside_the_address_space_is_bounded(sandbox):
         source=f"import signal; signal.signal(25, signal.SIG_IGN)\n{tried(write, many, inodes)}"
     )
     assert set(lines(sandbox.run(program, PATIENT))) == {"OSError"}
+
+
+def test_processes_together_stop_at_the_limit_of_memory(sandbox):
+    limits = Limits(memory_bytes=96 << 20, files_bytes=1 << 20)
+    with ExitStack() as stack:
+        group = Group(limits)
+        stack.callback(group.close)
+        if not group.bounds_memory:
+            pytest.skip("this user may make no control group for memory")
+    code = (
+        "import os, signal\n"
+        "for n in range(6):\n"
+        "    if os.fork() == 0: x = b'x' * (60 << 20); signal.pause()\n"
+        "signal.sigtimedwait([], 0.5)\n"
+    )
+    assert run_marked(sandbox, code, "memory-7d1", limits).status == "memory"
+    assert running_with("memory-7d1") == []
 
 
 def test_a_flood_of_output_is_cut(sandbox):
