@@ -131,6 +131,7 @@ def same(one: Path, other: Path) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
+@pytest.mark.slow
 def test_a_digest_pins_the_policy(tmp_path: Path) -> None:
     async def main() -> None:
         with trio.fail_after(60):
@@ -150,6 +151,7 @@ def test_a_digest_pins_the_policy(tmp_path: Path) -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_slow_disk_is_not_held_against_the_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +178,7 @@ def test_a_slow_disk_is_not_held_against_the_trainer(
     assert len(synced) == 1
 
 
+@pytest.mark.slow
 def test_pieces_that_do_not_come_are_held_against_their_sources(tmp_path: Path) -> None:
     clock = MockClock(rate=1)
 

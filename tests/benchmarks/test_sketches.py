@@ -60,6 +60,7 @@ def test_a_comparison_names_every_scheme_and_cheat(tmp_path: Path) -> None:
     assert {"int4 weights", "temperature 0.9"} <= set(found[TOPLOC]["cheats"])
 
 
+@pytest.mark.slow
 def test_honest_episodes_of_two_turns_fit_their_recomputation(tmp_path: Path) -> None:
     episodes = Episodes(make_tool_policy(tmp_path, seed=3))
     engine = EngineClass("float32", "cpu").engine(tmp_path)

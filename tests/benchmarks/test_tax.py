@@ -39,8 +39,9 @@ def test_the_cpu_time_of_a_process_and_of_its_fork_is_sampled_by_function(tmp_pa
     subprocess.run([sys.executable, "-c", program], env=sampled_environment(tmp_path), check=True)
     samples = read_samples(tmp_path)
     assert len(samples) == 2
-    assert 0.15 <= seconds_in(samples, "parent") <= 0.25
-    assert 0.25 <= seconds_in(samples, "child") <= 0.35
+    # Above 0.2 and 0.3, since the first sample of each also holds what ran before.
+    assert 0.15 <= seconds_in(samples, "parent") <= 0.4
+    assert 0.25 <= seconds_in(samples, "child") <= 0.5
 
 
 MEASURE = """

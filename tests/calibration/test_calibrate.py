@@ -48,7 +48,7 @@ def test_fp32_thresholds_accept_honest_work_and_refuse_each_cheat(policy: Path) 
     assert pre_generated.tokens_until_eviction is not None
 
 
-@pytest.mark.parametrize("layers", [24, 48])
+@pytest.mark.parametrize("layers", [24, pytest.param(48, marks=pytest.mark.slow)])
 def test_deep_random_models_in_bf16_are_accepted(layers: int, tmp_path: Path) -> None:
     """Their thresholds come from other submissions than the ones they are tried on."""
     config = Qwen2Config(

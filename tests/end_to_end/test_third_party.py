@@ -179,6 +179,7 @@ def test_its_engine_and_environment_serve_in_child_processes(
     assert inspected.environments == drawn and 0 < sum(drawn) < 8
 
 
+@pytest.mark.slow
 def test_its_role_has_a_table_and_works_in_a_peer(site: Path, tmp_path: Path, policy: Path) -> None:
     with pytest.raises(UserError, match=r"\[greeter\]: unknown key 'word'; there are: words"):
         check_tables(PeerSettings(role=["greeter"], tables={"greeter": {"word": "hi"}}))

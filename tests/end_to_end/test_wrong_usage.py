@@ -38,6 +38,7 @@ def guest(peers: Swarm, folder: Path, *arguments: str) -> Person:
     return peers.person("guest", "--role", "inference", *bootstrap, *arguments, home=folder)
 
 
+@pytest.mark.slow
 def test_guests_who_cannot_take_part(tmp_path: Path, base: Path, fork_server: Path) -> None:
     async def main() -> None:
         names = ["bootstrap", "trainer", "validator"]

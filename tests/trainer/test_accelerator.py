@@ -57,6 +57,7 @@ def test_a_part_ends_after_its_seconds(
     assert tiny["swap"] == reason
 
 
+@pytest.mark.slow
 def test_every_attention_gives_figures_or_a_reason() -> None:
     attentions = ["flash_attention_2", "flex_attention", "sdpa", "eager"]
     given = argparse.Namespace(

@@ -173,6 +173,7 @@ def test_libp2ps_own_protocols_are_served_on_so_many_streams(tmp_path) -> None:
     run(main)
 
 
+@pytest.mark.slow
 def test_data_for_a_stream_whose_reader_lags_is_not_hoarded(tmp_path) -> None:
     """A relay went from 112 to 1,304 MB in 16 seconds: libp2p only logs an overrun window."""
 
