@@ -22,7 +22,7 @@ import torch
 from benchmarks.shapes import MODELS, make_policy
 from benchmarks.spread import spread
 from benchmarks.verification import handed_in, prove, timed
-from peers.engines.batch import generate
+from peers.engines.batch import generate, requests_for
 from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Engine, Request
 from peers.engines.native import NativeEngine
@@ -43,18 +43,9 @@ def make_requests(vocabulary: int, count: int, given: argparse.Namespace) -> lis
         [drawn.randrange(vocabulary) for _ in range(given.prompt)]
         for _ in range(-(-count // GROUP))
     ]
-    return [
-        Request(
-            id=row,
-            tokens=prompts[row // GROUP],
-            row=row,
-            noise_key=KEY,
-            temperature=1.0,
-            stop_ids=(),
-            limit=given.completion,
-        )
-        for row in range(count)
-    ]
+    rows = range(count)
+    tokens = [prompts[row // GROUP] for row in rows]
+    return requests_for(tokens, rows, KEY, 1.0, (), given.completion)
 
 
 def native(

@@ -70,7 +70,6 @@ class _Row:
 
     def request(self, id: int, noise_key: tuple[int, int] | None, sampling: Sampling) -> Request:
         """The request for the episode's next model segment."""
-        continues, self.last = self.last, id
         return Request(
             id=id,
             tokens=[token for segment in self.segments for token in segment.tokens],
@@ -80,7 +79,7 @@ class _Row:
             stop_ids=tuple(sampling.stop_ids),
             limit=sampling.max_new_tokens,
             start=sum(len(each.tokens) for each in self.segments if each.kind == "model"),
-            continues=continues,
+            continues=self.last,
             keep=multi_turn(self.environment) is not None,
         )
 
@@ -242,12 +241,8 @@ class Player:
 
     def _ask(self, playing: Playing, row: _Row) -> None:
         id = next(self._ids)
-        before = row.last
-        try:
-            self._engine.submit(row.request(id, playing.noise_key, playing.sampling))
-        except BaseException:
-            row.last = before  # whose cache is still kept
-            raise
+        self._engine.submit(row.request(id, playing.noise_key, playing.sampling))
+        row.last = id
         self._going[id] = (playing, row)
 
     def _take(self, piece: Piece) -> None:
