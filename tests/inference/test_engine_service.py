@@ -251,7 +251,9 @@ def test_submissions_asked_for_together_give_the_files_they_give_alone(
         assert tokens_of(tmp_path / f"{number}") == tokens_of(tmp_path / f"alone-{number}")
     assert [each.tokens for each in alone] == [together[number].tokens for number in range(3)]
     assert max(map(len, live)) == max(1, at_once), "rows of one enter as rows of another finish"
-    assert 0 < sum(each.seconds_generate for each in together.values()) <= seconds
+    # The shares of a step add up to it but for the last bit of a float.
+    shares = sum(each.seconds_generate for each in together.values())
+    assert 0 < shares <= seconds * (1 + 1e-12)
 
 
 class Counted(Reporter):
