@@ -378,7 +378,8 @@ class SimulatedDisk:
     def _under(self, path: str) -> Names:
         if path in self._files:
             return [path]
-        return sorted(name for name in self._files if name.startswith(path + "/"))
+        prefix = path + "/"
+        return sorted([name for name in self._files if name.startswith(prefix)])
 
     def _make_room(self, path: str, needed_bytes: int) -> None:
         if needed_bytes > self.free_bytes():

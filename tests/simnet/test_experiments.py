@@ -39,7 +39,7 @@ def test_lost_packets_cost_retransmissions_as_often_as_they_should() -> None:
 
 @pytest.mark.slow
 def test_a_steady_run_violates_nothing_and_its_costs_are_measured() -> None:
-    report = run_scenario("steady", 40, 1)
+    report = run_scenario("steady", 24, 1)
     assert report["violations"] == []
     figures = report["figures"]
     assert figures["lookups_found"] == figures["lookups"]

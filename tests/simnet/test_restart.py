@@ -11,7 +11,7 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 
-SUBMISSIONS = 10_000
+SUBMISSIONS = 2_500
 WORKERS = 16
 DOWN_SECONDS = 2.0
 GOING_AGAIN_SECONDS = 10.0
