@@ -42,7 +42,7 @@ from peers.validator.evidence.submission import Recomputed, evidence_of
 from peers.validator.evidence.worker import WorkerEvidence
 from peers.validator.recompute import Found
 from swarm.app.output import print_json
-from swarm.messages import Thresholds
+from swarm.manifest import Thresholds
 
 DTYPES = ("float32", "bfloat16")
 

@@ -30,7 +30,7 @@ from peers.engines.registry import make_engine
 from peers.validator.recompute import recompute
 from swarm.errors import UserError
 from swarm.jobs import Hardware
-from swarm.messages import Thresholds
+from swarm.manifest import Thresholds
 
 GROUP = 8
 KEY = (7, 8)

@@ -46,7 +46,8 @@ from swarm.identity import Identity
 from swarm.jobs import Hardware, Load, SubmissionOrder
 from swarm.jobs.inference import Generate, InferenceSetup
 from swarm.jobs.validation import Inspect, InspectionSetup, Judge, PrefillSetup
-from swarm.messages import CheckpointReference, EnvironmentReference, Sampling, Thresholds
+from swarm.manifest import EnvironmentReference, Sampling, Thresholds
+from swarm.messages import CheckpointReference
 
 DTYPES = ("float32", "bfloat16")
 POLICY = CheckpointReference(lineage=0, step=1, digest=bytes(32), size_bytes=1)

@@ -52,7 +52,8 @@ from peers.proofs.format import CHUNK_TOKENS, PROOF_BYTES
 from peers.validator.evidence import betting
 from peers.validator.evidence.worker import WorkerEvidence
 from swarm.app.output import print_json
-from swarm.messages import Evidence, Sampling, Thresholds
+from swarm.manifest import Sampling, Thresholds
+from swarm.messages import Evidence
 
 DTYPES = ("float32", "bfloat16")
 AGES = (1, 2, 5)

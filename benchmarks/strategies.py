@@ -31,7 +31,8 @@ from peers.validator.evidence.worker import WorkerEvidence
 from swarm.app.output import print_json
 from swarm.ledger.entries import Judged
 from swarm.ledger.record import Rules, Work, share_to_recompute
-from swarm.messages import Evidence, Thresholds
+from swarm.manifest import Thresholds
+from swarm.messages import Evidence
 
 USUAL = 1000
 """Tokens of an honest submission."""

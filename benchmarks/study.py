@@ -27,7 +27,7 @@ from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
-from swarm.messages import Objective, Optimiser, Sampling, Schedule
+from swarm.manifest import Objective, Optimiser, Sampling, Schedule
 from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
 
 TAIL = 10

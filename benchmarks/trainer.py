@@ -40,7 +40,7 @@ from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from swarm.app.output import print_json
-from swarm.messages import Objective, Optimiser, Schedule
+from swarm.manifest import Objective, Optimiser, Schedule
 from swarm.rollouts.rollout import Rollout
 
 GROUP_SIZE = 8

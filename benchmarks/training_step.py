@@ -44,7 +44,7 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import local
 from swarm.jobs.training import Sharding
-from swarm.messages import Schedule
+from swarm.manifest import Schedule
 from swarm.rollouts.rollout import Rollout
 
 SHORTEST = 16

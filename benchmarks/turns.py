@@ -17,7 +17,7 @@ from peers.proofs import toploc
 from peers.trainer.warmup import Warmup, warm_up
 from peers.validator.evidence.submission import Recomputed
 from peers.validator.recompute import Completed, recompute
-from swarm.messages import Sampling, Thresholds
+from swarm.manifest import Sampling, Thresholds
 from swarm.rollouts.seeds import digest, noise_key, task_seed
 
 OPTIONS = CalculatorOptions(digits=1)

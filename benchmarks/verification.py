@@ -41,7 +41,7 @@ from peers.engines.native import NativeEngine
 from peers.proofs import toploc
 from peers.validator.recompute import Completed, Found, prefill_together, recompute
 from swarm.app.output import print_json
-from swarm.messages import Thresholds
+from swarm.manifest import Thresholds
 
 T = TypeVar("T")
 

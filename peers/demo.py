@@ -6,7 +6,7 @@ docs/concepts.md has the measured figures.
 from __future__ import annotations
 
 from peers.engines.demo import EOS_ID
-from swarm.messages import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
+from swarm.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
 
 MODEL = "demo/qwen2-0.23m"
 ENVIRONMENT = EnvironmentReference(name="sort-digits", version="1")

@@ -26,7 +26,7 @@ from swarm.events import Event
 from swarm.ledger.entries import decode
 from swarm.ledger.log import Log
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
-from swarm.messages import Admissions
+from swarm.manifest import Admissions
 
 SECONDS = 90.0
 """Virtual time of a run."""

@@ -33,7 +33,7 @@ from swarm.envelope import Envelope, remembering_envelopes, seal
 from swarm.errors import SwarmError, leaf_errors
 from swarm.events import Event, Events
 from swarm.identity import Identity, PeerId
-from swarm.messages import (
+from swarm.manifest import (
     Adapter,
     Admissions,
     EnvironmentReference,

@@ -23,7 +23,8 @@ from msgspec import Meta
 from swarm import PROTOCOL_VERSION
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.identity import SIGNATURE_BYTES, Identity, verify
-from swarm.messages import KINDS, Count, Message, PeerRecord, StateMessage, kind_of
+from swarm.kinds import KINDS, kind_of
+from swarm.messages import Count, Message, PeerRecord, StateMessage
 from swarm.rates import TokenBuckets
 from swarm.world import World
 

@@ -8,7 +8,8 @@ import msgspec
 
 from swarm.identity import Identity
 from swarm.jobs import SubmissionOrder
-from swarm.messages import CheckpointReference, EnvironmentReference, Sampling
+from swarm.manifest import EnvironmentReference, Sampling
+from swarm.messages import CheckpointReference
 
 ORDER = SubmissionOrder(
     run="owner/run",

@@ -17,7 +17,7 @@ from peers.engines.config import read_supported_config
 from peers.engines.device import DTYPES, find_device
 from peers.environments import load
 from swarm.errors import UserError
-from swarm.messages import Sampling, Thresholds
+from swarm.manifest import Sampling, Thresholds
 
 PROPOSED = (
     "proof_exponents_min",

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from peers.calibration.measure import Sample
 from peers.validator.evidence.submission import bans, evidence_of
 from peers.validator.evidence.worker import WorkerEvidence
-from swarm.messages import Evidence, Thresholds
+from swarm.manifest import Thresholds
+from swarm.messages import Evidence
 
 SAFETY = 2.0
 """Factor on honest margins, mean and largest."""

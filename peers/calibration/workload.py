@@ -10,7 +10,7 @@ from pathlib import Path
 from peers.engines.config import read_supported_config
 from peers.environments import Environment, Renderer
 from peers.environments.episodes import grade_segments
-from swarm.messages import Sampling
+from swarm.manifest import Sampling
 from swarm.rollouts.rollout import Finish, Segment
 from swarm.rollouts.seeds import digest, noise_key, task_seed
 

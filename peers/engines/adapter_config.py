@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.messages import ADAPTER_RANK_MAX, ADAPTER_TARGETS
+from swarm.manifest import ADAPTER_RANK_MAX, ADAPTER_TARGETS
 from swarm.shardcast.manifest import BASE_NAME
 
 CONFIG_FILE = "adapter_config.json"

@@ -20,7 +20,7 @@ from peers.engines.engine import Engine, Piece, Request
 from peers.environments import Environment, Renderer, Task
 from peers.environments.base import multi_turn
 from peers.environments.episodes import EpisodeLimits, environment_tokens
-from swarm.messages import Sampling
+from swarm.manifest import Sampling
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.world.progress import checkpoint, current
 

@@ -9,7 +9,7 @@ import msgspec
 
 from peers.environments.base import Environment, Task, task_of_step
 from peers.environments.registry import load
-from swarm.messages import EnvironmentReference
+from swarm.manifest import EnvironmentReference
 from swarm.rollouts.seeds import environment_of_group, task_seed
 
 

@@ -14,7 +14,7 @@ from peers.environments.code import Code
 from peers.environments.length import LengthOptions, LengthTargets
 from peers.environments.sort_digits import SortDigits
 from swarm.errors import UserError
-from swarm.messages import OptionValue
+from swarm.manifest import OptionValue
 from swarm.tables import struct_from_mapping
 
 ENTRY_POINT_GROUP = "swarm.environments"

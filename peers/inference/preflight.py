@@ -13,7 +13,8 @@ from typing import Any
 from peers.engines.config import ITEM_BYTES
 from peers.proofs.format import CHUNK_TOKENS, PROOF_BYTES
 from swarm.jobs.inference import Loaded, Surveyed
-from swarm.messages import Checkpoint, RunManifest, StepOrder
+from swarm.manifest import RunManifest
+from swarm.messages import Checkpoint, StepOrder
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 

@@ -36,14 +36,8 @@ from swarm.jobs.inference import (
     Survey,
     Surveyed,
 )
-from swarm.messages import (
-    CheckpointReference,
-    RunManifest,
-    Sampling,
-    StepOrder,
-    Submission,
-    Verdict,
-)
+from swarm.manifest import RunManifest, Sampling
+from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.rollouts.seeds import nonce_of

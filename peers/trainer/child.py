@@ -34,7 +34,7 @@ from swarm.jobs.training import (
     TrainingService,
     TrainStep,
 )
-from swarm.messages import RunManifest
+from swarm.manifest import RunManifest
 from swarm.world import Disk
 
 SERVICE = "peers.trainer.service:open_service"

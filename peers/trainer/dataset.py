@@ -29,7 +29,7 @@ from swarm.jobs.offline import (
     PolicyDescribed,
     TasksMeasured,
 )
-from swarm.messages import Sampling
+from swarm.manifest import Sampling
 from swarm.rollouts.seeds import digest, noise_key
 from swarm.world.job_thread import JobThread, in_job_thread
 

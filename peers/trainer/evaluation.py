@@ -14,7 +14,7 @@ from peers.environments import Environment, Renderer, task_of
 from peers.environments.base import Split, Task
 from peers.environments.episodes import grade_segments
 from swarm.jobs.training import Accuracy
-from swarm.messages import Sampling
+from swarm.manifest import Sampling
 from swarm.rollouts.seeds import digest, noise_key
 
 BATCH = 128

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from peers.environments import collection
-from swarm.messages import EnvironmentReference, Verdict
+from swarm.manifest import EnvironmentReference
+from swarm.messages import Verdict
 
 GroupLabel = Literal["kept", "no_spread", "length_only", "too_hard", "too_easy"]
 """What the filter says of a group: worth training on; all rewards equal; rewards that differ only

@@ -9,7 +9,8 @@ from typing import NoReturn
 import trio
 
 from swarm.envelope import Envelope
-from swarm.messages import RunManifest, StepOrder, Verdict
+from swarm.manifest import RunManifest
+from swarm.messages import StepOrder, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import Observable
 from swarm.run.manifest import manifest_in

@@ -45,7 +45,7 @@ from swarm.gossip.topics import RUN, WORK
 from swarm.jobs.memory import MemoryPlan, fullest, shown
 from swarm.jobs.training import Figures, TrainingService, TrainingSetup
 from swarm.ledger.entries import CheckpointPublished, Consumed
-from swarm.messages import RunManifest
+from swarm.manifest import RunManifest
 from swarm.node.run_node import RunNode
 from swarm.run.bounds import check_batch
 from swarm.run.manifest import manifest_in

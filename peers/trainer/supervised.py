@@ -41,7 +41,7 @@ from swarm.jobs.offline import (
     Validated,
 )
 from swarm.jobs.training import Done, Export, Sharding
-from swarm.messages import Objective, Optimiser
+from swarm.manifest import Objective, Optimiser
 from swarm.rollouts.rollout import Rollout
 from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import report

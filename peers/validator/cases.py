@@ -12,14 +12,8 @@ from peers.validator.inbox import Key
 from swarm.envelope import Envelope
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.validation import Inspected, Report
-from swarm.messages import (
-    Acknowledgement,
-    Evidence,
-    RunManifest,
-    StepOrder,
-    Submission,
-    Verdict,
-)
+from swarm.manifest import RunManifest
+from swarm.messages import Acknowledgement, Evidence, StepOrder, Submission, Verdict
 from swarm.rollouts.seeds import nonce_of
 
 

@@ -21,7 +21,8 @@ from swarm.errors import PeerError
 from swarm.jobs import Load
 from swarm.jobs.validation import Inspect, InspectionService, Judge, Judged, PrefillService
 from swarm.ledger.record import share_to_recompute
-from swarm.messages import CheckpointReference, RunManifest
+from swarm.manifest import RunManifest
+from swarm.messages import CheckpointReference
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import digest
 from swarm.world import ChildError

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import trio
 
 from swarm.identity import PeerId
-from swarm.messages import Limits, Submission
+from swarm.manifest import Limits
+from swarm.messages import Submission
 from swarm.run.run import Run
 from swarm.transport import BlobReference, Refused
 from swarm.world import Disk, Piece, Sink, World

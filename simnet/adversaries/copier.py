@@ -10,7 +10,8 @@ from swarm.envelope import Envelope
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
 from swarm.jobs import SubmissionOrder
-from swarm.messages import Acknowledgement, Presence, RunManifest, StepOrder
+from swarm.manifest import RunManifest
+from swarm.messages import Acknowledgement, Presence, StepOrder
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import nonce_of
 

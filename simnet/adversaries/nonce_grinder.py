@@ -3,7 +3,8 @@ from __future__ import annotations
 from peers.inference.pending import PendingSubmission
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
-from swarm.messages import RunManifest, StepOrder
+from swarm.manifest import RunManifest
+from swarm.messages import StepOrder
 from swarm.rollouts.seeds import digest
 
 

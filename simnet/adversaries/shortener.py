@@ -5,7 +5,8 @@ import msgspec
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
 from swarm.jobs import SubmissionOrder
-from swarm.messages import RunManifest, StepOrder
+from swarm.manifest import RunManifest
+from swarm.messages import StepOrder
 
 
 class Shortener(InferenceRole):

@@ -11,7 +11,8 @@ from peers.validator.evidence import betting
 from simnet.compute.rollouts import read_rollouts, rollouts, true_rewards
 from simnet.compute.setting import Setting
 from swarm.jobs import Load, validation
-from swarm.messages import Check, CheckpointReference, Evidence, Thresholds
+from swarm.manifest import Thresholds
+from swarm.messages import Check, CheckpointReference, Evidence
 from swarm.rollouts.seeds import digest as digest_of
 
 EDITED_SHARE = 0.02

@@ -21,7 +21,8 @@ from swarm.ledger.forks import explained
 from swarm.ledger.receipts import Receipt, receipts_of, reinstatement_in_log
 from swarm.ledger.state import Authority, LedgerState, Record, is_disputed, ledger_state
 from swarm.ledger.wire import Contradiction, Status
-from swarm.messages import Checkpoint, Eviction, Present, Reinstatement, RunManifest, StepOrder
+from swarm.manifest import RunManifest
+from swarm.messages import Checkpoint, Eviction, Present, Reinstatement, StepOrder
 from swarm.node.node import Node
 from swarm.run.run import Run
 

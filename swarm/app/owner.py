@@ -15,7 +15,8 @@ from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, UserError
 from swarm.identity import load_or_create
 from swarm.ledger.client import LedgerClient
-from swarm.messages import Eviction, Reinstatement, RunManifest
+from swarm.manifest import RunManifest
+from swarm.messages import Eviction, Reinstatement
 from swarm.node.node import Node
 from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
 from swarm.run.exchange import BOOTSTRAP_SECONDS

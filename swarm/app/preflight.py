@@ -16,7 +16,8 @@ from swarm.app.local_node import visit
 from swarm.app.onlooker import status_of
 from swarm.jobs import Load
 from swarm.jobs.inference import InferenceService, InferenceSetup, Loaded, Probe, Survey, Surveyed
-from swarm.messages import CheckpointReference, EnvironmentReference
+from swarm.manifest import EnvironmentReference
+from swarm.messages import CheckpointReference
 from swarm.settings import PeerSettings
 from swarm.world import client
 from swarm.world.compute import LocalCompute

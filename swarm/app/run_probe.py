@@ -17,7 +17,7 @@ from peers.environments import Environment, Renderer, Task, grade, task_of_step
 from peers.environments.base import PROBE_TASKS, answer_of, probe_hash, probe_seed
 from peers.environments.collection import Environments
 from swarm.errors import UserError
-from swarm.messages import EnvironmentReference, RunManifest, Thresholds
+from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml
 
 GRADED_TASKS = 8

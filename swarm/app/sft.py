@@ -16,7 +16,7 @@ import msgspec
 from swarm.errors import UserError
 from swarm.jobs.offline import StartTuning, Tune, TuningService, TuningSettings, Validate
 from swarm.jobs.training import Export
-from swarm.messages import EnvironmentReference
+from swarm.manifest import EnvironmentReference
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 

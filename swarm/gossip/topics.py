@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swarm.manifest import RunManifest
 from swarm.messages import (
     Acknowledgement,
     Checkpoint,
@@ -10,7 +11,6 @@ from swarm.messages import (
     Message,
     Presence,
     Reinstatement,
-    RunManifest,
     StepOrder,
     Verdict,
 )

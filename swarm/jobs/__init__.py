@@ -11,7 +11,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from swarm.messages import CheckpointReference, EnvironmentReference, Sampling
+from swarm.manifest import EnvironmentReference, Sampling
+from swarm.messages import CheckpointReference
 from swarm.rollouts.seeds import environment_of_group, submission_seed
 from swarm.world import Job
 

@@ -7,7 +7,8 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from swarm.jobs import Hardware, Load, SubmissionOrder
-from swarm.messages import CheckpointReference, Digest, EnvironmentReference
+from swarm.manifest import EnvironmentReference
+from swarm.messages import CheckpointReference, Digest
 from swarm.world import Job, Setup
 
 

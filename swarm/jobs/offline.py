@@ -8,7 +8,7 @@ import msgspec
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS
 from swarm.jobs.training import TRAINING_PATIENCE_SECONDS, Done, Export
-from swarm.messages import EnvironmentReference, OptionValue
+from swarm.manifest import EnvironmentReference, OptionValue
 from swarm.world import Job, Setup
 
 # --- supervised fine-tuning --------------------------------------------------------------------

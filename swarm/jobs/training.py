@@ -8,16 +8,8 @@ import msgspec
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS, Hardware
 from swarm.jobs.memory import MemoryPlan
-from swarm.messages import (
-    Adapter,
-    Digest,
-    EnvironmentReference,
-    Objective,
-    Optimiser,
-    Rewards,
-    Sampling,
-    Schedule,
-)
+from swarm.manifest import Adapter, EnvironmentReference, Objective, Optimiser, Sampling, Schedule
+from swarm.messages import Digest, Rewards
 from swarm.world import Job, Setup
 
 TRAINING_PATIENCE_SECONDS = 1800.0

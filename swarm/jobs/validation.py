@@ -7,15 +7,8 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from swarm.jobs import Hardware, Load, SubmissionOrder
-from swarm.messages import (
-    Check,
-    CheckpointReference,
-    Digest,
-    EnvironmentReference,
-    Evidence,
-    Rewards,
-    Thresholds,
-)
+from swarm.manifest import EnvironmentReference, Thresholds
+from swarm.messages import Check, CheckpointReference, Digest, Evidence, Rewards
 from swarm.world import Job, Setup
 
 

@@ -18,7 +18,8 @@ from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger.entries import decode
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
-from swarm.messages import LogHead, RunManifest, Verdict
+from swarm.manifest import RunManifest
+from swarm.messages import LogHead, Verdict
 
 Row = dict[str, Any]
 

@@ -20,7 +20,8 @@ from swarm.ledger.entries import (
     judged,
 )
 from swarm.ledger.forks import contradiction
-from swarm.messages import Eviction, LogHead, Reinstatement, RunManifest, Verdict
+from swarm.manifest import RunManifest
+from swarm.messages import Eviction, LogHead, Reinstatement, Verdict
 
 PROBLEMS_MAX = 20
 """Problems reported of one log; a log that is wrong throughout has one per entry."""

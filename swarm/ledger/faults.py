@@ -19,7 +19,8 @@ from msgspec import Meta
 
 from swarm.envelope import ENVELOPE_BYTES_MAX, Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS
-from swarm.messages import RunManifest, StepOrder, Submission
+from swarm.manifest import RunManifest
+from swarm.messages import StepOrder, Submission
 from swarm.world import Database, Disk
 
 FAULTS_MAX = 64

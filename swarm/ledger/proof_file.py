@@ -13,7 +13,8 @@ from swarm.errors import DECODE_ERRORS
 from swarm.ledger import merkle
 from swarm.ledger.archive import Archive, LogCopy
 from swarm.ledger.receipts import Receipt
-from swarm.messages import LogHead, RunManifest
+from swarm.manifest import RunManifest
+from swarm.messages import LogHead
 
 
 class ProofFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,8 @@ from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger import ruling
 from swarm.ledger.entries import Consumed, Entry, Evicted, Judged, Outcome, Reinstated
 from swarm.ledger.record import Rules, Standing, Work, refutation
-from swarm.messages import Eviction, Reinstatement, RunManifest
+from swarm.manifest import RunManifest
+from swarm.messages import Eviction, Reinstatement
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
-from swarm.messages import Message, PeerRecord, RunManifest
+from swarm.manifest import RunManifest
+from swarm.messages import Message, PeerRecord
 from swarm.node.departure import Departure
 from swarm.run.changes import changes
 from swarm.run.exchange import serve_manifests

@@ -16,6 +16,7 @@ from swarm.gossip.gossip import Gossip
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.topics import RUN
 from swarm.identity import PeerId
+from swarm.manifest import RunManifest
 from swarm.messages import (
     DOING_CHARACTERS_MAX,
     Checkpoint,
@@ -25,7 +26,6 @@ from swarm.messages import (
     Message,
     Presence,
     Reinstatement,
-    RunManifest,
     StepOrder,
 )
 from swarm.messenger import Messenger

@@ -9,7 +9,8 @@ import trio
 from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
-from swarm.messages import RunManifest, StepOrder
+from swarm.manifest import RunManifest
+from swarm.messages import StepOrder
 from swarm.node.node import Node
 from swarm.observable import Observable
 from swarm.run.exchange import BOOTSTRAP_SECONDS, ask_for_manifests

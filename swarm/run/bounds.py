@@ -13,7 +13,7 @@ import msgspec
 
 from swarm.errors import UserError
 from swarm.identity import InvalidPeerId, public_key_of
-from swarm.messages import RunManifest
+from swarm.manifest import RunManifest
 
 SUBMISSION_ROWS_MAX = 4096
 """Largest number of completions in a submission. Their rewards, 9 bytes each, must fit the

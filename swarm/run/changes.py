@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from swarm.messages import EnvironmentReference, RunManifest, TrustedKey
+from swarm.manifest import EnvironmentReference, RunManifest, TrustedKey
 
 AT_ONCE = "at once"
 NEXT_STEP = "from the next step"

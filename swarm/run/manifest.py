@@ -9,7 +9,7 @@ import blake3
 from swarm import PROTOCOL_VERSION
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import UserError
-from swarm.messages import RunManifest
+from swarm.manifest import RunManifest
 
 MANIFEST_LIFETIME_SECONDS = 90 * 24 * 3600.0
 """A run manifest is valid for 90 days unless the owner signs a newer one."""

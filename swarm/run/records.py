@@ -7,7 +7,8 @@ from collections.abc import Callable
 from swarm.envelope import FUTURE_SECONDS_MAX, Dropped, Envelope, open_envelope
 from swarm.kademlia.providers import provider_key
 from swarm.kademlia.records import InvalidRecord, RecordInfo
-from swarm.messages import Message, PeerRecord, RunManifest
+from swarm.manifest import RunManifest
+from swarm.messages import Message, PeerRecord
 from swarm.run.manifest import run_id
 
 RUN_NAMESPACE = "swarm-run"

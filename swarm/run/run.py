@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from swarm.envelope import Envelope
 from swarm.errors import UserError
+from swarm.manifest import RunManifest
 from swarm.messages import (
     Acknowledgement,
     Admission,
@@ -20,7 +21,6 @@ from swarm.messages import (
     Message,
     Presence,
     Reinstatement,
-    RunManifest,
     StepOrder,
     Verdict,
 )

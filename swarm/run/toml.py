@@ -1,6 +1,6 @@
 """A run's description: the TOML file from which `swarm run create` signs a manifest.
 
-Tables and keys are the fields of `swarm.messages.RunManifest`, without the hashes of the tokenizer
+Tables and keys are the fields of `swarm.manifest.RunManifest`, without the hashes of the tokenizer
 and the environments, which are computed. `recipe` names published values for the rest
 (`swarm/run/recipes.py`).
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.messages import EnvironmentReference, Optimiser, RunManifest
+from swarm.manifest import EnvironmentReference, Optimiser, RunManifest
 from swarm.run.bounds import check_manifest_numbers, check_peer_id
 from swarm.run.recipes import apply_recipe
 from swarm.tables import read_toml, struct_from_mapping

@@ -8,7 +8,7 @@ from pathlib import Path
 from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, SwarmError, UserError
 from swarm.identity import Identity, PeerId
-from swarm.messages import RunManifest
+from swarm.manifest import RunManifest
 from swarm.run.changes import NEVER, Change, changes, values_listed
 from swarm.run.exchange import ask_for_manifests
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, load_manifest, manifest_in

@@ -13,7 +13,7 @@ import pytest
 from peers.engines.demo import save_tokenizer
 from swarm.envelope import open_envelope
 from swarm.identity import Identity, load_or_create
-from swarm.messages import RunManifest
+from swarm.manifest import RunManifest
 from tests.app.harness import bootstrap_peer, complaint, signed_manifest, swarm
 
 TRAINER = Identity(bytes([1]) * 32).peer_id

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from swarm.identity import load_or_create
-from swarm.messages import Admissions, Invite
+from swarm.manifest import Admissions
+from swarm.messages import Invite
 from swarm.run.invites import invite_in
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest

@@ -33,7 +33,8 @@ from swarm.errors import UserError
 from swarm.identity import Identity
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Consumed, encode
-from swarm.messages import Objective, Verdict
+from swarm.manifest import Objective
+from swarm.messages import Verdict
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write

@@ -38,7 +38,7 @@ from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import Inspected, InspectionSetup, Judge, Judged, PrefillSetup
-from swarm.messages import Sampling, Thresholds
+from swarm.manifest import Sampling, Thresholds
 from swarm.rollouts.rollout import Finish, Rollout, Segment
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, ReadLimits, read

@@ -13,7 +13,7 @@ from benchmarks.sketches import SCHEMES, TOPLOC, Scheme, _area, _drawn, measured
 from benchmarks.turns import Episodes, make_tool_policy
 from peers.calibration import plot
 from peers.calibration.calibrate import EngineClass
-from swarm.messages import Sampling
+from swarm.manifest import Sampling
 
 
 @pytest.mark.parametrize(

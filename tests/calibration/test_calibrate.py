@@ -17,7 +17,7 @@ from peers.calibration.thresholds import assess, propose
 from peers.calibration.workers import Generates
 from peers.calibration.workload import Workload
 from peers.engines import demo
-from swarm.messages import Sampling
+from swarm.manifest import Sampling
 from tests.app.harness import swarm
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower

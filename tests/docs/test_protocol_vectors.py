@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarm import messages
+from swarm import manifest, messages
+from swarm.kinds import KINDS
 from swarm.ledger import entries
-from swarm.messages import KINDS
 from swarm.rollouts.submission_file import Header
 from tests.docs.pages import field_rows, section, table, text
 from tests.docs.vectors import computed
@@ -17,17 +17,17 @@ PAGE = text("docs/protocol.md")
 NESTED = (
     messages.Present,
     messages.CheckpointReference,
-    messages.EnvironmentReference,
-    messages.Sampling,
-    messages.Schedule,
-    messages.Objective,
-    messages.Optimiser,
-    messages.TrustedKey,
-    messages.Admissions,
-    messages.Thresholds,
-    messages.Limits,
-    messages.Filters,
-    messages.Adapter,
+    manifest.EnvironmentReference,
+    manifest.Sampling,
+    manifest.Schedule,
+    manifest.Objective,
+    manifest.Optimiser,
+    manifest.TrustedKey,
+    manifest.Admissions,
+    manifest.Thresholds,
+    manifest.Limits,
+    manifest.Filters,
+    manifest.Adapter,
     messages.Check,
     messages.Evidence,
 )

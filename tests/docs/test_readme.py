@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from peers.engines.demo import EOS_ID, save_tokenizer
 from swarm.app.main import app
 from swarm.errors import UserError
-from swarm.messages import RunManifest
+from swarm.manifest import RunManifest
 from swarm.run.manifest import load_manifest
 from swarm.run.recipes import RECIPES
 from swarm.run.toml import RunHashes, manifest_from_toml

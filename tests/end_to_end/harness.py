@@ -28,7 +28,7 @@ from swarm.app.demo.cast import demo_manifest
 from swarm.app.local_peers import free_ports, write_config
 from swarm.app.run_probe import probe_hashes
 from swarm.identity import Identity, load_or_create
-from swarm.messages import Adapter, Limits, RunManifest, TrustedKey
+from swarm.manifest import Adapter, Limits, RunManifest, TrustedKey
 from swarm.observable import Observable
 from swarm.run.update import sign_manifest
 from swarm.world.child import die_with_parent

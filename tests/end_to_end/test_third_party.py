@@ -21,7 +21,7 @@ from swarm.identity import Identity, load_or_create
 from swarm.jobs import Hardware, Load
 from swarm.jobs.inference import Generate, Generated, InferenceSetup, Loaded, Probe, Probed
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup
-from swarm.messages import EnvironmentReference
+from swarm.manifest import EnvironmentReference
 from swarm.roles import check_tables
 from swarm.rollouts.seeds import environment_of_group
 from swarm.run.update import sign_manifest

@@ -22,8 +22,7 @@ from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, InferenceSetup
 from swarm.jobs.training import AcceptedSubmission, Export, Lessons, StartTraining, TrainStep
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, PrefillSetup
-from swarm.messages import (
-    CheckpointReference,
+from swarm.manifest import (
     EnvironmentReference,
     Objective,
     Optimiser,
@@ -31,6 +30,7 @@ from swarm.messages import (
     Schedule,
     Thresholds,
 )
+from swarm.messages import CheckpointReference
 from swarm.rollouts.rollouts import Rollouts
 from tests.background import Ask, in_background
 

@@ -13,7 +13,7 @@ import trio
 
 from peers.trainer.learning.settings import learning_rate
 from swarm.identity import load_or_create
-from swarm.messages import RunManifest
+from swarm.manifest import RunManifest
 from tests.end_to_end.harness import STEP_SECONDS, Event, Swarm, swarm
 
 NAMES = ("bootstrap", "relay", "trainer", "validator", "inference-1", "inference-2")

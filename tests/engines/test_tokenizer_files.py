@@ -21,7 +21,7 @@ from peers.trainer.supervised import SftService
 from swarm.errors import UserError
 from swarm.jobs.offline import StartTuning, TuningSettings
 from swarm.jobs.training import Export
-from swarm.messages import EnvironmentReference, Objective, Schedule
+from swarm.manifest import EnvironmentReference, Objective, Schedule
 from swarm.shardcast.manifest import build
 from swarm.world.disk import LocalDisk
 

@@ -16,11 +16,11 @@ from swarm.errors import DECODE_ERRORS, PeerError, UserError
 from swarm.gossip import frames as gossip
 from swarm.identity import Identity
 from swarm.kademlia import wire as dht
+from swarm.kinds import KINDS, kind_of
 from swarm.ledger import entries, merkle
 from swarm.ledger import wire as ledger
 from swarm.ledger.client import LedgerClient
 from swarm.messages import (
-    KINDS,
     AdmissionRequest,
     Checkpoint,
     CheckpointReference,
@@ -32,7 +32,6 @@ from swarm.messages import (
     PeerRecord,
     Present,
     Submission,
-    kind_of,
 )
 from swarm.run.manifest import check_manifest, content_digest, manifest_in
 from swarm.run.run import Run

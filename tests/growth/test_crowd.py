@@ -19,7 +19,8 @@ from swarm.envelope import Envelope
 from swarm.ledger import wire
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.serving import Reporting, report
-from swarm.messages import Admission, Admissions, Heartbeat, Presence, Present
+from swarm.manifest import Admissions
+from swarm.messages import Admission, Heartbeat, Presence, Present
 from swarm.messenger import first
 from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.members import PRESENCE_BYTES_MAX, SUSPECTED_SECONDS

@@ -16,7 +16,8 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event, Events, sentence
-from swarm.messages import RunManifest, StepOrder
+from swarm.manifest import RunManifest
+from swarm.messages import StepOrder
 from tests.network.harness import in_virtual_time
 from tests.worlds import VirtualWorld
 

@@ -23,7 +23,7 @@ from swarm.errors import UserError
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, Generated, InferenceSetup, Swap
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, PrefillSetup
-from swarm.messages import Thresholds
+from swarm.manifest import Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import read
 from tests.background import in_background

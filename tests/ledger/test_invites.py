@@ -13,7 +13,8 @@ from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import Identity
 from swarm.ledger.client import open_ledger
-from swarm.messages import Admission, AdmissionRefused, AdmissionRequest, Admissions, Invite
+from swarm.manifest import Admissions
+from swarm.messages import Admission, AdmissionRefused, AdmissionRequest, Invite
 from swarm.messenger import first
 from swarm.run.invites import check_token, invite_in, invite_problem, make_invite, revoke
 from swarm.run.manifest import manifest_in

@@ -20,19 +20,16 @@ from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId
 from swarm.ledger.entries import Redeemed
 from swarm.ledger.invites import TABLES, RedeemedInvites, derive
-from swarm.messages import (
+from swarm.manifest import (
     Admissions,
     EnvironmentReference,
-    Heartbeat,
-    Invite,
-    Message,
-    Presence,
     RunManifest,
     Sampling,
     Schedule,
     TrustedKey,
 )
-from swarm.messages import Objective as ObjectiveNumbers
+from swarm.manifest import Objective as ObjectiveNumbers
+from swarm.messages import Heartbeat, Invite, Message, Presence
 from swarm.messenger import Messenger
 from swarm.run.clock import TrustedClock
 from swarm.run.lease import Lease

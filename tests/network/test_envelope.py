@@ -27,6 +27,7 @@ from swarm.envelope import (
     open_envelope,
 )
 from swarm.identity import Identity
+from swarm.manifest import RunManifest
 from swarm.messages import (
     Acknowledgement,
     Checkpoint,
@@ -35,7 +36,6 @@ from swarm.messages import (
     Heartbeat,
     Message,
     Reinstatement,
-    RunManifest,
     Submission,
     Verdict,
 )

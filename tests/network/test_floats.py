@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.envelope import Dropped, open_envelope
-from swarm.messages import KINDS, kind_of
+from swarm.kinds import KINDS, kind_of
 from tests.fuzz.messages import MESSAGES, signed
 
 Path = tuple[int | str, ...]

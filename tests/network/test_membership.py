@@ -11,11 +11,11 @@ import trio
 from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, PeerError
 from swarm.identity import Identity
+from swarm.manifest import Admissions
 from swarm.messages import (
     Acknowledgement,
     Admission,
     AdmissionRefused,
-    Admissions,
     Eviction,
     Heartbeat,
     PeerRecord,

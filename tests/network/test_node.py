@@ -13,7 +13,8 @@ import trio
 
 from swarm.errors import PeerError
 from swarm.identity import PeerId
-from swarm.messages import PeerRecord, RunManifest
+from swarm.manifest import RunManifest
+from swarm.messages import PeerRecord
 from swarm.node.node import RECORDS_BYTES_MAX, RECORDS_MAX
 from swarm.node.policies import SOURCES_MAX, SOURCES_NEAR_MAX
 from swarm.node.run_node import RunNode

@@ -15,14 +15,8 @@ from msgspec.structs import replace
 
 from swarm.envelope import Envelope
 from swarm.identity import Identity
-from swarm.messages import (
-    Admissions,
-    CheckpointReference,
-    EnvironmentReference,
-    RunManifest,
-    StepOrder,
-    TrustedKey,
-)
+from swarm.manifest import Admissions, EnvironmentReference, RunManifest, TrustedKey
+from swarm.messages import CheckpointReference, StepOrder
 from swarm.run.changes import AT_ONCE, NEVER, NEXT_STEP, changes
 from swarm.run.manifest import content_digest, manifest_in
 from swarm.run.run import VERSIONS_KEPT, Run

@@ -13,7 +13,7 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.messages import Thresholds
+from swarm.manifest import Thresholds
 from swarm.node.run_node import RunNode
 
 END_SECONDS = 90.0

@@ -14,7 +14,7 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.messages import Limits
+from swarm.manifest import Limits
 
 DISTURBED_FROM, CALM_AGAIN, END = 20.0, 50.0, 75.0
 LIMITS = Limits(acknowledgement_seconds=2.0, verdict_seconds=6.0)

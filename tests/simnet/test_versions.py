@@ -18,7 +18,8 @@ from simnet.simulation import Peer, Plan, Simulation
 from simnet.world import EPOCH
 from swarm.envelope import Envelope, seal
 from swarm.events import Event
-from swarm.messages import RunManifest, StepOrder
+from swarm.manifest import RunManifest
+from swarm.messages import StepOrder
 from swarm.run.exchange import BOOTSTRAP_SECONDS
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest
 

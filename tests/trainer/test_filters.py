@@ -16,7 +16,8 @@ from peers.trainer.filters import (
     groups_to_ask_for,
     label_groups,
 )
-from swarm.messages import EnvironmentReference, Verdict
+from swarm.manifest import EnvironmentReference
+from swarm.messages import Verdict
 
 
 def verdict(

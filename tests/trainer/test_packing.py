@@ -27,7 +27,7 @@ from peers.trainer.learning.masks import (
 from peers.trainer.learning.objective import Tokens, Totals, loss
 from peers.trainer.learning.packing import Layout, Rows, first_fit, lay_out, lay_out_flat
 from peers.trainer.learning.scorer import Scorer
-from swarm.messages import Objective
+from swarm.manifest import Objective
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from tests.trainer.waits import Waits
 

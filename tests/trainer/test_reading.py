@@ -17,7 +17,7 @@ from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.ranks import Launch, Ranks
 from peers.trainer.learning.reading import read_groups
 from swarm.jobs.training import AcceptedSubmission
-from swarm.messages import Objective
+from swarm.manifest import Objective
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row
 

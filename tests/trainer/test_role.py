@@ -18,7 +18,8 @@ from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.identity import Identity
 from swarm.ledger.entries import Consumed, decode
-from swarm.messages import Adapter, Evidence, Verdict
+from swarm.manifest import Adapter
+from swarm.messages import Evidence, Verdict
 from swarm.node.trusted import UNGRADED_MAX
 from swarm.shardcast.manifest import digest_of, parse
 

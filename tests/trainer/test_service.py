@@ -44,7 +44,7 @@ from swarm.jobs.training import (
     Trained,
     TrainStep,
 )
-from swarm.messages import Objective, Optimiser, Sampling, Schedule
+from swarm.manifest import Objective, Optimiser, Sampling, Schedule
 from tests.rollouts.harness import single_turns
 from tests.trainer.ranks_harness import run_ranks
 

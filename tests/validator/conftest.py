@@ -19,7 +19,7 @@ from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, InferenceSetup
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, Judged, PrefillSetup
-from swarm.messages import Thresholds
+from swarm.manifest import Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, ReadLimits, read, write
 from tests.background import Ask, in_background

@@ -18,7 +18,8 @@ from peers.validator.prefill import PrefillService
 from peers.validator.recompute import judge_sampling, sampling_figures
 from swarm.jobs import Load
 from swarm.jobs.validation import Judge, Judged, PrefillSetup
-from swarm.messages import CheckpointReference, Thresholds
+from swarm.manifest import Thresholds
+from swarm.messages import CheckpointReference
 from swarm.rollouts.seeds import noise_key
 from tests.engines.harness import prefill_completions
 from tests.orders import ORDER

@@ -18,7 +18,7 @@ from peers.environments.base import Split
 from peers.environments.collection import Environments
 from peers.environments.sort_digits import SortDigits
 from peers.validator.inspector import expected_header
-from swarm.messages import EnvironmentReference
+from swarm.manifest import EnvironmentReference
 from swarm.rollouts.rollout import Rollout, Span
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import environment_of_group

@@ -19,11 +19,11 @@ from simnet.simulation import Peer, Plan, Simulation
 from swarm.envelope import Envelope, seal
 from swarm.events import Event
 from swarm.jobs import SubmissionOrder
+from swarm.manifest import Admissions
 from swarm.messages import (
     Acknowledgement,
     Admission,
     AdmissionRefused,
-    Admissions,
     Message,
     StepOrder,
     Submission,

@@ -24,14 +24,8 @@ from swarm.app.run_probe import probe_hashes
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.faults import Fault, FaultRecord
-from swarm.messages import (
-    CheckpointReference,
-    Evidence,
-    Reinstatement,
-    RunManifest,
-    StepOrder,
-    Submission,
-)
+from swarm.manifest import RunManifest
+from swarm.messages import CheckpointReference, Evidence, Reinstatement, StepOrder, Submission
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import write
 from swarm.run.run import Run

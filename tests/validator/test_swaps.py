@@ -17,7 +17,7 @@ from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, Generated, InferenceSetup, Swap
 from swarm.jobs.validation import Judge, Judged, PrefillSetup
-from swarm.messages import Thresholds
+from swarm.manifest import Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits, read
 from tests.orders import policy as reference

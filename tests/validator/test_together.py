@@ -27,7 +27,8 @@ from swarm.jobs.validation import (
     ProofFigures,
     SamplingFigures,
 )
-from swarm.messages import Evidence, Thresholds
+from swarm.manifest import Thresholds
+from swarm.messages import Evidence
 from swarm.rollouts.rollouts import Rollouts
 from swarm.world import ChildDied, ChildError
 from tests.orders import policy, submission_order

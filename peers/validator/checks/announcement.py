@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from peers.validator.checks.base import Check, Finding, at_most
 from swarm.envelope import Envelope
-from swarm.messages import Admission, RunManifest, StepOrder, Submission
+from swarm.manifest import RunManifest
+from swarm.messages import Admission, StepOrder, Submission
 from swarm.run.admission import check_admission, is_worker
 from swarm.run.manifest import manifest_in
 from swarm.run.run import Run

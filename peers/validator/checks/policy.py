@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.evidence.submission import bans
 from swarm.jobs.validation import ProofFigures, SamplingFigures
-from swarm.messages import Evidence, Thresholds
+from swarm.manifest import Thresholds
+from swarm.messages import Evidence
 
 
 @dataclass(frozen=True)

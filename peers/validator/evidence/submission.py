@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from peers.validator.evidence import betting, selection
-from swarm.messages import Evidence, Thresholds
+from swarm.manifest import Thresholds
+from swarm.messages import Evidence
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from swarm.app.output import plain, print_json
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan, fullest, shown, total
 from swarm.jobs.training import Sharding
-from swarm.messages import ADAPTER_RANK_MAX, Schedule
+from swarm.manifest import ADAPTER_RANK_MAX, Schedule
 
 app = typer.Typer(help="The trainer's memory.", no_args_is_help=True)
 

@@ -10,7 +10,7 @@ from peers.demo import ENVIRONMENT, MODEL, OBJECTIVE, OPTIMISER, SAMPLING, SCHED
 from swarm.app.demo.options import DemoOptions
 from swarm.app.local_peers import LocalPeer, free_ports, write_config
 from swarm.identity import load_or_create
-from swarm.messages import RunManifest, TrustedKey
+from swarm.manifest import RunManifest, TrustedKey
 from swarm.run.toml import RunHashes
 
 PRELOAD_COMPUTE = (

@@ -10,7 +10,8 @@ from swarm.envelope import Dropped, open_envelope
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Consumed
-from swarm.messages import RunManifest, Verdict
+from swarm.manifest import RunManifest
+from swarm.messages import Verdict
 
 
 @dataclass

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from swarm.ledger.entries import Outcome
-from swarm.messages import Objective, Verdict
+from swarm.manifest import Objective
+from swarm.messages import Verdict
 from swarm.rollouts.rollout import Finish, Kind, Span
 
 STD_EPSILON = 1e-6

@@ -25,7 +25,7 @@ from swarm.app.rollouts.seen import (
 )
 from swarm.app.rollouts.text import Decoder, find_tokenizer
 from swarm.errors import UserError
-from swarm.messages import Objective
+from swarm.manifest import Objective
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits, decode, read_header
 

@@ -16,7 +16,7 @@ from peers.calibration.workers import Generates, HandedIn
 from peers.calibration.workload import Work
 from swarm.identity import Identity
 from swarm.jobs import SubmissionOrder
-from swarm.messages import Sampling
+from swarm.manifest import Sampling
 from tests.attacks.models import Arena
 from tests.orders import submission_order
 

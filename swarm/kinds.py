@@ -1,0 +1,52 @@
+"""Every kind of message that a signed envelope may carry."""
+
+from __future__ import annotations
+
+from swarm.manifest import RunManifest
+from swarm.messages import (
+    Acknowledgement,
+    Admission,
+    AdmissionRefused,
+    AdmissionRequest,
+    Checkpoint,
+    Eviction,
+    Heartbeat,
+    Invite,
+    InviteRevocation,
+    LogHead,
+    Message,
+    PeerRecord,
+    Presence,
+    Reinstatement,
+    StepOrder,
+    Submission,
+    Verdict,
+)
+
+KINDS: dict[str, type[Message]] = {
+    "peer_record": PeerRecord,
+    "heartbeat": Heartbeat,
+    "presence": Presence,
+    "run_manifest": RunManifest,
+    "admission_request": AdmissionRequest,
+    "invite": Invite,
+    "invite_revocation": InviteRevocation,
+    "admission": Admission,
+    "admission_refused": AdmissionRefused,
+    "checkpoint": Checkpoint,
+    "step_order": StepOrder,
+    "submission": Submission,
+    "acknowledgement": Acknowledgement,
+    "verdict": Verdict,
+    "eviction": Eviction,
+    "reinstatement": Reinstatement,
+    "log_head": LogHead,
+}
+"""Message types by the wire name of their kind."""
+
+_KIND_OF = {message_type: kind for kind, message_type in KINDS.items()}
+
+
+def kind_of(message: Message) -> str:
+    """The wire name of a message's kind."""
+    return _KIND_OF[type(message)]

@@ -1,0 +1,356 @@
+"""The run manifest: every term of a run, as the owner signs it.
+
+Fields are bounded here; bounds that concern several fields are in `swarm.run.bounds`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from swarm.messages import (
+    ENVIRONMENTS_MAX,
+    Count,
+    Digest,
+    Finite,
+    Key,
+    Name,
+    Role,
+    Seconds,
+    StateMessage,
+)
+
+
+class TrustedKey(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A key that the owner trusts, from version `from_version` of the manifest on."""
+
+    peer: Key
+    from_version: Count = 1
+
+
+OptionName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}\Z")]
+OptionText = Annotated[str, Meta(max_length=1000)]
+OptionScalar = bool | int | Finite | OptionText
+OptionValue = OptionScalar | Annotated[list[OptionScalar], Meta(max_length=256)]
+
+
+class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """One of a run's environments, its share of the tasks, and its filter.
+
+    Name, version, options and probe hash are fixed for the run.
+    """
+
+    name: Name
+    version: Name
+    probe_hash: Digest = bytes(32)
+    """BLAKE3 over the token ids of 64 rendered probe tasks, computed by `swarm run create`. A
+    worker with another hash renders tasks differently."""
+    weight: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    """The environment's share of the groups is its weight divided by the sum of all weights."""
+    options: Annotated[dict[OptionName, OptionValue], Meta(max_length=32)] = {}
+    """Options that the environment is constructed with; the environment defines them."""
+    where: Literal["local", "served"] = "local"
+    """local: each worker renders its tasks. served: a trusted peer renders them."""
+    spread: Literal["task", "total"] = "task"
+    """The rewards that must differ within a group: task: without the length penalty. total: with
+    it."""
+    accuracy_min: Finite = 0.0
+    """Groups with a lower mean task reward are left out."""
+    accuracy_max: Finite = 1.0
+    """Groups with a higher mean task reward are left out. (PRIME keeps 0.2 to 0.8.)"""
+
+
+Environments = Annotated[
+    list[EnvironmentReference], Meta(min_length=1, max_length=ENVIRONMENTS_MAX)
+]
+
+
+class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """How every rollout is sampled. No top-k, no top-p."""
+
+    temperature: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    max_new_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 1024
+    stop_ids: Annotated[list[Count], Meta(min_length=1, max_length=16)]
+    """The tokenizer's stop ids; no default fits every model."""
+    group_size: Annotated[int, Meta(ge=1, le=4096)] = 16
+    groups_per_submission: Annotated[int, Meta(ge=1, le=4096)] = 1
+    swaps_max: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Most swaps of weights while a submission is generated: a worker may go on with each newer
+    policy as it is published, and the file says which tokens each policy sampled. 0: every token of
+    a step comes from the policy that its order names."""
+
+
+class Schedule(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """The number and size of the rollout steps, and how they overlap."""
+
+    steps: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
+    """Rollout steps of the whole run; the run is over after the last."""
+    groups_per_step: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
+    asynchrony: Annotated[int, Meta(ge=0, le=64)] = 2
+    max_staleness: Annotated[int, Meta(ge=0, le=256)] = 4
+    old: Literal["generation", "step_start"] = "generation"
+
+
+STEP_START_OBJECTIVES = ("icepop", "tis", "decoupled_ppo")
+"""Objectives that weight tokens by the step's initial policy over the generating policy."""
+
+
+class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """AdamW and its learning rate (defaults: the INTELLECT-2 recipe)."""
+
+    learning_rate: Finite = 3e-7
+    beta1: Finite = 0.9
+    beta2: Finite = 0.99
+    weight_decay: Finite = 0.0
+    gradient_norm_max: Finite = 0.1
+    """Larger gradients are scaled down to this norm."""
+    warmup_steps: Count = 25
+    """Optimiser steps over which the learning rate rises."""
+    learning_rate_schedule: Literal["constant", "cosine", "linear", "wsd"] = "linear"
+    """Schedule after the warm-up. wsd: constant, then linear decay over the last `decay_share`."""
+    decay_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
+    """Share of all optimiser steps over which wsd decays."""
+    final_learning_rate_share: Finite = 1.0
+    """Share of the learning rate at the end of the decay; 1 keeps the rate constant."""
+    optimiser_steps: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Optimiser steps per rollout step."""
+
+
+class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """The objective and its coefficients (defaults: the INTELLECT-2 recipe)."""
+
+    epsilon: Finite = 0.2
+    """The ratio is clipped to 1 ± epsilon."""
+    delta: Finite = 4.0
+    """Upper bound of the ratio for negative advantages; every objective but `cispo`."""
+    kl_coefficient: Finite = 0.001
+    entropy_coefficient: Finite = 0.0001
+    normalise_by_std: bool = True
+    name: Literal[
+        "grpo", "dr_grpo", "dapo", "gspo", "cispo", "icepop", "tis", "decoupled_ppo", "dppo"
+    ] = "grpo"
+    """Formula and source of each: `peers/trainer/learning/objective.py`."""
+    epsilon_high: Finite = 0.0
+    """The upper clip of the ratio is 1 + epsilon_high; 0 means epsilon."""
+    weight_max: Finite = 2.0
+    """Upper bound of an importance weight; `cispo`, `tis`."""
+    band_low: Finite = 0.5
+    """Tokens with a smaller importance weight are masked; `icepop`."""
+    band_high: Finite = 5.0
+    """Tokens with a larger importance weight are masked; `icepop`."""
+    change_max: Finite = 0.2
+    """Tokens whose probability has already changed by more in the advantage's direction are
+    masked; `dppo`."""
+    kl_by_ratio: bool = False
+    """Weight the KL term by the ratio to the generating policy: its gradient is then the exact one,
+    that of KL(policy ‖ base). By default it is that of KL(base ‖ policy)."""
+    router_replay: bool = False
+    """Train with the experts that the generating policy chose for each token; only for mixtures of
+    experts."""
+
+    def problem(self, schedule: Schedule) -> str | None:
+        """One sentence about the first invalid coefficient, or None."""
+        high = self.epsilon_high or self.epsilon
+        if not 0 < self.epsilon < 1 or self.epsilon_high < 0:
+            return (
+                f"objective.epsilon is {self.epsilon:g} and objective.epsilon_high "
+                f"{self.epsilon_high:g}; epsilon must lie in (0, 1), and epsilon_high be 0 or more"
+            )
+        if not self.delta > 1 + high:
+            return (
+                f"objective.delta is {self.delta:g}; it must be greater than "
+                f"1 + epsilon = {1 + high:g}"
+            )
+        if not 0 <= self.band_low < 1 < self.band_high:
+            return (
+                f"objective.band_low is {self.band_low:g} and objective.band_high "
+                f"{self.band_high:g}; the band must hold 1, the weight of an unchanged token"
+            )
+        if not (self.weight_max >= 1 and 0 < self.change_max <= 1):
+            return (
+                f"objective.weight_max is {self.weight_max:g} and objective.change_max "
+                f"{self.change_max:g}; weight_max must be at least 1, change_max lie in (0, 1]"
+            )
+        if self.name in STEP_START_OBJECTIVES and schedule.old != "step_start":
+            return (
+                f"objective.name is {self.name!r} and schedule.old {schedule.old!r}; "
+                "it weighs the step's start against the generating policy and needs step_start"
+            )
+        return None
+
+
+class Filters(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """How a batch is filled when the online filter leaves groups out (by each environment's
+    `spread`, `accuracy_min` and `accuracy_max`)."""
+
+    fill: Literal["drop", "refill"] = "drop"
+    """drop: a batch is `groups_per_step` accepted groups minus the groups left out. refill: more
+    groups are requested until `groups_per_step` remain."""
+    refill_seconds: Annotated[float, Meta(gt=0, le=sys.float_info.max)] = 1800.0
+    """refill: after this, a batch that is not empty is trained on even if it is not full (in the
+    INTELLECT-2 run a step's rollouts took 22 to 29 minutes)."""
+
+
+ADAPTER_RANK_MAX = 512
+"""Larger adapters save nothing: 256 and 512 are the largest in use."""
+
+ADAPTER_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The matrices of a layer that can have an adapter."""
+
+
+class Adapter(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """LoRA: train two thin matrices per target, and publish only those.
+
+    A target's weight W counts as W + alpha / rank · B · A, with A [rank, inputs] and B [outputs,
+    rank]. W is policy 0's, and never changes.
+    """
+
+    rank: Annotated[int, Meta(ge=0, le=ADAPTER_RANK_MAX)] = 0
+    """0: the whole model is trained, and published."""
+    alpha: Annotated[float, Meta(gt=0, le=1e6)] = 32.0
+    targets: Annotated[list[Name], Meta(max_length=7)] = []
+    """The adapted matrices of every layer; empty: `ADAPTER_TARGETS`."""
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    @property
+    def names(self) -> list[str]:
+        """The targets, whether they are listed or not."""
+        return self.targets or list(ADAPTER_TARGETS)
+
+    def problem(self) -> str | None:
+        """One sentence about targets that no model has, or None."""
+        for name in self.targets:
+            if name not in ADAPTER_TARGETS:
+                known = ", ".join(ADAPTER_TARGETS)
+                return f"adapter.targets names {name!r:.60}; there are: {known}"
+            if self.targets.count(name) > 1:
+                return f"adapter.targets names {name!r} twice; list each once"
+        return None
+
+
+class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Thresholds of a validator's statistical checks; `swarm proofs calibrate` proposes them.
+
+    The defaults fit the demo's model on native engines. Deeper models in 16 bits, and engines whose
+    kernels round differently, need their own.
+    """
+
+    proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 113
+    """Exponents, of a proof's 128, that must agree."""
+    proof_mantissa_mean_max: Finite = 10.0
+    proof_mantissa_median_max: Finite = 4.0
+    proof_chunks_share_min: Finite = 1.0
+    """Share of a submission's checked chunks that must pass."""
+    honest_margin: Finite = 0.0002
+    """Upper bound on an honest peer's mean of min(margin, 1) over all tokens."""
+    margin_max: Finite = 1.4
+    """Upper bound on every single margin, the stop token's included."""
+    honest_proof_error: Finite = 0.03
+    """Upper bound on an honest peer's mean error of proofs. An entry's error is 1 if its exponent
+    or sign differs, else the distance of the mantissas over 128."""
+    eviction_p_value: Finite = 1e-9
+    """Upper bound on the probability that an honest worker is ever evicted for its statistics."""
+    recompute_safety: Finite = 3.0
+    """Expected loss from a fake submission, in multiples of what it would earn, plus 1."""
+    recompute_share_min: Finite = 0.05
+    """Smallest share of a worker's submissions that are recomputed."""
+    audit_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """Share of the accepted submissions that were not recomputed at once to recompute later."""
+    stake_steps: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
+    """Steps whose recomputed work is a worker's stake."""
+    proven_tokens: Count = 4096
+    """Stake from which a worker is proven: it needs no slot."""
+    honest_outliers: Finite = 1e-5
+    """Upper bound on an honest peer's share of tokens with a margin above `margin_max`."""
+    refusal_p_value: Finite = 1e-6
+    """Upper bound on the probability that one of the pooled checks refuses an honest submission."""
+    second_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    """Share of judged submissions that a second validator recomputes, drawn after the verdict."""
+    quantised_weights: Annotated[list[Literal["fp8"]], Meta(max_length=8)] = []
+    """Formats to which workers may round a policy's weights while they generate. The thresholds
+    must then be loose enough for them."""
+
+
+class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Who may join the run, and how many."""
+
+    policy: Literal["open", "allow-list", "invite"] = "open"
+    allowed: Annotated[list[Key], Meta(max_length=1000)] = []
+    unproven_max: Count = 100
+    """Most unproven peers with the role `inference` admitted at a time. A quarter of these, and of
+    `helpers_max`, is kept free for peers of networks (/24, IPv6: /48) that hold no slot."""
+    further_roles: Annotated[list[Role], Meta(max_length=32)] = []
+    """Roles that peers may be admitted with in addition to `swarm.run.admission.ROLES`."""
+    helpers_max: Count = 250
+    """Most peers admitted at a time without the role `inference`."""
+    range_max: Count = 32
+    """Most peers of either sort within one /24 (IPv6: /48); private and loopback ranges have no
+    bound."""
+    trial: bool = True
+    """Whether a worker without verified work may have only one unjudged submission. Its first
+    submission thus is its trial: a generation with proofs under the run's policy, recomputed
+    completely."""
+    trial_seconds: Seconds = 600.0
+    """Time without a further accepted submission after which an unproven worker loses its slot to
+    a waiting one. Only time in which a step wants work counts."""
+
+
+class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Bounds that protect peers from floods, and the deadlines of validators."""
+
+    submission_bytes_max: Count = 64 << 20
+    submissions_unjudged_max: Count = 8
+    """Most submissions of one worker that wait for a verdict."""
+    acknowledgement_seconds: Finite = 5.0
+    """Without an acknowledgement by then, the worker asks the next validator in rank."""
+    verdict_seconds: Finite = 30.0
+    """Without a verdict by then, the worker asks the next validator in rank."""
+
+
+class RunManifest(StateMessage, frozen=True, kw_only=True):
+    """One training job, signed by its owner. Run id: `<owner peer id>/<name>`."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\Z")]
+    version: Annotated[int, Meta(ge=1, le=2**53)]
+    model: Name
+    tokenizer_hash: Digest
+    environments: Environments
+    sampling: Sampling
+    schedule: Schedule = Schedule()
+    objective: Objective = Objective()
+    optimiser: Optimiser = Optimiser()
+    trainers: Annotated[list[TrustedKey], Meta(min_length=1, max_length=16)]
+    validators: Annotated[list[TrustedKey], Meta(min_length=1, max_length=256)]
+    admissions: Admissions = Admissions()
+    thresholds: Thresholds = Thresholds()
+    limits: Limits = Limits()
+    checkpoints_kept: Annotated[int, Meta(ge=2, le=1000)] = 5
+    filters: Filters = Filters()
+    broadcast_mode: Literal["open", "relay-only"] = "open"
+    """open: every peer serves pieces. relay-only: only relays and trusted peers serve pieces, and
+    other peers connect only to them (`swarm.run.run.Run.serves`)."""
+    adapter: Adapter = Adapter()
+
+    def order(self) -> tuple[int, ...]:
+        return (self.version,)
+
+    def is_trainer(self, peer: str) -> bool:
+        return any(key.peer == peer and key.from_version <= self.version for key in self.trainers)
+
+    def is_validator(self, peer: str) -> bool:
+        return peer in self.validator_ids()
+
+    def validator_ids(self) -> list[str]:
+        """The validators trusted in this version, in the manifest's order."""
+        return [key.peer for key in self.validators if key.from_version <= self.version]
+
+    def trusted_ids(self) -> list[str]:
+        """The trainers and validators trusted in this version, without repeats."""
+        trainers = [key.peer for key in self.trainers if key.from_version <= self.version]
+        return list(dict.fromkeys(trainers + self.validator_ids()))
