@@ -1,0 +1,189 @@
+"""A checkpoint's chat template: the Jinja text that turns messages into a prompt.
+
+The templates are rendered by Jinja's immutable sandbox with the settings of transformers, whose
+import would take a second in every process that renders. (The package `renderers` has code of its
+own for some models instead of the checkpoint's template, and needs clients of remote services.)
+Unlike there, the date is not that of the day, because a prompt must be the same on every machine.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from swarm.errors import UserError
+
+CHARACTERS_MAX = 1 << 18
+"""Size of a template; the longest in use have 20,000."""
+
+RENDERED_MAX = 1 << 22
+"""Characters that a template may make of one conversation; no model reads a prompt as long."""
+
+FILES = ("chat_template.jinja", "tokenizer_config.json")
+"""Files that may hold the template; the first that does wins, as in transformers."""
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+"""Tokens that a template may use as variables, by their keys in tokenizer_config.json."""
+
+Chat = Sequence[Mapping[str, str]]
+"""Messages, each with `role` and `content`."""
+
+
+class ChatTemplate:
+    """The template of one checkpoint."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
+        """Compile `source`; `where` names its file in errors. Raises `UserError`."""
+        self.source, self.tokens, self.where = source, dict(tokens), where
+        if len(source) > CHARACTERS_MAX:
+            raise UserError(
+                f"{where}: the chat template has {len(source)} characters; at most "
+                f"{CHARACTERS_MAX} are allowed; shorten it"
+            )
+        try:
+            self._template = _Sandbox().from_string(source)
+        except jinja2.TemplateError as error:
+            raise UserError(
+                f"{where}: the chat template is no valid Jinja ({_described(error)}); repair it"
+            ) from error
+
+    @classmethod
+    def read(cls, folder: Path) -> ChatTemplate | None:
+        """The template in a Hugging Face model folder, or None; raises `UserError`."""
+        config = _config(folder / FILES[1])
+        tokens = {name: _text_of(config.get(name)) for name in NAMED_TOKENS}
+        named = {name: text for name, text in tokens.items() if text is not None}
+        path = folder / FILES[0]
+        try:
+            source = path.read_text("utf-8") if path.exists() else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} cannot be read ({error}); repair it") from error
+        if source is not None:
+            return cls(source, named, str(path))
+        source = _default(config.get("chat_template"))
+        return None if source is None else cls(source, named, str(folder / FILES[1]))
+
+    def render(self, chat: Chat, variables: Mapping[str, Any], prompts: bool) -> str:
+        """The text of a conversation.
+
+        `prompts` says whether the beginning of the model's turn follows. Of `variables`, `date`
+        ("2026-11-23") is the day that the template may ask for; all others are the template's own.
+        Raises `UserError` when the template fails.
+        """
+        own = {**variables}
+        date = own.pop("date", None)
+        if date is not None:
+            own["strftime_now"] = datetime.date.fromisoformat(date).strftime
+        parts: list[str] = []
+        length = 0
+        try:
+            for part in self._template.generate(
+                messages=[dict(message) for message in chat],
+                add_generation_prompt=prompts,
+                tools=None,
+                documents=None,
+                **self.tokens,
+                **own,
+            ):
+                parts.append(part)
+                length += len(part)
+                if length > RENDERED_MAX:
+                    raise jinja2.TemplateError(f"it writes more than {RENDERED_MAX} characters")
+        except Exception as error:  # a template may fail in any way
+            raise UserError(self._failure(chat, error)) from error
+        return "".join(parts)
+
+    def _failure(self, chat: Chat, error: Exception) -> str:
+        roles = ", ".join(message["role"] for message in chat)
+        text = (
+            f"{self.where}: the chat template fails on messages of the roles {roles} "
+            f"({_described(error)}); "
+        )
+        if "strftime_now" in str(error):
+            return text + "it asks for today's date: give the environment the option chat_date"
+        if chat and chat[0]["role"] == "system":
+            return text + (
+                "if it knows no system role, write the option system_prompt into the prompts; else "
+                "repair the template"
+            )
+        return text + "repair the template, or give it the roles that it knows"
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja as transformers sets it up, without the time of day and without huge products."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, jinja2.ext.loopcontrols],
+        )
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise
+
+    def call_binop(
+        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
+    ) -> Any:
+        sizes = [len(each) if hasattr(each, "__len__") else abs(each) for each in (left, right)]
+        if operator == "**" or sizes[0] * sizes[1] > RENDERED_MAX:
+            raise jinja2.TemplateError(f"it computes {operator} of large operands")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` blocks, which mark the model's tokens for other trainers."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **settings: Any) -> str:
+    """The filter `tojson` of transformers, which does not escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **settings)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_bytes()) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); repair it") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds no JSON object; use the checkpoint's own file")
+    return found
+
+
+def _text_of(token: Any) -> str | None:
+    """A token in tokenizer_config.json: text, or an object with its text as `content`."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _default(found: Any) -> str | None:
+    """A template in tokenizer_config.json: text, or a list with one named `default`."""
+    if isinstance(found, list):
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None

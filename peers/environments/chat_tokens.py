@@ -1,0 +1,166 @@
+"""Messages as token ids: prompts, and what follows a turn of the model.
+
+The model's tokens are never decoded and encoded again. What the template writes after a turn is the
+text that follows a stand-in for the turn; its tokens are appended to those of the model.
+
+Control tokens come from the template only. A message that contains the text of one, such as
+`<|im_end|>`, gets the tokens of that text: before rendering, such texts in messages are replaced by
+codes of noncharacters; after it, the control tokens of the template are; then the former become
+text again. A second copy of the tokenizer treats control tokens as text and knows the codes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+from blake3 import blake3
+
+from peers.environments.chat_template import ChatTemplate
+from swarm.errors import UserError
+
+NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
+"""Unicode reserves them for use inside a program. In messages they become U+FFFD."""
+
+TURN = "\ufdd0"
+"""Stands for a turn of the model."""
+
+CONTROL = "\ufdd1{}\ufdd2"
+"""Stands for a control token, by its id, that the template writes."""
+
+QUOTED = "\ufdd3{}\ufdd4"
+"""Stands for the text of a control token, by its id, in a message."""
+
+
+class MessageLike(Protocol):
+    @property
+    def role(self) -> str: ...
+    @property
+    def content(self) -> str: ...
+
+
+class ChatTokens:
+    """A checkpoint's chat template with its tokenizer."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: tokenizers.Tokenizer) -> None:
+        """Take over `tokenizer`, which must not be used for anything else."""
+        self.template = template
+        specials = {
+            token.content: (id, token)
+            for id, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special and token.content
+        }
+        self._controls = {text: id for text, (id, _) in specials.items()}
+        longest_first = sorted(map(re.escape, self._controls), key=len, reverse=True)
+        self._control = re.compile("|".join(longest_first) or r"(?!)")
+        self._quoted = re.compile(QUOTED.format(r"(\d+)"))
+        codes = [
+            tokenizers.AddedToken(
+                CONTROL.format(id), lstrip=token.lstrip, rstrip=token.rstrip, normalized=False
+            )
+            for id, token in specials.values()
+        ]
+        tokenizer.add_tokens(codes)
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        self._texts = {str(id): text for text, id in self._controls.items()}
+        self._ids = {tokenizer.token_to_id(CONTROL.format(id)): id for id, _ in specials.values()}
+        self.stop_candidates = frozenset(self._controls.values())
+        """Ids of the control tokens."""
+
+    @classmethod
+    def read(cls, folder: Path) -> ChatTokens:
+        """Read the template and tokenizer in a model folder; raises `UserError`."""
+        template = ChatTemplate.read(folder)
+        if template is None:
+            raise UserError(
+                f"{folder} has no chat template (chat_template.jinja, or chat_template in "
+                "tokenizer_config.json), which prompts of messages need; use a checkpoint that has "
+                "one, add the file, or set the environment's option chat to false"
+            )
+        raw = (folder / "tokenizer.json").read_bytes()
+        return cls(template, tokenizers.Tokenizer.from_str(raw.decode("utf-8")))
+
+    def fingerprint(self) -> bytes:
+        """BLAKE3-256 of the template and of the token texts that it may use."""
+        hasher = blake3(self.template.source.encode())
+        for name, text in sorted(self.template.tokens.items()):
+            hasher.update(f"\0{name}\0{text}".encode())
+        return hasher.digest()
+
+    def prompt(self, messages: Sequence[MessageLike], variables: Mapping[str, Any]) -> list[int]:
+        """Token ids of a prompt, with the beginning of the model's turn; raises `UserError`."""
+        return self._encode(self._rendered(_chat(messages), variables, prompts=True))
+
+    def after_turn(
+        self,
+        messages: Sequence[MessageLike],
+        variables: Mapping[str, Any],
+        observation: Sequence[MessageLike],
+        last: int | None,
+    ) -> list[int]:
+        """Token ids that follow a turn of the model in the conversation that began with `messages`.
+
+        They end the turn, unless `last`, the model's last token, has ended it; then follow the
+        observation and the beginning of the model's next turn. Without an observation they only end
+        the turn. Earlier turns play no part: a template that looks back at them is refused when
+        the run is created (`peers.environments.chat_checks`). Raises `UserError`.
+        """
+        chat = [*_chat(messages), {"role": "assistant", "content": TURN}, *_chat(observation)]
+        text = self._rendered(chat, variables, prompts=bool(observation))
+        if text.count(TURN) != 1:
+            raise UserError(
+                f"{self.template.where}: the chat template writes a turn of the model "
+                f"{text.count(TURN)} times instead of once, so that no tokens can follow it; "
+                "repair the template"
+            )
+        tokens = self._encode(text.partition(TURN)[2])
+        return tokens[self._written_by_model(tokens, last) :]
+
+    def closing_token(
+        self, messages: Sequence[MessageLike], variables: Mapping[str, Any]
+    ) -> int | None:
+        """The control token with which the template ends a turn, or None if it ends with text."""
+        tokens = self.after_turn(messages, variables, (), None)
+        return next((token for token in tokens if token in self.stop_candidates), None)
+
+    def text_of(self, token: int) -> str:
+        """The text of a control token."""
+        return self._texts[str(token)]
+
+    def _written_by_model(self, tokens: Sequence[int], last: int | None) -> int:
+        """How many of the tokens after a turn the model's last token has made superfluous."""
+        if last not in tokens:
+            return 0
+        at = tokens.index(last)
+        between = self._tokenizer.decode(list(tokens[:at]), skip_special_tokens=False)
+        return 0 if between.strip() else at + 1
+
+    def _rendered(
+        self, chat: Sequence[Mapping[str, str]], variables: Mapping[str, Any], prompts: bool
+    ) -> str:
+        """The text with codes for the control tokens of the template."""
+        quoted = [
+            {**message, "content": self._control.sub(self._code(QUOTED), message["content"])}
+            for message in chat
+        ]
+        text = self.template.render(quoted, variables, prompts)
+        return self._control.sub(self._code(CONTROL), text)
+
+    def _code(self, form: str) -> Any:
+        return lambda found: form.format(self._controls[found.group()])
+
+    def _encode(self, text: str) -> list[int]:
+        plain = self._quoted.sub(lambda found: self._texts[found.group(1)], text)
+        ids = self._tokenizer.encode(plain, add_special_tokens=False).ids
+        return [self._ids.get(id, id) for id in ids]
+
+
+def _chat(messages: Sequence[MessageLike]) -> list[dict[str, str]]:
+    return [
+        {"role": each.role, "content": NONCHARACTERS.sub("\ufffd", each.content)}
+        for each in messages
+    ]
