@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from benchmarks.study import TAIL, Variant, band, learn
 from peers.demo import OBJECTIVE, SAMPLING
 from peers.engines.demo import make_policy
-from peers.environments.base import Split, Task, draw
+from peers.environments import Generated, SingleTurn, Task, Transcript
 from peers.environments.length import LengthOptions, LengthTargets
 from peers.trainer.warmup import Warmup, warm_up
 from swarm.app.output import print_json
@@ -29,19 +29,19 @@ TARGETS = (2, 4, 6, 8, 10)
 LONGEST = 12
 
 
-class Letters:
+class Letters(SingleTurn):
     """Three digits ask for letters, without saying how many."""
 
     name = "letters"
     version = "1"
 
-    def task(self, seed: bytes, split: Split = "train") -> Task:
+    def tasks(self) -> Generated:
         """A prompt, and as its answer a random number of letters, which only the SFT uses."""
-        return draw(seed, split, self._make)
+        return Generated(self._make)
 
-    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
+    def grade(self, task: Task, transcript: Transcript) -> float:
         """1.0 for a finished completion of letters only."""
-        return float(finished and completion_text.isalpha())
+        return float(transcript.finished and transcript.text.isalpha())
 
     @staticmethod
     def _make(randomness: bytes) -> Task:

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.arguments import at_least
 from benchmarks.spread import load_average, spread
-from peers.environments import task_of
+from peers.environments import Transcript, task_of
 from peers.environments.code import Code
 from peers.sandbox import PYTHON, Means, Program, Sandbox, probe
 from peers.sandbox.means import root
@@ -55,7 +55,7 @@ def measure(means: Means, programs: int, parallel: int, rounds: int) -> dict[str
 
     def grade(number: int) -> None:
         task = tasks[number]
-        if environment.reward(task, task.answer, True) != 1.0:
+        if environment.grade(task, Transcript.of(task.answer)) != 1.0:
             raise AssertionError(f"the reference solution of {task.prompt!r} fails")
 
     command = [root().interpreter, "-c", ""]

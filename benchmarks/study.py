@@ -18,7 +18,7 @@ from typing import Any
 from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
-from peers.environments import Environment, Renderer
+from peers.environments import Environment, Renderer, task_of
 from peers.environments import load as load_environment
 from peers.environments.episodes import grade_segments
 from peers.trainer.child import EVALUATION_PROMPTS
@@ -109,7 +109,7 @@ class Sampler:
     def sample(self, seed: bytes, policy: int, count: int) -> Sampled:
         """Make `count` groups like worker and validator."""
         environment, sampling, size = self._environment, self._sampling, self._sampling.group_size
-        tasks = [environment.task(task_seed(seed, group)) for group in range(count)]
+        tasks = [task_of(environment, task_seed(seed, group)) for group in range(count)]
         work = [(environment, task) for task in tasks for _ in range(size)]
         rows = range(count * size)
         key = noise_key(seed)
@@ -120,7 +120,7 @@ class Sampler:
             graded = [
                 grade_segments(
                     environment, task, self._renderer, rollout.segments, sampling.stop_ids
-                )
+                ).reward
                 for rollout in mine
             ]
             lengths = [len(rollout.model_tokens) for rollout in mine]

@@ -9,10 +9,10 @@ from peers.calibration.measure import Sample
 from peers.engines import demo
 from peers.engines.engine import Engine
 from peers.engines.episodes import play
-from peers.environments import Renderer, Task
-from peers.environments.base import Split
+from peers.environments import Renderer, Task, Tasks, task_of
 from peers.environments.calculator import Calculator, CalculatorOptions
 from peers.environments.episodes import grade_segments
+from peers.environments.interface import Split, as_text
 from peers.proofs import toploc
 from peers.trainer.warmup import Warmup, warm_up
 from peers.validator.evidence.submission import Recomputed
@@ -27,15 +27,23 @@ SAMPLING = Sampling(
 WARMUP = Warmup(accuracy=0.3, batch=64)
 
 
-class ToolUse(Calculator):
-    """Both turns of the calculator as prompts with one answer each, for the warm-up."""
+@dataclass(frozen=True)
+class _ToolTasks:
+    inner: Tasks
 
-    def task(self, seed: bytes, split: Split = "train") -> Task:
-        task = super().task(seed, split)
-        call = task.prompt.replace(">", "=")
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        task = self.inner.draw(seed, split, step)
+        call = as_text(task.prompt).replace(">", "=")
         if seed[0] % 2:
             return Task(task.prompt, call)
         return Task(f"{task.prompt}{call}{demo.EOS}{task.answer}>", task.answer)
+
+
+class ToolUse(Calculator):
+    """Both turns of the calculator as prompts with one answer each, for the warm-up."""
+
+    def tasks(self) -> Tasks:
+        return _ToolTasks(super().tasks())
 
 
 def make_tool_policy(folder: Path, seed: int) -> Path:
@@ -59,7 +67,7 @@ class Episodes:
         seed = digest("swarm/1/episodes", name.encode(), number.to_bytes(8, "big"))
         environment, renderer = Calculator(OPTIONS), Renderer(self.folder)
         size, groups = SAMPLING.group_size, SAMPLING.groups_per_submission
-        tasks = [environment.task(task_seed(seed, row // size)) for row in range(groups * size)]
+        tasks = [task_of(environment, task_seed(seed, row // size)) for row in range(groups * size)]
         rows = range(len(tasks))
         work = [(environment, task) for task in tasks]
         played = play(worker, renderer, work, rows, noise_key(seed), SAMPLING)
@@ -77,7 +85,9 @@ class Episodes:
         found = recompute(validator, given, noise_key(seed), SAMPLING.temperature, Thresholds())
         outcomes = [
             [
-                grade_segments(environment, task, renderer, rollout.segments, SAMPLING.stop_ids),
+                grade_segments(
+                    environment, task, renderer, rollout.segments, SAMPLING.stop_ids
+                ).reward,
                 float(rollout.segments[-1].finish == "stop"),
                 float(len(rollout.model_tokens)),
             ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peers.engines.config import read_supported_config
-from peers.environments import Environment, Renderer
+from peers.environments import Environment, Renderer, task_of
 from peers.environments.episodes import grade_segments
 from swarm.manifest import Sampling
 from swarm.rollouts.rollout import Finish, Segment
@@ -56,7 +56,7 @@ class Workload:
             rows = [prompts[row // size] for row in range(groups * size)]
             return Work(seed, rows, lambda _, completion: float(sum(completion) % 2))
         environment, renderer = self._environment, self._renderer
-        tasks = [environment.task(task_seed(seed, group)) for group in range(groups)]
+        tasks = [task_of(environment, task_seed(seed, group)) for group in range(groups)]
         encoded = [renderer.encode_prompt(task.prompt) for task in tasks]
         stops = self.sampling.stop_ids
 
@@ -65,6 +65,6 @@ class Workload:
             finish: Finish = "stop" if completion[-1] in stops else "length"
             model = Segment("model", list(completion), finish)
             task = tasks[row // size]
-            return grade_segments(environment, task, renderer, (prompt, model), stops)
+            return grade_segments(environment, task, renderer, (prompt, model), stops).reward
 
         return Work(seed, [encoded[row // size] for row in range(groups * size)], reward)

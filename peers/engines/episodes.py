@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from peers.engines.engine import Engine, Piece, Request
-from peers.environments import Environment, Renderer, Task
-from peers.environments.base import multi_turn
-from peers.environments.episodes import EpisodeLimits, environment_tokens
+from peers.environments import Environment, Renderer, Task, episodes_of
+from peers.environments.episodes import EpisodeLimits, Replies
 from swarm.manifest import Sampling
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.world.progress import checkpoint, current
@@ -67,6 +66,8 @@ class _Row:
     states: list[SpanStates]
     last: int | None = None
     """Id of the last request."""
+    replies: Replies | None = None
+    """The environment's side, once it has answered."""
 
     def request(self, id: int, noise_key: tuple[int, int] | None, sampling: Sampling) -> Request:
         """The request for the episode's next model segment."""
@@ -80,7 +81,7 @@ class _Row:
             limit=sampling.max_new_tokens,
             start=sum(len(each.tokens) for each in self.segments if each.kind == "model"),
             continues=self.last,
-            keep=multi_turn(self.environment) is not None,
+            keep=episodes_of(self.environment) is not None,
         )
 
     def add(self, piece: Piece) -> None:
@@ -259,11 +260,11 @@ class Player:
             sampling.stop_ids, sampling.max_new_tokens, self._engine.capabilities.length_max
         )
         answer = None
-        if multi_turn(row.environment) is not None:
+        if episodes_of(row.environment) is not None:
+            if row.replies is None:
+                row.replies = Replies(row.environment, row.task, playing.renderer, limits)
             with self.environments_turn:
-                answer = environment_tokens(
-                    row.environment, row.task, playing.renderer, row.segments, limits
-                )
+                answer = row.replies.next(row.segments)
         if answer is None:
             assert row.last is not None
             self._engine.cancel(row.last)  # releases its cache

@@ -1,31 +1,46 @@
 """Tasks and their verifiers: what a run trains on. Imports neither torch nor transformers."""
 
-from peers.environments.base import (
-    Curriculum,
+from peers.environments.interface import (
     Environment,
-    MultiTurn,
-    Renderer,
+    Episodes,
+    Grade,
+    Message,
+    NotGradable,
+    SingleTurn,
     Task,
-    grade,
-    multi_turn,
-    probe_hash,
-    split_of,
-    task_of,
-    task_of_step,
+    Tasks,
+    Transcript,
+    Turn,
+    Wrapper,
+    episodes_of,
 )
+from peers.environments.play import Episode, grade, task_of
+from peers.environments.probe import probe_hash
 from peers.environments.registry import load
+from peers.environments.renderer import Renderer
+from peers.environments.tasks import Curriculum, Generated, TaskList, split_of
 
 __all__ = [
     "Curriculum",
     "Environment",
-    "MultiTurn",
+    "Episode",
+    "Episodes",
+    "Generated",
+    "Grade",
+    "Message",
+    "NotGradable",
     "Renderer",
+    "SingleTurn",
     "Task",
+    "TaskList",
+    "Tasks",
+    "Transcript",
+    "Turn",
+    "Wrapper",
+    "episodes_of",
     "grade",
     "load",
-    "multi_turn",
     "probe_hash",
     "split_of",
     "task_of",
-    "task_of_step",
 ]

@@ -7,13 +7,14 @@ the environment answers `8132>`; the model repeats `8132` and ends.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from peers.environments.base import Split, Task, draw
+from peers.environments.interface import Episodes, Task, Tasks, Transcript, as_text
+from peers.environments.tasks import Generated
 
 CALL = re.compile(r"([0-9]{1,6})([*+])([0-9]{1,6})=")
 """A tool call; it must be the whole text of a model segment."""
@@ -26,39 +27,46 @@ class CalculatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Largest number of digits in each operand; operands have no leading zeros."""
 
 
-class Calculator:
+@dataclass
+class _Calls:
+    """What the calculator remembers of an episode."""
+
+    answered: bool = False
+
+
+class Calculator(Episodes):
     """Rewards the right answer if the model called the tool before it."""
 
     name = "calculator"
     version = "1"
     Options = CalculatorOptions
+    options: CalculatorOptions
 
-    def __init__(self, options: CalculatorOptions = CalculatorOptions()) -> None:  # noqa: B008
-        self._options = options
+    def tasks(self) -> Tasks:
+        """Sums and products, uniform over the prompts of the split."""
+        return Generated(self._make)
 
-    def task(self, seed: bytes, split: Split = "train") -> Task:
-        """Draw a sum or a product, uniform over the prompts of the split (`Environment.task`)."""
-        return draw(seed, split, self._make)
+    def start(self, task: Task) -> _Calls:
+        return _Calls()
 
-    def answer(self, task: Task, turns: Sequence[str]) -> str | None:
-        """The result of a well-formed tool call, once per episode; see `MultiTurn.answer`."""
-        return f"{result}>" if len(turns) == 1 and (result := _called(turns[0])) else None
+    def step(self, state: _Calls, text: str) -> str | None:
+        """The result of a well-formed tool call, once per episode."""
+        result = "" if state.answered else _called(text)
+        state.answered = True
+        return f"{result}>" if result else None
 
-    def episode_reward(self, task: Task, turns: Sequence[str], finished: bool) -> float:
+    def grade(self, task: Task, transcript: Transcript) -> float:
         """1.0 for the right answer after a call of the task's own expression, 0.0 otherwise."""
-        expression = task.prompt.removesuffix(">")
-        used = len(turns) == 3 and turns[0] == f"{expression}="
-        return float(used and finished and turns[-1] == task.answer)
-
-    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
-        """Always 0.0: a single turn holds no tool call; see `Environment.reward`."""
-        return 0.0
+        turns = transcript.turns
+        call = as_text(task.prompt).removesuffix(">") + "="
+        called = len(turns) == 3 and turns[0].text == call
+        return float(called and transcript.finished and transcript.text == task.answer)
 
     def _make(self, randomness: bytes) -> Task:
         # 256 bits modulo 2·10^12 favour no task by more than 1e-64.
         number = int.from_bytes(randomness, "big")
-        number, left = divmod(number, 10**self._options.digits)
-        number, right = divmod(number, 10**self._options.digits)
+        number, left = divmod(number, 10**self.options.digits)
+        number, right = divmod(number, 10**self.options.digits)
         expression = f"{left}{'*+'[number % 2]}{right}"
         return Task(prompt=f"{expression}>", answer=_called(f"{expression}="))
 

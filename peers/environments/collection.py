@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from peers.environments.base import Environment, Task, task_of_step
+from peers.environments.interface import Environment, Task
+from peers.environments.play import task_of
 from peers.environments.registry import load
 from swarm.manifest import EnvironmentReference
 from swarm.rollouts.seeds import environment_of_group, task_seed
@@ -66,6 +67,6 @@ class Environments:
         for group in range(groups):
             index = environment_of_group(seed, group, weights)
             environment = self.of(references[index])
-            task = task_of_step(environment, task_seed(seed, group), step)
+            task = task_of(environment, task_seed(seed, group), step=step)
             found.append(GroupTask(index, environment, task))
         return found

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peers.environments.base import Environment, Renderer, Task, answer_of, grade, multi_turn
+from peers.environments.interface import (
+    Environment,
+    Grade,
+    Task,
+    Transcript,
+    Turn,
+    episodes_of,
+)
+from peers.environments.play import Episode, Observation, grade
+from peers.environments.renderer import Renderer
 from swarm.rollouts.rollout import TURNS_MAX, Segment
 
 ANSWER_CHARACTERS_MAX = 1 << 16
@@ -27,49 +36,62 @@ class EpisodeLimits:
     """The model's context length: all tokens of the episode, the prompt included."""
 
 
-def environment_tokens(
-    environment: Environment,
-    task: Task,
-    renderer: Renderer,
-    segments: Sequence[Segment],
-    limits: EpisodeLimits,
-) -> list[int] | None:
-    """The token ids of the environment's answer to the last of `segments`, a model segment.
+class Replies:
+    """The environment's side of one episode, in token ids."""
 
-    None means that the episode is over: the environment gives no answer or an empty one, the last
-    segment ended at or used up the token limit, the episode has `TURNS_MAX` model segments, or the
-    answer would leave fewer positions than the model may still sample. Raises `UserError` for an
-    environment whose code fails.
-    """
-    if multi_turn(environment) is None or segments[-1].finish == "length":
-        return None
-    used = sum(len(segment.tokens) for segment in segments if segment.kind == "model")
-    turns = sum(segment.kind == "model" for segment in segments)
-    if used >= limits.max_new_tokens or turns >= TURNS_MAX:
-        return None
-    answer = answer_of(environment, task, turn_texts(renderer, segments, limits.stop_ids)[0])
-    if answer is None or len(answer) > ANSWER_CHARACTERS_MAX:
-        return None
-    tokens = renderer.encode_completion(answer)
-    length = sum(len(segment.tokens) for segment in segments) + len(tokens)
-    fits = length + limits.max_new_tokens - used <= limits.positions_max
-    return tokens if tokens and fits else None
+    def __init__(
+        self, environment: Environment, task: Task, renderer: Renderer, limits: EpisodeLimits
+    ) -> None:
+        self._episode = Episode(environment, task)
+        self._several_turns = episodes_of(environment) is not None
+        self._renderer, self._limits = renderer, limits
+
+    def next(self, segments: Sequence[Segment]) -> list[int] | None:
+        """The token ids of the environment's answer to the last of `segments`, a model segment.
+
+        Must be called after each model segment of the episode, in order. None means that the
+        episode is over: the environment gives no answer or an empty one, the last segment ended at
+        or used up the token limit, the episode has `TURNS_MAX` model segments, or the answer would
+        leave fewer positions than the model may still sample. Raises `UserError` for an environment
+        whose code fails.
+        """
+        if not self._several_turns or segments[-1].finish == "length":
+            return None
+        limits = self._limits
+        used = sum(len(segment.tokens) for segment in segments if segment.kind == "model")
+        turns = sum(segment.kind == "model" for segment in segments)
+        if used >= limits.max_new_tokens or turns >= TURNS_MAX:
+            return None
+        text, _ = self._renderer.decode_completion(segments[-1].tokens, limits.stop_ids)
+        answer = self._episode.step(text)
+        if answer is None or _characters(answer) > ANSWER_CHARACTERS_MAX:
+            return None
+        tokens = self._renderer.encode_observation(answer)
+        length = sum(len(segment.tokens) for segment in segments) + len(tokens)
+        fits = length + limits.max_new_tokens - used <= limits.positions_max
+        return tokens if tokens and fits else None
 
 
-def turn_texts(
+def _characters(observation: Observation) -> int:
+    if isinstance(observation, str):
+        return len(observation)
+    return sum(len(message.content) for message in observation)
+
+
+def transcript_of(
     renderer: Renderer, segments: Sequence[Segment], stop_ids: Sequence[int]
-) -> tuple[list[str], bool]:
-    """(text of each segment after the prompt, whether the last ended with a stop token).
+) -> Transcript:
+    """The texts of the segments after the prompt; those of the model lack their stop token.
 
-    The texts of model segments lack their stop token. Raises `ValueError` for an id outside every
-    vocabulary.
+    Raises `ValueError` for an id outside every vocabulary.
     """
-    texts, finished = [], False
+    turns, finished = [], False
     for segment in segments[1:]:
-        cut_at = stop_ids if segment.kind == "model" else ()
+        is_model = segment.kind == "model"
+        cut_at = stop_ids if is_model else ()
         text, finished = renderer.decode_completion(segment.tokens, cut_at)
-        texts.append(text)
-    return texts, finished
+        turns.append(Turn("model" if is_model else "environment", text))
+    return Transcript(tuple(turns), finished)
 
 
 def grade_segments(
@@ -78,6 +100,6 @@ def grade_segments(
     renderer: Renderer,
     segments: Sequence[Segment],
     stop_ids: Sequence[int],
-) -> float:
-    """The environment's reward for an episode; raises `UserError` as `grade` does."""
-    return grade(environment, task, *turn_texts(renderer, segments, stop_ids))
+) -> Grade:
+    """The environment's grade of an episode; raises `UserError` as `grade` does."""
+    return grade(environment, task, transcript_of(renderer, segments, stop_ids))

@@ -7,13 +7,13 @@ target is drawn from a short list with the task's seed, so it is the same for a 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from peers.environments.base import Environment, Split, Task, task_of_step
+from peers.environments.interface import Environment, Prompt, Split, Task, Tasks, Wrapper
 from swarm.rollouts.seeds import digest
 
 ALPHA = 0.0003
@@ -41,32 +41,37 @@ class LengthOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Template of the prompt, with `{length}` and the inner environment's `{prompt}`."""
 
 
-class LengthTargets:
-    """An environment that adds length targets to an inner environment."""
+class LengthTargets(Wrapper):
+    """An environment that adds length targets to the prompts of an inner environment.
+
+    `Task.length_penalty` is subtracted from its grades elsewhere.
+    """
 
     def __init__(self, inner: Environment, options: LengthOptions) -> None:
-        self.name = inner.name
-        self.version = inner.version
-        self.inner = inner
-        self._options = options
+        super().__init__(inner)
+        self.options: LengthOptions = options
 
-    def task(self, seed: bytes, split: Split = "train") -> Task:
-        """Draw the inner environment's task and add a length target to its prompt."""
-        return self._with_target(self.inner.task(seed, split), seed)
+    def tasks(self) -> Tasks:
+        return _LengthTasks(self.inner.cached_tasks, self.options)
 
-    def task_at(self, seed: bytes, step: int, split: Split = "train") -> Task:
-        """Draw the inner curriculum's task and add a length target to its prompt."""
-        return self._with_target(task_of_step(self.inner, seed, step, split), seed)
 
-    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
-        """The inner environment's grade; `Task.length_penalty` is subtracted elsewhere."""
-        return self.inner.reward(task.inner or task, completion_text, finished)
+@dataclass(frozen=True)
+class _LengthTasks:
+    inner: Tasks
+    options: LengthOptions
 
-    def _with_target(self, task: Task, seed: bytes) -> Task:
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        task = self.inner.draw(seed, split, step)
         chosen = int.from_bytes(digest("swarm/1/target-length", seed), "big")
-        target = self._options.lengths[chosen % len(self._options.lengths)]
-        prompt = self._options.prompt.replace("{length}", str(target))
-        prompt = prompt.replace("{prompt}", task.prompt)
-        return replace(
-            task, prompt=prompt, target_length=target, length_weight=self._options.alpha, inner=task
-        )
+        target = self.options.lengths[chosen % len(self.options.lengths)]
+        prompt = self._filled(task.prompt, target)
+        alpha = self.options.alpha
+        return replace(task, prompt=prompt, target_length=target, length_weight=alpha, inner=task)
+
+    def _filled(self, prompt: Prompt, target: int) -> Prompt:
+        """The template with a prompt and a target; of messages, the last one is filled in."""
+        template = self.options.prompt.replace("{length}", str(target))
+        if isinstance(prompt, str):
+            return template.replace("{prompt}", prompt)
+        content = template.replace("{prompt}", prompt[-1].content)
+        return (*prompt[:-1], replace(prompt[-1], content=content))

@@ -11,15 +11,17 @@ entry-point group `swarm.environments`, in a package that installs the file on e
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import blake3
 
-from peers.environments.base import Environment, Split, Task
+from peers.environments.interface import Environment, Split, Task, Tasks, Wrapper
 from swarm.errors import UserError
 
 
-class Listed:
+class Listed(Wrapper):
     """Draws training tasks from a file, and held-out tasks from the inner environment."""
 
     def __init__(self, inner: Environment, path: Path, name: str) -> None:
@@ -32,17 +34,22 @@ class Listed:
             raise UserError(f"{path} is no file of `swarm dataset filter` ({error})") from error
         if not self._seeds:
             raise UserError(f"{path} keeps no task; filter with wider bounds")
+        super().__init__(inner)
         self.name = name
         self.version = f"{inner.version}+{blake3.blake3(raw).hexdigest(length=8)}"
-        self.inner = inner
 
-    def task(self, seed: bytes, split: Split = "train") -> Task:
-        """Draw one of the kept tasks, uniformly; see `Environment.task`."""
+    def tasks(self) -> Tasks:
+        return _Kept(self.inner.cached_tasks, self._seeds)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    inner: Tasks
+    seeds: Sequence[bytes]
+
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        """One of the kept tasks, uniformly."""
         if split == "held_out":
-            return self.inner.task(seed, split)
-        chosen = int.from_bytes(blake3.blake3(seed).digest(), "big") % len(self._seeds)
-        return self.inner.task(self._seeds[chosen])
-
-    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
-        """The inner environment's grade."""
-        return self.inner.reward(task, completion_text, finished)
+            return self.inner.draw(seed, split, step)
+        chosen = int.from_bytes(blake3.blake3(seed).digest(), "big") % len(self.seeds)
+        return self.inner.draw(self.seeds[chosen], "train", 0)

@@ -1,18 +1,20 @@
-"""Environments by name: those built into Swarm, and those that other packages register."""
+"""Environments by name: those built into Swarm, and those that other packages register.
+
+An environment's module is imported when a run names it, because it may need a heavy library.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import msgspec
 
-from peers.environments.base import Environment, described
-from peers.environments.calculator import Calculator
-from peers.environments.code import Code
+from peers.environments.interface import Environment, SingleTurn
 from peers.environments.length import LengthOptions, LengthTargets
-from peers.environments.sort_digits import SortDigits
+from peers.environments.play import described
 from swarm.errors import UserError
 from swarm.manifest import OptionValue
 from swarm.tables import struct_from_mapping
@@ -20,58 +22,89 @@ from swarm.tables import struct_from_mapping
 ENTRY_POINT_GROUP = "swarm.environments"
 """Entry points of environments in other packages: `name = "module:Class"`."""
 
-BUILT_IN: dict[str, Callable[[], Environment]] = {
-    SortDigits.name: SortDigits,
-    Calculator.name: Calculator,
-    Code.name: Code,
+BUILT_IN = {
+    name: EntryPoint(name, f"peers.environments.{target}", ENTRY_POINT_GROUP)
+    for name, target in {
+        "calculator": "calculator:Calculator",
+        "code": "code:Code",
+        "sort-digits": "sort_digits:SortDigits",
+    }.items()
 }
 
 
-def load(name: str, version: str, options: Mapping[str, OptionValue] | None = None) -> Environment:
-    """Load an environment, either built in or registered by another package.
+@dataclass(frozen=True)
+class Shared:
+    """Options that every environment has, and the wrapper that puts them into effect."""
 
-    Options that belong to `LengthOptions` add length targets; the rest are the environment's own.
-    Raises `UserError` when no environment has that name, the installed version differs, or an
-    option is invalid.
-    """
-    installed = entry_points(group=ENTRY_POINT_GROUP)
-    if name not in BUILT_IN and name not in installed.names:
-        known = sorted({*BUILT_IN, *installed.names})
+    options: type[msgspec.Struct]
+    wrap: Callable[[Environment, Any], Environment]
+
+
+SHARED = (Shared(LengthOptions, LengthTargets),)
+"""From the innermost wrapper to the outermost; no two have an option of the same name."""
+
+
+def installed() -> dict[str, EntryPoint]:
+    """The environments of this machine by name; a built-in one hides another of its name."""
+    registered = {each.name: each for each in entry_points(group=ENTRY_POINT_GROUP)}
+    return {**registered, **BUILT_IN}
+
+
+def load(name: str, version: str, options: Mapping[str, OptionValue] | None = None) -> Environment:
+    """Load an environment in the version that a run wants; raises `UserError` as `load_any`."""
+    environment = load_any(name, options)
+    if environment.version != version:
         raise UserError(
-            f"environment {name!r} is not installed here; known environments: {', '.join(known)}"
+            f"environment {name!r} is installed in version {environment.version!r}, but the run "
+            f"wants {version!r}; install that version"
         )
-    length_names = LengthOptions.__struct_fields__
-    own = {key: value for key, value in (options or {}).items() if key not in length_names}
-    of_length = {key: value for key, value in (options or {}).items() if key in length_names}
+    return environment
+
+
+def load_any(name: str, options: Mapping[str, OptionValue] | None = None) -> Environment:
+    """Load an environment in the version that is installed here.
+
+    Options of `SHARED` wrap it; the rest are its own. Raises `UserError` when no environment has
+    that name, its package is broken, or an option is invalid.
+    """
+    found = installed()
+    if name not in found:
+        raise UserError(
+            f"environment {name!r} is not installed here; known environments: "
+            f"{', '.join(sorted(found))}"
+        )
+    where = f"environment {name!r}: options"
+    given = dict(options or {})
+    shared = [
+        {key: given.pop(key) for key in each.options.__struct_fields__ if key in given}
+        for each in SHARED
+    ]
     try:
-        made = BUILT_IN[name] if name in BUILT_IN else installed[name].load()
-        environment: Environment = _made(made, own, f"environment {name!r}: options")
+        environment = _made(name, found[name].load(), given, where)
     except UserError:
         raise
     except Exception as error:  # a lab's package may do anything
         raise UserError(
             f"environment {name!r} cannot be loaded ({described(error)}); repair its package"
         ) from error
-    if environment.version != version:
-        raise UserError(
-            f"environment {name!r} is installed in version {environment.version!r}, but the run "
-            f"wants {version!r}; install that version"
-        )
-    if not of_length:
-        return environment
-    where = f"environment {name!r}: options"
-    return LengthTargets(environment, struct_from_mapping(LengthOptions, of_length, where))
-
-
-def _made(made: Any, options: Mapping[str, OptionValue], where: str) -> Environment:
-    """Construct an environment with its own options; raises `UserError` for an unknown option."""
-    kind: type[msgspec.Struct] | None = getattr(made, "Options", None)
-    known = kind.__struct_fields__ if kind is not None else ()
-    for name in options:
-        if name not in known:
-            there = ", ".join(sorted({*known, *LengthOptions.__struct_fields__}))
-            raise UserError(f"{where}: unknown key {name!r}; there are: {there}")
-    environment: Environment = (
-        made() if kind is None else made(struct_from_mapping(kind, options, where))
-    )
+    for each, values in zip(SHARED, shared, strict=True):
+        if values:
+            environment = each.wrap(environment, struct_from_mapping(each.options, values, where))
     return environment
+
+
+def _made(name: str, made: Any, options: Mapping[str, OptionValue], where: str) -> Environment:
+    """Construct an environment with its own options; raises `UserError` for an unknown option."""
+    if not (isinstance(made, type) and issubclass(made, SingleTurn)):
+        raise UserError(
+            f"environment {name!r} is {made!r:.100}; it must be a subclass of SingleTurn or "
+            "Episodes of peers.environments"
+        )
+    kind = made.Options
+    known = kind.__struct_fields__ if kind is not None else ()
+    for key in options:
+        if key not in known:
+            shared = [name for each in SHARED for name in each.options.__struct_fields__]
+            there = ", ".join(sorted({*known, *shared}))
+            raise UserError(f"{where}: unknown key {key!r}; there are: {there}")
+    return made() if kind is None else made(struct_from_mapping(kind, options, where))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from peers.environments.base import Split, Task, draw
+from peers.environments.interface import SingleTurn, Task, Tasks, Transcript
+from peers.environments.tasks import Generated
 
 DIGITS = 6
 
 
-class SortDigits:
+class SortDigits(SingleTurn):
     """Rewards exactly the digits in ascending order, followed by the stop token."""
 
     name = "sort-digits"
     version = "1"
 
-    def task(self, seed: bytes, split: Split = "train") -> Task:
-        """Draw six digits, uniform over the prompts of the split; see `Environment.task`."""
-        return draw(seed, split, self._make)
+    def tasks(self) -> Tasks:
+        """Six digits, uniform over the prompts of the split."""
+        return Generated(self._make)
 
-    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
+    def grade(self, task: Task, transcript: Transcript) -> float:
         """1.0 for an exact match that ended with a stop token, 0.0 otherwise."""
-        return float(finished and completion_text == task.answer)
+        return float(transcript.finished and transcript.text == task.answer)
 
     @staticmethod
     def _make(randomness: bytes) -> Task:

@@ -15,9 +15,9 @@ import blake3
 
 from peers.engines.model import weight_files
 from peers.engines.native import NativeEngine
-from peers.environments import Renderer, task_of
+from peers.environments import Renderer, Task, task_of
 from peers.environments import load as load_environment
-from peers.environments.base import Task
+from peers.environments.interface import as_text
 from peers.trainer.evaluation import rewards
 from swarm.errors import UserError
 from swarm.jobs.offline import (
@@ -84,7 +84,7 @@ class DatasetService:
                 MeasuredTask(
                     index=index,
                     seed=each.hex(),
-                    prompt=task.prompt,
+                    prompt=as_text(task.prompt),
                     answer=task.answer,
                     passes=passed,
                 )

@@ -10,9 +10,9 @@ import torch
 from peers.engines.engine import Engine
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
-from peers.environments import Environment, Renderer, task_of
-from peers.environments.base import Split, Task
+from peers.environments import Environment, Renderer, Task, task_of
 from peers.environments.episodes import grade_segments
+from peers.environments.interface import Split
 from swarm.jobs.training import Accuracy
 from swarm.manifest import Sampling
 from swarm.rollouts.seeds import digest, noise_key
@@ -37,7 +37,8 @@ def rewards(
         work = [(environment, task) for task in batch]
         played = play(engine, renderer, work, rows, key, sampling)
         for task, rollout in zip(batch, played.rollouts, strict=True):
-            yield grade_segments(environment, task, renderer, rollout.segments, sampling.stop_ids)
+            segments = rollout.segments
+            yield grade_segments(environment, task, renderer, segments, sampling.stop_ids).reward
 
 
 def mean_reward(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from peers.engines.config import read_config
 from peers.environments import Environment, Renderer, task_of
+from peers.environments.interface import Prompt
 from swarm.errors import UserError
 from swarm.rollouts.seeds import digest
 
@@ -19,12 +20,15 @@ LINE_BYTES_MAX = 16 << 20
 ENVIRONMENT_EXAMPLES_MAX = 100_000
 """Most examples drawn from an environment: a small environment repeats its prompts."""
 
+Pair = tuple[Prompt, str]
+"""A prompt and its answer."""
+
 Example = tuple[list[int], list[int]]
 """Token ids of a prompt and of its answer, the stop token included."""
 
 
 def encode_examples(
-    pairs: Iterable[tuple[str, str]], model: Path, tokens_max: int
+    pairs: Iterable[Pair], model: Path, tokens_max: int
 ) -> tuple[list[Example], int]:
     """Tokenize (prompt, answer) pairs with the tokenizer of the Hugging Face folder `model`.
 
@@ -72,7 +76,7 @@ def stop_id(folder: Path) -> int:
     return found
 
 
-def read_pairs(path: Path) -> Iterator[tuple[str, str]]:
+def read_pairs(path: Path) -> Iterator[Pair]:
     """Read (prompt, answer) from each line of a JSONL file; raises `UserError` with the line."""
     try:
         with path.open("rb") as file:
@@ -87,7 +91,7 @@ def read_pairs(path: Path) -> Iterator[tuple[str, str]]:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
 
 
-def _pair(line: bytes, where: str) -> tuple[str, str]:
+def _pair(line: bytes, where: str) -> Pair:
     if len(line) > LINE_BYTES_MAX:
         raise UserError(f"{where} has more than {LINE_BYTES_MAX} bytes")
     try:
@@ -102,7 +106,7 @@ def _pair(line: bytes, where: str) -> tuple[str, str]:
     return row["prompt"], row["answer"]
 
 
-def draw_pairs(environment: Environment, count: int, seed: int) -> Iterator[tuple[str, str]]:
+def draw_pairs(environment: Environment, count: int, seed: int) -> Iterator[Pair]:
     """Draw (prompt, answer) of up to `count` training tasks with distinct prompts."""
     wanted = min(ENVIRONMENT_EXAMPLES_MAX, count)
     seen = set()

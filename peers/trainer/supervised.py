@@ -19,7 +19,7 @@ import torch
 from peers.engines import model as policy_model
 from peers.engines.architecture import describe
 from peers.environments import load as load_environment
-from peers.trainer.examples import Example, draw_pairs, encode_examples, epochs, read_pairs
+from peers.trainer.examples import Example, Pair, draw_pairs, encode_examples, epochs, read_pairs
 from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.groups import Group, make_batch
@@ -108,7 +108,7 @@ class SftService:
             parameters=policy_model.count_parameters(self._model),
         )
 
-    def _split(self, pairs: Iterator[tuple[str, str]], source: str) -> int:
+    def _split(self, pairs: Iterator[Pair], source: str) -> int:
         """Encode examples and hold some back; return how many were left out. Raises `UserError`."""
         limit = min(self._settings.tokens_max, self._model.config.max_position_embeddings)
         found, left_out = encode_examples(pairs, self._base, limit)

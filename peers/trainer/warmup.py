@@ -17,7 +17,7 @@ from torch.nn import functional
 from peers.demo import ENVIRONMENT, SAMPLING
 from peers.engines import model as policy_model
 from peers.engines.demo import EOS_ID, make_policy
-from peers.environments import Environment, Renderer
+from peers.environments import Environment, Renderer, task_of
 from peers.environments import load as load_environment
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import accuracy
@@ -90,9 +90,8 @@ def _batch(
     """(tokens, labels), int64 [batch, seq]: prompt, answer, end. Labels without loss are −100."""
     rows, labels = [], []
     for index in range(size):
-        task = environment.task(
-            digest("swarm/1/sft", seed.to_bytes(8, "big"), (step * size + index).to_bytes(8, "big"))
-        )
+        drawn = seed.to_bytes(8, "big"), (step * size + index).to_bytes(8, "big")
+        task = task_of(environment, digest("swarm/1/sft", *drawn))
         prompt = renderer.encode_prompt(task.prompt)
         answer = [*renderer.encode_completion(task.answer), EOS_ID]
         rows.append(torch.tensor(prompt + answer))

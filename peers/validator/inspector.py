@@ -14,7 +14,7 @@ import blake3
 import msgspec
 import numpy as np
 
-from peers.environments import Renderer, multi_turn, probe_hash
+from peers.environments import Renderer, episodes_of, probe_hash
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, grade_segments
 from peers.validator.checks.base import run
@@ -109,7 +109,7 @@ class InspectorService:
         order, sampling = job.order, job.order.sampling
         config = _ModelFacts.read(Path(job.tokenizer_folder))
         prompts = [renderer.encode_prompt(each.task.prompt) for each in drawn]
-        several_turns = any(multi_turn(each.environment) is not None for each in drawn)
+        several_turns = any(episodes_of(each.environment) is not None for each in drawn)
         limits = ReadLimits(
             bytes_max=job.bytes_max,
             rows_max=order.rows(),
@@ -198,10 +198,10 @@ def _rewards(rollouts: Rollouts, inspection: Inspection) -> list[list[float]]:
         for row in range(group * size, (group + 1) * size):
             checkpoint()
             segments, stops = rollouts.rollout(row).segments, inspection.limits.stop_ids
-            reward = grade_segments(
+            graded = grade_segments(
                 each.environment, each.task, inspection.renderer, segments, stops
             )
-            rewards[-1].append(reward)
+            rewards[-1].append(graded.reward)
     return rewards
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from peers.engines.config import read_supported_config
 from peers.engines.tokenizer import check_tokenizer
-from peers.environments import Environment, Renderer, Task, grade, task_of_step
-from peers.environments.base import PROBE_TASKS, answer_of, probe_hash, probe_seed
+from peers.environments import Environment, Renderer, Task, Transcript, grade, probe_hash, task_of
 from peers.environments.collection import Environments
+from peers.environments.play import Episode
+from peers.environments.probe import PROBE_TASKS, probe_seed
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml
@@ -152,8 +153,8 @@ def _probe_environment(environment: Environment, renderer: Renderer, steps: int)
     longest = largest = 0
     for step in dict.fromkeys((0, steps - 1)):
         for index in range(PROBE_TASKS):
-            task = task_of_step(environment, probe_seed(index), step)
-            if task != task_of_step(environment, probe_seed(index), step):
+            task = task_of(environment, probe_seed(index), step=step)
+            if task != task_of(environment, probe_seed(index), step=step):
                 raise UserError(
                     f"environment {environment.name!r} draws different tasks from one seed, so no "
                     "validator could check a prompt; derive everything random from the seed"
@@ -161,7 +162,7 @@ def _probe_environment(environment: Environment, renderer: Renderer, steps: int)
             tokens = renderer.encode_prompt(task.prompt)
             if not tokens:
                 raise UserError(
-                    f"environment {environment.name!r} makes the prompt {task.prompt[:100]!r}, "
+                    f"environment {environment.name!r} makes the prompt {task.prompt!r:.100}, "
                     "which has no tokens; a prompt needs at least one"
                 )
             longest, largest = max(longest, len(tokens)), max(largest, *tokens)
@@ -178,7 +179,8 @@ def _try_grades(environment: Environment, task: Task) -> None:
     """
     for text in (task.answer, *ODD_TEXTS):
         for finished in (True, False):
-            first, second = (grade(environment, task, [text], finished) for _ in range(2))
+            transcript = Transcript.of(text, finished=finished)
+            first, second = (grade(environment, task, transcript).reward for _ in range(2))
             if first != second:
                 raise UserError(
                     f"environment {environment.name!r} gives the completion {text[:40]!r} first "
@@ -192,7 +194,7 @@ def _try_answers(environment: Environment, task: Task) -> None:
     Raises `UserError` if the two answers differ.
     """
     for text in (task.answer, *ODD_TEXTS):
-        first, second = (answer_of(environment, task, [text]) for _ in range(2))
+        first, second = (Episode(environment, task).step(text) for _ in range(2))
         if first != second:
             raise UserError(
                 f"environment {environment.name!r} gives the turn {text[:40]!r} first the answer "

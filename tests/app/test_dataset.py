@@ -13,6 +13,7 @@ import trio
 from typer.testing import CliRunner
 
 from peers.engines.demo import make_policy
+from peers.environments import Grade, Transcript, grade, task_of
 from peers.environments.listed import Listed
 from peers.environments.sort_digits import SortDigits
 from peers.trainer.dataset import DatasetService
@@ -100,7 +101,7 @@ def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> 
     rows = trio.run(service.measure, job).rows
     assert [row.index for row in rows] == [2, 3, 4]
     assert [row.passes for row in rows] == [0, 0, 0]
-    assert [SortDigits().task(bytes.fromhex(row.seed)).prompt for row in rows] == [
+    assert [task_of(SortDigits(), bytes.fromhex(row.seed)).prompt for row in rows] == [
         row.prompt for row in rows
     ]
 
@@ -126,7 +127,7 @@ def test_passes_are_counted_by_the_environment(policy: Path, tmp_path: Path) -> 
 
 def test_an_environment_that_raises_is_named(policy: Path) -> None:
     class Broken(SortDigits):
-        def reward(self, *_: Any) -> float:
+        def grade(self, *_: Any) -> float:
             return 1 / 0
 
     service = DatasetService(
@@ -145,18 +146,18 @@ def test_an_environment_that_raises_is_named(policy: Path) -> None:
 def test_an_environment_of_the_kept_tasks(tmp_path: Path) -> None:
     out = tmp_path / "kept"
     rows = [
-        {"seed": bytes([number]).hex(), "prompt": SortDigits().task(bytes([number])).prompt}
+        {"seed": bytes([number]).hex(), "prompt": task_of(SortDigits(), bytes([number])).prompt}
         for number in range(6)
     ]
     lines = [json.dumps({**row, "kept": number > 1}) for number, row in enumerate(rows)]
     out.write_text("\n".join(["{}", *lines, ""]))
     listed = Listed(SortDigits(), out, "sort-kept")
     kept = {row["prompt"] for row in rows[2:]}
-    drawn = {listed.task(bytes([number])).prompt for number in range(200)}
+    drawn = {task_of(listed, bytes([number])).prompt for number in range(200)}
     assert drawn == kept
-    assert listed.task(b"a", "held_out") == SortDigits().task(b"a", "held_out")
-    task = listed.task(b"a")
-    assert listed.reward(task, task.answer, True) == 1.0
+    assert task_of(listed, b"a", "held_out") == task_of(SortDigits(), b"a", "held_out")
+    task = task_of(listed, b"a")
+    assert grade(listed, task, Transcript.of(task.answer)) == Grade(1.0)
     out.write_text(out.read_text().replace('"kept": true', '"kept": false', 1))
     assert Listed(SortDigits(), out, "sort-kept").version != listed.version
     out.write_text("{}\n")

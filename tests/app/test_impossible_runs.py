@@ -153,32 +153,40 @@ def test_without_a_model_it_says_what_was_not_checked(tmp_path: Path) -> None:
 
 ENVIRONMENT = """
 import random
-from peers.environments import Task
+from peers.environments import Episodes, NotGradable, Task
 from peers.environments.sort_digits import SortDigits
 
-class Broken(SortDigits):
+class Broken(SortDigits, Episodes):
     name = "broken"
+    start = lambda self, task: None
+    step = lambda self, state, text: None
 """
 
 
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
-        ("def reward(self, *_): return 1 / 0", "cannot grade the completion .*ZeroDivisionError"),
-        ("def reward(self, *_): return float('nan')", "the reward nan; it must be a number of"),
-        ("def reward(self, *_): return 'good'", "the reward 'good'; it must be a number of"),
-        ("def reward(self, *_): return random.random()", "equal texts must get equal rewards"),
+        ("def grade(self, *_): return 1 / 0", "cannot grade the completion .*ZeroDivisionError"),
+        ("def grade(self, *_): return float('nan')", "the reward nan; it must be a number in"),
+        ("def grade(self, *_): return 'good'", "the reward 'good'; it must be a number in"),
+        ("def grade(self, *_): return random.random()", "equal texts must get equal rewards"),
         (
-            "answer = lambda *_: str(random.random()); episode_reward = lambda *_: 0.0",
+            "def step(self, *_): return str(random.random())",
             "gives the turn '.*' first the answer '.*; equal turns must get equal answers",
         ),
         (
-            "answer = lambda *_: 1 / 0; episode_reward = lambda *_: 0.0",
+            "def step(self, *_): return 1 / 0",
             "cannot answer the turn '.*' .ZeroDivisionError",
         ),
-        ("def task(self, *_): raise OSError('gone')", "cannot draw a task .OSError: gone.; repair"),
-        ("def task(self, *_): return 'sort'", "draws 'sort'; it must be a Task"),
-        ("def task(self, *_): return Task(str(random.random()), '')", "different tasks from one"),
+        ("def tasks(self): raise OSError('gone')", "cannot draw a task .OSError: gone.; repair"),
+        (
+            "def tasks(self): self.draw = lambda *_: 'sort'; return self",
+            "draws 'sort'; it must be a Task",
+        ),
+        (
+            "def tasks(self): self.draw = lambda *_: Task(str(random.random()), ''); return self",
+            "different tasks from one",
+        ),
         ("def __init__(self): import nowhere", "cannot be loaded .ModuleNotFoundError"),
     ],
 )

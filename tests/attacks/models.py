@@ -123,7 +123,7 @@ class Arena:
                 Segment("prompt", prompts[row // size]),
                 Segment("model", list(completion), finish),
             )
-            return grade_segments(environment, tasks[row // size], renderer, segments, stops)
+            return grade_segments(environment, tasks[row // size], renderer, segments, stops).reward
 
         return Work(order.seed(), [prompts[row // size] for row in range(order.rows())], reward)
 

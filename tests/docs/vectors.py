@@ -9,6 +9,8 @@ import msgspec
 import torch
 
 from peers.engines.sampling import gumbel_noise, philox
+from peers.environments import task_of
+from peers.environments.interface import as_text
 from peers.environments.sort_digits import SortDigits
 from swarm.envelope import Envelope, seal
 from swarm.identity import Identity, peer_id_bytes
@@ -124,7 +126,9 @@ def computed() -> Mapping[str, str]:
         "checkpoint manifest": _checkpoint_manifest().encode().hex(),
         "submission seed": SEED.hex(),
         "task seed of group 1": seeds.task_seed(SEED, 1).hex(),
-        "prompt of group 1 (sort-digits 1)": SortDigits().task(seeds.task_seed(SEED, 1)).prompt,
+        "prompt of group 1 (sort-digits 1)": as_text(
+            task_of(SortDigits(), seeds.task_seed(SEED, 1)).prompt
+        ),
         "noise key": " ".join(f"{word:08x}" for word in seeds.noise_key(SEED)),
         "Philox of key 0 0, counter 0 0 0 0": _philox(),
         "noise of token 5, position 0, row 0": _noise(5, 0, 0),

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from peers.engines.demo import EOS_ID, make_policy
-from peers.environments import Renderer, load, probe_hash
+from peers.environments import Renderer, load, probe_hash, task_of
 from swarm.app.demo.cast import demo_manifest
 from swarm.app.run_probe import probe_hashes
 from swarm.errors import UserError
@@ -39,14 +39,13 @@ import torch
 import trio
 
 from peers.engines.device import find_device
-from peers.environments import Task
-from peers.environments.base import draw
+from peers.environments import Generated, SingleTurn, Task
 from peers.engines.native import NativeEngine
 from swarm.gossip.topics import RUN
 from swarm.settings import RoleSettings
 
 
-class Repeat:
+class Repeat(SingleTurn):
     """Asks for a digit, repeated."""
 
     name = "repeat"
@@ -55,18 +54,15 @@ class Repeat:
     class Options(msgspec.Struct):
         times: Annotated[int, msgspec.Meta(ge=1, le=6)] = 2
 
-    def __init__(self, options):
-        self.options = options
-
-    def task(self, seed, split="train"):
-        return draw(seed, split, self.make)
+    def tasks(self):
+        return Generated(self.make)
 
     def make(self, randomness):
         digits = f"{int.from_bytes(randomness[:4], 'big') % 10**6:06d}"
         return Task(prompt=digits + ">", answer=digits[0] * self.options.times)
 
-    def reward(self, task, completion_text, finished):
-        return float(finished and completion_text == task.answer)
+    def grade(self, task, transcript):
+        return float(transcript.finished and transcript.text == task.answer)
 
 
 class Renamed(NativeEngine):
@@ -125,16 +121,16 @@ def policy(tmp_path: Path) -> Path:
 
 
 def test_its_environment_takes_its_own_options(site: Path) -> None:
-    assert load("repeat", "2").task(b"a").answer == 2 * load("repeat", "2").task(b"a").answer[0]
-    assert len(load("repeat", "2", {"times": 5}).task(b"a").answer) == 5
+    assert task_of(load("repeat", "2"), b"a").answer in {2 * str(digit) for digit in range(10)}
+    assert len(task_of(load("repeat", "2", {"times": 5}), b"a").answer) == 5
     for options, words in (
         ({"times": 9}, "options: times is 9: Expected `int` <= 6"),
         ({"often": 1}, "unknown key 'often'; there are: alpha, lengths, prompt, times"),
     ):
         with pytest.raises(UserError, match=words):
             load("repeat", "2", options)
-    longer = load("repeat", "2", {"times": 3, "lengths": [4]})
-    assert len(longer.task(b"a").answer) == 3 and longer.task(b"a").target_length == 4
+    longer = task_of(load("repeat", "2", {"times": 3, "lengths": [4]}), b"a")
+    assert len(longer.answer) == 3 and longer.target_length == 4
 
 
 def test_its_engine_and_environment_serve_in_child_processes(

@@ -11,7 +11,7 @@ from peers.engines import demo
 from peers.engines.engine import Prefill
 from peers.engines.native import NativeEngine
 from peers.engines.sampling import Judgement, gumbel_noise, judge_margins
-from peers.environments import Renderer, load
+from peers.environments import Renderer, load, task_of
 from peers.proofs import toploc
 from peers.proofs.format import check_format
 from tests.engines.harness import Made, complete, prefill_completions
@@ -30,7 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def prompts_of(folder: Path) -> list[list[int]]:
     environment, renderer = load("sort-digits", "1"), Renderer(folder)
-    tasks = [environment.task(bytes([group])) for group in range(6)]
+    tasks = [task_of(environment, bytes([group])) for group in range(6)]
     return [renderer.encode_prompt(task.prompt) for task in tasks for _ in range(4)]
 
 

@@ -6,8 +6,8 @@ from typing import NoReturn
 
 import pytest
 
-from peers.environments import grade, load, split_of, task_of
-from peers.environments.code import Code, CodeOptions, CodeTask
+from peers.environments import Task, Transcript, grade, load, split_of, task_of
+from peers.environments.code import Code, CodeOptions
 from peers.environments.code.environment import program_in
 from peers.environments.code.problems import make_problem
 from peers.sandbox import Report, probe
@@ -19,10 +19,12 @@ FUNCTION = Code(CodeOptions(style="function", tests=3))
 STDIN = Code(CodeOptions(style="stdin", tests=3))
 
 
-def drawn(environment: Code, number: int = 0, split="train") -> CodeTask:
-    task = task_of(environment, number.to_bytes(32, "big"), split)
-    assert isinstance(task, CodeTask)
-    return task
+def drawn(environment: Code, number: int = 0, split="train") -> Task:
+    return task_of(environment, number.to_bytes(32, "big"), split)
+
+
+def rewarded(environment: Code, task: Task, program: str, finished: bool = True) -> float:
+    return grade(environment, task, Transcript.of(program, finished=finished)).reward
 
 
 def test_equal_seeds_give_equal_tasks_of_their_split():
@@ -31,7 +33,7 @@ def test_equal_seeds_give_equal_tasks_of_their_split():
             task = drawn(FUNCTION, number, split)
             assert task == drawn(FUNCTION, number, split)
             assert split_of(task.prompt) == split
-            assert all(case.expected not in ("", None) for case in task.cases)
+            assert all(case["expected"] not in ("", None) for case in task.data["cases"])
 
 
 def test_difficulty_and_style_show_in_the_statement():
@@ -45,7 +47,8 @@ def test_difficulty_and_style_show_in_the_statement():
 def test_the_hidden_tests_are_not_in_the_prompt():
     for number in range(20):
         task = drawn(FUNCTION, number)
-        assert not any(str(list(c.numbers)) in task.prompt for c in task.cases if c.numbers)
+        inputs = [case["numbers"] for case in task.data["cases"]]
+        assert not any(str(numbers) in task.prompt for numbers in inputs if numbers)
 
 
 @works
@@ -53,24 +56,24 @@ def test_the_hidden_tests_are_not_in_the_prompt():
 def test_the_reference_solves_every_problem(environment):
     for number in range(2):
         task = drawn(environment, number)
-        assert grade(environment, task, [task.answer], True) == 1.0
-    assert grade(environment, task, [f"So:\n```python\n{task.answer}```\nDone."], True) == 1.0
+        assert rewarded(environment, task, task.answer) == 1.0
+    assert rewarded(environment, task, f"So:\n```python\n{task.answer}```\nDone.") == 1.0
 
 
 @works
 def test_passing_some_tests_is_worth_nothing():
     task = drawn(FUNCTION, 1)
-    known = {tuple(c.numbers): c.expected for c in task.cases[:-1]}
+    known = {tuple(c["numbers"]): c["expected"] for c in task.data["cases"][:-1]}
     partial = f"import json\ndef solve(xs): return json.loads({known!r}[tuple(xs)])"
-    every = {tuple(c.numbers): c.expected for c in task.cases}
-    assert grade(FUNCTION, task, [partial], True) == 0.0
-    assert grade(FUNCTION, task, [partial.replace(repr(known), repr(every))], True) == 1.0
+    every = {tuple(c["numbers"]): c["expected"] for c in task.data["cases"]}
+    assert rewarded(FUNCTION, task, partial) == 0.0
+    assert rewarded(FUNCTION, task, partial.replace(repr(known), repr(every))) == 1.0
 
 
 def test_an_unfinished_or_empty_program_is_not_run():
     task = drawn(FUNCTION)
-    assert grade(FUNCTION, task, [task.answer], False) == 0.0
-    assert grade(FUNCTION, task, ["  \n"], True) == 0.0
+    assert rewarded(FUNCTION, task, task.answer, finished=False) == 0.0
+    assert rewarded(FUNCTION, task, "  \n") == 0.0
 
 
 EQUAL_TO_ALL = """class Same(int):
@@ -116,20 +119,20 @@ def solve(xs): return found[0]
     ],
 )
 def test_a_program_that_cheats_earns_nothing(program):
-    assert grade(FUNCTION, drawn(FUNCTION), [program], True) == 0.0
+    assert rewarded(FUNCTION, drawn(FUNCTION), program) == 0.0
 
 
 @works
 def test_printed_spacing_is_free_and_a_forged_line_is_not():
     task = drawn(STDIN)
-    assert grade(STDIN, task, [f"{task.answer}\nprint()"], True) == 1.0
-    assert grade(STDIN, task, [f"{task.answer}\nprint('passed')"], True) == 0.0
+    assert rewarded(STDIN, task, f"{task.answer}\nprint()") == 1.0
+    assert rewarded(STDIN, task, f"{task.answer}\nprint('passed')") == 0.0
 
 
 @works
 def test_an_endless_program_ends():
     environment = Code(CodeOptions(style="function", tests=2, cpu_seconds=0.2))
-    assert grade(environment, drawn(environment), ["while True: pass"], True) == 0.0
+    assert rewarded(environment, drawn(environment), "while True: pass") == 0.0
 
 
 def test_without_a_sandbox_no_reward_is_given():
@@ -139,14 +142,14 @@ def test_without_a_sandbox_no_reward_is_given():
 
     environment = Code(CodeOptions(style="function"), run_program=refuse)
     with pytest.raises(UserError, match=r"^no sandbox works .*apt install bubblewrap"):
-        grade(environment, drawn(environment), ["def solve(xs): return 1"], True)
+        rewarded(environment, drawn(environment), "def solve(xs): return 1")
 
 
 @pytest.mark.parametrize("steps", [1, 8])
 def test_no_constant_passes_all_tests(steps):
     environment = Code(CodeOptions(steps=steps, tests=2))
     for number in range(20):
-        assert len({case.expected for case in drawn(environment, number).cases}) == 2
+        assert len({case["expected"] for case in drawn(environment, number).data["cases"]}) == 2
 
 
 def test_a_wrong_option_is_refused():

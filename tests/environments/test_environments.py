@@ -11,8 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.engines.demo import EOS_ID, VOCABULARY, make_tokenizer
-from peers.environments import Renderer, Task, load, probe_hash, split_of
-from peers.environments.base import draw
+from peers.environments import (
+    Generated,
+    Message,
+    Renderer,
+    Task,
+    TaskList,
+    Transcript,
+    load,
+    probe_hash,
+    split_of,
+    task_of,
+)
+from peers.environments.interface import Split, as_text
 from peers.environments.sort_digits import SortDigits
 from swarm.errors import UserError
 
@@ -27,10 +38,10 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
 
 
 @given(SEEDS, st.sampled_from(["train", "held_out"]))
-def test_a_seed_gives_one_task_of_the_split_asked_for(seed: bytes, split: str) -> None:
-    task = SortDigits().task(seed, split)  # type: ignore[arg-type]
-    assert task == SortDigits().task(seed, split)  # type: ignore[arg-type]
-    assert split_of(task.prompt) == split
+def test_a_seed_gives_one_task_of_the_split_asked_for(seed: bytes, split: Split) -> None:
+    task = task_of(SortDigits(), seed, split)
+    assert task == task_of(SortDigits(), seed, split)
+    assert split_of(task.prompt) == split and isinstance(task.prompt, str)
     digits, end = task.prompt[:-1], task.prompt[-1]
     assert end == ">" and len(digits) == 6 and digits.isdigit()
     assert task.answer == "".join(sorted(digits))
@@ -44,20 +55,24 @@ def test_about_one_prompt_in_sixteen_is_held_out() -> None:
 def test_drawing_from_a_split_that_never_comes_ends() -> None:
     prompt = next(f"{n}" for n in range(1000) if split_of(f"{n}") == "train")
     with pytest.raises(ValueError, match="no held_out task"):
-        draw(b"seed", "held_out", lambda _: Task(prompt, ""))
+        Generated(lambda _: Task(prompt, "")).draw(b"seed", "held_out", 0)
+
+
+@given(st.binary(max_size=8), st.integers(40, 200))
+def test_a_list_is_drawn_from_in_splits_that_share_no_prompt(seed: bytes, count: int) -> None:
+    listed = TaskList([Task((Message("user", str(number)),), "") for number in range(count)])
+    for split in ("train", "held_out"):
+        if any(split_of(task.prompt) == split for task in listed.tasks):
+            task = listed.draw(seed, split, 3)
+            assert split_of(task.prompt) == split and task == listed.draw(seed, split, 4)
 
 
 @given(st.text(max_size=12), st.booleans())
 def test_only_the_finished_exact_answer_is_rewarded(text: str, finished: bool) -> None:
     task = Task("321000>", "000123")
-    assert SortDigits().reward(task, text, finished) == float(finished and text == "000123")
-
-
-def test_reward_of_the_answer() -> None:
-    task = Task("321000>", "000123")
-    assert SortDigits().reward(task, "000123", True) == 1.0
-    assert SortDigits().reward(task, "000123", False) == 0.0
-    assert SortDigits().reward(task, "0001234", True) == 0.0
+    for written in (text, "000123", "0001234"):
+        reward = SortDigits().grade(task, Transcript.of(written, finished=finished))
+        assert reward == float(finished and written == "000123")
 
 
 def test_prompts_begin_with_bos_and_completions_keep_stray_special_tokens(
@@ -120,7 +135,7 @@ def test_a_package_can_register_an_environment(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-tasks\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[swarm.environments]\nlab = lab_tasks:Lab\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert load("lab", "7").task(b"seed").prompt.endswith(">")
+    assert as_text(task_of(load("lab", "7"), b"seed").prompt).endswith(">")
 
 
 def test_a_missing_or_broken_tokenizer_is_one_sentence(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.engines.demo import EOS_ID, save_tokenizer
-from peers.environments import Renderer, Task, load, multi_turn
-from peers.environments.base import grade
+from peers.environments import (
+    Episode,
+    Episodes,
+    Grade,
+    Renderer,
+    Task,
+    Tasks,
+    Transcript,
+    Wrapper,
+    episodes_of,
+    grade,
+    load,
+    task_of,
+)
 from peers.environments.calculator import Calculator, CalculatorOptions
-from peers.environments.episodes import EpisodeLimits, environment_tokens, grade_segments
+from peers.environments.episodes import EpisodeLimits, Replies, grade_segments
 from peers.environments.sort_digits import SortDigits
 from swarm.errors import UserError
 from swarm.rollouts.rollout import TURNS_MAX, Rollout, Segment, Span
@@ -43,11 +54,12 @@ def begun(renderer: Renderer, text: str, finished: bool = True) -> list[Segment]
 def test_the_calculator_answers_a_call_and_rewards_the_answer(renderer: Renderer) -> None:
     calculator = load("calculator", "1")
     segments = begun(renderer, "42*9=")
-    answer = environment_tokens(calculator, TASK, renderer, segments, LIMITS)
+    replies = Replies(calculator, TASK, renderer, LIMITS)
+    answer = replies.next(segments)
     assert answer == renderer.encode_completion("378>")
     segments += [Segment("environment", answer), model(renderer, "378")]
-    assert environment_tokens(calculator, TASK, renderer, segments, LIMITS) is None
-    assert grade_segments(calculator, TASK, renderer, segments, [EOS_ID]) == 1.0
+    assert replies.next(segments) is None
+    assert grade_segments(calculator, TASK, renderer, segments, [EOS_ID]) == Grade(1.0)
     Rollout(segments)  # a well-formed episode
 
 
@@ -64,40 +76,54 @@ def test_the_calculator_answers_a_call_and_rewards_the_answer(renderer: Renderer
     ],
 )
 def test_anything_else_earns_nothing(turns: list[str], finished: bool) -> None:
-    assert grade(Calculator(), TASK, turns, finished) == 0.0
+    assert grade(Calculator(), TASK, Transcript.of(*turns, finished=finished)) == Grade(0.0)
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 6))
 def test_the_tool_solves_every_task(seed: bytes, digits: int) -> None:
     calculator = Calculator(CalculatorOptions(digits=digits))
-    task = calculator.task(seed)
+    task = task_of(calculator, seed)
+    assert isinstance(task.prompt, str)
     assert re.fullmatch(r"[0-9]+[*+][0-9]+>", task.prompt)
     call = task.prompt.replace(">", "=")
-    assert calculator.answer(task, [call]) == f"{task.answer}>"
-    assert grade(calculator, task, [call, f"{task.answer}>", task.answer], True) == 1.0
+    assert Episode(calculator, task).step(call) == f"{task.answer}>"
+    transcript = Transcript.of(call, f"{task.answer}>", task.answer)
+    assert grade(calculator, task, transcript) == Grade(1.0)
 
 
 @given(st.text(max_size=12))
 def test_only_a_whole_call_is_answered(text: str) -> None:
-    answered = Calculator().answer(TASK, [text]) is not None
+    answered = Episode(Calculator(), TASK).step(text) is not None
     assert answered == bool(re.fullmatch(r"[0-9]{1,6}[*+][0-9]{1,6}=", text, re.ASCII))
 
 
-class Echo(SortDigits):
+class Echo(Episodes):
     """Answers every turn with the same text."""
 
-    name = "echo"
+    name, version = "echo", "1"
 
     def __init__(self, text: object = "1>") -> None:
         self.text = text
 
-    def answer(self, task: Task, turns: Sequence[str]) -> str | None:
+    def tasks(self) -> Tasks:
+        return SortDigits().tasks()
+
+    def start(self, task: Task) -> None:
+        pass
+
+    def step(self, state: None, text: str) -> str | None:
         if isinstance(self.text, Exception):
             raise self.text
         return self.text  # type: ignore[return-value]
 
-    def episode_reward(self, task: Task, turns: Sequence[str], finished: bool) -> float:
+    def grade(self, task: Task, transcript: Transcript) -> float:
         return 1.0
+
+
+def next_of(
+    text: object, renderer: Renderer, segments: list[Segment], limits: EpisodeLimits
+) -> list[int] | None:
+    return Replies(Echo(text), TASK, renderer, limits).next(segments)
 
 
 @pytest.mark.parametrize(
@@ -115,47 +141,45 @@ def test_an_episode_ends_where_a_further_turn_has_no_room(
     segments = begun(renderer, "42")
     segments[0] = Segment("prompt", [1, 4, 5, 6, 7])
     room = EpisodeLimits([EOS_ID], 20, 5 + 3 + 2 + 17)
-    assert environment_tokens(Echo(), TASK, renderer, segments, room) is not None
-    assert environment_tokens(Echo(text), TASK, renderer, segments, limits) is None
+    assert next_of("1>", renderer, segments, room) is not None
+    assert next_of(text, renderer, segments, limits) is None
 
 
 def test_an_episode_ends_at_the_limit_and_after_many_turns(renderer: Renderer) -> None:
     cut = begun(renderer, "42", finished=False)
-    assert environment_tokens(Echo(), TASK, renderer, cut, LIMITS) is None
+    assert next_of("1>", renderer, cut, LIMITS) is None
     answer = Segment("environment", renderer.encode_completion("1>"))
     long = begun(renderer, "")
     limits = EpisodeLimits([EOS_ID], 1000, 10_000)
     for _ in range(TURNS_MAX - 1):
-        assert environment_tokens(Echo(), TASK, renderer, long, limits) is not None
+        assert next_of("1>", renderer, long, limits) is not None
         long += [answer, model(renderer, "")]
-    assert environment_tokens(Echo(), TASK, renderer, long, limits) is None
+    assert next_of("1>", renderer, long, limits) is None
     Rollout(long)
 
 
 def test_an_environment_of_single_turns_never_answers(renderer: Renderer) -> None:
     segments = begun(renderer, "42")
-    assert multi_turn(SortDigits()) is None
-    assert environment_tokens(SortDigits(), TASK, renderer, segments, LIMITS) is None
+    assert episodes_of(SortDigits()) is None
+    assert Replies(SortDigits(), TASK, renderer, LIMITS).next(segments) is None
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         (ValueError("no"), r"'echo' cannot answer the turn '42' \(ValueError: no\); repair it"),
-        (7, r"answers the turn '42' with 7; it must be text, or None to end the episode"),
+        (7, r"answers the turn '42' with 7; it must be text, messages, or None"),
     ],
 )
 def test_a_failing_environment_is_one_sentence(
     renderer: Renderer, text: object, sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence):
-        environment_tokens(Echo(text), TASK, renderer, begun(renderer, "42"), LIMITS)
+        next_of(text, renderer, begun(renderer, "42"), LIMITS)
 
 
 def test_an_environment_that_only_changes_tasks_leaves_the_answers_to_the_inner_one() -> None:
-    class Wrapper(SortDigits):
-        inner = Calculator()
-
-    answering = multi_turn(Wrapper())
-    assert answering is Wrapper.inner
-    assert grade(Wrapper(), TASK, ["42*9=", "378>", "378"], True) == 1.0
+    calculator = Calculator()
+    wrapper = Wrapper(Wrapper(calculator))
+    assert episodes_of(wrapper) is calculator and wrapper.name == "calculator"
+    assert grade(wrapper, TASK, Transcript.of("42*9=", "378>", "378")) == Grade(1.0)

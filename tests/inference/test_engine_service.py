@@ -20,7 +20,7 @@ from peers.engines import demo
 from peers.engines.engine import Piece
 from peers.engines.episodes import Player, Playing, finish
 from peers.engines.native import NativeEngine
-from peers.environments import Renderer
+from peers.environments import Renderer, task_of
 from peers.environments import load as load_environment
 from peers.inference.engine_service import EngineService, sharing
 from peers.proofs.format import PROOF_BYTES, check_format, split
@@ -112,7 +112,7 @@ def test_a_submission_says_what_it_is(service: EngineService, policy: Path, tmp_
     environment, renderer = load_environment("sort-digits", "1"), Renderer(policy)
     seed = seeds.submission_seed(header.run, bytes(32), header.worker, header.number)
     for row in range(12):
-        task = environment.task(seeds.task_seed(seed, row // 4))
+        task = task_of(environment, seeds.task_seed(seed, row // 4))
         assert rollouts.prompt(row) == renderer.encode_prompt(task.prompt)
         length = len(completion(rollouts, row))
         check_format(split(rollouts.proof(row)), [length])
@@ -271,7 +271,7 @@ def test_a_call_that_waits_for_the_batch_reports_progress(policy: Path) -> None:
     """Else its caller takes the engine for hung, and kills it."""
     player = Player(NativeEngine(policy), sets_at_once=1)
     environment, renderer = load_environment("sort-digits", "1"), Renderer(policy)
-    work = [(environment, environment.task(bytes(32)))]
+    work = [(environment, task_of(environment, bytes(32)))]
 
     def begin() -> Playing:
         current.set(Counted())

@@ -161,9 +161,12 @@ def test_submissions_of_one_batch_swap_together(bench: Bench) -> None:
 def test_a_swap_between_and_within_the_turns_of_an_episode(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        Calculator, "answer", lambda _, task, turns: "7>" if len(turns) < 6 else None
-    )
+    def step(_: Calculator, state: list[str], text: str) -> str | None:
+        state.append(text)
+        return "7>" if len(state) < 4 else None
+
+    monkeypatch.setattr(Calculator, "start", lambda *_: [])
+    monkeypatch.setattr(Calculator, "step", step)
     order = submission_order(
         ORDER, environments=[environment("calculator")], stop_ids=[*range(40, 56)]
     )
@@ -205,10 +208,10 @@ def test_a_restarted_child_keeps_rollouts_of_several_policies(bench: Bench) -> N
 def test_an_environment_that_fails_in_one_of_two_swapping_submissions(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(_: Calculator, task: Any, turns: Sequence[str]) -> str:
+    def step(_: Calculator, state: Any, text: str) -> str:
         raise RuntimeError("no calculator")
 
-    monkeypatch.setattr(Calculator, "answer", answer)
+    monkeypatch.setattr(Calculator, "step", step)
     good, bad = submission_order(ORDER, number=7), submission_order(ORDER, number=8)
     bad = submission_order(bad, environments=[environment("calculator")], stop_ids=[*range(40, 56)])
     service = bench.service()

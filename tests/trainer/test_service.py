@@ -15,9 +15,9 @@ from peers.demo import ENVIRONMENT, SAMPLING
 from peers.engines.batch import generate, requests_for
 from peers.engines.demo import BOS_ID
 from peers.engines.native import NativeEngine
-from peers.environments import Renderer
+from peers.environments import Renderer, Task, Tasks, Transcript, split_of, task_of
 from peers.environments import load as load_environment
-from peers.environments.base import Task, split_of
+from peers.environments.interface import Split, as_text
 from peers.environments.sort_digits import SortDigits
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.masks import ATTENTIONS
@@ -244,9 +244,12 @@ class Recording(SortDigits):
     def __init__(self) -> None:
         self.prompts: list[str] = []
 
-    def task(self, seed: bytes, split: Any = "train") -> Task:
-        task = super().task(seed, split)
-        self.prompts.append(task.prompt)
+    def tasks(self) -> Tasks:
+        return self
+
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        task = super().tasks().draw(seed, split, step)
+        self.prompts.append(as_text(task.prompt))
         return task
 
 
@@ -272,7 +275,10 @@ def test_warm_up_stops_where_sampling_would_be_right_that_often(base: Path, tmp_
     """Few answers, so that they are learned at once; what is asked for is what sampling gives."""
 
     class Easy(SortDigits):
-        def task(self, seed: bytes, split: Any = "train") -> Task:
+        def tasks(self) -> Tasks:
+            return self
+
+        def draw(self, seed: bytes, split: Split, step: int) -> Task:
             return Task(prompt=f"{seed[0] % 2}>", answer=str(seed[0] % 2))
 
     folder = copy(base, tmp_path / "easy")
@@ -300,7 +306,7 @@ def test_evaluation_counts_right_answers(base: Path) -> None:
     class EverySecond(Recording):
         count = 0
 
-        def reward(self, task: Task, completion_text: str, finished: bool) -> float:
+        def grade(self, task: Task, transcript: Transcript) -> float:
             self.count += 1
             return float(self.count % 2)
 
@@ -310,7 +316,7 @@ def test_evaluation_counts_right_answers(base: Path) -> None:
 
 def test_renderer_and_demo_sampling_agree_on_the_stop_token(base: Path) -> None:
     renderer = Renderer(base)
-    task = load_environment(ENVIRONMENT.name, ENVIRONMENT.version).task(bytes(32))
+    task = task_of(load_environment(ENVIRONMENT.name, ENVIRONMENT.version), bytes(32))
     tokens = [*renderer.encode_completion(task.answer), *SAMPLING.stop_ids]
     assert renderer.decode_completion(tokens, SAMPLING.stop_ids) == (task.answer, True)
     assert len(tokens) < SAMPLING.max_new_tokens

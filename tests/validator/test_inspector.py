@@ -13,8 +13,15 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from peers.environments import Environment, Renderer, Task, probe_hash
-from peers.environments.base import Split
+from peers.environments import (
+    Environment,
+    Generated,
+    Renderer,
+    Task,
+    Tasks,
+    Transcript,
+    probe_hash,
+)
 from peers.environments.collection import Environments
 from peers.environments.sort_digits import SortDigits
 from peers.validator.inspector import expected_header
@@ -351,14 +358,14 @@ class Failing(SortDigits):
 
     name = "failing"
 
-    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
+    def grade(self, task: Task, transcript: Transcript) -> float:
         raise RuntimeError("no sandbox")
 
 
 class Taskless(Failing):
     name = "taskless"
 
-    def task(self, seed: bytes, split: Split = "train") -> Task:
+    def tasks(self) -> Tasks:
         raise RuntimeError("no data")
 
 
@@ -443,10 +450,10 @@ class Letters(SortDigits):
 
     name = "letters"
 
-    def task(self, seed: bytes, split: Split = "train") -> Task:
-        return Task(prompt=">>", answer="0")
+    def tasks(self) -> Tasks:
+        return Generated(lambda _: Task(prompt=">>", answer="0"))
 
-    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
+    def grade(self, task: Task, transcript: Transcript) -> float:
         return 0.5
 
 

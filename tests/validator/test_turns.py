@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from peers.engines.demo import LENGTH_MAX
-from peers.environments import Task
+from peers.environments import Episodes, Task, Tasks, Transcript
 from peers.environments.sort_digits import SortDigits
 from peers.validator.checks.file import CHECKS
 from swarm.rollouts.rollout import Rollout, Segment, Span
@@ -19,16 +19,24 @@ from tests.validator.conftest import STOP_IDS, Stage
 from tests.validator.test_inspector import Given
 
 
-class Chat(SortDigits):
+class Chat(Episodes):
     """Answers each of the first two turns with its length."""
 
     name = "chat"
+    version = "1"
 
-    def answer(self, task: Task, turns: Sequence[str]) -> str | None:
-        return f"{len(turns[-1])}>" if len(turns) < 4 else None
+    def tasks(self) -> Tasks:
+        return SortDigits().tasks()
 
-    def episode_reward(self, task: Task, turns: Sequence[str], finished: bool) -> float:
-        return len(turns) / 5
+    def start(self, task: Task) -> list[str]:
+        return []
+
+    def step(self, state: list[str], text: str) -> str | None:
+        state.append(text)
+        return f"{len(text)}>" if len(state) < 3 else None
+
+    def grade(self, task: Task, transcript: Transcript) -> float:
+        return len(transcript.turns) / 5
 
 
 class Single(SortDigits):
@@ -36,7 +44,7 @@ class Single(SortDigits):
 
 
 class Broken(Chat):
-    def answer(self, task: Task, turns: Sequence[str]) -> str | None:
+    def step(self, state: list[str], text: str) -> str | None:
         raise RuntimeError("no tool")
 
 

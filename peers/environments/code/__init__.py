@@ -1,5 +1,5 @@
 """Programming tasks: Python that a model writes, judged by hidden tests in a sandbox."""
 
-from peers.environments.code.environment import Code, CodeOptions, CodeTask
+from peers.environments.code.environment import Code, CodeOptions
 
-__all__ = ["Code", "CodeOptions", "CodeTask"]
+__all__ = ["Code", "CodeOptions"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,8 +15,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from peers.environments.base import Split, Task, draw
-from peers.environments.code.problems import STEPS_MAX, Case, Style, make_problem
+from peers.environments.code.problems import STEPS_MAX, Style, make_problem
+from peers.environments.interface import SingleTurn, Task, Tasks, Transcript
+from peers.environments.tasks import Generated
 from peers.sandbox import Limits, Outcome, Program, run
 
 TESTS_MAX = 64
@@ -39,27 +39,20 @@ class CodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: Annotated[int, Meta(ge=64, le=4096)] = 256
 
 
-@dataclass(frozen=True)
-class CodeTask(Task):
-    """A programming problem with its hidden tests."""
-
-    style: Style = "function"
-    cases: tuple[Case, ...] = ()
-
-
-class Code:
+class Code(SingleTurn):
     """Rewards a program that passes all hidden tests; passing some is worth nothing."""
 
     name = "code"
     version = "1"
     Options = CodeOptions
+    options: CodeOptions
 
     def __init__(
         self,
         options: CodeOptions = CodeOptions(),  # noqa: B008
         run_program: Callable[[Program, Limits], Outcome] = run,
     ) -> None:
-        self._options = options
+        super().__init__(options)
         self._run = run_program
         self._styles: tuple[Style, ...] = (
             ("function", "stdin") if options.style == "both" else (options.style,)
@@ -71,44 +64,38 @@ class Code:
             processes=4,
         )
 
-    def task(self, seed: bytes, split: Split = "train") -> Task:
-        """Draw a problem; see `Environment.task`."""
-        return draw(seed, split, self._make)
+    def tasks(self) -> Tasks:
+        return Generated(self._make)
 
-    def reward(self, task: Task, completion_text: str, finished: bool) -> float:
+    def grade(self, task: Task, transcript: Transcript) -> float:
         """1.0 for a finished program that passes all hidden tests, else 0.0.
 
         Raises `UserError` where no sandbox works, and `SandboxError` where it fails: neither says
         anything about the program.
         """
-        if not isinstance(task, CodeTask):
-            raise TypeError(f"task {task!r:.100} is not of the environment {self.name!r}")
-        source = program_in(completion_text)
-        if not finished or not source.strip() or len(source) > SOURCE_CHARACTERS_MAX:
+        source = program_in(transcript.text)
+        if not transcript.finished or not source.strip() or len(source) > SOURCE_CHARACTERS_MAX:
             return 0.0
-        request = {
-            "style": task.style,
-            "source": source,
-            "inputs": [case.numbers for case in task.cases],
-        }
+        style, cases = task.data["style"], task.data["cases"]
+        inputs = [case["numbers"] for case in cases]
+        request = {"style": style, "source": source, "inputs": inputs}
         stdin = json.dumps(request).encode()
         outcome = self._run(Program(source=_harness(), stdin=stdin), self._limits)
         if outcome.status != "exited" or outcome.code != 0:
             return 0.0
         results = _decoded(outcome.stdout)
-        if task.style == "stdin":
+        if style == "stdin":
             # Line ends and spacing are not part of the task.
             results = [" ".join(result.split()) for result in results]
-        return float(results == [case.expected for case in task.cases])
+        return float(results == [case["expected"] for case in cases])
 
     def _make(self, randomness: bytes) -> Task:
-        options = self._options
+        options = self.options
         problem = make_problem(randomness, options.steps, self._styles, options.tests)
-        return CodeTask(
+        return Task(
             prompt=problem.statement,
             answer=problem.solution,
-            style=problem.style,
-            cases=problem.cases,
+            data={"style": problem.style, "cases": msgspec.to_builtins(problem.cases)},
         )
 
 

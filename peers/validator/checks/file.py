@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from peers.environments import Renderer, multi_turn
+from peers.environments import Renderer, episodes_of
 from peers.environments.collection import GroupTask
-from peers.environments.episodes import EpisodeLimits, environment_tokens
+from peers.environments.episodes import EpisodeLimits, Replies
 from peers.proofs.format import ProofFormatError, check_format, split
 from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.parsing import Contents
@@ -272,18 +272,13 @@ class Turns(Check[Inspection]):
 
     def _replays(self, evidence: Inspection, row: int, length: int) -> bool:
         drawn = evidence.groups[row // evidence.group_size]
-        if multi_turn(drawn.environment) is None:
+        if episodes_of(drawn.environment) is None:
             return length == 2
         segments = evidence.rollouts.rollout(row).segments
+        replies = Replies(drawn.environment, drawn.task, evidence.renderer, evidence.limits)
         for count in range(2, len(segments) + 1, 2):
             checkpoint()
-            answer = environment_tokens(
-                drawn.environment,
-                drawn.task,
-                evidence.renderer,
-                segments[:count],
-                evidence.limits,
-            )
+            answer = replies.next(segments[:count])
             given = None if count == len(segments) else list(segments[count].tokens)
             if answer != given:
                 return False

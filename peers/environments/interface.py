@@ -1,0 +1,199 @@
+"""The interface of an environment: tasks from seeds, grades of transcripts, and episodes.
+
+A subclass of `SingleTurn` or `Episodes` is an environment. Its tasks, observations and grades must
+be deterministic: a validator draws every task again, replays every episode and grades it again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol
+
+import msgspec
+
+from swarm.errors import UserError
+
+Split = Literal["train", "held_out"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a chat, which the checkpoint's chat template renders."""
+
+    role: str
+    content: str
+
+
+Prompt = str | tuple[Message, ...]
+"""Text that the model continues, or a chat that it answers."""
+
+
+def as_text(prompt: Prompt) -> str:
+    """A prompt for people to read."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{message.role}: {message.content}" for message in prompt)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem to solve."""
+
+    prompt: Prompt
+    answer: str
+    """A completion with full reward, for `swarm sft` and checks; empty if none is known."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What else the grader needs, such as hidden tests; JSON values only."""
+    target_length: int = 0
+    """Completion tokens that the prompt asks for; 0: it asks for no length."""
+    length_weight: float = 0.0
+    """Reward lost per token of distance from the target."""
+    inner: Task | None = None
+    """The task before a shared option, such as length targets, changed its prompt."""
+
+    @property
+    def own(self) -> Task:
+        """The task as the environment drew it."""
+        return self if self.inner is None else self.inner.own
+
+    def length_penalty(self, tokens: int) -> float:
+        """The reward that a completion of `tokens` tokens, stop token included, loses."""
+        return self.length_weight * abs(self.target_length - tokens)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the model or the environment wrote in its turn."""
+
+    kind: Literal["model", "environment"]
+    text: str
+    """A model's text lacks its stop token. It comes from an untrusted peer."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """An episode after its prompt: turns of model and environment, the last of them the model's."""
+
+    turns: tuple[Turn, ...]
+    finished: bool
+    """Whether the last turn ended with a stop token rather than at the token limit."""
+
+    @property
+    def text(self) -> str:
+        """The model's last text."""
+        return self.turns[-1].text
+
+    @classmethod
+    def of(cls, *texts: str, finished: bool = True) -> Transcript:
+        """A transcript of these texts, of the model and the environment in turn."""
+        turns = [
+            Turn("environment" if index % 2 else "model", text) for index, text in enumerate(texts)
+        ]
+        return cls(tuple(turns), finished)
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A reward in [0, 1], and the parts that it is made of, for display."""
+
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+class NotGradable(UserError):
+    """The reward cannot be known here, for a reason that says nothing about the model's text.
+
+    The validator quarantines the submission with this sentence: its worker is credited, and nobody
+    trains on it.
+    """
+
+
+class Tasks(Protocol):
+    """The tasks of an environment; `peers.environments.tasks` has ready-made ones."""
+
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        """Draw a task for rollout step `step`.
+
+        Equal arguments give equal tasks in every process. A held-out task's prompt must not occur
+        among the training tasks.
+        """
+        ...
+
+
+class SingleTurn(ABC):
+    """An environment whose episodes are a prompt and one completion.
+
+    A change to any task or grade needs a new `version`. The class is constructed without arguments,
+    or with an instance of its `Options` that holds the options in the run manifest.
+    """
+
+    name: str
+    version: str
+    Options: ClassVar[type[msgspec.Struct] | None] = None
+    options: Any
+
+    def __init__(self, options: Any = None) -> None:
+        self.options = self.Options() if options is None and self.Options else options
+
+    @abstractmethod
+    def tasks(self) -> Tasks:
+        """The environment's tasks; called once."""
+
+    @abstractmethod
+    def grade(self, task: Task, transcript: Transcript) -> float | Grade:
+        """The reward of an episode, in [0, 1]; 0 for text that makes no sense.
+
+        Raises `NotGradable` when the reward cannot be known here, and must not raise otherwise.
+        """
+
+    @cached_property
+    def cached_tasks(self) -> Tasks:
+        """The tasks, made on first use."""
+        return self.tasks()
+
+
+class Episodes(SingleTurn):
+    """An environment that answers the model, in episodes of several turns."""
+
+    @abstractmethod
+    def start(self, task: Task) -> Any:
+        """Begin an episode, and return its state: any object, dropped when the episode is over."""
+
+    @abstractmethod
+    def step(self, state: Any, text: str) -> str | tuple[Message, ...] | None:
+        """The observation after the model's turn `text`, or None at the end of the episode.
+
+        Called only after a turn that ended with a stop token. Equal turns must give equal
+        observations, because a validator replays every episode.
+        """
+
+
+Environment = SingleTurn
+"""Any environment: `Episodes` are single-turn environments that may answer."""
+
+
+class Wrapper(SingleTurn):
+    """Another environment under the same name; a subclass changes its tasks or its grades.
+
+    Grades and episodes see the inner environment's own task.
+    """
+
+    def __init__(self, inner: Environment) -> None:
+        self.inner = inner
+        self.name, self.version = inner.name, inner.version
+
+    def tasks(self) -> Tasks:
+        return self.inner.tasks()
+
+    def grade(self, task: Task, transcript: Transcript) -> float | Grade:
+        return self.inner.grade(task, transcript)
+
+
+def episodes_of(environment: Environment) -> Episodes | None:
+    """The environment that answers the model, itself or wrapped; None if none does."""
+    if isinstance(environment, Wrapper):
+        return episodes_of(environment.inner)
+    return environment if isinstance(environment, Episodes) else None

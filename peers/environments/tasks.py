@@ -1,0 +1,73 @@
+"""Ready-made tasks of an environment: a list, a generator, a generator that grows harder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import blake3
+import msgspec
+
+from peers.environments.interface import Prompt, Split, Task
+from swarm.rollouts.seeds import digest
+
+HELD_OUT_BELOW = 16
+"""A prompt whose BLAKE3 starts with a byte below this is held out: one in sixteen."""
+
+DRAWS_MAX = 10_000
+"""Attempts to draw a task of the requested split. A training task is missed by all of them with
+probability (1/16)^10000, a held-out task with (15/16)^10000, which is below 1e-280."""
+
+
+def split_of(prompt: Prompt) -> Split:
+    """The split a prompt belongs to, by its hash, so that training never sees a held-out prompt."""
+    raw = prompt.encode("utf-8") if isinstance(prompt, str) else msgspec.json.encode(prompt)
+    return "held_out" if blake3.blake3(raw).digest()[0] < HELD_OUT_BELOW else "train"
+
+
+def draw(seed: bytes, split: Split, make: Callable[[bytes], Task]) -> Task:
+    """The first task of `split` that `make` returns.
+
+    Attempt 0, 1, … passes 32 bytes to `make`, derived from the seed and the attempt's number.
+    Raises `ValueError` when `DRAWS_MAX` attempts give none: `make` then ignores its argument or
+    has too few prompts.
+    """
+    for attempt in range(DRAWS_MAX):
+        task = make(digest("swarm/1/draw", seed, attempt.to_bytes(4, "big")))
+        if split_of(task.prompt) == split:
+            return task
+    raise ValueError(f"no {split} task in {DRAWS_MAX} draws")
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Tasks that a function makes from 32 random bytes."""
+
+    make: Callable[[bytes], Task]
+
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        return draw(seed, split, self.make)
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Tasks that a function makes from 32 random bytes and the rollout step."""
+
+    make: Callable[[bytes, int], Task]
+
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        return draw(seed, split, lambda randomness: self.make(randomness, step))
+
+
+@dataclass(frozen=True)
+class TaskList:
+    """A finite list of tasks, each split drawn uniformly."""
+
+    tasks: Sequence[Task]
+
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        return draw(seed, split, self._chosen)
+
+    def _chosen(self, randomness: bytes) -> Task:
+        # 256 bits modulo the length favour no task measurably.
+        return self.tasks[int.from_bytes(randomness, "big") % len(self.tasks)]
