@@ -35,6 +35,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_fp32_thresholds_accept_honest_work_and_refuse_each_cheat(policy: Path) -> None:
     found = calibrate(policy, Workload(policy, SAMPLING, None), [FP32], submissions=3)
     thresholds = propose(list(found.honest.values()))
@@ -48,7 +49,8 @@ def test_fp32_thresholds_accept_honest_work_and_refuse_each_cheat(policy: Path) 
     assert pre_generated.tokens_until_eviction is not None
 
 
-@pytest.mark.parametrize("layers", [24, pytest.param(48, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [24, 48])
 def test_deep_random_models_in_bf16_are_accepted(layers: int, tmp_path: Path) -> None:
     """Their thresholds come from other submissions than the ones they are tried on."""
     config = Qwen2Config(

@@ -55,7 +55,7 @@ def test_lookups_find_the_nearest_peers_and_everybody():
 def test_a_record_is_stored_at_the_nearest_and_read_from_anywhere():
     async def main():
         async with swarm() as net:
-            await net.fill(60)
+            await net.fill(36)
             await trio.sleep(5)
             stored = await net.peers[3].dht.put(KEY, good(1))
             assert stored >= 20
@@ -71,7 +71,7 @@ def test_a_record_is_stored_at_the_nearest_and_read_from_anywhere():
 def test_a_read_finds_the_newest_version_and_repairs_stale_holders(monkeypatch):
     async def main():
         async with swarm() as net:
-            await net.fill(60)
+            await net.fill(48)
             await trio.sleep(5)
             await net.peers[3].dht.put(KEY, good(1))
             holders = nearest(net.peers, KEY, 20)

@@ -293,6 +293,7 @@ def test_divided_matrices_are_planned(large: Path) -> None:
         read_model(large, tensor_parallel=3)
 
 
+@pytest.mark.slow
 def test_shorter_passes_are_advised_where_sequences_allow_them(large: Path) -> None:
     model, work = read_model(large), Workload(1 << 15, longest=1 << 12, held=6, reference=True)
     sharding = Sharding(mixed_precision=True, activation_checkpointing=True, optimiser="adamw8bit")
