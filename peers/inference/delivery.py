@@ -19,13 +19,17 @@ from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.messages import Acknowledgement, Admission, AdmissionRefused, Submission, Verdict
-from swarm.messenger import first
+from swarm.messenger import REQUEST_ENVELOPES_MAX, first
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
 from swarm.transport import BlobReference, Source
 
 COMPLAINT_SECONDS = 30.0
 """Seconds before the same event about a validator is emitted again."""
+
+ANNOUNCEMENTS_SHOWN_MAX = REQUEST_ENVELOPES_MAX - 4
+"""Announcements of policies presented with a submission, the newest that its file names: so many
+envelopes has a request besides the submission, admission, step order and receipt."""
 
 RECEIPTS_KEPT = 64
 """Receipts kept to be presented with the worker's next submission; enough for a few steps."""
@@ -36,11 +40,11 @@ class Parcel:
     """A submission with everything that its delivery needs."""
 
     announced: Envelope
-    reference: BlobReference
-    path: str
-    """Path of the file on this peer's disk."""
-    order: Envelope | None
-    """The step order it follows, presented because the validator may not know the step yet."""
+    made: Made
+
+    @property
+    def reference(self) -> BlobReference:
+        return BlobReference(self.made.submission.digest, self.made.submission.size_bytes)
 
 
 class Deliveries:
@@ -96,9 +100,7 @@ class Deliveries:
         """Deliver what is added, in order: a number is announced once the one before is known."""
         async with trio.open_nursery() as nursery:
             async for made, delivered in self._to_deliver:
-                await nursery.start(
-                    self.see_through, made.submission, made.nonce, made.path, made.ordered
-                )
+                await nursery.start(self.see_through, made)
                 delivered.set()
 
     @property
@@ -120,30 +122,23 @@ class Deliveries:
 
     async def see_through(
         self,
-        submission: Submission,
-        nonce: bytes,
-        path: str,
-        ordered: Envelope | None,
+        made: Made,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Deliver a submission to the validators in order of rank until one has judged it.
 
         `task_status.started` is called once a validator has the file, at the latest when the
-        delivery ends. `ordered` is the step order with `nonce`.
+        delivery ends.
         """
+        submission = made.submission
         judged = self._verdicts.setdefault(submission.digest, trio.Event())
         limits = self._run.manifest.limits
-        ranked = self.ranked(submission, nonce)
+        ranked = self.ranked(submission, made.nonce)
         shortest = pause = limits.acknowledgement_seconds / 5
         try:
             while not judged.is_set() and self._is_wanted(submission):
-                parcel = Parcel(
-                    announced=await self._peer.seal(submission, STATE_LIFETIME_SECONDS),
-                    reference=BlobReference(submission.digest, submission.size_bytes),
-                    path=path,
-                    order=ordered,
-                )
+                parcel = Parcel(await self._peer.seal(submission, STATE_LIFETIME_SECONDS), made)
                 for validator in ranked:
                     if not await self.deliver(PeerId(validator), parcel):
                         continue
@@ -166,7 +161,7 @@ class Deliveries:
         # A peer that leaves before keeps the file, and delivers it after its restart.
         key = (submission.lineage, submission.step, submission.number)
         await self._outbox.settle(submission, self._receipts.get(key))
-        await self._node.disk.remove(path)
+        await self._node.disk.remove(made.path)
 
     def _is_wanted(self, submission: Submission) -> bool:
         """Whether a submission may still be trained on.
@@ -206,16 +201,13 @@ class Deliveries:
     async def deliver(self, validator: PeerId, parcel: Parcel) -> bool:
         """Push a file and announce it; returns whether the validator acknowledged or judged it."""
         limits = self._run.manifest.limits
-        admission = self._peer.lease.admission if self._peer.lease else None
-        offered = parcel.announced.message
-        assert isinstance(offered, Submission)
-        before = self._receipts.get((offered.lineage, offered.step, offered.number - 1))
-        supporting = [shown for shown in (admission, parcel.order, before) if shown is not None]
+        offered = parcel.made.submission
+        supporting = self._supporting(parcel.made)
         try:
             await self._node.reach(validator)
             record = self._node.record(validator)
             source = Source(validator, tuple(record.bulk_addresses) if record else ())
-            await self._node.transport.push(source, parcel.reference, parcel.path)
+            await self._node.transport.push(source, parcel.reference, parcel.made.path)
             reply = await self._peer.messenger.request(
                 validator,
                 parcel.announced,
@@ -250,6 +242,16 @@ class Deliveries:
                 validator=validator,
             )
         return acknowledged
+
+    def _supporting(self, made: Made) -> list[Envelope]:
+        """What is presented with a submission, because its validator may have missed it."""
+        offered = made.submission
+        admission = self._peer.lease.admission if self._peer.lease else None
+        before = self._receipts.get((offered.lineage, offered.step, offered.number - 1))
+        later = [step for step in made.policies if step != offered.policy]
+        announced = [self._peer.announced.find(offered.lineage, step) for step in later]
+        shown = (admission, made.ordered, before, *announced[-ANNOUNCEMENTS_SHOWN_MAX:])
+        return [envelope for envelope in shown if envelope is not None]
 
     def _complain(self, name: str, validator: str, **fields: Any) -> None:
         """Emit an event about a failed delivery, at most once per `COMPLAINT_SECONDS`.

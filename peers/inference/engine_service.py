@@ -102,6 +102,8 @@ class EngineService:
         """Submissions in the batch."""
         self._offered: deque[Load] = deque(maxlen=1)
         """The policy to swap to; `swap` adds it, and the job thread takes it."""
+        self._reading: CheckpointReference | None = None
+        """The policy offered that is being loaded."""
         self._swapping = Lock()
         """Held while weights are swapped, and while a submission joins the batch."""
         self._thread = JobThread()
@@ -225,10 +227,20 @@ class EngineService:
             swaps = self._engine.capabilities.in_flight and later
             if swaps and not all(made.may_swap(offered.policy) for made in self._live):
                 return  # submissions that begin later may
-            if self._offered[0] is offered:
-                self._offered.popleft()
-            if swaps:
-                self._swap_to(offered)
+            self._reading = offered.policy
+            try:
+                if self._take(offered) and swaps:
+                    self._swap_to(offered)
+            finally:
+                self._reading = None
+
+    def _take(self, offered: Load) -> bool:
+        """Take an offer; False if another has replaced it meanwhile, which the next step takes."""
+        try:
+            self._offered.remove(offered)
+        except (ValueError, IndexError):
+            return False
+        return True
 
     def _swap_to(self, offered: Load) -> None:
         """Load another policy for all submissions in the batch.
@@ -248,7 +260,7 @@ class EngineService:
     async def swap(self, job: Swap) -> Swapping:
         """Not in the job thread, which is generating."""
         self._offered.append(job.load)
-        return Swapping()
+        return Swapping(reading=self._reading)
 
     def _begin(self, job: Generate) -> _Made:
         """Draw a submission's tasks, and put its completions into the batch."""
@@ -282,8 +294,7 @@ class EngineService:
         assert self._player is not None and self._policy is not None
         sampling = order.sampling
         finished = FinishedRollouts(path, order)
-        earlier = {span.policy for each in finished.rollouts.values() for span in each.spans}
-        policies = earlier | {self._policy.step}
+        policies = set(finished.policies()) | {self._policy.step}
         if len(policies) > sampling.swaps_max + 1:
             finished.drop()  # with this child's policy they would be too many
             policies = {self._policy.step}
@@ -336,6 +347,7 @@ class EngineService:
             seconds_proofs=finished.seconds_proofs,
             seconds_write=time.perf_counter() - started,
             policy=self._policy,
+            policies=finished.policies(),
             seconds_load=self._seconds_loading,
         )
 

@@ -79,6 +79,10 @@ class FinishedRollouts:
         self.seconds_proofs += time.perf_counter() - started
         return [row for row, _ in added]
 
+    def policies(self) -> list[int]:
+        """Numbers of the policies that sampled the finished rollouts, ascending."""
+        return sorted({span.policy for each in self.rollouts.values() for span in each.spans})
+
     def drop(self) -> None:
         """Forget what an earlier child finished."""
         self.rollouts.clear()

@@ -33,6 +33,9 @@ class Made:
     """The nonce of its step order."""
     path: str
     ordered: Envelope | None
+    """The step order it follows, presented because the validator may not know the step yet."""
+    policies: list[int]
+    """Policies that its tokens were sampled from."""
 
 
 def path_of(lineage: int, step: int, number: int) -> str:
@@ -49,15 +52,20 @@ class Outbox:
 
     async def open(self) -> None:
         """Prepare the table."""
-        await self._node.database.transact(
-            lambda connection: connection.execute(
+
+        def create(connection: sqlite3.Connection) -> None:
+            connection.execute(
                 "CREATE TABLE IF NOT EXISTS made (run TEXT NOT NULL, lineage INTEGER NOT NULL, "
                 "step INTEGER NOT NULL, number INTEGER NOT NULL, entry BLOB NOT NULL, "
                 "submission BLOB NOT NULL, nonce BLOB NOT NULL, ordered BLOB, "
-                "judged INTEGER NOT NULL DEFAULT 0, receipt BLOB, "
+                "judged INTEGER NOT NULL DEFAULT 0, receipt BLOB, policies BLOB, "
                 "PRIMARY KEY (run, lineage, step, number)) WITHOUT ROWID"
             )
-        )
+            columns = {row[1] for row in connection.execute("PRAGMA table_info(made)")}
+            if "policies" not in columns:  # an earlier version of Swarm made the table
+                connection.execute("ALTER TABLE made ADD COLUMN policies BLOB")
+
+        await self._node.database.transact(create)
 
     async def sweep(self) -> None:
         """Remove files that no row names: they were not finished, or are not wanted any more."""
@@ -84,10 +92,11 @@ class Outbox:
             msgspec.msgpack.encode(each),
             made.nonce,
             made.ordered.raw if made.ordered is not None else None,
+            msgspec.msgpack.encode(made.policies),
         )
         await self._change(
             "INSERT OR REPLACE INTO made (run, lineage, step, number, entry, submission, nonce, "
-            "ordered) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "ordered, policies) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             row,
         )
 
@@ -123,17 +132,18 @@ class Outbox:
     def waiting(self) -> list[Made]:
         """The submissions without a verdict whose files are complete, by step and number."""
         rows = self._node.database.read(
-            "SELECT lineage, step, number, submission, nonce, ordered FROM made "
+            "SELECT lineage, step, number, submission, nonce, ordered, policies FROM made "
             "WHERE run = ? AND judged = 0 ORDER BY lineage, step, number",
             (self._run,),
         )
         found = []
-        for lineage, step, number, raw, nonce, ordered in rows:
+        for lineage, step, number, raw, nonce, ordered, named in rows:
             path = path_of(lineage, step, number)
             submission = msgspec.msgpack.decode(raw, type=Submission)
             disk = self._node.disk
             if disk.exists(path) and disk.size_bytes(path) == submission.size_bytes:
-                found.append(Made(submission, nonce, path, _opened(ordered)))
+                policies = msgspec.msgpack.decode(named, type=list[int]) if named else []
+                found.append(Made(submission, nonce, path, _opened(ordered), policies))
         return found
 
     def receipts(self) -> list[Envelope]:

@@ -516,7 +516,7 @@ class InferenceRole:
         if pending.before is not None:
             await pending.before.kept.wait()
             pending.before = None
-        found = Made(submission, order.nonce, pending.path, pending.envelope)
+        found = Made(submission, order.nonce, pending.path, pending.envelope, made.policies)
         await self._deliveries.outbox.keep(found)
         self._restarts.succeeded()
         self._events.emit(

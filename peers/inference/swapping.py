@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from swarm.errors import SwarmError
 from swarm.jobs import Load
 from swarm.jobs.inference import InferenceService, Swap
 from swarm.messages import CheckpointReference
 from swarm.node.run_node import RunNode
-
-PINNED = 2
-"""Policies offered last that stay on the disk: the engine may be reading either."""
 
 
 async def offer_newer(
@@ -23,7 +20,6 @@ async def offer_newer(
     `swappable`: the policy that the engine holds; None if it holds none or may not swap.
     """
     offered: CheckpointReference | None = None
-    pinned: deque[tuple[int, int]] = deque()
 
     def newer() -> CheckpointReference | None:
         held, found = swappable(), peer.newest_checkpoint()
@@ -32,22 +28,21 @@ async def offer_newer(
         known = {held.step, offered.step if offered and offered.lineage == held.lineage else -1}
         return found.reference if found.step > max(known) else None
 
-    try:
+    with ExitStack() as read:  # the policy offered last, and the one that the engine reads
         while True:
             await peer.checkpoint.wait_until(lambda _: newer() is not None)
             reference = newer()
             assert reference is not None
             offered = reference
-            try:
-                folder = await peer.policies.get(reference)
-            except SwarmError:  # reported by `Policies.follow`, which fetches it as well
-                continue
-            pinned.append((reference.lineage, reference.step))
-            peer.store.pin(pinned[-1])
-            if len(pinned) > PINNED:
-                peer.store.unpin(pinned.popleft())
-            local = str(peer.node.disk.local_path(folder))
-            await engine.swap(Swap(load=Load(policy=reference, folder=local)))
-    finally:
-        for key in pinned:
-            peer.store.unpin(key)
+            with ExitStack() as pinned:
+                pinned.enter_context(peer.store.pinned(reference))
+                try:
+                    folder = await peer.policies.get(reference)
+                except SwarmError:  # reported by `Policies.follow`, which fetches it as well
+                    continue
+                local = str(peer.node.disk.local_path(folder))
+                answer = await engine.swap(Swap(load=Load(policy=reference, folder=local)))
+                if answer.reading is not None:
+                    pinned.enter_context(peer.store.pinned(answer.reading))
+                read.close()
+                read.push(pinned.pop_all())

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import trio
 
 from peers.validator.cases import Case, Outcome, submission_order
@@ -19,7 +20,7 @@ from peers.validator.statistics import Duplicates, Pace, draw_secret, prefill_wa
 from peers.validator.together import Together
 from swarm.errors import PeerError
 from swarm.jobs import Load
-from swarm.jobs.validation import Inspect, InspectionService, Judge, Judged, PrefillService
+from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillService
 from swarm.ledger.record import share_to_recompute
 from swarm.manifest import RunManifest
 from swarm.messages import CheckpointReference
@@ -27,10 +28,6 @@ from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import digest
 from swarm.world import ChildError
 from swarm.world.restarts import Restarts
-
-ANNOUNCEMENT_SECONDS = 5.0
-"""Time for the announcement of a policy that a file names to arrive. The worker has downloaded the
-policy and generated with it since, so its announcement is older than that."""
 
 
 class Children(NamedTuple):
@@ -77,9 +74,6 @@ class Examiner:
         errors.
         """
         manifest = await self._manifest(case)
-        folder = await self._peer.policies.get(
-            case.order.checkpoint, deadline_seconds=manifest.limits.verdict_seconds
-        )
         job = Judge(
             order=submission_order(
                 self._run.id, case.worker, case.submission, case.order, manifest
@@ -88,9 +82,8 @@ class Examiner:
             digest=outcome.canonical_digest,
             thresholds=manifest.thresholds,
             rewards=outcome.rewards,
-            later=await self._others(case, outcome.policies, manifest),
         )
-        await self._recompute(job, self._local(folder), prefill, outcome)
+        await self._recompute(case, job, prefill, outcome)
 
     def forget_loaded(self) -> None:
         """Note that the prefill child is new and holds no policy."""
@@ -109,9 +102,14 @@ class Examiner:
         stale = first_failure(POLICY, Age(age, manifest.schedule.max_staleness))
         if stale is not None:
             return Outcome.of(stale)
-        folder = await self._peer.policies.get(
-            case.order.checkpoint, deadline_seconds=manifest.limits.verdict_seconds
-        )
+        with self._peer.store.pinned(case.order.checkpoint):
+            load = await self._fetched(case.order.checkpoint, manifest)
+            return await self._examine(case, load.folder, manifest, children)
+
+    async def _examine(
+        self, case: Case, folder: str, manifest: RunManifest, children: Children
+    ) -> Outcome:
+        """Run the checks of a case whose order's policy is in `folder`."""
         canonical, accepted = canonical_path_of(case.key), False
         inspect = Inspect(
             order=submission_order(
@@ -120,7 +118,7 @@ class Examiner:
             path=self._local(path_of(case.key)),
             digest=case.submission.digest,
             canonical_path=self._local(canonical),
-            tokenizer_folder=self._local(folder),
+            tokenizer_folder=folder,
             bytes_max=manifest.limits.submission_bytes_max,
         )
         try:
@@ -141,8 +139,8 @@ class Examiner:
         children.restarts.succeeded()
         outcome, thresholds = Outcome.of(inspected), manifest.thresholds
         if max(inspected.policies, default=0) > case.submission.policy:
-            published = await self._published(case, max(inspected.policies))
-            run(SPANS, Named(max(inspected.policies), published), outcome)
+            newest = self._peer.announced.newest_of(case.submission.lineage)
+            run(SPANS, Named(max(inspected.policies), newest or 0), outcome)
         history = History(
             worker=case.worker,
             group_digests=inspected.group_digests,
@@ -164,9 +162,8 @@ class Examiner:
                 digest=inspected.canonical_digest,
                 thresholds=thresholds,
                 rewards=inspected.rewards,
-                later=await self._others(case, inspected.policies, manifest),
             )
-            await self._recompute(job, inspect.tokenizer_folder, children.prefill, outcome)
+            await self._recompute(case, job, children.prefill, outcome)
         if ungraded and not outcome.failed:
             # The seed determined these tokens, so the worker did not choose ungradable text.
             outcome.failed, outcome.detail, outcome.quarantined = "environment", ungraded, True
@@ -179,80 +176,63 @@ class Examiner:
             return await self._peer.versions.manifest_of(case.order)
         raise PeerError(f"no peer has version {case.order.run_version} of the run manifest")
 
-    async def _published(self, case: Case, policy: int) -> int:
-        """Number of the newest policy announced; waits a moment for `policy`, whose announcement
-        may be on its way here."""
+    async def _fetched(self, policy: CheckpointReference, manifest: RunManifest) -> Load:
+        """A policy on this disk. Raises `PeerError` if it cannot be fetched."""
+        folder = await self._peer.policies.get(
+            policy, deadline_seconds=manifest.limits.verdict_seconds
+        )
+        return Load(policy=policy, folder=self._local(folder))
 
-        def newest() -> int:
-            found = self._peer.newest_checkpoint()
-            here = found is not None and found.lineage == case.submission.lineage
-            return found.step if found is not None and here else case.submission.policy
+    def _policies(self, case: Case, steps: Sequence[int]) -> list[CheckpointReference]:
+        """The policies of a submission.
 
-        with trio.move_on_after(ANNOUNCEMENT_SECONDS):
-            await self._peer.checkpoint.wait_until(lambda _: newest() >= policy)
-        return newest()
-
-    async def _others(
-        self, case: Case, policies: Sequence[int], manifest: RunManifest
-    ) -> list[Load]:
-        """All policies of a submission, fetched; none if the order's is the only one.
-
-        Raises `PeerError` if one of them cannot be fetched.
+        Raises `PeerError` for one whose announcement this validator has missed.
         """
         named = case.order.checkpoint
-        loads = []
-        for step in policies if list(policies) != [named.step] else ():
-            found = self._peer.reference_of(named.lineage, step) if step != named.step else named
-            if found is None:
+        found = []
+        for step in steps or [named.step]:
+            policy = self._peer.reference_of(named.lineage, step) if step != named.step else named
+            if policy is None:
                 raise PeerError(f"this validator missed the announcement of policy {step}")
-            folder = await self._peer.policies.get(
-                found, deadline_seconds=manifest.limits.verdict_seconds
-            )
-            loads.append(Load(policy=found, folder=self._local(folder)))
-        return loads
+            found.append(policy)
+        return found
 
     async def _recompute(
-        self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome
+        self, case: Case, job: Judge, prefill: PrefillService, outcome: Outcome
     ) -> None:
-        """Add the results of the checks that need the policy in `folder`."""
-        if job.later:
-            async with self._together.turn:
-                judged = await self._judge_policies(job, prefill)
-        else:
-            load = Load(policy=job.order.policy, folder=folder)
-            judged = await self._together.judge(job, prefill, lambda: self._load(load, prefill))
+        """Add the results of the checks that need the submission's policies.
+
+        They stay on this disk from before they are fetched until the child has judged: it may be a
+        long time until its turn. Raises `PeerError` if one cannot be fetched.
+        """
+        policies = self._policies(case, outcome.policies)
+        manifest = await self._manifest(case)
+        with self._peer.store.pinned(*policies):
+            loads = [await self._fetched(policy, manifest) for policy in policies]
+            if policies == [job.order.policy]:
+                judged = await self._together.judge(
+                    job, prefill, lambda: self._load(loads[0], prefill)
+                )
+            else:
+                job = msgspec.structs.replace(job, later=loads)
+                async with self._together.turn:
+                    self._loaded = []  # the child may drop policies to make room, and then fail
+                    judged = await prefill.judge(job)
+                    self._loaded = judged.policies
         self._prefill_restarts.succeeded()
         outcome.checks.extend(judged.checks)
         outcome.failed, outcome.detail = judged.failed, judged.detail
         outcome.evidence = judged.evidence
 
-    async def _judge_policies(self, job: Judge, prefill: PrefillService) -> Judged:
-        """Judge rollouts of several policies, which the child loads as it needs them."""
-        policies = [(load.policy.lineage, load.policy.step) for load in job.later]
-        for policy in policies:
-            self._peer.store.pin(policy)
-        self._loaded = []  # the child may drop policies to make room, and then fail
-        try:
-            judged = await prefill.judge(job)
-        finally:
-            for policy in policies:
-                self._peer.store.unpin(policy)
-        self._loaded = judged.policies
-        return judged
-
     async def _load(self, job: Load, prefill: PrefillService) -> None:
         """Load a policy into the prefill child, unless the child holds it."""
         if job.policy in self._loaded:
             return
-        policy = (job.policy.lineage, job.policy.step)
-        self._peer.store.pin(policy)
         try:
             loaded = await prefill.load(job)
         except ChildError:
             self._loaded = []  # the child may have dropped policies to make room
             raise
-        finally:
-            self._peer.store.unpin(policy)
         self._loaded = loaded.policies
 
     def _local(self, path: str) -> str:

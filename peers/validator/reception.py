@@ -28,6 +28,7 @@ from swarm.messages import (
     Acknowledgement,
     Admission,
     AdmissionRefused,
+    Checkpoint,
     StepOrder,
     Submission,
     Verdict,
@@ -74,6 +75,8 @@ class Reception:
         key = (envelope.sender, envelope.message.digest)
         for shown in supporting:
             self._take_receipt(envelope.sender, shown)
+            if isinstance(shown.message, Checkpoint) and self._may_be_shown(shown):
+                self._peer.announced.note(shown)
         while key in self._answering:  # repeated before it was answered: give one verdict only
             await self._answering[key].wait()
         known = self._docket.answer_to(key)

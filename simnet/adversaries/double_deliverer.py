@@ -1,18 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import trio
 from blake3 import blake3
 
 from peers.inference.delivery import Deliveries, Parcel
+from peers.inference.outbox import Made
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
 from simnet.compute.rollouts import SimulatedRollouts
-from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.envelope import STATE_LIFETIME_SECONDS
 from swarm.identity import PeerId
-from swarm.messages import Submission
 from swarm.node.run_node import RunNode
-from swarm.transport import BlobReference
 
 
 class DoubleDeliverer(InferenceRole):
@@ -30,24 +31,24 @@ class DoubleDeliveries(Deliveries):
 
     async def see_through(
         self,
-        submission: Submission,
-        nonce: bytes,
-        path: str,
-        ordered: Envelope | None,
+        made: Made,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         disk = self._node.disk
-        rollouts = msgspec.msgpack.decode(await disk.read(path), type=SimulatedRollouts)
+        rollouts = msgspec.msgpack.decode(await disk.read(made.path), type=SimulatedRollouts)
         raw = msgspec.msgpack.encode(msgspec.structs.replace(rollouts, variant=1))
-        await disk.write(f"{path}.second", raw)
-        digest = blake3(raw).digest()
-        second = msgspec.structs.replace(submission, digest=digest, size_bytes=len(raw))
-        last = self.ranked(submission, nonce)[-1]
+        path = f"{made.path}.second"
+        await disk.write(path, raw)
+        second = msgspec.structs.replace(
+            made.submission, digest=blake3(raw).digest(), size_bytes=len(raw)
+        )
+        last = self.ranked(made.submission, made.nonce)[-1]
         announced = await self._peer.seal(second, STATE_LIFETIME_SECONDS)
-        reference = BlobReference(digest, len(raw))
-        await self.deliver(PeerId(last), Parcel(announced, reference, f"{path}.second", ordered))
-        await super().see_through(submission, nonce, path, ordered, task_status=task_status)
+        await self.deliver(
+            PeerId(last), Parcel(announced, replace(made, submission=second, path=path))
+        )
+        await super().see_through(made, task_status=task_status)
 
 
 KIND = Kind(DoubleDeliverer, "inference")

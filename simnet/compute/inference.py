@@ -117,6 +117,7 @@ class EngineModel:
             seconds_proofs=building,
             seconds_write=0.0,
             policy=self._policy,
+            policies=made.policies or [order.policy.step],
         )
 
     async def _generate(

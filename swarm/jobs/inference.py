@@ -102,6 +102,9 @@ class Swap(Job, frozen=True, kw_only=True):
 class Swapping(msgspec.Struct, frozen=True, kw_only=True):
     """The engine has taken note; it swaps if the submission may."""
 
+    reading: CheckpointReference | None = None
+    """The policy offered before that it is loading now: its folder is still needed."""
+
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
     digest: Digest
@@ -122,6 +125,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     seconds_write: float
     policy: CheckpointReference
     """The policy that is loaded now."""
+    policies: list[int] = []
+    """Numbers of the policies that its tokens were sampled from, ascending."""
     seconds_load: float = 0.0
     """Time that loading it took."""
 

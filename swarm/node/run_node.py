@@ -29,6 +29,7 @@ from swarm.messages import (
     StepOrder,
 )
 from swarm.messenger import Messenger
+from swarm.node.announced import Announced
 from swarm.node.evictions import Evictions
 from swarm.node.neighbours import Neighbours
 from swarm.node.node import Node
@@ -52,9 +53,6 @@ def _moment(wall_seconds: float) -> str:
     """Format a wall time as text in UTC."""
     return datetime.fromtimestamp(wall_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
-
-REFERENCES_MAX = 300
-"""Announced checkpoints remembered: rollouts of at most 256 steps back may be trained on."""
 
 CREDENTIAL_SECONDS = ADMISSION_LEASE_SECONDS / 2 - 5.0
 """Shortest time between two credentials shown to bulk servers. An admission is renewed every 10 s,
@@ -101,8 +99,7 @@ class RunNode:
         self._evictions = Evictions(node, run)
         self.gossip.listen(Presence, self._clock.on_presence)
         self.gossip.listen(RunManifest, self._on_manifest)
-        self._references: dict[tuple[int, int], CheckpointReference] = {}
-        """The last checkpoints announced, by (lineage, step)."""
+        self.announced = Announced(node, run)
         self.gossip.listen(Checkpoint, self._on_checkpoint)
         self.gossip.listen(StepOrder, self._on_order)
         self.gossip.listen(Eviction, self._evictions.hear)
@@ -258,14 +255,13 @@ class RunNode:
     def reference_of(self, lineage: int, step: int) -> CheckpointReference | None:
         """The reference of a policy that was announced to this peer, or is on its disk."""
         held = self.store.held((lineage, step))
-        return held.reference if held is not None else self._references.get((lineage, step))
+        if held is not None:
+            return held.reference
+        return self.announced.reference_of(lineage, step)
 
     def _on_checkpoint(self, envelope: Envelope) -> None:
         self._newest(self.checkpoint, envelope)
-        reference = envelope.expect(Checkpoint).reference
-        self._references[reference.lineage, reference.step] = reference
-        while len(self._references) > REFERENCES_MAX:
-            del self._references[min(self._references)]
+        self.announced.note(envelope)
 
     def step_order(self) -> StepOrder | None:
         """Return the step order in force: the newest one of any trainer."""
@@ -345,6 +341,7 @@ class RunNode:
         """
         if self._trusted is not None:
             await self._trusted.open()
+        await self.announced.open()
         await self.store.recover()
         self.node.transport.serve_bulk(self.blobs)
         trusted_wanted = 1 if self.lease else NEIGHBOURS_WANTED
@@ -363,6 +360,7 @@ class RunNode:
                 nursery.start_soon(self._report_status)
                 nursery.start_soon(self._neighbours.keep_enough, self.gossip, trusted_wanted)
                 nursery.start_soon(self.versions.keep_stored)
+                nursery.start_soon(self.announced.keep)
                 if self._trusted is not None:
                     nursery.start_soon(self._trusted.run)
                     nursery.start_soon(self.versions.compare_with_bootstrap)

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
 from swarm.errors import DiskFullError, SwarmError
 from swarm.events import Events
+from swarm.messages import CheckpointReference
 from swarm.shardcast import limits
 from swarm.shardcast.held import BlobIndex, Change, Held, Key, Watcher, delta_key
 from swarm.shardcast.manifest import (
@@ -125,6 +126,18 @@ class CheckpointStore:
         self._pins[key] -= 1
         if self._pins[key] <= 0:
             del self._pins[key]
+
+    @contextmanager
+    def pinned(self, *references: CheckpointReference) -> Iterator[None]:
+        """Keep checkpoints, present or still to arrive, inside this block."""
+        keys = [(each.lineage, each.step) for each in references]
+        for key in keys:
+            self.pin(key)
+        try:
+            yield
+        finally:
+            for key in keys:
+                self.unpin(key)
 
     async def trim(self) -> None:
         """Remove checkpoints and deltas that are not kept, unless pinned or being sent.

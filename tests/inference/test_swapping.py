@@ -234,6 +234,24 @@ def test_a_swap_that_fails_gives_up_every_submission_of_the_batch(
     bench.check(orders[1], *bench.generate(service, orders[1:], {}))
 
 
+def test_an_offer_is_answered_with_the_policy_that_is_being_read(bench: Bench) -> None:
+    """Its folder must stay on the disk, whatever is offered meanwhile."""
+    service = bench.service()
+    engine: Any = service._engine
+    load, read = engine.load_weights, []
+
+    def load_weights(folder: Path, policy: int) -> None:
+        answer = trio.run(service.swap, Swap(load=bench.load(3)))
+        read.append((policy, answer.reading))
+        load(folder, policy)
+
+    engine.load_weights = load_weights
+    (made,) = bench.generate(service, [ORDER], {3: bench.offer(service, 2)})
+    bench.check(ORDER, made)
+    assert isinstance(made, Generated) and made.policies == [1, 2, 3]
+    assert read[:2] == [(2, reference(2)), (3, reference(3))]
+
+
 def test_a_policy_loaded_while_a_submission_joins_is_not_used_for_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from peers.inference.role import InferenceRole
-from peers.validator.cases import Outcome
+from peers.validator.cases import Case, Outcome
 from peers.validator.examiner import Examiner
 from peers.validator.role import ValidatorRole
 from simnet.clock import run_virtual
@@ -34,7 +34,7 @@ class Credulous(Examiner):
     """Claims to recompute, and never does."""
 
     async def _recompute(
-        self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome
+        self, case: Case, job: Judge, prefill: PrefillService, outcome: Outcome
     ) -> None:
         outcome.evidence = Evidence(tokens=100, sampler=[0], policy=[0], text=[0], selection=[0])
 
@@ -45,9 +45,9 @@ class Spiteful(Examiner):
     victim = ""
 
     async def _recompute(
-        self, job: Judge, folder: str, prefill: PrefillService, outcome: Outcome
+        self, case: Case, job: Judge, prefill: PrefillService, outcome: Outcome
     ) -> None:
-        await super()._recompute(job, folder, prefill, outcome)
+        await super()._recompute(case, job, prefill, outcome)
         if job.order.worker == self.victim:
             outcome.failed, outcome.detail = "proofs", "invented"
 

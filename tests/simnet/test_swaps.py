@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import trio
+
 from simnet.clock import run_virtual
 from simnet.compute.rollouts import SimulatedRollouts
 from simnet.compute.setting import Hardware, Workload
@@ -17,10 +19,10 @@ STEPS = 6
 
 
 def run(
-    swaps_max: int, tokens_per_second: float = 150.0
+    swaps_max: int, tokens_per_second: float = 150.0, away: tuple[float, float] | None = None
 ) -> tuple[list[SimulatedRollouts], Counter[str], list[int]]:
     """What was trained on, verdicts by outcome, and the policies that a worker loaded whose
-    submissions take longer than a step."""
+    submissions take longer than a step. The validator is `away` from one second to another."""
     simulation = Simulation(2, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
     trained: list[SimulatedRollouts] = []
     outcomes: Counter[str] = Counter()
@@ -53,6 +55,11 @@ def run(
                 Plan("fast", ["inference"]),
             ):
                 await simulation.add(plan).start()
+            if away is not None:
+                await trio.sleep_until(away[0])
+                await simulation.peers["v0"].crash()
+                await trio.sleep_until(away[1])
+                await simulation.peers["v0"].start()
             assert await simulation.meet(over, 1000.0)
 
     run_virtual(main, seed=2, limit_seconds=1001)
@@ -78,3 +85,9 @@ def test_a_policy_that_came_by_a_swap_is_not_replaced_by_an_earlier_one() -> Non
     swaps to a later one."""
     _, _, loaded = run(swaps_max=2, tokens_per_second=300.0)
     assert loaded == sorted(loaded)
+
+
+def test_a_validator_that_was_away_judges_policies_announced_meanwhile() -> None:
+    """Their announcements come with the submissions that name them."""
+    _, outcomes, _ = run(swaps_max=2, tokens_per_second=300.0, away=(14.0, 20.0))
+    assert set(outcomes) == {"accepted"}

@@ -10,6 +10,7 @@ import trio
 
 from peers.trainer.precedence import SILENT_WAITS_MAX
 from peers.trainer.role import TrainerRole
+from peers.validator.cases import Case
 from peers.validator.examiner import Examiner
 from peers.validator.precedence import Precedence
 from peers.validator.role import ValidatorRole
@@ -26,7 +27,7 @@ class Credulous(Examiner):
     """Accepts without a recomputation."""
 
     async def _recompute(
-        self, job: Judge, folder: str, prefill: PrefillService, outcome: Any
+        self, case: Case, job: Judge, prefill: PrefillService, outcome: Any
     ) -> None:
         return
 
