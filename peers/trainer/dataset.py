@@ -6,10 +6,8 @@ INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 atte
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import blake3
 
@@ -18,6 +16,7 @@ from peers.engines.native import NativeEngine
 from peers.environments import Renderer, Task, task_of
 from peers.environments import load as load_environment
 from peers.environments.interface import as_text
+from peers.evaluation.checkpoint import stop_ids_of
 from peers.trainer.evaluation import rewards
 from swarm.errors import UserError
 from swarm.jobs.offline import (
@@ -50,16 +49,7 @@ class DatasetService:
         hasher = blake3.blake3()
         for path in weight_files(self._folder):
             hasher.update_mmap(path)
-        stops: Any = None
-        for name in ("generation_config.json", "config.json"):
-            path = self._folder / name
-            if stops is None and path.exists():
-                stops = json.loads(path.read_bytes()).get("eos_token_id")
-        if stops is None:
-            raise UserError(f"{self._folder} names no eos_token_id; completions would never end")
-        return PolicyDescribed(
-            policy=hasher.hexdigest(), stop_ids=stops if isinstance(stops, list) else [stops]
-        )
+        return PolicyDescribed(policy=hasher.hexdigest(), stop_ids=stop_ids_of(self._folder))
 
     @in_job_thread
     def measure(self, job: MeasureTasks) -> TasksMeasured:

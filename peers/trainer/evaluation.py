@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, Task, task_of
 from peers.environments.episodes import grade_segments
 from peers.environments.interface import Split
+from peers.evaluation.tasks import evaluation_seed, seeds_of_tasks
 from swarm.jobs.training import Accuracy
 from swarm.manifest import Sampling
-from swarm.rollouts.seeds import digest, noise_key
+from swarm.rollouts.seeds import noise_key
 
 BATCH = 128
 """Episodes generated at a time."""
@@ -55,14 +57,9 @@ def mean_reward(
 
     The tasks depend on the split only, so two policies answer the same ones.
     """
-    drawn = digest("swarm/1/evaluation", bytes(8), split.encode())
+    drawn = evaluation_seed(split)
     key = None if greedy else noise_key(drawn)
-    tasks = [
-        task_of(
-            environment, digest("swarm/1/evaluation-task", drawn, index.to_bytes(4, "big")), split
-        )
-        for index in range(prompts)
-    ]
+    tasks = [task_of(environment, seed, split) for seed in islice(seeds_of_tasks(drawn), prompts)]
     renderer = Renderer(tokenizer_folder)
     return sum(rewards(engine, renderer, environment, tasks, 0, key, sampling)) / prompts
 

@@ -9,6 +9,7 @@ from swarm.app.commands import (
     dataset,
     demo,
     engine,
+    eval,
     id,
     ledger,
     ledger_checks,
@@ -40,6 +41,7 @@ def _swarm(version: Version = False) -> None:
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("sft")(sft.sft)
+app.command("eval")(eval.evaluate)
 app.command("id")(id.show_id)
 app.command("peer")(peer.peer)
 app.command("preflight")(preflight.preflight)

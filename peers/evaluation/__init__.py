@@ -1,0 +1,1 @@
+"""Measuring a checkpoint on tasks that no training draws, apart from any run."""

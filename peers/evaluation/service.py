@@ -1,0 +1,179 @@
+"""The child of `swarm eval`, and of evaluations during training: plays tasks and grades them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from peers.engines.device import use_hardware
+from peers.engines.engine import Engine
+from peers.engines.episodes import Player, Playing, SpanStates
+from peers.engines.registry import check_engine, make_engine
+from peers.environments import Environment, Renderer, Task, grade, load
+from peers.environments.episodes import transcript_of
+from peers.evaluation.checkpoint import checkpoint_hash, stop_ids_of
+from peers.evaluation.tasks import different_tasks, evaluation_seed
+from swarm.errors import UserError
+from swarm.jobs.evaluation import (
+    DrawTasks,
+    EvaluationSetup,
+    PlayTasks,
+    Sample,
+    TasksDrawn,
+)
+from swarm.rollouts.rollout import Rollout
+from swarm.rollouts.seeds import noise_key
+from swarm.world.job_thread import JobThread, in_job_thread
+from swarm.world.progress import checkpoint
+
+BATCH = 128
+"""Episodes of a set; two sets share the engine, so that it is full while the first one ends."""
+
+NEW_TOKENS = 512
+"""Length limit of a sample where neither the command nor the run names one."""
+
+
+class EvaluationService:
+    """Implements `swarm.jobs.evaluation.EvaluationService`."""
+
+    def __init__(self, setup: EvaluationSetup) -> None:
+        check_engine(setup.engine)
+        use_hardware(setup.hardware)
+        self._setup = setup
+        self._folder = Path(setup.folder)
+        self._environments = [
+            load(each.name, each.version, each.options) for each in setup.environments
+        ]
+        self._renderer = Renderer(self._folder)
+        self._tasks: list[list[Task]] = []
+        """By environment."""
+        self._engine: Engine | None = None
+        self._thread = JobThread()
+
+    @in_job_thread
+    def draw(self, job: DrawTasks) -> TasksDrawn:
+        found = checkpoint_hash(self._folder)
+        stop_ids = job.stop_ids or stop_ids_of(self._folder)
+        self._engine = make_engine(self._setup.engine, self._folder, self._setup.hardware)
+        self._key = noise_key(evaluation_seed(job.split, job.seed))
+        self._tasks = [
+            different_tasks(environment, job.split, job.seed, job.tasks, step=job.step)
+            for environment in self._environments
+        ]
+        return TasksDrawn(
+            checkpoint=found,
+            engine=self._engine.capabilities.engine_class,
+            tasks=[len(tasks) for tasks in self._tasks],
+            max_new_tokens=self._new_tokens(job.max_new_tokens),
+            stop_ids=stop_ids,
+        )
+
+    def _new_tokens(self, wanted: int) -> int:
+        """The length limit of a sample; raises `UserError` if a task leaves no room for it."""
+        assert self._engine is not None
+        positions = self._engine.capabilities.length_max
+        longest = max(
+            len(self._renderer.encode_prompt(task.prompt))
+            for tasks in self._tasks
+            for task in tasks
+        )
+        room = positions - longest
+        if room < max(1, wanted):
+            raise UserError(
+                f"the longest prompt has {longest} tokens, which leaves {max(0, room)} of the "
+                f"checkpoint's {positions} positions; {wanted or 'at least 1'} are wanted for a "
+                "sample: give a smaller --max-new-tokens, or easier tasks"
+            )
+        return wanted or min(NEW_TOKENS, room)
+
+    async def play(self, job: PlayTasks) -> AsyncIterator[Sample]:
+        playing = _Sets(self, job)
+        while not playing.is_over:
+            for sample in await self._thread.run(lambda _: playing.advance(), None):
+                yield sample
+
+    def player(self) -> Player:
+        if self._engine is None:
+            raise ValueError("call draw first")
+        return Player(self._engine, sets_at_once=2)
+
+    def set_of(self, job: PlayTasks, rows: Sequence[int], done: deque[Sample]) -> Playing:
+        """Some rows as a set of episodes; each is graded as it ends, and added to `done`."""
+        environment = self._environments[job.environment]
+        tasks = self._tasks[job.environment]
+        samples = job.sampling.group_size
+
+        def end(row: int, rollout: Rollout, states: Sequence[SpanStates]) -> None:
+            for each in states:
+                each.parts.clear()  # no proof needs them, and they would fill the memory
+            done.append(self._graded(job, environment, tasks[row // samples], row, rollout))
+
+        return Playing(
+            self._renderer,
+            [(environment, tasks[row // samples]) for row in rows],
+            rows,
+            None if job.greedy else self._key,
+            job.sampling,
+            end,
+        )
+
+    def _graded(
+        self, job: PlayTasks, environment: Environment, task: Task, row: int, rollout: Rollout
+    ) -> Sample:
+        segments = rollout.segments
+        transcript = transcript_of(self._renderer, segments, job.sampling.stop_ids)
+        found = grade(environment, task, transcript)
+        prompt, _ = self._renderer.decode_completion(segments[0].tokens, ())
+        return Sample(
+            environment=job.environment,
+            row=row,
+            reward=found.reward,
+            parts=dict(found.parts),
+            finished=transcript.finished,
+            tokens=sum(len(each.tokens) for each in segments if each.kind == "model"),
+            turns=[prompt, *(turn.text for turn in transcript.turns)],
+        )
+
+
+class _Sets:
+    """The rows of a job, played in sets of `BATCH`."""
+
+    def __init__(self, service: EvaluationService, job: PlayTasks) -> None:
+        self._service, self._job = service, job
+        self._waiting = deque(job.rows)
+        self._player = service.player()
+        self._sets: list[Playing] = []
+        self._done: deque[Sample] = deque()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._waiting and not self._sets
+
+    def advance(self) -> list[Sample]:
+        """Step the engine until samples are finished, and return those.
+
+        Raises the error of an environment or of the engine; the engine then holds no request.
+        """
+        try:
+            while not self._done and not self.is_over:
+                checkpoint()
+                self._fill()
+                self._player.step()
+                for each in self._sets:
+                    if each.error is not None:
+                        raise each.error
+                self._sets = [each for each in self._sets if not each.is_over]
+        except BaseException:
+            for each in self._sets:
+                self._player.remove(each)
+            raise
+        found = list(self._done)
+        self._done.clear()
+        return found
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._sets) < 2:
+            rows = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+            self._sets.append(self._service.set_of(self._job, rows, self._done))
+            self._player.add(self._sets[-1])

@@ -1,0 +1,43 @@
+"""The tasks of an evaluation: they depend on environment, split and seed only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from peers.environments import Environment, Task, task_of
+from peers.environments.interface import Prompt, Split
+from swarm.rollouts.seeds import digest
+
+REPEATS_FACTOR = 20
+REPEATS_MIN = 200
+"""An environment is taken to have no further task after `REPEATS_MIN` + `REPEATS_FACTOR` · n
+repeated ones in a row, of n found. If one more exists, and all are drawn equally often, it is
+missed with probability e⁻²⁰."""
+
+
+def evaluation_seed(split: Split, seed: int = 0) -> bytes:
+    """The seed of all tasks and of the noise of an evaluation."""
+    return digest("swarm/1/evaluation", seed.to_bytes(8, "big"), split.encode())
+
+
+def seeds_of_tasks(drawn: bytes) -> Iterator[bytes]:
+    """Endless seeds of tasks, of an evaluation's seed."""
+    index = 0
+    while True:
+        yield digest("swarm/1/evaluation-task", drawn, index.to_bytes(4, "big"))
+        index += 1
+
+
+def different_tasks(
+    environment: Environment, split: Split, seed: int, count: int, *, step: int = 0
+) -> list[Task]:
+    """The first `count` tasks with different prompts, or all that the environment has."""
+    found: dict[Prompt, Task] = {}
+    repeated = 0
+    for each in seeds_of_tasks(evaluation_seed(split, seed)):
+        if len(found) == count or repeated >= REPEATS_MIN + REPEATS_FACTOR * len(found):
+            break
+        task = task_of(environment, each, split, step=step)
+        repeated = repeated + 1 if task.prompt in found else 0
+        found.setdefault(task.prompt, task)
+    return list(found.values())

@@ -1,0 +1,163 @@
+"""Run an evaluation in a child process, and keep each finished sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm.app.evaluation.options import Evaluation
+from swarm.app.evaluation.samples import SampleFile, open_samples
+from swarm.jobs import Hardware
+from swarm.jobs.evaluation import (
+    DrawTasks,
+    EvaluationService,
+    EvaluationSetup,
+    PlayTasks,
+    Sample,
+    TasksDrawn,
+)
+from swarm.manifest import Sampling
+from swarm.world import Child, client
+from swarm.world.compute import LocalCompute
+
+SERVICE = "peers.evaluation.service:EvaluationService"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the child computes."""
+
+    engine: str
+    hardware: Hardware
+    interpreter: str | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Samples finished so far."""
+
+    environment: str
+    finished: int
+    total: int
+    reward: float
+    """Mean of those of this environment."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All samples of one checkpoint."""
+
+    name: str
+    """Name of its folder."""
+    drawn: TasksDrawn
+    samples: list[list[list[Sample]]]
+    """[environments][tasks][samples]"""
+
+
+async def measure(
+    wanted: Evaluation,
+    folder: Path,
+    out: Path,
+    machine: Machine,
+    show: Callable[[Progress], None],
+) -> Measured:
+    """Evaluate the checkpoint in an absolute folder, resuming `out`; raises `UserError`."""
+    setup = EvaluationSetup(
+        folder=str(folder),
+        environments=wanted.environments,
+        engine=machine.engine,
+        hardware=machine.hardware,
+    )
+    async with LocalCompute().child(
+        SERVICE, setup, name="evaluation", interpreter=machine.interpreter
+    ) as child:
+        drawn = await client(EvaluationService, child).draw(
+            DrawTasks(
+                split=wanted.split,
+                seed=wanted.seed,
+                step=wanted.step,
+                tasks=wanted.tasks,
+                max_new_tokens=wanted.max_new_tokens,
+                stop_ids=wanted.stop_ids,
+            )
+        )
+        with open_samples(out, head_of(wanted, drawn)) as file:
+            for index in range(len(wanted.environments)):
+                await _play(wanted, index, drawn, child, file, show)
+            return Measured(folder.name, drawn, _in_order(wanted, drawn, file.samples))
+
+
+def head_of(wanted: Evaluation, drawn: TasksDrawn) -> dict[str, Any]:
+    """All that a sample depends on. More tasks may be evaluated later, with the same head."""
+    return {
+        "checkpoint": drawn.checkpoint,
+        "environments": [
+            {"name": each.name, "version": each.version, "options": each.options}
+            for each in wanted.environments
+        ],
+        "split": wanted.split,
+        "seed": wanted.seed,
+        "step": wanted.step,
+        "samples": wanted.samples,
+        "temperature": wanted.temperature,
+        "greedy": wanted.greedy,
+        "max_new_tokens": drawn.max_new_tokens,
+        "stop_ids": drawn.stop_ids,
+        "engine": drawn.engine,
+    }
+
+
+async def _play(
+    wanted: Evaluation,
+    index: int,
+    drawn: TasksDrawn,
+    child: Child,
+    file: SampleFile,
+    show: Callable[[Progress], None],
+) -> None:
+    total = drawn.tasks[index] * wanted.samples
+    rewards = {
+        each.row: each.reward
+        for each in file.samples
+        if each.environment == index and each.row < total
+    }
+    label = wanted.labels[index]
+
+    def report() -> None:
+        mean = sum(rewards.values()) / max(1, len(rewards))
+        show(Progress(label, len(rewards), total, mean))
+
+    report()
+    job = PlayTasks(
+        environment=index,
+        rows=[row for row in range(total) if row not in rewards],
+        sampling=Sampling(
+            temperature=wanted.temperature,
+            max_new_tokens=drawn.max_new_tokens,
+            stop_ids=drawn.stop_ids,
+            group_size=wanted.samples,
+        ),
+        greedy=wanted.greedy,
+    )
+    if not job.rows:
+        return
+    async with child.stream("play", job, Sample) as samples:
+        async for sample in samples:
+            file.append(sample)
+            rewards[sample.row] = sample.reward
+            report()
+
+
+def _in_order(
+    wanted: Evaluation, drawn: TasksDrawn, samples: list[Sample]
+) -> list[list[list[Sample]]]:
+    by_row = {(each.environment, each.row): each for each in samples}
+    return [
+        [
+            [by_row[index, task * wanted.samples + each] for each in range(wanted.samples)]
+            for task in range(tasks)
+        ]
+        for index, tasks in enumerate(drawn.tasks)
+    ]

@@ -1,0 +1,120 @@
+"""The file of finished samples: what makes an evaluation resumable.
+
+JSON lines: first the checkpoint and the settings that the samples depend on, then one line per
+sample, in the order in which they finished. Each line is written at once, and only complete lines
+count, so no finished sample is lost or counted twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from swarm.errors import UserError
+from swarm.jobs.evaluation import Sample
+from swarm.strict_json import to_json
+
+FORMAT = 1
+
+SYNC_SECONDS = 5.0
+"""Most seconds of finished samples that a power cut may take."""
+
+
+class SampleFile:
+    """The samples of one checkpoint."""
+
+    def __init__(self, path: Path, descriptor: int, samples: list[Sample]) -> None:
+        self.samples = samples
+        self._path, self._descriptor = path, descriptor
+        self._synced = time.monotonic()
+
+    def append(self, sample: Sample) -> None:
+        """Add a sample. Raises `UserError` on a full disk; the samples before it are kept."""
+        line = to_json(msgspec.to_builtins(sample)).encode() + b"\n"
+        try:
+            if os.write(self._descriptor, line) < len(line):
+                raise OSError(0, "the disk is full")
+            if time.monotonic() - self._synced >= SYNC_SECONDS:
+                os.fsync(self._descriptor)
+                self._synced = time.monotonic()
+        except OSError as error:
+            raise UserError(
+                f"--out {self._path} cannot be written ({error.strerror}); the samples so far are "
+                "kept, and the same command continues"
+            ) from error
+        self.samples.append(sample)
+
+
+@contextmanager
+def open_samples(path: Path, head: Mapping[str, Any]) -> Iterator[SampleFile]:
+    """Begin or resume a file.
+
+    Raises `UserError` for a file with another checkpoint's or setting's samples, and for one that
+    another process is writing.
+    """
+    first = {"format": FORMAT, **head}
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UserError(f"--out {path} cannot be written ({error.strerror})") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"--out {path} is being written by another `swarm eval`") from error
+        raw = path.read_bytes()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        samples = _read(path, whole, first) if whole else []
+        if len(whole) < len(raw):
+            os.ftruncate(descriptor, len(whole))
+        if not whole:
+            os.write(descriptor, to_json(first).encode() + b"\n")
+        yield SampleFile(path, descriptor, samples)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path, whole: bytes, first: Mapping[str, Any]) -> list[Sample]:
+    head, *lines = whole.splitlines()
+    _compare(path, head, json.loads(to_json(first)))
+    found: dict[tuple[int, int], Sample] = {}
+    for number, line in enumerate(lines, 2):
+        try:
+            sample = msgspec.json.decode(line, type=Sample)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise UserError(
+                f"--out {path}: line {number} is no sample ({error}); remove that line"
+            ) from error
+        found.setdefault((sample.environment, sample.row), sample)
+    return list(found.values())
+
+
+def _compare(path: Path, head: bytes, first: Mapping[str, Any]) -> None:
+    way_out = "choose another file, or remove it to begin anew"
+    try:
+        held = json.loads(head)
+    except ValueError:
+        held = None
+    if not isinstance(held, dict) or "checkpoint" not in held:
+        raise UserError(f"--out {path} is no file of `swarm eval`; {way_out}")
+    for name, value in first.items():
+        if held.get(name) == value:
+            continue
+        if name == "checkpoint":
+            raise UserError(
+                f"--out {path} holds samples of another checkpoint (its hash begins with "
+                f"{str(held[name])[:12]}, this one's with {str(value)[:12]}); {way_out}"
+            )
+        raise UserError(
+            f"--out {path} holds samples of other settings: {name} is {held.get(name)!r:.200} "
+            f"there and {value!r:.200} here; {way_out}"
+        )
