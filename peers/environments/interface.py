@@ -134,6 +134,8 @@ class SingleTurn(ABC):
     version: str
     Options: ClassVar[type[msgspec.Struct] | None] = None
     options: Any
+    call_seconds: float = 30.0
+    """The longest that any one call of the environment's code may take."""
 
     def __init__(self, options: Any = None) -> None:
         self.options = self.Options() if options is None and self.Options else options
@@ -184,6 +186,7 @@ class Wrapper(SingleTurn):
     def __init__(self, inner: Environment) -> None:
         self.inner = inner
         self.name, self.version = inner.name, inner.version
+        self.call_seconds = inner.call_seconds
 
     def tasks(self) -> Tasks:
         return self.inner.tasks()

@@ -1,13 +1,15 @@
 """Calls of an environment's code, which is a lab's and may fail in any way.
 
-Every failure becomes a `UserError` that names the environment.
+Every failure, and a call that does not return, becomes a `UserError` that names the environment.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from typing import Any
 
+from peers.environments.deadline import limited
 from peers.environments.interface import (
     Environment,
     Grade,
@@ -28,7 +30,8 @@ def task_of(
 ) -> Task:
     """Draw the task of a seed in a rollout step; raises `UserError`."""
     try:
-        task = environment.cached_tasks.draw(seed, split, step)
+        with _limited(environment, "draw a task"):
+            task = environment.cached_tasks.draw(seed, split, step)
     except UserError:
         raise
     except Exception as error:
@@ -57,9 +60,10 @@ class Episode:
         if self._answering is None:
             return None
         try:
-            if not self._is_started:
-                self._state, self._is_started = self._answering.start(self._task), True
-            observation = self._answering.step(self._state, text)
+            with _limited(self._environment, f"answer the turn {text[:40]!r}"):
+                if not self._is_started:
+                    self._state, self._is_started = self._answering.start(self._task), True
+                observation = self._answering.step(self._state, text)
         except UserError:
             raise
         except Exception as error:
@@ -83,7 +87,8 @@ def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade
     """
     text = repr(transcript.text[:40])
     try:
-        given = environment.grade(task.own, transcript)
+        with _limited(environment, f"grade the completion {text}"):
+            given = environment.grade(task.own, transcript)
     except NotGradable as error:
         raise NotGradable(
             f"environment {environment.name!r} cannot know the reward of the completion {text}: "
@@ -110,6 +115,16 @@ def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade
                 f"= {part!r:.40}; it must be a name with a finite number"
             )
     return Grade(float(graded.reward), {name: float(part) for name, part in graded.parts.items()})
+
+
+def _limited(environment: Environment, what: str) -> AbstractContextManager[None]:
+    return limited(
+        environment.call_seconds,
+        lambda: (
+            f"environment {environment.name!r} took more than {environment.call_seconds:g} s to "
+            f"{what}; make it faster, or raise its call_seconds"
+        ),
+    )
 
 
 def described(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.messages import Acknowledgement, Verdict
 from swarm.node.run_node import RunNode
-from swarm.node.trusted import UNGRADED_MAX
+from swarm.node.trusted import UNGRADED, UNGRADED_MAX
 from swarm.run.run import Run
 from swarm.transport import BlobReference, FetchError, Source
 
@@ -199,7 +199,7 @@ class GradingWatch:
         """Why the run must pause: no validator can grade any more. Empty while one can."""
         if envelope.body.issued_ms < self.since_ms:
             return ""
-        if verdict.failed == "environment":
+        if verdict.failed in UNGRADED:
             self._ungraded[envelope.sender] += 1
         elif verdict.outcome == "accepted":
             self._ungraded[envelope.sender] = 0

@@ -166,7 +166,8 @@ class Examiner:
             await self._recompute(case, job, children.prefill, outcome)
         if ungraded and not outcome.failed:
             # The seed determined these tokens, so the worker did not choose ungradable text.
-            outcome.failed, outcome.detail, outcome.quarantined = "environment", ungraded, True
+            outcome.failed = "not_gradable" if inspected.not_gradable else "environment"
+            outcome.detail, outcome.quarantined = ungraded, True
         run(HISTORY, history, outcome)
         return outcome
 

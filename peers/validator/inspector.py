@@ -6,7 +6,7 @@ The hostile file itself is opened in a separate process (`peers.validator.parsin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import blake3
 import msgspec
 import numpy as np
 
-from peers.environments import Renderer, episodes_of, probe_hash
+from peers.environments import Grade, NotGradable, Renderer, episodes_of, probe_hash
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, grade_segments
 from peers.validator.checks.base import run
@@ -27,6 +27,9 @@ from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits
 from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
+
+PARTS_MAX = 16
+"""Names of parts of rewards whose means are reported."""
 
 UNKNOWN_HASH = bytes(32)
 """The probe hash of an environment in a manifest that was made without one."""
@@ -60,21 +63,26 @@ class InspectorService:
             return Inspected(checks=[], failed="environment", detail=differs, quarantined=True)
         inspection = self._inspection(job, drawn, renderer)
         report = Report()
-        graded: list[list[float]] = []
-        ungraded = ""
+        grades: list[list[Grade]] = []
+        ungraded, not_gradable = "", False
         try:
             run(CHECKS, inspection, report)
             if not report.failed:
-                graded = _rewards(inspection.rollouts, inspection)
+                grades = _grades(inspection.rollouts, inspection)
+        except NotGradable as error:
+            ungraded, not_gradable = str(error), True
         except UserError as error:  # an environment cannot replay its turns, or grade them
             ungraded = str(error)
         if report.failed:
             return Inspected(**msgspec.structs.asdict(report))
         rollouts = inspection.rollouts
+        graded = [[grade.reward for grade in group] for group in grades]
         penalised = bool(graded) and any(each.task.length_weight for each in drawn)
         return Inspected(
             **msgspec.structs.asdict(report),
             ungraded=ungraded,
+            not_gradable=not_gradable,
+            parts=_means_of_parts(grade for group in grades for grade in group),
             rewards=_less_penalties(rollouts, drawn, graded) if graded else [],
             task_means=[sum(group) / len(group) for group in graded] if penalised else [],
             task_spreads=[max(group) - min(group) for group in graded] if penalised else [],
@@ -186,23 +194,32 @@ class _ModelFacts(msgspec.Struct):
             ) from error
 
 
-def _rewards(rollouts: Rollouts, inspection: Inspection) -> list[list[float]]:
-    """Rewards [groups][G] before length penalties; raises `UserError`.
+def _grades(rollouts: Rollouts, inspection: Inspection) -> list[list[Grade]]:
+    """Grades [groups][G] before length penalties; raises `UserError`.
 
     They are computed from the same token arrays that proofs and training use.
     """
     size = inspection.group_size
-    rewards: list[list[float]] = []
+    grades: list[list[Grade]] = []
     for group, each in enumerate(inspection.groups):
-        rewards.append([])
+        grades.append([])
         for row in range(group * size, (group + 1) * size):
             checkpoint()
             segments, stops = rollouts.rollout(row).segments, inspection.limits.stop_ids
             graded = grade_segments(
                 each.environment, each.task, inspection.renderer, segments, stops
             )
-            rewards[-1].append(graded.reward)
-    return rewards
+            grades[-1].append(graded)
+    return grades
+
+
+def _means_of_parts(grades: Iterable[Grade]) -> dict[str, float]:
+    """Mean of each part over the rollouts that have it; the first `PARTS_MAX` by name."""
+    found: dict[str, list[float]] = {}
+    for grade in grades:
+        for name, part in grade.parts.items():
+            found.setdefault(name, []).append(part)
+    return {name: sum(found[name]) / len(found[name]) for name in sorted(found)[:PARTS_MAX]}
 
 
 def _less_penalties(

@@ -7,7 +7,7 @@ import trio
 from peers.validator.cases import Outcome
 from peers.validator.inbox import Inbox
 from swarm.node.run_node import RunNode
-from swarm.node.trusted import UNGRADED_MAX
+from swarm.node.trusted import UNGRADED, UNGRADED_MAX
 
 UNGRADED_PAUSE_SECONDS = 60.0
 """Length of the pause of a validator whose environment fails; then it accepts pushes again."""
@@ -33,7 +33,7 @@ class Intake:
 
     def note(self, outcome: Outcome, nursery: trio.Nursery) -> None:
         """Take note of an outcome; `nursery` runs the task that ends a pause."""
-        if outcome.failed == "environment":
+        if outcome.failed in UNGRADED:
             self._ungraded += 1
             if self._ungraded >= UNGRADED_MAX:
                 self._pause(outcome.detail, nursery)

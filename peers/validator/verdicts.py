@@ -254,6 +254,7 @@ class Verdicts:
             figure=failed.figure if failed else 0.0,
             threshold=failed.threshold if failed else 0.0,
             detail=outcome.detail,
+            parts=outcome.parts,
             step=case.submission.step,
             policy=case.submission.policy,
             number=case.submission.number,

@@ -101,6 +101,11 @@ REFUSALS: dict[str, Refusal] = {
         "the validator's environment could not draw, replay or grade; this is not your fault",
         "nothing",
     ),
+    "not_gradable": Refusal(
+        "the environment could not know a reward, for a reason that says nothing about your text; "
+        "this is not your fault",
+        "nothing",
+    ),
     "crash": Refusal(
         "the check of this file ended the validator's processes or failed in them",
         "if it repeats at several validators, report it with the file: no honest file should; "

@@ -70,6 +70,10 @@ class Inspected(Report, kw_only=True):
     ungraded: str = ""
     """Why the environment cannot replay or grade. The sampling checks decide whether the worker is
     at fault."""
+    not_gradable: bool = False
+    """Whether the environment works but cannot know a reward here, as `ungraded` says."""
+    parts: dict[str, float] = {}
+    """Mean of each part of the rewards, over the rollouts that have it."""
     group_digests: list[Digest] = []
     """[groups] BLAKE3-256 of each group's prompt and completions."""
     canonical_digest: bytes = b""

@@ -40,6 +40,10 @@ VERDICT_LIFETIME_SECONDS = 600.0
 """Lifetime of a verdict's envelope. A trainer that was down for less still receives the verdict
 after its restart."""
 
+UNGRADED = frozenset({"environment", "not_gradable"})
+"""Checks that fail when honest work cannot be graded: the environment fails, or says that the
+reward cannot be known."""
+
 UNGRADED_MAX = 5
 """Number of honest submissions in a row that a validator's environment fails to grade before the
 validator turns work away. If no validator can grade, the trainer then pauses the run."""

@@ -11,6 +11,7 @@ import pytest
 from peers.validator.checks import announcement, file, history, policy, standing
 from peers.validator.checks.base import Check
 from swarm.app.refusals import REFUSALS
+from swarm.node.trusted import UNGRADED
 from tests.docs.pages import ROOT, text
 
 
@@ -74,7 +75,7 @@ def test_every_check_that_refuses_is_explained() -> None:
         if keyword.arg == "failed" and isinstance(each := keyword.value, ast.Constant)
     }
     assert {"environment", "internal"} <= named
-    assert checks | named == set(REFUSALS)
+    assert checks | named | UNGRADED == set(REFUSALS)
     _, _, section = text("docs/troubleshooting.md").partition("## Why was my work refused?")
     rows = re.findall(r"^\| `([^`]+)` \| (.+) \| (.+) \|$", section, re.M)
     assert rows == [(name, each.means, each.do) for name, each in REFUSALS.items()]

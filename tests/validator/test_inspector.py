@@ -16,6 +16,8 @@ from blake3 import blake3
 from peers.environments import (
     Environment,
     Generated,
+    Grade,
+    NotGradable,
     Renderer,
     Task,
     Tasks,
@@ -358,8 +360,45 @@ class Failing(SortDigits):
 
     name = "failing"
 
-    def grade(self, task: Task, transcript: Transcript) -> float:
+    def grade(self, task: Task, transcript: Transcript) -> Any:
         raise RuntimeError("no sandbox")
+
+
+class Unknowable(Failing):
+    """Knows the rewards of two groups only."""
+
+    name = "failing"
+
+    def __init__(self) -> None:
+        self.graded = 0
+
+    def grade(self, task: Task, transcript: Transcript) -> Any:
+        self.graded += 1
+        if self.graded > 8:
+            raise NotGradable("the judge does not answer")
+        return Grade(0.5, {"form": float(self.graded)})
+
+
+def test_an_unknown_reward_is_not_a_failure_of_the_environment(stage: Stage) -> None:
+    header, rollouts = stage.generate()
+    of_failing = msgspec.structs.replace(header, environments=[("failing", "1")])
+    changes = {"environments": [reference("failing")]}
+    stage.inspector._environments = Given(Unknowable())
+    found = stage.inspect(of_failing, rollouts, **changes)
+    assert found.not_gradable and found.rewards == [] and found.parts == {}
+    assert "the judge does not answer" in found.ungraded
+
+
+def test_the_parts_of_rewards_are_reported_by_their_means(stage: Stage) -> None:
+    class Knowable(Unknowable):
+        def grade(self, task: Task, transcript: Transcript) -> Any:
+            return Grade(0.5, {"form": 1.0, **({"first": 2.0} if not self.graded else {})})
+
+    header, rollouts = stage.generate()
+    of_failing = msgspec.structs.replace(header, environments=[("failing", "1")])
+    stage.inspector._environments = Given(Knowable())
+    found = stage.inspect(of_failing, rollouts, environments=[reference("failing")])
+    assert not found.not_gradable and found.parts == {"first": 2.0, "form": 1.0}
 
 
 class Taskless(Failing):

@@ -57,6 +57,7 @@ class Code(SingleTurn):
         self._styles: tuple[Style, ...] = (
             ("function", "stdin") if options.style == "both" else (options.style,)
         )
+        self.call_seconds = 10.0 + 5.0 * options.cpu_seconds
         self._limits = Limits(
             seconds=5.0 * options.cpu_seconds,
             cpu_seconds=options.cpu_seconds,

@@ -1,0 +1,97 @@
+"""A time limit for calls of an environment's code, which may never return.
+
+A watching thread raises an exception in the thread whose call is overdue. That ends Python code,
+but neither a blocking system call nor a library that keeps the interpreter busy: then the process
+ends with the sentence as its last words, and its owner starts another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from swarm.errors import UserError
+
+GRACE_SECONDS = 5.0
+"""Time that an interrupted call has to end before its process does."""
+
+
+class _OverdueError(BaseException):
+    """Raised inside a call; no `except Exception` of the environment's code catches it."""
+
+
+@dataclass(eq=False)
+class _Call:
+    deadline: float
+    sentence: Callable[[], str]
+    thread: int = field(default_factory=threading.get_ident)
+    is_interrupted: bool = False
+
+
+class _Watch:
+    """The calls that are running, and the thread that ends those that are overdue."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: set[_Call] = set()
+        self._sleeps_until = -math.inf
+        """-inf: the thread has not been started; inf: it sleeps until the next call."""
+
+    @contextmanager
+    def limited(self, seconds: float, sentence: Callable[[], str]) -> Iterator[None]:
+        call = _Call(time.monotonic() + seconds, sentence)
+        with self._changed:
+            self._calls.add(call)
+            if self._sleeps_until == -math.inf:
+                threading.Thread(target=self._run, name="deadlines", daemon=True).start()
+                self._sleeps_until = call.deadline
+            elif call.deadline < self._sleeps_until:
+                self._changed.notify()
+        try:
+            yield
+        except _OverdueError:
+            raise UserError(sentence()) from None
+        finally:
+            with self._changed:
+                self._calls.discard(call)
+                if call.is_interrupted:  # the exception may not have arrived yet
+                    _raise_in(call.thread, None)
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                self._sleeps_until = min((call.deadline for call in self._calls), default=math.inf)
+                if self._sleeps_until == math.inf:
+                    self._changed.wait()
+                else:
+                    self._changed.wait(max(0.0, self._sleeps_until - time.monotonic()))
+                now = time.monotonic()
+                for call in self._calls:
+                    if call.deadline <= now:
+                        self._end(call, now)
+
+    @staticmethod
+    def _end(call: _Call, now: float) -> None:
+        if call.is_interrupted:
+            sys.stderr.write(f"{call.sentence()}\n")
+            sys.stderr.flush()
+            os._exit(1)
+        call.is_interrupted, call.deadline = True, now + GRACE_SECONDS
+        _raise_in(call.thread, _OverdueError)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an exception at the next bytecode of a thread; None revokes one that has not come."""
+    raised = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+
+
+limited = _Watch().limited
+"""Limit the time of the block, in seconds; raises `UserError` with the sentence."""

@@ -1,0 +1,124 @@
+"""Calls of an environment's code: whatever it does, the caller gets one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from peers.environments import (
+    Episode,
+    Grade,
+    NotGradable,
+    Task,
+    Tasks,
+    Transcript,
+    grade,
+    task_of,
+)
+from peers.environments.calculator import Calculator
+from swarm.errors import UserError
+
+TASK = Task("1+1>", "2")
+COMPLETION = Transcript.of("1+1=")
+
+
+class Lab(Calculator):
+    """Does what a test wants it to do."""
+
+    name = "lab"
+    call_seconds = 0.05
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        super().__init__()
+        self.act = act
+
+    def tasks(self) -> Tasks:
+        return self.act()  # type: ignore[no-any-return]
+
+    def step(self, state: Any, text: str) -> Any:
+        return self.act()
+
+    def grade(self, task: Task, transcript: Transcript) -> Any:
+        return self.act()
+
+
+def endless() -> None:
+    while True:
+        try:
+            while True:
+                pass
+        except Exception:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("call", "doing"),
+    [
+        (lambda lab: grade(lab, TASK, COMPLETION), r"grade the completion '1\+1='"),
+        (lambda lab: Episode(lab, TASK).step("1+1="), r"answer the turn '1\+1='"),
+        (lambda lab: task_of(lab, b"seed"), "draw a task"),
+    ],
+)
+def test_a_call_without_end_is_ended(call: Callable[[Lab], Any], doing: str) -> None:
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"'lab' took more than 0.05 s to {doing}; make it"):
+            call(Lab(endless))
+    assert time.monotonic() - began < 5
+    assert grade(Calculator(), TASK, COMPLETION) == Grade(0.0), "nothing arrives later"
+
+
+BLOCKED = """
+import time
+from peers.environments import deadline
+from tests.environments.test_play import COMPLETION, TASK, Lab, grade
+deadline.GRACE_SECONDS = 0.05
+grade(Lab(lambda: time.sleep(60)), TASK, COMPLETION)
+"""
+
+
+def test_a_call_that_cannot_be_ended_ends_the_process_with_the_sentence() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("environment 'lab' took more than 0.05 s to grade")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (1.2, r"the reward 1.2; it must be a number in \[0, 1\]"),
+        (-0.1, "the reward -0.1; it must be"),
+        (float("nan"), "the reward nan; it must be"),
+        (None, "the reward None; it must be"),
+        (Grade(2), "the reward 2; it must be"),
+        (Grade(1, {"form": float("inf")}), "the part 'form' = inf; it must be a name with"),
+    ],
+)
+def test_a_reward_out_of_bounds_is_refused(given: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"'lab' gives the completion .* {sentence}"):
+        grade(Lab(lambda: given), TASK, COMPLETION)
+
+
+def test_a_grade_keeps_its_parts() -> None:
+    assert grade(Lab(lambda: True), TASK, COMPLETION) == Grade(1.0)
+    assert grade(Lab(lambda: Grade(0.5, {"form": 1})), TASK, COMPLETION).parts == {"form": 1.0}
+
+
+def test_what_cannot_be_graded_is_told_apart_from_a_failure() -> None:
+    def unknown() -> None:
+        raise NotGradable("the judge does not answer; start it")
+
+    with pytest.raises(NotGradable, match=r"'lab' cannot know the reward .*: the judge does not"):
+        grade(Lab(unknown), TASK, COMPLETION)
+
+
+def test_the_observation_may_be_messages_and_nothing_else() -> None:
+    with pytest.raises(UserError, match=r"with \(\); it must be text, messages, or None"):
+        Episode(Lab(lambda: ()), TASK).step("1+1=")
