@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -20,6 +19,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from peers.environments.chat_files import FILES
 from swarm.errors import UserError
 
 CHARACTERS_MAX = 1 << 18
@@ -27,9 +27,6 @@ CHARACTERS_MAX = 1 << 18
 
 RENDERED_MAX = 1 << 22
 """Characters that a template may make of one conversation; no model reads a prompt as long."""
-
-FILES = ("chat_template.jinja", "tokenizer_config.json")
-"""Files that may hold the template; the first that does wins, as in transformers."""
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 """Tokens that a template may use as variables, by their keys in tokenizer_config.json."""
@@ -57,20 +54,24 @@ class ChatTemplate:
             ) from error
 
     @classmethod
-    def read(cls, folder: Path) -> ChatTemplate | None:
-        """The template in a Hugging Face model folder, or None; raises `UserError`."""
-        config = _config(folder / FILES[1])
+    def of_files(cls, files: Mapping[str, bytes], where: str) -> ChatTemplate | None:
+        """The template in a model folder's `FILES`, or None; raises `UserError`.
+
+        `where` names the folder.
+        """
+        config = _config(files.get(FILES[1], b"{}"), f"{where}/{FILES[1]}")
         tokens = {name: _text_of(config.get(name)) for name in NAMED_TOKENS}
         named = {name: text for name, text in tokens.items() if text is not None}
-        path = folder / FILES[0]
+        raw = files.get(FILES[0])
+        if raw is None:
+            source = _default(config.get("chat_template"))
+            return None if source is None else cls(source, named, f"{where}/{FILES[1]}")
         try:
-            source = path.read_text("utf-8") if path.exists() else None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} cannot be read ({error}); repair it") from error
-        if source is not None:
-            return cls(source, named, str(path))
-        source = _default(config.get("chat_template"))
-        return None if source is None else cls(source, named, str(folder / FILES[1]))
+            return cls(raw.decode("utf-8"), named, f"{where}/{FILES[0]}")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{where}/{FILES[0]} is no text in UTF-8 ({error}); repair it"
+            ) from error
 
     def render(self, chat: Chat, variables: Mapping[str, Any], prompts: bool) -> str:
         """The text of a conversation.
@@ -165,13 +166,13 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
 
 
-def _config(path: Path) -> Mapping[str, Any]:
+def _config(raw: bytes, where: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_bytes()) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); repair it") from error
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is no JSON ({error}); use the checkpoint's own file") from error
     if not isinstance(found, dict):
-        raise UserError(f"{path} holds no JSON object; use the checkpoint's own file")
+        raise UserError(f"{where} holds no JSON object; use the checkpoint's own file")
     return found
 
 

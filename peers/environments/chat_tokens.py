@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import tokenizers
@@ -72,17 +71,21 @@ class ChatTokens:
         """Ids of the control tokens."""
 
     @classmethod
-    def read(cls, folder: Path) -> ChatTokens:
-        """Read the template and tokenizer in a model folder; raises `UserError`."""
-        template = ChatTemplate.read(folder)
+    def of_files(
+        cls, files: Mapping[str, bytes], tokenizer: tokenizers.Tokenizer, where: str
+    ) -> ChatTokens:
+        """The template in a model folder's files (`chat_files`); `where` names the folder.
+
+        Raises `UserError`.
+        """
+        template = ChatTemplate.of_files(files, where)
         if template is None:
             raise UserError(
-                f"{folder} has no chat template (chat_template.jinja, or chat_template in "
+                f"{where} has no chat template (chat_template.jinja, or chat_template in "
                 "tokenizer_config.json), which prompts of messages need; use a checkpoint that has "
-                "one, add the file, or set the environment's option chat to false"
+                "one, or add the file"
             )
-        raw = (folder / "tokenizer.json").read_bytes()
-        return cls(template, tokenizers.Tokenizer.from_str(raw.decode("utf-8")))
+        return cls(template, tokenizers.Tokenizer.from_str(tokenizer.to_str()))
 
     def fingerprint(self) -> bytes:
         """BLAKE3-256 of the template and of the token texts that it may use."""

@@ -44,7 +44,7 @@ class Replies:
     ) -> None:
         self._episode = Episode(environment, task)
         self._several_turns = episodes_of(environment) is not None
-        self._renderer, self._limits = renderer, limits
+        self._prompt, self._renderer, self._limits = task.prompt, renderer, limits
 
     def next(self, segments: Sequence[Segment]) -> list[int] | None:
         """The token ids of the environment's answer to the last of `segments`, a model segment.
@@ -66,7 +66,8 @@ class Replies:
         answer = self._episode.step(text)
         if answer is None or _characters(answer) > ANSWER_CHARACTERS_MAX:
             return None
-        tokens = self._renderer.encode_observation(answer)
+        last = segments[-1].tokens[-1]
+        tokens = self._renderer.encode_observation(self._prompt, answer, last)
         length = sum(len(segment.tokens) for segment in segments) + len(tokens)
         fits = length + limits.max_new_tokens - used <= limits.positions_max
         return tokens if tokens and fits else None

@@ -27,15 +27,30 @@ class Message:
     content: str
 
 
-Prompt = str | tuple[Message, ...]
+@dataclass(frozen=True)
+class Conversation:
+    """A chat with the variables that its template gets; chat options make it of other prompts."""
+
+    messages: tuple[Message, ...]
+    variables: tuple[tuple[str, bool | int | float | str], ...] = ()
+
+
+Prompt = str | tuple[Message, ...] | Conversation
 """Text that the model continues, or a chat that it answers."""
+
+
+def messages_of(prompt: Prompt) -> tuple[Message, ...]:
+    """The messages of a prompt; text is a message of the user."""
+    if isinstance(prompt, str):
+        return (Message("user", prompt),)
+    return prompt.messages if isinstance(prompt, Conversation) else prompt
 
 
 def as_text(prompt: Prompt) -> str:
     """A prompt for people to read."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(f"{message.role}: {message.content}" for message in prompt)
+    return "\n".join(f"{message.role}: {message.content}" for message in messages_of(prompt))
 
 
 @dataclass(frozen=True)

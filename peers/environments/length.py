@@ -13,7 +13,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from peers.environments.interface import Environment, Prompt, Split, Task, Tasks, Wrapper
+from peers.environments.interface import (
+    Environment,
+    Prompt,
+    Split,
+    Task,
+    Tasks,
+    Wrapper,
+    messages_of,
+)
 from swarm.rollouts.seeds import digest
 
 ALPHA = 0.0003
@@ -73,5 +81,5 @@ class _LengthTasks:
         template = self.options.prompt.replace("{length}", str(target))
         if isinstance(prompt, str):
             return template.replace("{prompt}", prompt)
-        content = template.replace("{prompt}", prompt[-1].content)
-        return (*prompt[:-1], replace(prompt[-1], content=content))
+        *before, last = messages_of(prompt)
+        return (*before, replace(last, content=template.replace("{prompt}", last.content)))

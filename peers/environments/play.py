@@ -11,6 +11,7 @@ from typing import Any
 
 from peers.environments.deadline import limited
 from peers.environments.interface import (
+    Conversation,
     Environment,
     Grade,
     Message,
@@ -38,7 +39,7 @@ def task_of(
         raise UserError(
             f"environment {environment.name!r} cannot draw a task ({described(error)}); repair it"
         ) from error
-    if not isinstance(task, Task) or not _is_prompt(task.prompt):
+    if not isinstance(task, Task) or not _is_prompt(_messages(task.prompt)):
         raise UserError(
             f"environment {environment.name!r} draws {task!r:.100}; it must be a Task with a "
             "prompt of text or messages"
@@ -129,6 +130,10 @@ def _limited(environment: Environment, what: str) -> AbstractContextManager[None
 
 def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+
+
+def _messages(prompt: object) -> object:
+    return prompt.messages if isinstance(prompt, Conversation) else prompt
 
 
 def _is_prompt(value: object) -> bool:

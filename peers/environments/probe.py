@@ -22,8 +22,10 @@ def probe_hash(environment: Environment, renderer: Renderer) -> bytes:
 
     Each task adds three items: the token ids of its prompt, those of its answer (each list as a
     4-byte big-endian count and 4-byte big-endian ids), and its target length (4 bytes, big endian).
+    If a prompt is of messages, the hash of the chat template follows.
     """
     hasher = blake3.blake3(b"swarm/1/probe")
+    is_chat = False
     for index in range(PROBE_TASKS):
         task = task_of(environment, probe_seed(index))
         for tokens in (
@@ -32,4 +34,7 @@ def probe_hash(environment: Environment, renderer: Renderer) -> bytes:
         ):
             hasher.update(b"".join(n.to_bytes(4, "big") for n in (len(tokens), *tokens)))
         hasher.update(task.target_length.to_bytes(4, "big"))
+        is_chat = is_chat or not isinstance(task.prompt, str)
+    if is_chat:
+        hasher.update(renderer.chat.fingerprint())
     return hasher.digest()

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from peers.environments.chat import Chat, ChatOptions
 from peers.environments.interface import Environment, SingleTurn
 from peers.environments.length import LengthOptions, LengthTargets
 from peers.environments.play import described
@@ -40,7 +41,7 @@ class Shared:
     wrap: Callable[[Environment, Any], Environment]
 
 
-SHARED = (Shared(LengthOptions, LengthTargets),)
+SHARED = (Shared(LengthOptions, LengthTargets), Shared(ChatOptions, Chat))
 """From the innermost wrapper to the outermost; no two have an option of the same name."""
 
 

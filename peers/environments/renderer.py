@@ -1,22 +1,34 @@
-"""The rendering of prompts, observations and completions into token ids, without transformers."""
+"""The rendering of prompts, observations and completions into token ids, without transformers.
+
+Jinja is imported when a prompt of messages comes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import blake3
 import tokenizers
 
-from peers.environments.interface import Message, Prompt
+from peers.environments.chat_files import FILES, read_files
+from peers.environments.interface import Conversation, Message, Prompt, messages_of
 from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from peers.environments.chat_tokens import ChatTokens
 
 
 class Renderer:
-    """The tokenizer of a Hugging Face model folder."""
+    """The tokenizer and the chat template of a Hugging Face model folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Read `folder`/tokenizer.json; raises `UserError` when it is missing or broken."""
+        """Read `folder`/tokenizer.json; raises `UserError` when it is missing or broken.
+
+        The files of the chat template are read too, but used for prompts of messages only.
+        """
         path = folder / "tokenizer.json"
         try:
             raw = path.read_bytes()
@@ -28,17 +40,64 @@ class Renderer:
             raise UserError(f"{path} is no tokenizer file ({error})") from error
         self.tokenizer_hash: bytes = blake3.blake3(raw).digest()
         """BLAKE3-256 of the bytes of tokenizer.json."""
+        self._folder, self._chat_files = folder, read_files(folder)
+        self.files_hash: bytes = _files_hash(raw, self._chat_files)
+        """BLAKE3-256 of all files that rendering depends on."""
+
+    @classmethod
+    def current(cls, folder: Path, known: Renderer | None) -> Renderer:
+        """The renderer of `folder`: `known`, if it was made of equal files.
+
+        All policies of a run share these files, and a large tokenizer loads in a second.
+        """
+        try:
+            raw = (folder / "tokenizer.json").read_bytes()
+        except OSError:
+            return cls(folder)  # which reports the problem
+        if known is not None and _files_hash(raw, read_files(folder)) == known.files_hash:
+            return known
+        return cls(folder)
+
+    @cached_property
+    def chat(self) -> ChatTokens:
+        """The chat template; raises `UserError` when the folder has none, or a broken one."""
+        from peers.environments.chat_tokens import ChatTokens
+
+        return ChatTokens.of_files(self._chat_files, self._tokenizer, str(self._folder))
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the tokenizer adds (`<bos>`).
+        """Token ids of a prompt.
 
-        Raises `UserError` for messages.
+        Text gets the special tokens that the tokenizer adds (`<bos>`), messages those of the chat
+        template and the beginning of the model's turn. Raises `UserError` for messages that the
+        template does not render.
         """
-        return list(self._tokenizer.encode(_text(prompt)).ids)
+        if isinstance(prompt, str):
+            return list(self._tokenizer.encode(prompt).ids)
+        return self.chat.prompt(messages_of(prompt), variables_of(prompt))
 
-    def encode_observation(self, observation: str | tuple[Message, ...]) -> list[int]:
-        """Token ids of an environment's turn; raises `UserError` for messages."""
-        return self.encode_completion(_text(observation))
+    def encode_observation(
+        self, prompt: Prompt, observation: str | tuple[Message, ...], last: int
+    ) -> list[int]:
+        """Token ids between a turn of the model, which ended with the token `last`, and the next.
+
+        After a prompt of text that is the observation's text. In a chat, text is a message of the
+        user, and the template ends the model's turn and begins the next. Raises `UserError` for
+        messages after a prompt of text, or that the template does not render.
+        """
+        if not isinstance(prompt, str):
+            observed = messages_of(observation)
+            return self.chat.after_turn(messages_of(prompt), variables_of(prompt), observed, last)
+        if not isinstance(observation, str):
+            raise UserError(
+                "an environment answers a prompt of text with messages; give it the option chat = "
+                "true, or use one that answers with text"
+            )
+        return self.encode_completion(observation)
+
+    def turn_end(self, prompt: Prompt) -> int | None:
+        """The control token with which the chat template ends the model's turn, if it has one."""
+        return self.chat.closing_token(messages_of(prompt), variables_of(prompt))
 
     def encode_completion(self, text: str) -> list[int]:
         """Token ids of a completion's text, without special tokens."""
@@ -57,10 +116,11 @@ class Renderer:
         return self._tokenizer.decode(list(kept), skip_special_tokens=False), finished
 
 
-def _text(prompt: Prompt) -> str:
-    if not isinstance(prompt, str):
-        raise UserError(
-            "a prompt or an observation consists of messages, which no chat template renders here; "
-            "use an environment that writes text"
-        )
-    return prompt
+def variables_of(prompt: Prompt) -> dict[str, bool | int | float | str]:
+    """The variables that the chat template gets."""
+    return dict(prompt.variables) if isinstance(prompt, Conversation) else {}
+
+
+def _files_hash(tokenizer: bytes, chat_files: Mapping[str, bytes]) -> bytes:
+    parts = (tokenizer, *(chat_files.get(name, b"") for name in FILES))
+    return blake3.blake3(b"".join(blake3.blake3(part).digest() for part in parts)).digest()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-import blake3
 import safetensors.torch
 import torch
 import trio
@@ -368,10 +367,7 @@ class EngineService:
         )
 
     def _current_renderer(self) -> Renderer:
-        """The tokenizer, cached: all policies of a run share it, and a large one loads in 1 s."""
-        raw = (self._folder / "tokenizer.json").read_bytes()
-        if self._renderer is None or self._renderer.tokenizer_hash != blake3.blake3(raw).digest():
-            self._renderer = Renderer(self._folder)
+        self._renderer = Renderer.current(self._folder, self._renderer)
         return self._renderer
 
 

@@ -458,7 +458,8 @@ class InferenceRole:
                 raise UserError(
                     f"this machine renders the tasks of {environment.name} {environment.version} "
                     "differently from the run's owner, so its work would be refused; install the "
-                    "version of Swarm that the run uses"
+                    "version of Swarm that the run uses, and if you have it, tell the owner that "
+                    "the policy's tokenizer or chat template is not the run's"
                 )
 
     def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:

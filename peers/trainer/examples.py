@@ -40,7 +40,8 @@ def encode_examples(
     found: list[Example] = []
     left_out = 0
     for prompt, answer in pairs:
-        ids = (renderer.encode_prompt(prompt), [*renderer.encode_completion(answer), stop])
+        ends = stop if isinstance(prompt, str) else renderer.turn_end(prompt) or stop
+        ids = (renderer.encode_prompt(prompt), [*renderer.encode_completion(answer), ends])
         outside = [token for part in ids for token in part if token >= vocabulary]
         if outside:
             raise UserError(

@@ -57,7 +57,7 @@ class InspectorService:
         except UserError as error:
             # The worker is not at fault.
             return Inspected(checks=[], failed="environment", detail=str(error), quarantined=True)
-        renderer = self._renderer_in(Path(job.tokenizer_folder))
+        self._renderer = renderer = Renderer.current(Path(job.tokenizer_folder), self._renderer)
         differs = self._differing(order, renderer)
         if differs:
             return Inspected(checks=[], failed="environment", detail=differs, quarantined=True)
@@ -100,13 +100,14 @@ class InspectorService:
         Otherwise it would find proven faults in honest work. Empty if all render alike.
         """
         for each in order.environments:
-            key = (renderer.tokenizer_hash, each.name, each.version, each.probe_hash)
+            key = (renderer.files_hash, each.name, each.version, each.probe_hash)
             if each.probe_hash != UNKNOWN_HASH and key not in self._alike:
                 if probe_hash(self._environments.of(each), renderer) != each.probe_hash:
                     return (
                         f"this validator renders the tasks of {each.name} {each.version} "
                         "differently from the run's owner and does not judge; install the version "
-                        "of Swarm that the run uses"
+                        "of Swarm that the run uses, and give the trainer the run's tokenizer and "
+                        "chat template"
                     )
                 self._alike.add(key)
         return ""
@@ -145,16 +146,6 @@ class InspectorService:
     async def run(self) -> None:
         """Keep the process that reads files running."""
         await self._reader.run()
-
-    def _renderer_in(self, folder: Path) -> Renderer:
-        """The folder's tokenizer, cached: all policies share it, and a large one loads in 1 s."""
-        try:
-            current = blake3.blake3((folder / "tokenizer.json").read_bytes()).digest()
-        except OSError:
-            current = b""  # the constructor of Renderer reports the problem
-        if self._renderer is None or self._renderer.tokenizer_hash != current:
-            self._renderer = Renderer(folder)
-        return self._renderer
 
 
 _SERVICE: type[InspectionService] = InspectorService

@@ -82,7 +82,7 @@ async def _probe(engine: InferenceService, environment: EnvironmentReference) ->
         "tasks are rendered as the run's owner renders them"
         if alike
         else "tasks are rendered differently from the run's owner; install the version of Swarm "
-        "that the run uses"
+        "that the run uses, and use a policy with the run's tokenizer and chat template"
     )
     return Finding("tasks", text, {"rendered_alike": alike}, problem=not alike)
 

@@ -14,7 +14,9 @@ from typing import Any
 from peers.engines.config import read_supported_config
 from peers.engines.tokenizer import check_tokenizer
 from peers.environments import Environment, Renderer, Task, Transcript, grade, probe_hash, task_of
+from peers.environments.chat_checks import check_history, check_stop_ids
 from peers.environments.collection import Environments
+from peers.environments.interface import episodes_of
 from peers.environments.play import Episode
 from peers.environments.probe import PROBE_TASKS, probe_seed
 from swarm.errors import UserError
@@ -74,10 +76,16 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
         for each in manifest.environments
     ]
     longest, largest = (max(figures) for figures in zip(*probed, strict=True))
+    warnings = [
+        warning
+        for each in manifest.environments
+        for warning in _check_chat(installed.of(each), renderer, manifest, where)
+    ]
     if not (folder / "config.json").exists():
         return [
+            *warnings,
             f"{folder} has no config.json, so stop ids, lengths and the model's family were not "
-            "checked; give --tokenizer the folder of the model"
+            "checked; give --tokenizer the folder of the model",
         ]
     config = read_supported_config(folder)
     check_tokenizer(folder, config["vocab_size"])
@@ -87,7 +95,7 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
             f"{where}: objective.router_replay is true, but the model is no mixture of experts; "
             "remove it"
         )
-    return _warnings(manifest, config, where)
+    return [*warnings, *_warnings(manifest, config, where)]
 
 
 def _check_tokens(
@@ -200,3 +208,29 @@ def _try_answers(environment: Environment, task: Task) -> None:
                 f"environment {environment.name!r} gives the turn {text[:40]!r} first the answer "
                 f"{first!r:.100}, then {second!r:.100}; equal turns must get equal answers"
             )
+
+
+def _check_chat(
+    environment: Environment, renderer: Renderer, manifest: RunManifest, where: str
+) -> list[str]:
+    """Check the chat template against the first probe task with a prompt of messages.
+
+    Returns warnings; raises `UserError`.
+    """
+    tasks = (task_of(environment, probe_seed(index)) for index in range(GRADED_TASKS))
+    task = next((each for each in tasks if not isinstance(each.prompt, str)), None)
+    if task is None:
+        return []
+    warnings = check_stop_ids(renderer, task.prompt, manifest.sampling.stop_ids, where)
+    if episodes_of(environment) is None:
+        return warnings
+    replies = (Episode(environment, task).step(text) for text in (task.answer, *ODD_TEXTS))
+    observation = next((each for each in replies if each is not None), None)
+    try:
+        check_history(environment, renderer, task.prompt, observation or "an observation")
+    except UserError as error:
+        if observation is not None:
+            raise
+        # None of the texts made the environment answer, so its role is unknown.
+        warnings.append(f"if environment {environment.name!r} answers with text: {error}")
+    return warnings

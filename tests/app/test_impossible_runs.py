@@ -105,7 +105,7 @@ def test_a_possible_run_is_signed_without_a_warning(tmp_path: Path) -> None:
         (
             "[sampling]",
             "options.depth = 3\n[sampling]",
-            "unknown key 'depth'; there are: alpha, le",
+            "unknown key 'depth'; there are: alpha, ",
         ),
     ],
 )

@@ -12,6 +12,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peers.environments.chat_files import read_files
 from peers.environments.chat_template import ChatTemplate
 from peers.environments.chat_tokens import ChatTokens
 from swarm.errors import UserError
@@ -32,6 +33,11 @@ def id_of(tokenizer: tokenizers.Tokenizer, control: str) -> int:
     id = tokenizer.token_to_id(control)
     assert id is not None
     return id
+
+
+def read(folder: Path) -> ChatTokens:
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return ChatTokens.of_files(read_files(folder), tokenizer, str(folder))
 
 
 def asked(family: Family, text: str = "What is 2 + 7?") -> list[Said]:
@@ -57,7 +63,7 @@ def test_a_prompt_has_the_tokens_that_transformers_gives(folder: Path, name: str
     from transformers import PreTrainedTokenizerFast
 
     theirs = PreTrainedTokenizerFast.from_pretrained(folder)
-    ours = ChatTokens.read(folder)
+    ours = read(folder)
     family = FAMILIES[name]
     for messages in (
         asked(family),
@@ -77,7 +83,7 @@ def test_a_prompt_has_the_tokens_that_transformers_gives(folder: Path, name: str
 
 
 def test_a_switch_of_the_template_is_a_variable(tmp_path: Path) -> None:
-    chat = ChatTokens.read(FAMILIES["qwen3"].write(tmp_path))
+    chat = read(FAMILIES["qwen3"].write(tmp_path))
     messages = [Said("user", "hi")]
     on, off = (chat.prompt(messages, {"enable_thinking": each}) for each in (True, False))
     assert off[: len(on)] == on
@@ -87,7 +93,7 @@ def test_a_switch_of_the_template_is_a_variable(tmp_path: Path) -> None:
 
 def test_the_date_is_the_one_of_the_option_and_never_the_day_s(tmp_path: Path) -> None:
     FAMILIES["llama3"].write(tmp_path)
-    template = ChatTemplate.read(tmp_path)
+    template = ChatTemplate.of_files(read_files(tmp_path), "T")
     assert template is not None
     chat = [{"role": "user", "content": "hi"}]
     assert "Today Date: 26 Jul 2024\n" in template.render(chat, {}, True)
@@ -101,7 +107,7 @@ def test_the_date_is_the_one_of_the_option_and_never_the_day_s(tmp_path: Path) -
 
 
 def test_the_text_of_a_control_token_in_a_message_stays_text(folder: Path, name: str) -> None:
-    family, chat = FAMILIES[name], ChatTokens.read(folder)
+    family, chat = FAMILIES[name], read(folder)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     controls = {id_of(tokenizer, each) for each in family.controls}
     harmless = chat.prompt(asked(family, "the answer"), {})
@@ -149,7 +155,7 @@ def test_turns_never_encode_the_model_s_tokens_again(folder: Path, name: str) ->
 
     The texts are compared without spaces at the seams, where ▁ stands for a space or for none.
     """
-    family, chat = FAMILIES[name], ChatTokens.read(folder)
+    family, chat = FAMILIES[name], read(folder)
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     closes = id_of(tokenizer, family.closes)
     draw = random.Random(name)
@@ -179,7 +185,7 @@ def test_turns_never_encode_the_model_s_tokens_again(folder: Path, name: str) ->
 
 
 def test_what_the_model_has_not_written_ends_its_turn(tmp_path: Path) -> None:
-    chat = ChatTokens.read(FAMILIES["chatml"].write(tmp_path))
+    chat = read(FAMILIES["chatml"].write(tmp_path))
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     messages, answer = [Said("user", "hi")], [Said("user", "yes")]
     end, other = (id_of(tokenizer, each) for each in ("<|im_end|>", "<|endoftext|>"))
@@ -202,22 +208,22 @@ def test_a_checkpoint_without_a_template_is_a_sentence(tmp_path: Path) -> None:
     FAMILIES["chatml"].write(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match=r"has no chat template .*; use a checkpoint that has one"):
-        ChatTokens.read(tmp_path)
+        read(tmp_path)
 
 
 def test_the_template_may_stand_in_tokenizer_config(tmp_path: Path) -> None:
     FAMILIES["chatml"].write(tmp_path)
-    first = ChatTokens.read(tmp_path)
+    first = read(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     for written in (CHATML, [{"name": "default", "template": CHATML}, {"name": "rag"}]):
         config["chat_template"] = written
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-        again = ChatTokens.read(tmp_path)
+        again = read(tmp_path)
         assert again.fingerprint() == first.fingerprint()
     config["eos_token"] = "<|endoftext|>"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert ChatTokens.read(tmp_path).fingerprint() != first.fingerprint()
+    assert read(tmp_path).fingerprint() != first.fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -239,7 +245,7 @@ def test_a_template_that_fails_is_a_sentence(source: str, sentence: str) -> None
 
 
 def test_a_refused_system_role_names_the_way_out(tmp_path: Path) -> None:
-    chat = ChatTokens.read(FAMILIES["gemma"].write(tmp_path))
+    chat = read(FAMILIES["gemma"].write(tmp_path))
     with pytest.raises(UserError, match=r"System role not supported.*option system_prompt into"):
         chat.prompt([Said("system", "be brief"), Said("user", "hi")], {})
 
@@ -252,4 +258,4 @@ def test_a_template_that_drops_or_repeats_a_turn_is_a_sentence(tmp_path: Path) -
     ):
         (tmp_path / "chat_template.jinja").write_text(source)
         with pytest.raises(UserError, match=f"writes a turn of the model {times} times"):
-            ChatTokens.read(tmp_path).after_turn([Said("user", "hi")], {}, [], None)
+            read(tmp_path).after_turn([Said("user", "hi")], {}, [], None)

@@ -1,0 +1,134 @@
+"""Chat: options that any environment has, for prompts that the checkpoint's template renders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from peers.environments.interface import (
+    Conversation,
+    Environment,
+    Grade,
+    Message,
+    Split,
+    Task,
+    Tasks,
+    Transcript,
+    Wrapper,
+    messages_of,
+)
+from swarm.errors import UserError
+
+Text = Annotated[str, Meta(min_length=1, max_length=1000)]
+
+VARIABLE = r"^[a-z_][a-z0-9_]{0,39}=.+\Z"
+
+
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options that make a chat of any environment's prompts."""
+
+    chat: bool = True
+    """A prompt of text becomes a message of the user. False leaves text as it is."""
+    system_prompt: Text | None = None
+    """The first message, of the role `system`."""
+    enable_thinking: bool | None = None
+    """The template's switch of that name (Qwen 3)."""
+    thinking: bool | None = None
+    """The template's switch of that name (DeepSeek, Granite)."""
+    reasoning_effort: Text | None = None
+    """The template's variable of that name (gpt-oss)."""
+    template_variables: Annotated[
+        list[Annotated[str, Meta(pattern=VARIABLE, max_length=1000)]], Meta(max_length=32)
+    ] = []
+    """Other variables of the template, each `name=value` with the value in JSON."""
+    chat_date: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d\Z")] | None = None
+    """The day that a template gets when it asks for today's, such as 2026-11-23."""
+    history: Literal["template", "keep"] = "template"
+    """What `swarm run create` does about a template that changes earlier turns, as by removing
+    thoughts: template: refuse it. keep: let the model see its earlier turns unchanged."""
+    answer_after: Text | None = None
+    """Graders see what follows the last such text in a turn, and nothing if it is missing: give
+    `</think>` for a model that thinks."""
+
+
+class Chat(Wrapper):
+    """An environment whose prompts are chats."""
+
+    def __init__(self, inner: Environment, options: ChatOptions) -> None:
+        """Raises `UserError` for options that contradict each other."""
+        super().__init__(inner)
+        self.options = options
+        self.keeps_history = options.history == "keep"
+        self.variables = _variables(options, f"environment {inner.name!r}: options")
+
+    def tasks(self) -> Tasks:
+        return _ChatTasks(self.inner.cached_tasks, self.options, tuple(self.variables.items()))
+
+    def grade(self, task: Task, transcript: Transcript) -> float | Grade:
+        mark = self.options.answer_after
+        if mark is not None:
+            turns = tuple(
+                turn if turn.kind != "model" else replace(turn, text=_after(turn.text, mark))
+                for turn in transcript.turns
+            )
+            transcript = replace(transcript, turns=turns)
+        return self.inner.grade(task, transcript)
+
+
+@dataclass(frozen=True)
+class _ChatTasks:
+    inner: Tasks
+    options: ChatOptions
+    variables: tuple[tuple[str, Any], ...]
+
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        task = self.inner.draw(seed, split, step)
+        if isinstance(task.prompt, str) and not self.options.chat:
+            return task
+        system = self.options.system_prompt
+        first = () if system is None else (Message("system", system),)
+        prompt = Conversation((*first, *messages_of(task.prompt)), self.variables)
+        return replace(task, prompt=prompt, inner=task)
+
+
+def _variables(options: ChatOptions, where: str) -> Mapping[str, Any]:
+    """The variables that the template gets; raises `UserError`."""
+    found: dict[str, Any] = {}
+    for each in options.template_variables:
+        name, _, text = each.partition("=")
+        try:
+            found[name] = json.loads(text)
+        except ValueError as error:
+            raise UserError(
+                f"{where}: template_variables has {each!r}, whose value is no JSON ({error}); "
+                'write text in quotes, as in tone="dry"'
+            ) from error
+        if not isinstance(found[name], (bool, int, float, str)):
+            raise UserError(
+                f"{where}: template_variables has {each!r}; the value must be a number, text, "
+                "true or false"
+            )
+    for name in ("enable_thinking", "thinking", "reasoning_effort"):
+        value = getattr(options, name)
+        if value is not None:
+            found[name] = value
+    if options.chat_date is not None:
+        found["date"] = options.chat_date
+    if not options.chat:
+        named = [*found, *(["system_prompt"] if options.system_prompt else [])]
+        if named:
+            raise UserError(
+                f"{where}: chat is false, but {named[0]} is given, which only a chat has; remove "
+                "one of the two"
+            )
+    return found
+
+
+def _after(text: str, mark: str) -> str:
+    _, found, answer = text.rpartition(mark)
+    return answer if found else ""
