@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+
+import trio
 
 from peers.trainer.child import TrainerChild
 from peers.trainer.progress import Progress
 from swarm.envelope import STATE_LIFETIME_SECONDS
+from swarm.errors import SwarmError
 from swarm.ledger.entries import CheckpointPublished
 from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
+
+HOLDERS_SECONDS = 60.0
+"""Time for a peer to be found that holds a policy which was deleted here."""
+
+
+class NotAsLogged(SwarmError):
+    """A policy that was published cannot be published again: its manifest would be another."""
 
 
 @dataclass(eq=False)
@@ -24,8 +35,8 @@ class Publisher:
     mirrors: Sequence[str]
     published: dict[int, CheckpointReference] = field(default_factory=dict)
     """Policies of this lineage that are on this disk."""
-    _logged: set[int] = field(default_factory=set)
-    """Policies logged as published."""
+    _logged: dict[int, bytes] = field(default_factory=dict)
+    """Policies logged as published, and the digests of their manifests."""
     _exported: str = ""
     """Folder of the newest policy that this process has exported."""
 
@@ -33,6 +44,9 @@ class Publisher:
         """Take over the policies that earlier child processes have published."""
         self._exported = ""
         self.forget_lineage()
+        self._take_over()
+
+    def _take_over(self) -> None:
         for lineage, step in self.peer.store.complete():
             held = self.peer.store.held((lineage, step))
             if held is not None and lineage == self.progress.lineage:
@@ -41,7 +55,12 @@ class Publisher:
     def recall(self, entry: CheckpointPublished) -> None:
         """Note a policy that the log lists as published."""
         if entry.lineage == self.progress.lineage:
-            self._logged.add(entry.step)
+            self._logged[entry.step] = entry.manifest
+
+    @property
+    def newest(self) -> int:
+        """The newest policy of this lineage that is on this disk, or logged as published."""
+        return max({*self.published, *self._logged})
 
     def is_logged(self, step: int) -> bool:
         """Whether the log lists a policy of this lineage as published."""
@@ -51,6 +70,33 @@ class Publisher:
         """Begin a lineage in which no policy is published yet."""
         self.published.clear()
         self._logged.clear()
+
+    async def fetch_back(self, used: CheckpointReference | None) -> None:
+        """Fetch kept policies, and the one in use, if they were deleted here.
+
+        Those that no peer has stay missing.
+        """
+        store, lineage = self.peer.store, self.progress.lineage
+        kept = self.peer.announced.references(lineage)[-store.keep :]
+        named = {each.step: each for each in (*kept, *([used] if used else ()))}
+        self.peer.status.doing = "fetching policies that were deleted"
+        async with trio.open_nursery() as nursery:
+            for reference in named.values():
+                if reference.step not in self.published:
+                    nursery.start_soon(self._fetch_back, reference)
+        self._take_over()
+
+    async def _fetch_back(self, reference: CheckpointReference) -> None:
+        async def give_up(scope: trio.CancelScope) -> None:
+            await trio.sleep(HOLDERS_SECONDS)
+            if self.peer.store.held((reference.lineage, reference.step)) is None:
+                scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(give_up, nursery.cancel_scope)
+            with suppress(SwarmError):
+                await self.peer.policies.get(reference)
+            nursery.cancel_scope.cancel()
 
     def folders(self) -> dict[int, str]:
         """Folders of the policies of this lineage that are on this disk, by step."""
@@ -110,7 +156,8 @@ class Publisher:
     async def publish(self, child: TrainerChild, step: int, *, reward: float) -> None:
         """Make policy `step` a checkpoint, log it, announce it.
 
-        `reward`: mean reward of the batch that produced it.
+        `reward`: mean reward of the batch that produced it. Raises `NotAsLogged` if it was
+        published before and comes out with another manifest.
         """
         lineage = self.progress.lineage
         held = self.peer.store.held((lineage, step))
@@ -120,11 +167,17 @@ class Publisher:
             held = await self.peer.policies.deltas.publish(
                 folder, lineage, step, mirrors=self.mirrors, adapts=adapts
             )
+        if self._logged.get(step, held.digest) != held.digest:
+            await self.peer.store.withdraw(held.key)
+            raise NotAsLogged(
+                f"policy {step} is on no disk that this trainer can reach, and its files, or the "
+                "deltas that lead to it, would not be those that were published"
+            )
         if step not in self._logged:
             await self.trusted.append(
                 [CheckpointPublished(lineage=lineage, step=step, manifest=held.digest)]
             )
-            self._logged.add(step)
+            self._logged[step] = held.digest
         self.published[step] = held.reference
         self.progress.reach(step)
         self.peer.status.policy = step

@@ -34,7 +34,7 @@ from peers.trainer.outcomes import Outcomes
 from peers.trainer.pool import Accepted
 from peers.trainer.precedence import Precedence
 from peers.trainer.progress import STEPS_REMEMBERED, Pause, Progress
-from peers.trainer.publishing import Publisher
+from peers.trainer.publishing import NotAsLogged, Publisher
 from peers.trainer.refusals import Refusals
 from peers.trainer.saving import SavedStates, State
 from peers.trainer.settings import TrainerSettings
@@ -247,6 +247,9 @@ class TrainerRole:
     async def _resume(self, child: TrainerChild, manifest: RunManifest, state: State) -> None:
         """Continue from a training state, and repeat the steps that it lacks."""
         step = state.step
+        orders = self._store.newest_orders(state.lineage, 1)
+        used = orders[0].checkpoint if orders else None
+        await self._publisher.fetch_back(used)
         consumed = await child.resume(manifest, state.folder, self._publisher.folders())
         self._states.loaded(state)
         self._progress.advance(step)
@@ -272,10 +275,16 @@ class TrainerRole:
         await self._accepted.settle_batches(consumed)
         if not self._orders.opened:
             await self._accepted.load()
-        if not self._publisher.is_logged(step) or step not in self._publisher.published:
-            # It crashed before that, or the policy's folder was deleted.
-            await self._publisher.publish(child, step, reward=before.reward if before else 0.0)
-        why = await self._repeat(child, batches)
+        try:
+            if not self._publisher.is_logged(step) or step not in self._publisher.published:
+                # It crashed before that, or the policy's folder was deleted.
+                await self._publisher.publish(child, step, reward=before.reward if before else 0.0)
+            why = await self._repeat(child, batches)
+        except NotAsLogged as error:
+            why = str(error)
+        await self._accepted.give_back(logged=self._outcomes.settled)
+        if not why and used is not None and used.step not in self._publisher.published:
+            why = f"policy {used.step}, which is in use, is on no disk that this trainer can reach"
         if why:
             await self._roll_back(child, state, why)
             return
@@ -290,7 +299,7 @@ class TrainerRole:
         Returns why they cannot be repeated although one of their policies was published, or else
         an empty text.
         """
-        newest = max(self._publisher.published)
+        newest = self._publisher.newest
         why = ""
         for step, batch in batches.items():
             taken = self._accepted.take_again([each.submission for each in batch.consumed])
@@ -314,11 +323,12 @@ class TrainerRole:
                 why = f"step {step} was repeated and gave another policy than the published one"
                 break
             self._events.emit("trainer.step_repeated", step=step)
-            if not self._publisher.is_logged(step + 1):
+            logged = self._publisher.is_logged(step + 1)
+            if not logged:
                 await self._outcomes.consumed(batch.consumed)
+            if not logged or published is None:
                 await self._publisher.publish(child, step + 1, reward=batch.reward)
         settled = newest <= self._progress.step and not why.endswith("published one")
-        await self._accepted.give_back(logged=self._outcomes.settled)
         return "" if settled else why or f"policy {newest} is newer than all that is recorded"
 
     # --- one step ----------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Gossip repeats the newest announcement only. In a run whose workers swap weights in flight
 (`Sampling.swaps_max`), a submission names older ones, too: a worker presents their announcements to
-its validator, and both keep them over a restart.
+its validator, and both keep them over a restart. A trainer keeps its own, to find policies again
+that were deleted from its disk.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class Announced:
         """The reference that the announcement of a policy names."""
         found = self.find(lineage, step)
         return found.expect(Checkpoint).reference if found is not None else None
+
+    def references(self, lineage: int) -> list[CheckpointReference]:
+        """The policies of a lineage, in order."""
+        known = sorted(item for item in self._known.items() if item[0][0] == lineage)
+        return [envelope.expect(Checkpoint).reference for _, envelope in known]
 
     def newest_of(self, lineage: int) -> int | None:
         """Number of a lineage's newest policy announced."""
@@ -106,4 +112,5 @@ class Announced:
     @property
     def _is_kept(self) -> bool:
         """Without swaps, a submission names the policy of its step order only."""
-        return self._run.manifest.sampling.swaps_max > 0
+        manifest = self._run.manifest
+        return manifest.sampling.swaps_max > 0 or manifest.is_trainer(self._node.peer_id)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import trio
 
 from simnet.clock import run_virtual
@@ -14,6 +15,7 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
+from tests.validator.test_numbers import Hand, simulate
 
 STEPS = 6
 
@@ -91,3 +93,24 @@ def test_a_validator_that_was_away_judges_policies_announced_meanwhile() -> None
     """Their announcements come with the submissions that name them."""
     _, outcomes, _ = run(swaps_max=2, tokens_per_second=300.0, away=(14.0, 20.0))
     assert set(outcomes) == {"accepted"}
+
+
+class Prophet(Hand):
+    """Names a policy that nobody has announced."""
+
+    def make(self, number: int, variant: int = 0) -> bytes:
+        made = msgspec.msgpack.decode(super().make(number, variant), type=SimulatedRollouts)
+        made.policies = [self.order.policy, 2**31 - 1]
+        return msgspec.msgpack.encode(made)
+
+
+def test_a_policy_that_nobody_announced_holds_no_lane() -> None:
+    async def test(simulation: Simulation, peers: dict[str, Peer], _: Hand) -> None:
+        prophet = Prophet(simulation.peers["worker"], simulation.workload)
+        await prophet.deliver(peers["validator"], 0)
+        await trio.sleep(1)
+
+    said = simulate(test, swaps_max=1)
+    (verdict,) = [dict(event.fields) for event in said if event.name == "validator.verdict"]
+    assert verdict["failed"] == "spans" and "no trainer has announced" in verdict["detail"]
+    assert not [event for event in said if event.name == "trust.evicted"]

@@ -24,10 +24,15 @@ from swarm.node.trusted import UNGRADED_MAX
 from swarm.shardcast.manifest import digest_of, parse
 
 
-def simulate(main: Any, seed: int = 5, model_bytes: int = 3_000_000) -> list[tuple[str, Event]]:
+def simulate(
+    main: Any, seed: int = 5, model_bytes: int = 3_000_000, delta_share: float = 0.0
+) -> list[tuple[str, Event]]:
     """`main(simulation)` to its end; everything that was said, and by whom."""
     simulation = Simulation(
-        seed, workload=Workload(model_bytes=model_bytes, completion_tokens_mean=64)
+        seed,
+        workload=Workload(
+            model_bytes=model_bytes, delta_share=delta_share, completion_tokens_mean=64
+        ),
     )
     said: list[tuple[str, Event]] = []
     simulation.listeners.append(lambda _, peer, event: said.append((peer.name, event)))
@@ -271,6 +276,51 @@ def test_a_deleted_base_of_adapters_is_published_again() -> None:
     said = simulate(main)
     names = [event.name for _, event in said]
     assert "trainer.rolled_back" not in names and "shardcast.checkpoint_failed" not in names
+
+
+@pytest.mark.parametrize(
+    ("save_steps", "others", "model_bytes", "lost"),
+    [
+        (1, True, 3_000_000, ""),
+        (4, False, 3_000_000, ""),
+        (1, False, 3_000_000, "in use, is on no disk that this trainer can reach"),
+        (1, False, 8_000_000, "the deltas that lead to it, would not be those that"),
+    ],
+)
+def test_a_trainer_whose_policies_were_deleted_goes_on(
+    save_steps: int, others: bool, model_bytes: int, lost: str
+) -> None:
+    """Peers that hold them give them back, or they are trained again. Else a lineage begins."""
+
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(
+            simulation, "validator", "trainer", "inference-one", steps=6, step_seconds=5.0,
+            save_steps=save_steps, checkpoints_kept=9,
+        )  # fmt: skip
+        trainer = peers["trainer"]
+        assert await simulation.meet(publishes(simulation, 3), 1800)
+        await trainer.kill()
+        await trainer.disk.remove("checkpoints")
+        for name in () if others else ("validator", "inference-one"):
+            await peers[name].kill()
+            await peers[name].disk.remove("checkpoints")
+            await peers[name].start()
+        await trainer.start(resume=True)
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        assert await simulation.meet(over, 1800), trainer.ended
+        entries = consumed(trainer)
+        assert len({entry.submission for entry in entries}) == len(entries)
+
+    said = simulate(main, model_bytes=model_bytes, delta_share=0.02)
+    back = [event.fields for _, event in said if event.name == "trainer.rolled_back"]
+    assert [fields["lineage"] for fields in back] == ([1] if lost else [])
+    assert not back or lost in back[0]["reason"]
+    manifests: dict[tuple[int, int], set[str]] = {}
+    for _, event in said:
+        if event.name == "trainer.checkpoint_published":
+            key = (event.fields["lineage"], event.fields["step"])
+            manifests.setdefault(key, set()).add(event.fields["manifest"])
+    assert {len(each) for each in manifests.values()} == {1}
 
 
 def test_a_peer_without_memory_for_the_base_of_adapters_says_so_before_it_fetches() -> None:
