@@ -13,6 +13,7 @@ EXTRAS = {
     "infer": ("torch", "transformers", "tokenizers", "safetensors", "pyarrow"),
     "train": ("torch", "transformers", "tokenizers", "safetensors", "pyarrow"),
     "plots": ("matplotlib",),
+    "endpoint": ("hypercorn", "starlette"),
 }
 """Modules that come with each extra."""
 

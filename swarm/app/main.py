@@ -8,6 +8,7 @@ from swarm.app.commands import (
     checkpoint,
     dataset,
     demo,
+    endpoint,
     engine,
     eval,
     id,
@@ -44,6 +45,7 @@ app.command("sft")(sft.sft)
 app.command("eval")(eval.evaluate)
 app.command("id")(id.show_id)
 app.command("peer")(peer.peer)
+app.command("endpoint")(endpoint.endpoint)
 app.command("preflight")(preflight.preflight)
 app.add_typer(run.app, name="run")
 ledger_checks.register(ledger.app)

@@ -1,0 +1,344 @@
+"""The endpoint's HTTP interface: an ASGI application."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from peers.endpoint.errors import ApiError, deadline_error
+from peers.endpoint.gate import Gate, Keys, error_response
+from peers.endpoint.generating import Begun, Generator
+from peers.endpoint.jobs import Job, chat_job, completion_job, generate_job
+from peers.endpoint.policy import Policy
+from peers.endpoint.recording import Sessions
+from peers.endpoint.replies import LAST_EVENT, Delta, Reply, as_event, encode
+from peers.endpoint.requests import (
+    NAME_MAX,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    RewardRequest,
+    parse,
+)
+from peers.endpoint.sessions import Session
+
+SESSION_HEADER = "x-session-id"
+"""The header in which `verifiers` and others name a rollout."""
+
+BODY_SECONDS = 30.0
+"""Time for a request's body to arrive."""
+
+GONE = 499
+"""Status for a client that has left; nobody sees it."""
+
+R = TypeVar("R", CompletionRequest, ChatRequest, GenerateRequest, RewardRequest)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and all together, may use."""
+
+    body_bytes_max: int = 8 << 20
+    requests_max: int = 256
+    """At once; further ones are refused with 429."""
+    tokens_max: int = 1 << 14
+    """Of one choice."""
+    deadline_seconds: float = 600.0
+    """For one request."""
+    idle_seconds: float = 600.0
+    """A session without a request for so long is written and closed."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Handles the requests."""
+
+    policy: Policy
+    generator: Generator
+    sessions: Sessions
+    limits: Limits
+    keys: Keys
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        post = ["POST"]
+        completion = self._generate(CompletionRequest, completion_job)
+        chat = self._generate(ChatRequest, chat_job)
+        generate = self._generate(GenerateRequest, generate_job)
+        return Starlette(
+            routes=[
+                Route("/v1/completions", completion, methods=post),
+                Route("/v1/chat/completions", chat, methods=post),
+                Route("/inference/v1/generate", generate, methods=post),
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/health", self._health, methods=["GET"]),
+                Route("/v1/rollouts/{session:path}/reward", self._reward, methods=post),
+                Route("/v1/rollouts/{session:path}", self._rollouts, methods=["GET"]),
+            ],
+            middleware=[Middleware(Gate, keys=self.keys, requests_max=self.limits.requests_max)],
+            exception_handlers={
+                ApiError: _on_error,
+                HTTPException: _on_http,
+                ClientDisconnect: _on_gone,
+                Exception: _on_bug,
+            },
+        )
+
+    def _generate(
+        self, kind: type[Any], job_of: Callable[[Any, str | None, Policy], Job]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            asked = parse(await self._body(request), kind)
+            job = job_of(asked, self._session_of(request), self.policy)
+            begun = self.generator.begin(job)
+            if job.stream:
+                return Stream(self, begun)
+            return await self._whole(begun, request.receive)
+
+        return handle
+
+    async def _whole(self, begun: Begun, receive: Receive) -> Response:
+        """Generate all of a reply, unless the client leaves."""
+
+        async def make() -> Response:
+            with trio.move_on_after(self.limits.deadline_seconds):
+                choices = await self.generator.run(begun)
+                return _json(begun.job.form.whole(self.reply(begun), choices))
+            raise deadline_error(self.limits.deadline_seconds)
+
+        return await unless_gone(receive, make) or Response(status_code=GONE)
+
+    def reply(self, begun: Begun) -> Reply:
+        """What all forms of the reply have in common."""
+        return Reply(
+            id=begun.job.id,
+            created=begun.job.created,
+            model=self.policy.name,
+            renderer=self.policy.renderer,
+            prompt_tokens=begun.prompt_tokens,
+            wants_log_probabilities=begun.job.wants_log_probabilities,
+        )
+
+    async def _models(self, request: Request) -> Response:
+        model = {
+            "id": self.policy.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "swarm",
+            "max_model_len": self.policy.length_max,
+        }
+        return _json({"object": "list", "data": [model]})
+
+    async def _health(self, request: Request) -> Response:
+        return _json({"requests": self.generator.driver.live, "sessions": self.sessions.count})
+
+    async def _reward(self, request: Request) -> Response:
+        """Take a session's reward, write the session and close it."""
+        asked = parse(await self._body(request), RewardRequest)
+        session = self.sessions.find(request.path_params["session"])
+        if self.sessions.folder is None:
+            raise ApiError(
+                400, "this endpoint records nothing; start it with --record FOLDER to keep rewards"
+            )
+        if not session.is_idle:
+            raise ApiError(
+                409,
+                f"session {session.name!r} is generating; post its reward when it is over",
+                code="session_busy",
+            )
+        path = await self.close(session, asked.reward, asked.parts)
+        return _json(
+            {"session": session.name, "reward": asked.reward, "file": path, **_sizes(session)}
+        )
+
+    async def _rollouts(self, request: Request) -> Response:
+        """An open session's episodes, token by token."""
+        session = self.sessions.find(request.path_params["session"])
+        episodes = [
+            {
+                "row": episode.row,
+                "segments": [
+                    {
+                        "kind": each.kind,
+                        "tokens": list(each.tokens),
+                        "finish": each.finish,
+                        "log_probabilities": each.log_probabilities,
+                    }
+                    for each in rollout.segments
+                ],
+                "draws": [
+                    {"key": each.key, "temperature": each.temperature, "row": each.row}
+                    | {"start": each.start}
+                    for each in episode.draws
+                ],
+            }
+            for episode, rollout in session.rollouts()
+        ]
+        return _json({"session": session.name, "episodes": episodes})
+
+    async def close(
+        self, session: Session, reward: float | None = None, parts: dict[str, float] | None = None
+    ) -> str:
+        """Close a session that is idle, release its caches, and write it."""
+        self.sessions.close(session)
+        for episode in session.episodes:
+            if episode.last is not None:
+                self.generator.driver.release(episode.last)
+        write = partial(self.sessions.write, session, reward, parts or {})
+        path = ""
+        with trio.CancelScope(shield=True):
+            path += await trio.to_thread.run_sync(write)
+        return path
+
+    async def close_resting(self) -> None:
+        """Close sessions that are idle for too long, or too many."""
+        before = trio.current_time() - self.limits.idle_seconds
+        for session in self.sessions.resting(before):
+            await self.close(session)
+
+    def _session_of(self, request: Request) -> str | None:
+        name = request.headers.get(SESSION_HEADER)
+        if name is not None and not 1 <= len(name) <= NAME_MAX:
+            raise ApiError(
+                400,
+                f"the header X-Session-ID has {len(name)} characters; 1 to {NAME_MAX} are allowed",
+            )
+        return name
+
+    async def _body(self, request: Request) -> bytes:
+        """The body, within its bounds of type, size and time; raises `ApiError`."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, f"the content type is {kind[:80]!r}; send application/json")
+        most, parts, size = self.limits.body_bytes_max, [], 0
+        with trio.move_on_after(BODY_SECONDS):
+            async with aclosing(request.stream()) as stream:
+                async for part in stream:
+                    parts.append(part)
+                    size += len(part)
+                    if size > most:
+                        raise ApiError(
+                            413, f"the body has more than {most} bytes, the most allowed; send less"
+                        )
+            return b"".join(parts)
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s; send it at once")
+
+
+class Stream(Response):
+    """Server-sent events of one request."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, endpoint: Endpoint, begun: Begun) -> None:
+        super().__init__(headers={"cache-control": "no-cache"})
+        del self.headers["content-length"]
+        self._endpoint, self._begun = endpoint, begun
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until the reply is whole, the client leaves, or time is up."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+        async def put(event: bytes) -> None:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+
+        seconds = self._endpoint.limits.deadline_seconds
+
+        async def make() -> bool:
+            try:
+                with trio.move_on_after(seconds):
+                    await self._events(put)
+                    return True
+                raise deadline_error(seconds)
+            except ApiError as error:
+                await put(as_event(error.body()))
+            return True
+
+        if await unless_gone(receive, make):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self, put: Callable[[bytes], Awaitable[None]]) -> None:
+        begun, reply = self._begun, self._endpoint.reply(self._begun)
+        form = begun.job.form
+
+        async def tell(delta: Delta) -> None:
+            await put(as_event(form.event(reply, delta)))
+
+        for index in range(len(begun.turns)):
+            opening = form.opening(reply, index)
+            if opening is not None:
+                await put(as_event(opening))
+        choices = await self._endpoint.generator.run(begun, tell)
+        if begun.job.stream_usage:
+            tokens = sum(len(choice.sampled.tokens) for choice in choices)
+            await put(as_event(form.closing(reply, tokens)))
+        await put(LAST_EVENT)
+
+
+T = TypeVar("T")
+
+
+async def unless_gone(receive: Receive, make: Callable[[], Awaitable[T]]) -> T | None:
+    """The result of `make`, or None if the client leaves before: then it is cancelled."""
+    made: T | None = None
+    failed: Exception | None = None
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        try:
+            made = await make()
+        except Exception as error:  # raised below, outside the nursery's group
+            failed = error
+        nursery.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+    return made
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(encode(body), media_type="application/json")
+
+
+def _sizes(session: Session) -> dict[str, int]:
+    found = session.rollouts()
+    return {"episodes": len(found), "tokens": sum(episode.sampled for episode, _ in found)}
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    return error_response(
+        ApiError(error.status_code, f"{where[:200]}: {error.detail}", code="not_found")
+    )
+
+
+async def _on_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=GONE)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    traceback.print_exception(error)
+    kind = "server_error"
+    return error_response(ApiError(500, f"the endpoint failed ({type(error).__name__})", kind=kind))

@@ -1,0 +1,48 @@
+"""Errors in the JSON form of OpenAI's interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """A request that is not served; the message is a sentence for the client."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str = "invalid_request_error",
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        """The request's field at fault, if one is."""
+        self.code = code
+        self.kind = kind
+
+    def body(self) -> dict[str, Any]:
+        """The reply's JSON."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def deadline_error(seconds: float) -> ApiError:
+    """The error of a request that took too long."""
+    return ApiError(
+        504,
+        f"the request was not finished within {seconds:g} s; ask for fewer tokens, or let the "
+        "endpoint's owner raise --deadline",
+        kind="timeout_error",
+        code="deadline",
+    )

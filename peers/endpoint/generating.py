@@ -1,0 +1,170 @@
+"""Generates what a job asks for, choice by choice, and hands out what is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from peers.endpoint.driving import Driver
+from peers.endpoint.errors import ApiError
+from peers.endpoint.jobs import Job
+from peers.endpoint.policy import Policy
+from peers.endpoint.recording import Sessions
+from peers.endpoint.replies import Choice, Delta
+from peers.endpoint.sampling import Ask, Sampled, sample
+from peers.endpoint.sessions import Draw, Turn
+from peers.endpoint.text import Text
+from swarm.errors import UserError
+
+TellDelta = Callable[[Delta], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A job whose prompts are rendered and whose episodes are chosen."""
+
+    job: Job
+    turns: Sequence[Turn]
+    """One per choice."""
+    limits: Sequence[int]
+    """Most tokens of each choice."""
+    prompt_tokens: int
+    """Tokens of the prompts; one that several choices share counts once."""
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Serves jobs on one engine."""
+
+    policy: Policy
+    driver: Driver
+    sessions: Sessions
+    tokens_max: int
+    """Most tokens of one choice."""
+
+    def begin(self, job: Job) -> Begun:
+        """Choose the episodes of a job; raises `ApiError` for one that cannot be served."""
+        name, now = job.session or job.id, trio.current_time()
+        forget = job.session is None and self.sessions.folder is None
+        session = self.sessions.session(name, now, forget)
+        turns: list[Turn] = []
+        try:
+            for prompt in job.prompts:
+                turns += [session.begin(prompt) for _ in range(job.n)]
+            lengths = [len(turn.tokens) for turn in turns]
+            limits = [self._limit(job, length) for length in lengths]
+        except BaseException as error:
+            for turn in turns:
+                turn.give_up()
+            if not session.episodes:
+                self.sessions.close(session)
+            if isinstance(error, UserError | ValueError):
+                raise ApiError(400, str(error)) from error
+            raise
+        return Begun(job, turns, limits, sum(lengths[:: job.n]))
+
+    def _limit(self, job: Job, prompt: int) -> int:
+        room = self.policy.length_max - prompt
+        limit = job.limit if job.limit is not None else min(self.tokens_max, max(1, room))
+        if limit > self.tokens_max:
+            raise ApiError(
+                400,
+                f"max_tokens is {limit}; this endpoint generates at most {self.tokens_max} tokens "
+                "for one choice",
+                param="max_tokens",
+            )
+        if limit > room:
+            raise ApiError(
+                400,
+                f"the prompt has {prompt} tokens and {limit} more are wanted, but the model's "
+                f"context has {self.policy.length_max}; shorten the prompt, or lower max_tokens",
+                code="context_length_exceeded",
+            )
+        return limit
+
+    async def run(self, begun: Begun, tell: TellDelta | None = None) -> list[Choice]:
+        """Generate all choices; raises `ApiError`. Cancelling gives them up."""
+        found: dict[int, Choice] = {}
+        failed: list[ApiError] = []
+
+        async def make(index: int) -> None:
+            try:
+                sampled = await self._choice(begun, index, tell)
+                found[index] = Choice(index, sampled)
+            except (ValueError, UserError) as error:
+                failed.append(ApiError(400, str(error)))
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for index in range(len(begun.turns)):
+                nursery.start_soon(make, index)
+        if failed:
+            raise failed[0]
+        return [found[index] for index in sorted(found)]
+
+    async def _choice(self, begun: Begun, index: int, tell: TellDelta | None) -> Sampled:
+        job, turn = begun.job, begun.turns[index]
+        row, start = turn.episode.row, turn.episode.sampled
+        if job.key is not None:  # then equal requests have equal replies
+            row, start = index, 0
+        draw = Draw(
+            key=None if job.temperature == 0 else job.key or turn.session.key,
+            temperature=job.temperature or 1.0,
+            row=row,
+            start=start,
+        )
+        ask = Ask(
+            tokens=turn.tokens,
+            row=row,
+            noise_key=draw.key,
+            temperature=draw.temperature,
+            stop_ids=job.stop_ids,
+            limit=begun.limits[index],
+            start=start,
+            continues=turn.episode.last,
+            keep=job.session is not None,
+            in_parts=tell is not None or bool(job.stops),
+        )
+        sent = _Sent(index, tell)
+        text = Text(self.policy.renderer, job.stop_ids, job.stops)
+        try:
+            sampled = await sample(self.driver, ask, text, sent.tell)
+        except BaseException:
+            turn.give_up()
+            raise
+        with trio.CancelScope(shield=True):  # the episode is extended or not, never by half
+            await trio.to_thread.run_sync(turn.end, sampled, draw, self.policy.number)
+        await sent.end(sampled)
+        return sampled
+
+
+@dataclass
+class _Sent:
+    """How much of a choice the client has."""
+
+    index: int
+    to: TellDelta | None
+    text: str = ""
+    tokens: int = 0
+
+    async def tell(self, found: Sampled, certain: str) -> None:
+        if self.to is not None and len(certain) > len(self.text):
+            await self._send(found, certain, None)
+
+    async def end(self, found: Sampled) -> None:
+        if self.to is not None:
+            await self._send(found, found.text, found.finish)
+
+    async def _send(self, found: Sampled, text: str, finish: str | None) -> None:
+        assert self.to is not None
+        delta = Delta(
+            self.index,
+            text[len(self.text) :],
+            found.tokens[self.tokens :],
+            found.log_probabilities[self.tokens :],
+            finish,
+        )
+        self.text, self.tokens = text, len(found.tokens)
+        await self.to(delta)

@@ -1,0 +1,197 @@
+"""A request as the engine sees it: prompts, and how to sample after them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+
+from peers.endpoint.errors import ApiError
+from peers.endpoint.policy import Policy
+from peers.endpoint.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from peers.endpoint.replies import ChatForm, CompletionForm, Form, GenerateForm
+from peers.endpoint.requests import (
+    PROMPTS_MAX,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    SamplingParams,
+    check_log_probabilities,
+)
+from peers.environments.interface import Message
+from swarm.rollouts.seeds import digest, noise_key
+
+COMPLETION_TOKENS = 16
+"""Tokens of a completion that names no limit, as at OpenAI and in vLLM."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to generate for one request."""
+
+    form: Form
+    id: str
+    created: int
+    """Seconds since 1970."""
+    prompts: Sequence[Prompt]
+    n: int
+    """Choices per prompt."""
+    session: str | None
+    limit: int | None
+    """Most tokens of a choice; None: as many as fit."""
+    temperature: float
+    """0: the likeliest tokens."""
+    key: tuple[int, int] | None
+    """Key of the noise, if the client gave a seed."""
+    stops: tuple[str, ...]
+    stop_ids: tuple[int, ...]
+    wants_log_probabilities: bool
+    stream: bool
+    stream_usage: bool
+
+    def check(self) -> None:
+        """Raise `ApiError` for too many choices."""
+        choices = len(self.prompts) * self.n
+        if choices > PROMPTS_MAX:
+            raise ApiError(
+                400,
+                f"n is {self.n} for {len(self.prompts)} prompts: {choices} choices; at most "
+                f"{PROMPTS_MAX} are allowed in one request",
+                param="n",
+            )
+
+
+def completion_job(asked: CompletionRequest, session: str | None, policy: Policy) -> Job:
+    """The job of `/v1/completions`; raises `ApiError`."""
+    return _job(
+        asked,
+        asked,
+        policy,
+        form=CompletionForm(),
+        id=_id("cmpl"),
+        prompts=_prompts(asked.prompt, policy),
+        session=session or asked.user,
+        limit=asked.max_tokens or COMPLETION_TOKENS,
+        wants_log_probabilities=check_log_probabilities(asked.logprobs, "logprobs"),
+    )
+
+
+def chat_job(asked: ChatRequest, session: str | None, policy: Policy) -> Job:
+    """The job of `/v1/chat/completions`; raises `ApiError`."""
+    return _job(
+        asked,
+        asked,
+        policy,
+        form=ChatForm(),
+        id=_id("chatcmpl"),
+        prompts=[_messages(asked.messages, policy)],
+        session=session or asked.user,
+        limit=asked.max_completion_tokens or asked.max_tokens,
+        wants_log_probabilities=bool(asked.logprobs),
+    )
+
+
+def generate_job(asked: GenerateRequest, session: str | None, policy: Policy) -> Job:
+    """The job of `/inference/v1/generate`; raises `ApiError`."""
+    params = asked.sampling_params
+    return _job(
+        asked,
+        params,
+        policy,
+        form=GenerateForm(),
+        id=asked.request_id or _id("generate"),
+        prompts=[TokenPrompt(asked.token_ids)],
+        session=session or asked.user,
+        limit=params.max_tokens or COMPLETION_TOKENS,
+        wants_log_probabilities=check_log_probabilities(
+            params.logprobs, "sampling_params.logprobs"
+        ),
+        stop_ids=params.stop_token_ids or (),
+    )
+
+
+def _job(
+    asked: CompletionRequest | ChatRequest | GenerateRequest,
+    params: CompletionRequest | ChatRequest | SamplingParams,
+    policy: Policy,
+    *,
+    form: Form,
+    id: str,
+    prompts: Sequence[Prompt],
+    session: str | None,
+    limit: int | None,
+    wants_log_probabilities: bool,
+    stop_ids: Sequence[int] = (),
+) -> Job:
+    if asked.model is not None and asked.model != policy.name:
+        raise ApiError(
+            404,
+            f"the model {asked.model!r} is not served here; there is {policy.name!r}",
+            param="model",
+            code="model_not_found",
+        )
+    options = asked.stream_options
+    job = Job(
+        form=form,
+        id=id,
+        created=int(time.time()),
+        prompts=prompts,
+        n=params.n or 1,
+        session=session,
+        limit=limit,
+        temperature=1.0 if params.temperature is None else params.temperature,
+        key=None if params.seed is None else key_of_seed(params.seed),
+        stops=params.stops,
+        stop_ids=tuple(dict.fromkeys([*policy.stop_ids, *stop_ids])),
+        wants_log_probabilities=wants_log_probabilities,
+        stream=bool(asked.stream),
+        stream_usage=bool(options and options.include_usage),
+    )
+    job.check()
+    return job
+
+
+def key_of_seed(seed: int) -> tuple[int, int]:
+    """The key of the noise that a client's seed stands for."""
+    return noise_key(digest("swarm/1/endpoint-seed", seed.to_bytes(8, "big", signed=True)))
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}-{token_hex(12)}"
+
+
+def _prompts(prompt: str | Sequence[str | int | list[int]], policy: Policy) -> list[Prompt]:
+    if isinstance(prompt, str):
+        return [TextPrompt(prompt, policy.renderer)]
+    ids = [each for each in prompt if isinstance(each, int)]
+    if ids and len(ids) < len(prompt):
+        raise ApiError(
+            400, "prompt mixes token ids with texts; send a list of either", param="prompt"
+        )
+    if ids:
+        return [TokenPrompt(ids)]
+    return [
+        TextPrompt(each, policy.renderer) if isinstance(each, str) else TokenPrompt(each)
+        for each in prompt
+        if not isinstance(each, int)
+    ]
+
+
+def _messages(messages: Sequence[ChatMessage], policy: Policy) -> Prompt:
+    if policy.chat is None:
+        raise ApiError(
+            400,
+            f"the model {policy.name!r} has no chat template, so it cannot render messages; use "
+            "/v1/completions",
+            param="messages",
+            code="no_chat_template",
+        )
+    if messages[-1].role == "assistant":
+        raise ApiError(
+            400,
+            "the last message is the assistant's; end with a message that it may answer",
+            param="messages",
+        )
+    return ChatPrompt(tuple(Message(each.role, each.text) for each in messages), policy.chat)

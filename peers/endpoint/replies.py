@@ -1,0 +1,215 @@
+"""Replies in the forms of OpenAI and vLLM: whole ones, and the events of a stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from peers.endpoint.sampling import Sampled
+from peers.environments.renderer import Renderer
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A finished choice."""
+
+    index: int
+    sampled: Sampled
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new of a choice."""
+
+    index: int
+    text: str
+    tokens: Sequence[int]
+    log_probabilities: Sequence[float]
+    finish: str | None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What all forms of one request's reply have in common."""
+
+    id: str
+    created: int
+    """Seconds since 1970."""
+    model: str
+    renderer: Renderer
+    prompt_tokens: int
+    wants_log_probabilities: bool
+
+    def usage(self, completion_tokens: int) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
+        }
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def token_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Each token's own text; a token that is part of a character has none of its own."""
+        return [self.renderer.decode_completion([token], ())[0] for token in tokens]
+
+
+class Form(Protocol):
+    """One of the three forms."""
+
+    def whole(self, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]: ...
+
+    def opening(self, reply: Reply, index: int) -> dict[str, Any] | None:
+        """A stream's first event of a choice."""
+        ...
+
+    def event(self, reply: Reply, delta: Delta) -> dict[str, Any]: ...
+
+    def closing(self, reply: Reply, completion_tokens: int) -> dict[str, Any]:
+        """A stream's last event, if the client wants to know the usage."""
+        ...
+
+
+class CompletionForm:
+    """`/v1/completions`."""
+
+    kind = "text_completion"
+
+    def whole(self, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
+        made = [self._choice(reply, _all_of(choice)) for choice in choices]
+        return {**reply.head(self.kind), "choices": made, "usage": reply.usage(_tokens(choices))}
+
+    def opening(self, reply: Reply, index: int) -> None:
+        return None
+
+    def event(self, reply: Reply, delta: Delta) -> dict[str, Any]:
+        return {**reply.head(self.kind), "choices": [self._choice(reply, delta)]}
+
+    def closing(self, reply: Reply, completion_tokens: int) -> dict[str, Any]:
+        return {**reply.head(self.kind), "choices": [], "usage": reply.usage(completion_tokens)}
+
+    def _choice(self, reply: Reply, delta: Delta) -> dict[str, Any]:
+        log_probabilities = None
+        if reply.wants_log_probabilities:
+            texts = reply.token_texts(delta.tokens)
+            log_probabilities = {
+                "tokens": texts,
+                "token_logprobs": _finite(delta.log_probabilities),
+                "top_logprobs": None,
+                "text_offset": [sum(map(len, texts[:at])) for at in range(len(texts))],
+            }
+        return {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": log_probabilities,
+            "finish_reason": delta.finish,
+        }
+
+
+class ChatForm:
+    """`/v1/chat/completions`."""
+
+    def whole(self, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
+        made = []
+        for delta in map(_all_of, choices):
+            message = {"role": "assistant", "content": delta.text, "refusal": None}
+            made.append({**self._choice(reply, delta), "message": message})
+        head = reply.head("chat.completion")
+        return {**head, "choices": made, "usage": reply.usage(_tokens(choices))}
+
+    def opening(self, reply: Reply, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**reply.head("chat.completion.chunk"), "choices": [choice]}
+
+    def event(self, reply: Reply, delta: Delta) -> dict[str, Any]:
+        content = {"content": delta.text} if delta.text or not delta.finish else {}
+        choice = {**self._choice(reply, delta), "delta": content}
+        return {**reply.head("chat.completion.chunk"), "choices": [choice]}
+
+    def closing(self, reply: Reply, completion_tokens: int) -> dict[str, Any]:
+        head = reply.head("chat.completion.chunk")
+        return {**head, "choices": [], "usage": reply.usage(completion_tokens)}
+
+    def _choice(self, reply: Reply, delta: Delta) -> dict[str, Any]:
+        log_probabilities = None
+        if reply.wants_log_probabilities:
+            names = reply.token_texts(delta.tokens)
+            log_probabilities = {"content": _content(names, delta), "refusal": None}
+        return {
+            "index": delta.index,
+            "logprobs": log_probabilities,
+            "finish_reason": delta.finish,
+        }
+
+
+class GenerateForm:
+    """`/inference/v1/generate`, as vLLM has it: tokens are named `token_id:N`."""
+
+    def whole(self, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
+        return {
+            "request_id": reply.id,
+            "choices": [self._choice(reply, _all_of(choice)) for choice in choices],
+            "usage": reply.usage(_tokens(choices)),
+        }
+
+    def opening(self, reply: Reply, index: int) -> None:
+        return None
+
+    def event(self, reply: Reply, delta: Delta) -> dict[str, Any]:
+        return {"request_id": reply.id, "choices": [self._choice(reply, delta)]}
+
+    def closing(self, reply: Reply, completion_tokens: int) -> dict[str, Any]:
+        return {"request_id": reply.id, "choices": [], "usage": reply.usage(completion_tokens)}
+
+    def _choice(self, reply: Reply, delta: Delta) -> dict[str, Any]:
+        log_probabilities = None
+        if reply.wants_log_probabilities:
+            names = [f"token_id:{token}" for token in delta.tokens]
+            log_probabilities = {"content": _content(names, delta)}
+        return {
+            "index": delta.index,
+            "logprobs": log_probabilities,
+            "finish_reason": delta.finish,
+            "token_ids": list(delta.tokens),
+        }
+
+
+def encode(body: dict[str, Any]) -> bytes:
+    """A reply's JSON."""
+    return msgspec.json.encode(body)
+
+
+def as_event(body: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode(body) + b"\n\n"
+
+
+LAST_EVENT = b"data: [DONE]\n\n"
+
+
+def _all_of(choice: Choice) -> Delta:
+    found = choice.sampled
+    return Delta(choice.index, found.text, found.tokens, found.log_probabilities, found.finish)
+
+
+def _tokens(choices: Sequence[Choice]) -> int:
+    return sum(len(choice.sampled.tokens) for choice in choices)
+
+
+def _content(names: Sequence[str], delta: Delta) -> list[dict[str, Any]]:
+    values = _finite(delta.log_probabilities)
+    return [
+        {"token": name, "logprob": value, "bytes": None, "top_logprobs": []}
+        for name, value in zip(names, values, strict=True)
+    ]
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    """JSON has no infinity; vLLM writes -9999."""
+    return [value if math.isfinite(value) else -9999.0 for value in values]

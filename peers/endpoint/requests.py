@@ -1,0 +1,253 @@
+"""The requests that the endpoint understands, and sentences for all others.
+
+A field that would change the tokens and is not supported is refused unless it has its neutral
+value: nothing that a client asks for is ignored in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from peers.endpoint.errors import ApiError
+
+PROMPT_TOKENS_MAX = 1 << 20
+PROMPTS_MAX = 128
+"""Prompts of one request, times its choices."""
+MESSAGES_MAX = 4096
+STOPS_MAX = 16
+NAME_MAX = 200
+
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=PROMPT_TOKENS_MAX)]
+Stops = str | Annotated[list[str], Meta(max_length=STOPS_MAX)] | None
+Temperature = Annotated[float, Meta(ge=0, le=10)]
+Choices = Annotated[int, Meta(ge=1, le=PROMPTS_MAX)]
+Limit = Annotated[int, Meta(ge=1, le=1 << 30)]
+SeedNumber = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+SessionName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+ModelName = Annotated[str, Meta(max_length=NAME_MAX)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+
+
+class _Sampled(msgspec.Struct, kw_only=True):
+    """Fields that all ways of asking share."""
+
+    n: Choices | None = None
+    temperature: Temperature | None = None
+    seed: SeedNumber | None = None
+    stop: Stops = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        found = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in found if stop)
+
+
+class _Streamed(_Sampled, kw_only=True):
+    """Fields that OpenAI's two ways of asking share."""
+
+    model: ModelName | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: SessionName | None = None
+
+
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One message; only text is supported."""
+
+    role: Annotated[str, Meta(min_length=1, max_length=32)]
+    content: str | Annotated[list[TextPart], Meta(max_length=64)] | None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class CompletionRequest(_Streamed, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/completions`."""
+
+    prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, max_length=1 << 20)]
+    max_tokens: Limit | None = None
+    logprobs: Annotated[int, Meta(ge=0)] | None = None
+
+
+class ChatRequest(_Streamed, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    logprobs: bool | None = None
+
+
+class SamplingParams(_Sampled, kw_only=True, forbid_unknown_fields=True):
+    """`sampling_params` of `POST /inference/v1/generate`."""
+
+    max_tokens: Limit | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    logprobs: Annotated[int, Meta(ge=0)] | None = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /inference/v1/generate`: token ids in, token ids out."""
+
+    token_ids: TokenIds
+    sampling_params: SamplingParams
+    model: ModelName | None = None
+    request_id: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: SessionName | None = None
+
+
+class RewardRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/rollouts/SESSION/reward`."""
+
+    reward: Annotated[float, Meta(ge=0, le=1)]
+    parts: Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=64)] = {}
+
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "prompt_logprobs": (0,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none",),
+    "tool_calls": ([],),
+    "annotations": ([],),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "audio": (),
+    "features": (),
+    "content_parts": ([],),
+    "skip_special_tokens": (True, False),
+    "priority": (0,),
+}
+"""Fields that are taken with these values, or null, only: then they change nothing."""
+
+IGNORED = {
+    "metadata",
+    "store",
+    "service_tier",
+    "cache_salt",
+    "safety_identifier",
+    "prompt_cache_key",
+    "output_kind",
+    "detokenize",
+    "spaces_between_special_tokens",
+    "return_token_ids",
+}
+"""Fields that do not concern what is sampled."""
+
+WHY = {
+    "tools": "tool calls are not parsed here; describe the tools in a message, and parse the text",
+    "tool_choice": "tool calls are not parsed here; leave it out",
+    "functions": "tool calls are not parsed here; describe the functions in a message",
+    "function_call": "tool calls are not parsed here; leave it out",
+    "tool_calls": "tool calls are not parsed here; write them into the message's content",
+    "tool_call_id": "tool calls are not parsed here; leave it out",
+    "top_p": "the policy is sampled as it is trained, without top-p; leave it out",
+    "top_k": "the policy is sampled as it is trained, without top-k; leave it out",
+    "top_logprobs": "only the sampled token's log-probability is known; leave it out",
+    "response_format": "only text is supported; leave it out",
+}
+
+T = TypeVar("T", CompletionRequest, ChatRequest, GenerateRequest, RewardRequest)
+
+
+def parse(raw: bytes, kind: type[T]) -> T:
+    """Parse a request's body; raises `ApiError`."""
+    try:
+        found = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    if kind is not RewardRequest:
+        found = supported(found, kind)
+        params = found.get("sampling_params")
+        if kind is GenerateRequest and isinstance(params, dict):
+            found["sampling_params"] = supported(params, SamplingParams)
+        messages = found.get("messages")
+        if kind is ChatRequest and isinstance(messages, list):
+            found["messages"] = [
+                supported(each, ChatMessage) if isinstance(each, dict) else each
+                for each in messages
+            ]
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        field = where.rstrip("`").lstrip(".")
+        at = f"{field}: " if field else ""
+        raise ApiError(400, f"{at}{what}", param=field or None) from error
+
+
+def supported(fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields that `kind` has; raises `ApiError` for one that asks for what is not supported."""
+    known = kind.__struct_fields__
+    kept = {}
+    for name, value in fields.items():
+        if name in known:
+            kept[name] = value
+        elif name in IGNORED or value is None:
+            continue
+        elif name not in NEUTRAL and name not in WHY:
+            raise ApiError(
+                400,
+                f"the field {name[:80]!r} is unknown; leave it out",
+                param=name[:80],
+                code="unknown_parameter",
+            )
+        elif value not in NEUTRAL.get(name, ()):
+            why = WHY.get(name, "it is not supported; leave it out")
+            raise ApiError(
+                400,
+                f"{name} is {str(value)[:60]}: {why}",
+                param=name,
+                code="unsupported_parameter",
+            )
+    return kept
+
+
+def check_log_probabilities(asked: int | None, param: str) -> bool:
+    """Whether log-probabilities are wanted; raises `ApiError` if those of other tokens are."""
+    if asked is not None and asked > 1:
+        raise ApiError(
+            400,
+            f"{param} is {asked}: only the sampled token's log-probability is known; set it to 1",
+            param=param,
+            code="unsupported_parameter",
+        )
+    return asked is not None

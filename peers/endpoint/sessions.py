@@ -1,0 +1,215 @@
+"""Sessions: what an agent's requests become, token by token.
+
+A session is one use of the policy by an agent, named by the client. Its requests form episodes: a
+request whose prompt extends an episode continues it, and the tokens between what the model wrote
+and the prompt's end are the environment's. Any other request opens a new episode, which begins with
+its whole prompt. What the model sampled is never decoded and encoded again: a prompt of text that
+begins with an episode's text continues its tokens, and only the rest is encoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peers.endpoint.prompts import Past, Prompt, Seen
+from peers.endpoint.sampling import Sampled
+from peers.proofs import toploc
+from peers.proofs.format import CHUNK_TOKENS, TOP_VALUES
+from swarm.rollouts import seeds
+from swarm.rollouts.rollout import TURNS_MAX, Rollout, Segment, Span
+
+EPISODES_MAX = 1024
+"""Episodes of one session; a request beyond is refused."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How one model segment was sampled; with the seed anyone can do it again."""
+
+    key: tuple[int, int] | None
+    """Key of the noise; None: the likeliest tokens."""
+    temperature: float
+    row: int
+    """Row of the noise."""
+    start: int
+    """Position of its first token in the row."""
+
+
+class GrowingProof:
+    """Builds an episode's proofs as it grows, so that few hidden states are kept."""
+
+    def __init__(self) -> None:
+        self._before = torch.empty(0)
+        self._rows = torch.empty(0)
+        self._built: list[bytes] = []
+
+    def add(self, sampled: Sampled) -> None:
+        """Add a segment's hidden states, and prove all full chunks."""
+        assert sampled.prompt_hidden is not None
+        new = torch.cat(sampled.hidden)
+        if not self._built and not len(self._rows):
+            self._before, self._rows = sampled.prompt_hidden, new
+        else:
+            self._rows = torch.cat((self._rows, new))
+        full = len(self._rows) // CHUNK_TOKENS * CHUNK_TOKENS
+        if full:
+            self._built += toploc.build(toploc.chunk_rows(self._before, self._rows[:full]))
+            self._before = _last(torch.cat((self._before, self._rows[:full])))
+            self._rows = self._rows[full:].clone()
+
+    def finish(self) -> bytes:
+        """All proofs, that of an unfinished chunk included."""
+        rest = toploc.chunk_rows(self._before, self._rows) if len(self._rows) else []
+        return b"".join([*self._built, *toploc.build(rest)])
+
+
+def _last(rows: Tensor) -> Tensor:
+    return rows[-TOP_VALUES:].clone()
+
+
+@dataclass
+class Episode:
+    """Requests of which each extends the one before."""
+
+    row: int
+    """Its index in the session, and the row of its noise."""
+    tokens: list[int]
+    """Of all segments."""
+    seen: Seen
+    """What the client has seen of it."""
+    first: Seen
+    """What it sent as the first prompt."""
+    segments: list[Segment] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    """Of each model segment."""
+    proof: GrowingProof | None = None
+    last: int | None = None
+    """The engine's request that kept the cache."""
+    busy: bool = True
+    """Whether a request is extending it."""
+
+    @property
+    def sampled(self) -> int:
+        """Model tokens."""
+        return sum(len(each.tokens) for each in self.segments if each.kind == "model")
+
+    @property
+    def turns(self) -> int:
+        return sum(each.kind == "model" for each in self.segments)
+
+    def may_go_on(self) -> bool:
+        """Whether a rollout may have another turn after its last."""
+        ended = bool(self.segments) and self.segments[-1].finish == "stop"
+        return not self.busy and ended and self.turns < TURNS_MAX
+
+
+@dataclass
+class Turn:
+    """A model segment that is about to be sampled."""
+
+    session: Session
+    episode: Episode
+    added: list[int]
+    """The environment's tokens before it; empty in a new episode."""
+    prompt: Prompt
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens before the segment."""
+        return [*self.episode.tokens, *self.added]
+
+    def end(self, sampled: Sampled, draw: Draw, policy: int) -> None:
+        """Append the finished segment to the episode."""
+        episode = self.episode
+        if self.added:
+            episode.segments.append(Segment("environment", self.added))
+        episode.segments.append(
+            Segment(
+                "model",
+                sampled.tokens,
+                sampled.finish,
+                sampled.log_probabilities,
+                (Span(policy, len(sampled.tokens)),),
+            )
+        )
+        episode.tokens += [*self.added, *sampled.tokens]
+        episode.seen = self.prompt.answered(sampled.text)
+        episode.draws.append(draw)
+        if episode.proof is not None:
+            episode.proof.add(sampled)
+        episode.last, episode.busy = sampled.last, False
+
+    def give_up(self) -> None:
+        """Forget the segment: the client left, or it could not be sampled."""
+        self.episode.busy = False
+        self.episode.last = None  # its cache is gone
+        if not self.episode.draws:
+            self.session.episodes.remove(self.episode)
+
+
+@dataclass
+class Session:
+    """The episodes of one agent."""
+
+    name: str
+    number: int
+    """Number of the submission that it becomes."""
+    seed: bytes
+    """Seed of the submission: noise follows from it, unless a request gives another."""
+    proves: bool
+    touched: float = 0.0
+    """Time of the last request."""
+    episodes: list[Episode] = field(default_factory=list)
+    rows: int = 0
+    """Episodes that were ever opened."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return seeds.noise_key(self.seed)
+
+    @property
+    def is_idle(self) -> bool:
+        return not any(episode.busy for episode in self.episodes)
+
+    def begin(self, prompt: Prompt) -> Turn:
+        """Continue the longest episode that the prompt extends, or open one.
+
+        An episode that another request is extending, or that ended at the token limit, is not
+        continued; the new one then begins with its tokens.
+
+        Raises `ValueError` for a session with `EPISODES_MAX` episodes, and `UserError` as
+        `Prompt.whole`.
+        """
+        best: Episode | None = None
+        added: list[int] = []
+        for episode in self.episodes:
+            if best is None or len(episode.tokens) > len(best.tokens):
+                rest = prompt.after(Past(episode.tokens, episode.seen, episode.first))
+                if episode.draws and rest:
+                    best, added = episode, rest
+        if best is not None and best.may_go_on():
+            best.busy = True
+            return Turn(self, best, added, prompt)
+        if self.rows >= EPISODES_MAX:
+            raise ValueError(
+                f"session {self.name!r} has {self.rows} episodes, the most that one may have; "
+                "post its reward, or begin another session"
+            )
+        whole = prompt.whole() if best is None else [*best.tokens, *added]
+        episode = Episode(self.rows, whole, prompt.seen, prompt.seen)
+        episode.segments.append(Segment("prompt", list(whole)))
+        episode.proof = GrowingProof() if self.proves else None
+        self.rows += 1
+        self.episodes.append(episode)
+        return Turn(self, episode, [], prompt)
+
+    def rollouts(self) -> list[tuple[Episode, Rollout]]:
+        """The finished episodes."""
+        return [
+            (episode, Rollout(tuple(episode.segments)))
+            for episode in self.episodes
+            if episode.draws
+        ]

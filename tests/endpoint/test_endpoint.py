@@ -1,0 +1,312 @@
+"""The endpoint over real HTTP: the three forms, streams, sessions, records and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+import torch
+import trio
+
+from peers.endpoint.gate import Keys
+from peers.endpoint.server import open_listener, read_keys
+from peers.engines.engine import Engine, Piece
+from peers.engines.registry import make_engine
+from peers.engines.sampling import Drawn, judge_margins
+from peers.proofs import toploc
+from swarm.app.rollouts.filters import Filters
+from swarm.app.rollouts.sources import open_source
+from swarm.errors import UserError
+from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.submission_file import ReadLimits, read
+from tests.endpoint.harness import Client, serving
+
+GENERATE = "/inference/v1/generate"
+
+
+def with_endpoint(folder: Path, test: Callable[[Client], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with serving(folder, **options) as client:
+            await test(client)
+
+    trio.run(main)
+
+
+def test_streams_say_what_whole_replies_say(policy_folder: Path) -> None:
+    async def test(client: Client) -> None:
+        asked = {"prompt": "428190>", "max_tokens": 20, "seed": 7, "n": 2, "logprobs": 0}
+        whole = await client.ok("/v1/completions", asked)
+        events = await client.events(
+            "/v1/completions", asked | {"stream": True, "stream_options": {"include_usage": True}}
+        )
+        assert events[-1]["usage"] == whole["usage"] and len(events) > 4
+        for choice in whole["choices"]:
+            of_it = [e["choices"][0] for e in events[:-1]]
+            of_it = [each for each in of_it if each["index"] == choice["index"]]
+            assert "".join(each["text"] for each in of_it) == choice["text"]
+            assert of_it[-1]["finish_reason"] == choice["finish_reason"]
+            values = [v for each in of_it for v in each["logprobs"]["token_logprobs"]]
+            assert values == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-4)
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "seed": -1}
+        said = await client.ok("/v1/chat/completions", chat)
+        events = await client.events("/v1/chat/completions", chat | {"stream": True})
+        deltas = [each["choices"][0]["delta"] for each in events]
+        assert deltas[0]["role"] == "assistant"
+        text = "".join(each.get("content", "") for each in deltas)
+        assert text == said["choices"][0]["message"]["content"]
+
+    with_endpoint(policy_folder, test)
+
+
+def test_a_text_or_a_stop_id_ends_a_completion(policy_folder: Path) -> None:
+    async def test(client: Client) -> None:
+        asked = {"prompt": "1>", "max_tokens": 30, "seed": 1}
+        free = (await client.ok("/v1/completions", asked))["choices"][0]["text"]
+        stop = free[9:11]
+        for stream in (False, True):
+            if stream:
+                events = await client.events(
+                    "/v1/completions", asked | {"stop": [stop], "stream": True}
+                )
+                cut = "".join(each["choices"][0]["text"] for each in events)
+                reason = events[-1]["choices"][0]["finish_reason"]
+            else:
+                found = (await client.ok("/v1/completions", asked | {"stop": stop}))["choices"][0]
+                cut, reason = found["text"], found["finish_reason"]
+            assert cut == free[: free.index(stop)] and reason == "stop"
+        params: dict[str, Any] = {"max_tokens": 30, "seed": 1, "logprobs": 1}
+        body = {"token_ids": [1, 5, 14], "sampling_params": params}
+        all_ids = (await client.ok(GENERATE, body))["choices"][0]["token_ids"]
+        params["stop_token_ids"] = [all_ids[4]]
+        found = (await client.ok(GENERATE, body))["choices"][0]
+        assert found["token_ids"] == all_ids[: all_ids.index(all_ids[4]) + 1]
+        assert found["finish_reason"] == "stop"
+        names = [each["token"] for each in found["logprobs"]["content"]]
+        assert names == [f"token_id:{token}" for token in found["token_ids"]]
+
+    with_endpoint(policy_folder, test)
+
+
+def test_a_session_is_recorded_token_by_token_with_seeds_and_proofs(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    async def test(client: Client) -> None:
+        params = {"max_tokens": 40, "stop_token_ids": list(range(4, 34))}
+
+        async def turn(tokens: list[int]) -> list[int]:
+            body = {"token_ids": tokens, "sampling_params": params}
+            found = await client.ok(GENERATE, body, x_session_id="an agent")
+            return [*tokens, *found["choices"][0]["token_ids"]]
+
+        first = await turn([1, 4, 14])
+        second = await turn([*first, 44, 45])
+        await turn([*second, 46])
+        await turn([*first, 47])  # a fork
+        seen = (await client.http.get("/v1/rollouts/an agent")).json()["episodes"]
+        kinds = [[each["kind"] for each in episode["segments"]] for episode in seen]
+        more = ["environment", "model"]
+        assert kinds == [["prompt", "model", *more, *more], ["prompt", "model"]]
+        assert seen[1]["segments"][0]["tokens"] == [*first, 47]
+        posted = await client.ok(
+            "/v1/rollouts/an agent/reward", {"reward": 0.25, "parts": {"style": 0.5}}
+        )
+        assert posted["episodes"] == 2
+        _check(Path(posted["file"]), make_engine("native", policy_folder))
+        shown = list(open_source(Path(posted["file"]), tokenizer=policy_folder).rollouts(Filters()))
+        assert [each.environment for each in shown] == ["endpoint", "endpoint"]
+        status, found = await client.post("/v1/rollouts/an agent/reward", {"reward": 1})
+        assert status == 404 and "is not open" in found["error"]["message"]
+
+    with_endpoint(policy_folder, test, record=tmp_path)
+
+
+def _check(file: Path, engine: Engine) -> None:
+    """A validator's look at a recorded file: proofs, and tokens that follow from the seed."""
+    submission = read(file, ReadLimits(1 << 20, 8, 64, 64, 64))
+    assert submission.header.policy == 3
+    note = msgspec.json.decode(file.with_suffix(".json").read_bytes())
+    assert (note["session"], note["reward"], note["parts"]) == ("an agent", 0.25, {"style": 0.5})
+    for row, draws in enumerate(note["episodes"]):
+        _check_row(submission.rollouts, row, draws, engine)
+
+
+def _check_row(rollouts: Rollouts, index: int, draws: list[Any], engine: Engine) -> None:
+    rollout = rollouts.rollout(index)
+    prefill = engine.prefill([rollout.tokens], [rollout.sampled])
+    chunks = toploc.chunk_rows(prefill.prompt_hidden[0], prefill.hidden[0])
+    proof = rollouts.proof(index)
+    proofs = [proof[at : at + 258] for at in range(0, len(proof), 258)]
+    assert all(each.accepted for each in toploc.verify(chunks, proofs))
+    key, rows = draws[0]["key"], {draw["row"] for draw in draws}
+    count = len(rollout.model_tokens)
+    noise = Drawn(tuple(key), torch.full((count,), rows.pop()), torch.arange(count)).noise(64)
+    tokens = torch.tensor(rollout.model_tokens)
+    judged = judge_margins(engine.logits(prefill.states[0]), tokens, 1.0, noise)
+    assert judged.margin.max() < 1e-3
+    reported = rollout.log_probabilities
+    assert judged.log_probability.tolist() == pytest.approx(reported, abs=1e-3)
+
+
+def test_texts_and_messages_continue_the_tokens_that_were_sampled(policy_folder: Path) -> None:
+    async def test(client: Client) -> None:
+        # `<unk>` is one token when sampled, and five when its text is encoded.
+        text = "1>"
+        for _ in range(2):
+            asked = {"prompt": text, "max_tokens": 12, "stop": [*"abcdefghij"], "user": "text"}
+            found = await client.ok("/v1/completions", asked)
+            text += found["choices"][0]["text"] + "a 2>"
+        messages = [{"role": "user", "content": "a"}]
+        for seed in (3, 4):
+            asked = {"messages": messages, "max_tokens": 8, "stop": [*"abcdefghijklmnop"]}
+            said = await client.ok("/v1/chat/completions", asked | {"user": "chat", "seed": seed})
+            content = said["choices"][0]["message"]["content"]
+            messages = [
+                *messages,
+                {"role": "assistant", "content": content},
+                {"role": "user", "content": "b"},
+            ]
+        for name in ("text", "chat"):
+            episodes = (await client.http.get(f"/v1/rollouts/{name}")).json()["episodes"]
+            kinds = [each["kind"] for each in episodes[0]["segments"]]
+            assert kinds == ["prompt", "model", "environment", "model"], episodes
+
+    with_endpoint(policy_folder, test)
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": "a", "top_p": 0.5}, "top_p", "without top-p"),
+    ({"prompt": "a", "logprobs": 5}, "logprobs", "only the sampled token's"),
+    ({"prompt": "a", "colour": 1}, "colour", "is unknown"),
+    ({"prompt": "a", "temperature": -1}, "temperature", ">= 0"),
+    ({"prompt": "a", "n": 500}, "n", "<= 128"),
+    ({"prompt": [1, "a"]}, "prompt", "mixes"),
+    ({"prompt": [99999]}, "", "outside the vocabulary"),
+    ({"prompt": "a", "max_tokens": 999}, "max_tokens", "at most 100"),
+    ({"prompt": "a", "max_tokens": 63}, "", "context has 64"),
+    ({"prompt": "a", "model": "gpt"}, "model", "is not served here"),
+    ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools", "not parsed here"),
+    ({"messages": [{"role": "assistant", "content": "a"}]}, "messages", "last message"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "Invalid"),
+]
+
+
+def test_what_is_not_supported_is_refused_with_a_sentence(policy_folder: Path) -> None:
+    async def test(client: Client) -> None:
+        for body, param, words in REFUSED:
+            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+            status, found = await client.post(path, body)
+            assert status in (400, 404), (body, found)
+            assert words in found["error"]["message"], found
+            assert (found["error"]["param"] or "").startswith(param), found
+        assert client.endpoint.sessions.count == 0
+        for raw, kind, status in (
+            (b"{", "application/json", 400),
+            (b"[" * 40_000, "application/json", 400),
+            (b"{}", "text/plain", 415),
+            (b" " * 50_001, "application/json", 413),
+        ):
+            headers = {"content-type": kind}
+            reply = await client.http.post("/v1/completions", content=raw, headers=headers)
+            assert reply.status_code == status and reply.json()["error"]["message"]
+        foreign = await client.http.get("/v1/models", headers={"host": "evil.example"})
+        assert foreign.status_code == 403
+        assert (await client.http.get("/v1/nothing")).json()["error"]["code"] == "not_found"
+
+    with_endpoint(policy_folder, test, tokens_max=100, body_bytes_max=50_000)
+
+
+def test_keys_rewards_crowds_and_deadlines(policy_folder: Path, tmp_path: Path) -> None:
+    async def test(client: Client) -> None:
+        body = {"prompt": "a", "user": "s"}
+        assert (await client.post("/v1/completions", body))[0] == 401
+        agent, harness = "Bearer " + "a" * 16, "Bearer " + "h" * 16
+        assert (await client.post("/v1/completions", body, authorization="Bearer x"))[0] == 401
+        assert (await client.post("/v1/completions", body, authorization=agent))[0] == 200
+        path, reward = "/v1/rollouts/s/reward", {"reward": 1.0}
+        assert (await client.post(path, reward, authorization=agent))[0] == 401
+        status, found = await client.post(path, {"reward": 1.2}, authorization=harness)
+        assert status == 400 and "<= 1.0" in found["error"]["message"]
+        client.endpoint.limits.__dict__["deadline_seconds"] = 0.0
+        status, found = await client.post("/v1/completions", body, authorization=harness)
+        assert status == 504 and "within 0 s" in found["error"]["message"]
+        events = await _events(client, body | {"stream": True}, agent)
+        assert b"was not finished within" in events
+        assert (await client.post(path, reward, authorization=harness))[0] == 200
+        assert client.endpoint.generator.driver.live == 0
+
+    keys = Keys(frozenset({"a" * 16}), frozenset({"h" * 16}))
+    with_endpoint(policy_folder, test, record=tmp_path, keys=keys)
+
+
+async def _events(client: Client, body: Any, key: str) -> bytes:
+    headers = {"authorization": key}
+    return (await client.http.post("/v1/completions", json=body, headers=headers)).content
+
+
+class Endless:
+    """An engine whose requests never finish."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self) -> list[Piece]:
+        return []
+
+
+def test_a_client_that_leaves_cancels_its_generation(policy_folder: Path) -> None:
+    async def test(client: Client) -> None:
+        driver = client.endpoint.generator.driver
+        driver._engine = cast(Engine, Endless(driver._engine))
+        for stream in (False, True):
+            async with trio.open_nursery() as nursery:
+                body = {"prompt": "a", "user": "s", "stream": stream}
+                nursery.start_soon(client.post, "/v1/completions", body)
+                with trio.fail_after(5):
+                    while not driver.live:
+                        await trio.lowlevel.checkpoint()
+                status, found = await client.post("/v1/completions", body)
+                assert status == 429 and "under way" in found["error"]["message"]
+                nursery.cancel_scope.cancel()
+            with trio.fail_after(5):
+                while driver.live or client.endpoint.sessions.session("s", 0.0).episodes:
+                    await trio.lowlevel.checkpoint()
+
+    with_endpoint(policy_folder, test, requests_max=1)
+
+
+def test_sessions_that_rest_are_written_and_closed(policy_folder: Path, tmp_path: Path) -> None:
+    async def test(client: Client) -> None:
+        await client.ok("/v1/completions", {"prompt": "a", "user": "s"})
+        await client.endpoint.close_resting()
+        assert client.endpoint.sessions.count == 0
+
+    with_endpoint(policy_folder, test, record=tmp_path, idle_seconds=0.0)
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1
+
+
+def test_an_endpoint_for_others_needs_a_key(tmp_path: Path) -> None:
+    key, other, short = tmp_path / "key", tmp_path / "other", tmp_path / "short"
+    key.write_text("k" * 20)
+    other.write_text("o" * 20)
+    short.write_text("k")
+    assert read_keys("127.0.0.1:1", None, None).open
+    assert read_keys("[::1]:1", None, None).open
+    assert not read_keys("0.0.0.0:1", key, other).open
+    for listen, one, two, words in (
+        ("0.0.0.0:1", None, None, "a key is needed"),
+        ("127.0.0.1:1", short, None, "at least 16"),
+        ("127.0.0.1:1", tmp_path / "none", None, "cannot be read"),
+        ("127.0.0.1:1", None, key, "without --key-file"),
+        ("127.0.0.1:1", key, key, "the same key"),
+    ):
+        with pytest.raises(UserError, match=words):
+            read_keys(listen, one, two)
+    for listen in ("8000", "127.0.0.1:99999", "127.0.0.1:x", "203.0.113.1:80"):
+        with pytest.raises(UserError, match="--listen"):
+            open_listener(listen)
