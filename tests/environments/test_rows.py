@@ -1,0 +1,119 @@
+"""Rows of data sets by index: formats, folders, hashes, and what can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import blake3
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from peers.environments.rows import FOLDERS_VARIABLE, Rows
+from swarm.errors import UserError
+
+DATA: list[dict[str, Any]] = [
+    {"question": f"{n} + {n}?", "answer": str(2 * n), "info": {"tests": [n, None], "at": "é"}}
+    for n in range(25)
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]] | None = None) -> Path:
+    rows = DATA if rows is None else rows
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".jsonl":
+        path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
+    elif path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=4)
+    else:
+        table = pyarrow.Table.from_pylist(rows)
+        with (
+            pyarrow.OSFile(str(path), "wb") as sink,
+            pyarrow.ipc.new_stream(sink, table.schema) as stream,
+        ):
+            stream.write_table(table, max_chunksize=7)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".arrow"])
+def test_every_format_gives_the_same_rows_in_any_order(suffix: str, tmp_path: Path) -> None:
+    rows = Rows.at(str(write(tmp_path / f"data{suffix}")))
+    assert len(rows) == 25 and set(rows.columns) == {"question", "answer", "info"}
+    for index in (24, 0, 3, 4, 17, 0):
+        assert rows[index] == DATA[index]
+    assert rows.row(9, ["answer"])["answer"] == "18"
+    assert rows.hash() == blake3.blake3(rows.files[0].read_bytes()).hexdigest()
+
+
+def test_a_folder_is_read_as_the_hub_lays_it_out(tmp_path: Path) -> None:
+    for number in range(3):
+        part = DATA[number * 5 : number * 5 + 5]
+        write(tmp_path / f"data/train-0000{number}-of-00003.parquet", part)
+    write(tmp_path / "data/test-00000-of-00001.parquet", DATA[20:])
+    train, test = Rows.at(str(tmp_path)), Rows.at(str(tmp_path), "test")
+    assert [train[index]["answer"] for index in range(15)] == [each["answer"] for each in DATA[:15]]
+    assert len(train) == 15 and len(test) == 5 and test[0] == DATA[20]
+    assert train.hash() != test.hash()
+    with pytest.raises(UserError, match=r"split is 'dev', but .*; it has: data/test-00000-of-0000"):
+        Rows.at(str(tmp_path), "dev")
+
+
+def test_a_folder_of_save_to_disk_is_read(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        write(tmp_path / name / "data-00000-of-00001.arrow", DATA[: 9 if name == "train" else 2])
+        state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_split": name}
+        (tmp_path / name / "state.json").write_text(json.dumps(state))
+    assert len(Rows.at(str(tmp_path))) == 9
+    assert len(Rows.at(str(tmp_path), "test")) == len(Rows.at(str(tmp_path / "test"))) == 2
+
+
+def test_a_data_set_may_lie_in_a_folder_of_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "sums.jsonl")
+    with pytest.raises(UserError, match=r"the data set /lab/sums.jsonl is not on this machine.*se"):
+        Rows.at("/lab/sums.jsonl")
+    monkeypatch.setenv(FOLDERS_VARIABLE, f"/nowhere:{tmp_path}")
+    assert len(Rows.at("/lab/sums.jsonl")) == 25
+
+
+def test_another_hash_is_a_sentence_with_the_right_one(tmp_path: Path) -> None:
+    rows = Rows.at(str(write(tmp_path / "data.jsonl")))
+    rows.check_hash(rows.hash())
+    with pytest.raises(UserError, match=rf"has the hash {rows.hash()}, but the option hash is ab;"):
+        rows.check_hash("ab")
+
+
+def test_wrong_data_are_sentences(tmp_path: Path) -> None:
+    def complaint(path: Path, split: str | None = None) -> str:
+        with pytest.raises(UserError) as caught:
+            Rows.at(str(path), split)
+        return str(caught.value)
+
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n\n")
+    assert complaint(empty).endswith("has no rows; give a data set with at least one")
+    (tmp_path / "x.csv").write_text("a,b")
+    assert "is no .parquet, .jsonl, .arrow file; convert it" in complaint(tmp_path / "x.csv")
+    assert "is one file; remove split" in complaint(write(tmp_path / "d.jsonl"), "test")
+    (tmp_path / "broken.parquet").write_text("no Parquet")
+    assert "broken.parquet cannot be read (" in complaint(tmp_path / "broken.parquet")
+    (tmp_path / "none").mkdir()
+    assert "holds no .parquet, .jsonl, .arrow file" in complaint(tmp_path / "none")
+    (tmp_path / "list.jsonl").write_text("[1]\n")
+    assert "list.jsonl cannot be read (it is no JSON object)" in complaint(tmp_path / "list.jsonl")
+
+
+def test_a_wrong_row_or_column_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"a": 1}\n{"b": 2}\n{"a": \n')
+    rows = Rows.at(str(path))
+    rows.check_columns(["a"], "prompt_column")
+    with pytest.raises(UserError, match=r"prompt_column names the column 'c', which .*; it has: a"):
+        rows.check_columns(["c"], "prompt_column")
+    with pytest.raises(UserError, match=r"row 1 cannot be read \(it lacks 'a'\); repair the data"):
+        rows.row(1, ["a"])
+    with pytest.raises(UserError, match=r"row 2 cannot be read \(Expecting value"):
+        rows.row(2)
