@@ -55,7 +55,7 @@ def measure(means: Means, programs: int, parallel: int, rounds: int) -> dict[str
 
     def grade(number: int) -> None:
         task = tasks[number]
-        if environment.grade(task, Transcript.of(task.answer)) != 1.0:
+        if environment.grade(task, Transcript.of(task.answer)).reward != 1.0:
             raise AssertionError(f"the reference solution of {task.prompt!r} fails")
 
     command = [root().interpreter, "-c", ""]

@@ -28,6 +28,7 @@ BUILT_IN = {
     for name, target in {
         "calculator": "calculator:Calculator",
         "code": "code:Code",
+        "math": "math:Math",
         "sort-digits": "sort_digits:SortDigits",
     }.items()
 }

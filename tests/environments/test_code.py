@@ -6,10 +6,11 @@ from typing import NoReturn
 
 import pytest
 
-from peers.environments import Task, Transcript, grade, load, split_of, task_of
+from peers.environments import NotGradable, Task, Transcript, grade, load, split_of, task_of
 from peers.environments.code import Code, CodeOptions
-from peers.environments.code.environment import program_in
 from peers.environments.code.problems import make_problem
+from peers.environments.graders import make_grader
+from peers.environments.graders.code import canonical, program_in
 from peers.environments.interface import as_text
 from peers.sandbox import Report, probe
 from swarm.errors import UserError
@@ -34,7 +35,7 @@ def test_equal_seeds_give_equal_tasks_of_their_split():
             task = drawn(FUNCTION, number, split)
             assert task == drawn(FUNCTION, number, split)
             assert split_of(task.prompt) == split
-            assert all(case["expected"] not in ("", None) for case in task.data["cases"])
+            assert all(output is not None for output in task.data["tests"]["outputs"])
 
 
 def test_difficulty_and_style_show_in_the_statement():
@@ -48,8 +49,8 @@ def test_difficulty_and_style_show_in_the_statement():
 def test_the_hidden_tests_are_not_in_the_prompt():
     for number in range(20):
         task = drawn(FUNCTION, number)
-        inputs = [case["numbers"] for case in task.data["cases"]]
-        assert not any(str(numbers) in as_text(task.prompt) for numbers in inputs if numbers)
+        inputs = task.data["tests"]["inputs"]
+        assert not any(str(numbers) in as_text(task.prompt) for (numbers,) in inputs if numbers)
 
 
 @works
@@ -64,9 +65,11 @@ def test_the_reference_solves_every_problem(environment):
 @works
 def test_passing_some_tests_is_worth_nothing():
     task = drawn(FUNCTION, 1)
-    known = {tuple(c["numbers"]): c["expected"] for c in task.data["cases"][:-1]}
+    tests = task.data["tests"]
+    pairs = zip(tests["inputs"], map(canonical, tests["outputs"]), strict=True)
+    every = {tuple(numbers): output for (numbers,), output in pairs}
+    known = dict(list(every.items())[:-1])
     partial = f"import json\ndef solve(xs): return json.loads({known!r}[tuple(xs)])"
-    every = {tuple(c["numbers"]): c["expected"] for c in task.data["cases"]}
     assert rewarded(FUNCTION, task, partial) == 0.0
     assert rewarded(FUNCTION, task, partial.replace(repr(known), repr(every))) == 1.0
 
@@ -99,7 +102,7 @@ def solve(xs): return 123456
 """
 KILLS_THE_HARNESS = "import os; os.kill(os.getppid(), 9)"
 READS_THE_EXPECTED = """import gc
-found = [d for d in gc.get_objects() if isinstance(d, dict) and 'expected' in d]
+found = [d for d in gc.get_objects() if isinstance(d, dict) and 'outputs' in d]
 def solve(xs): return found[0]
 """
 
@@ -150,7 +153,8 @@ def test_without_a_sandbox_no_reward_is_given():
 def test_no_constant_passes_all_tests(steps):
     environment = Code(CodeOptions(steps=steps, tests=2))
     for number in range(20):
-        assert len({case["expected"] for case in drawn(environment, number).data["cases"]}) == 2
+        first, second = drawn(environment, number).data["tests"]["outputs"]
+        assert first != second
 
 
 def test_a_wrong_option_is_refused():
@@ -161,3 +165,33 @@ def test_a_wrong_option_is_refused():
 def test_the_last_block_of_code_counts():
     assert program_in("```python\na\n```\ntext\n```\nb\n```") == "b\n"
     assert program_in("no block") == "no block"
+
+
+GRADER = make_grader("code")
+SUM = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}
+
+
+@works
+def test_tests_of_a_data_set():
+    adds = "print(sum(map(int, input().split())))"
+    assert GRADER.grade(adds, "", {"tests": SUM}).reward == 1
+    assert GRADER.grade("print(3)", "", {"tests": SUM}).reward == 0
+    calls = '{"inputs": [[1, "a"], [2, "b"]], "outputs": ["a", "bb"], "fn_name": "repeat"}'
+    assert GRADER.grade("def repeat(n, s): return n * s", "", {"tests": calls}).reward == 1
+    assert GRADER.grade("def other(n, s): return n * s", "", {"tests": calls}).parts == {
+        "failed": 1.0
+    }
+
+
+@pytest.mark.parametrize(
+    ("tests", "says"),
+    [
+        (None, "the task's tests None are unreadable"),
+        ("{", "unreadable"),
+        ({"inputs": [], "outputs": []}, "unreadable"),
+        ({"inputs": ["1"], "outputs": []}, "have 1 inputs and 0 outputs"),
+    ],
+)
+def test_bad_tests_are_not_the_programs_fault(tests, says):
+    with pytest.raises(NotGradable, match=says):
+        GRADER.grade("print(1)", "", {"tests": tests})

@@ -6,12 +6,11 @@ same steps, and the reference computes the expected results.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from swarm.rollouts.seeds import digest
+from swarm.rollouts.seeds import Draws
 
 Style = Literal["function", "stdin"]
 
@@ -28,8 +27,13 @@ class Case:
     """One test: the list of numbers, and what a solution must return or print."""
 
     numbers: tuple[int, ...]
-    expected: str
-    """Canonical JSON of the returned value, or the printed words joined by single spaces."""
+    expected: Any
+    """The returned value, or the printed words joined by single spaces."""
+
+    @property
+    def line(self) -> str:
+        """The numbers as a line of standard input."""
+        return " ".join(map(str, self.numbers)) + "\n"
 
 
 @dataclass(frozen=True)
@@ -89,34 +93,21 @@ PARAMETERS = 11
 """Values of a parameter, from the part's smallest on."""
 
 
-class _Draws:
-    """Small integers from random bytes, equal on every machine."""
-
-    def __init__(self, seed: bytes) -> None:
-        self._seed, self._count = seed, 0
-
-    def below(self, bound: int) -> int:
-        # 256 bits modulo a bound below 2^16 favour no value by more than 1e-70.
-        self._count += 1
-        drawn = digest("swarm/1/code", self._seed, self._count.to_bytes(4, "big"))
-        return int.from_bytes(drawn, "big") % bound
-
-
 def make_problem(randomness: bytes, steps: int, styles: tuple[Style, ...], tests: int) -> Problem:
     """Draw a problem with `steps` steps and `tests` hidden tests, at least 2.
 
     The first list is empty. A problem whose tests all expect the same is drawn again, because a
     constant would solve it. Raises `ValueError` after `ATTEMPTS_MAX` such problems.
     """
-    draws = _Draws(randomness)
+    draws = Draws("swarm/1/code", randomness)
     for _ in range(ATTEMPTS_MAX):
         problem = _attempt(draws, steps, styles, tests)
-        if len({case.expected for case in problem.cases}) > 1:
+        if any(case.expected != problem.cases[0].expected for case in problem.cases):
             return problem
     raise ValueError(f"{ATTEMPTS_MAX} problems of {steps} steps all have a constant answer")
 
 
-def _attempt(draws: _Draws, steps: int, styles: tuple[Style, ...], tests: int) -> Problem:
+def _attempt(draws: Draws, steps: int, styles: tuple[Style, ...], tests: int) -> Problem:
     style = styles[draws.below(len(styles))]
     chosen = [_filled(STEPS, draws) for _ in range(steps)]
     question = _filled(QUESTIONS, draws)
@@ -156,26 +147,21 @@ def _statement(style: Style, steps: str, question: str, example: Numbers, answer
     )
 
 
-def canonical(value: Any) -> str:
-    """JSON of a returned value; 1, 1.0 and true differ."""
-    return json.dumps(value, separators=(",", ":"))
-
-
 def printed(answer: int | Numbers) -> str:
     return " ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
 
 
-def _expected(style: Style, answer: int | Numbers) -> str:
-    return canonical(answer) if style == "function" else printed(answer)
+def _expected(style: Style, answer: int | Numbers) -> Any:
+    return answer if style == "function" else printed(answer)
 
 
-def _filled(parts: tuple[_Part, ...], draws: _Draws) -> _Part:
+def _filled(parts: tuple[_Part, ...], draws: Draws) -> _Part:
     part = parts[draws.below(len(parts))]
     k = part.least + draws.below(PARAMETERS)
     return _Part(part.sentence.format(k=k), part.code.format(k=k))
 
 
-def _numbers(draws: _Draws) -> Numbers:
+def _numbers(draws: Draws) -> Numbers:
     length = 1 + draws.below(NUMBERS_MAX)
     return [draws.below(2 * VALUE_MAX + 1) - VALUE_MAX for _ in range(length)]
 

@@ -14,15 +14,18 @@ from typing import IO, Any
 RESULT_BYTES_MAX = 1 << 16
 
 
-def call(style: str, source: str, numbers: list[int], result: IO[bytes]) -> None:
-    """Run the solution on one input and write its result; this process ends afterwards."""
+def call(function: str, source: str, given: Any, result: IO[bytes]) -> None:
+    """Run the solution on one input and write its result; this process ends afterwards.
+
+    `given` holds the function's arguments, or the text of standard input if there is no function.
+    """
     namespace: dict[str, Any] = {"__name__": "__main__"}
     code = compile(source, "solution.py", "exec")
-    if style == "stdin":
-        given = tempfile.TemporaryFile()  # noqa: SIM115
-        given.write((" ".join(map(str, numbers)) + "\n").encode())
-        given.seek(0)
-        os.dup2(given.fileno(), 0)
+    if not function:
+        stdin = tempfile.TemporaryFile()  # noqa: SIM115
+        stdin.write(given.encode())
+        stdin.seek(0)
+        os.dup2(stdin.fileno(), 0)
         os.dup2(result.fileno(), 1)
         sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
         try:
@@ -34,19 +37,19 @@ def call(style: str, source: str, numbers: list[int], result: IO[bytes]) -> None
         return
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     exec(code, namespace)
-    value = namespace["solve"](numbers)
+    value = namespace[function](*given)
     result.write(json.dumps(value, separators=(",", ":")).encode())
     result.flush()
 
 
-def attempt(style: str, source: str, numbers: list[int]) -> str | None:
+def attempt(function: str, source: str, given: Any) -> str | None:
     """The result of one call, or None if it failed."""
     with tempfile.TemporaryFile() as result:
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                call(style, source, numbers, result)
+                call(function, source, given, result)
                 code = 0
             finally:
                 os._exit(code)
@@ -58,8 +61,8 @@ def attempt(style: str, source: str, numbers: list[int]) -> str | None:
 def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     results: list[str] = []
-    for numbers in request["inputs"]:
-        result = attempt(request["style"], request["source"], numbers)
+    for given in request["inputs"]:
+        result = attempt(request["function"], request["source"], given)
         if result is None:
             break
         results.append(result)

@@ -1,0 +1,142 @@
+"""The process behind the grader `math`: math-verify 0.9.0, without its own timeouts.
+
+Its timeouts use signals, which work in a main thread only; the owner kills this process instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from functools import lru_cache
+from typing import Any
+
+import sympy
+from math_verify import LatexExtractionConfig, parse, verify
+
+NODES_MAX = 120
+"""Nodes of an expression's tree."""
+POWER_DIGITS_MAX = 2000
+"""Digits of a power or factorial of numbers, as estimated before it is computed."""
+TERMS_MAX = 40
+"""Terms of a power of a sum that is expanded: its exponent times the sum's terms."""
+
+UNEVALUATED = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
+"""Nobody knows how long these take to compute, and an answer that holds one is none."""
+
+_DOTS = re.compile(r"\\[lcv]?dots|\.\.\.|…")
+_SPACED = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|~)(?=\d{3})", re.ASCII)
+"""White space within a number, which math-verify would take for a product."""
+_PERCENT = sympy.UnevaluatedExpr(sympy.Rational(1, 100))
+_EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0),)
+
+
+class MathService:
+    """Compares `text` with `gold`; both are contents of a box."""
+
+    def __init__(self) -> None:
+        logging.disable(logging.CRITICAL)
+        _compare(sympy.Integer(1), sympy.Float(0.5))  # loads what is imported lazily
+
+    def __call__(self, request: dict[str, Any]) -> dict[str, str]:
+        return {"outcome": self._outcome(**request)}
+
+    def _outcome(self, gold_text: str, text: str, evaluated: bool) -> str:
+        gold = _gold(gold_text)
+        if gold is None:
+            return "bad gold"
+        found = _read(text)
+        if found is None:
+            return "unreadable"
+        if too_large(found):
+            return "too complex"
+        if found.has(*UNEVALUATED):
+            return "equal" if found == gold else "unevaluated"
+        if evaluated and _is_number(gold) and not _is_number(found):
+            return "unevaluated"
+        try:
+            return "equal" if _compare(gold, found) else "different"
+        except (MemoryError, KeyboardInterrupt):
+            raise
+        except Exception:  # sympy cannot compare the two
+            return "incomparable"
+
+
+def _is_number(expression: Any) -> bool:
+    """Whether an expression is a number, or an equation for one, with nothing left to compute."""
+    if isinstance(expression, sympy.Eq):
+        return _is_number(expression.rhs)
+    factors = [factor for factor in expression.args if factor not in (-1, _PERCENT)]
+    if isinstance(expression, sympy.Mul) and len(factors) == 1:
+        return bool(factors[0].is_Number)
+    return bool(getattr(expression, "is_Number", False))
+
+
+@lru_cache(1024)
+def _gold(text: str) -> Any:
+    """The expression of a task's answer; None if math-verify does not find it equal to itself."""
+    expression = _read(text)
+    if expression is None or (not expression.has(*UNEVALUATED) and too_large(expression)):
+        return None
+    return expression if _compare(expression, expression) else None
+
+
+def _read(text: str) -> Any:
+    if _DOTS.search(text):  # math-verify would leave them out
+        return None
+    text = _SPACED.sub("", text)
+    found = parse(
+        f"\\boxed{{{text}}}", _EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None
+    )
+    return found[0] if found else None
+
+
+def _compare(gold: Any, found: Any) -> bool:
+    return bool(verify([gold], [found], timeout_seconds=None, raise_on_error=True))
+
+
+def too_large(expression: Any) -> bool:
+    """Whether an expression is beyond the bounds of this module; it is not evaluated here."""
+    nodes = enumerate(sympy.preorder_traversal(expression))
+    return any(index >= NODES_MAX or _is_large(node) for index, node in nodes)
+
+
+def _is_large(node: Any) -> bool:
+    if isinstance(node, sympy.Pow | sympy.exp):
+        base, exponent = node.as_base_exp()
+        power = _magnitude(exponent)
+        if base.is_Add and power * len(base.args) > TERMS_MAX:
+            return True
+        return power * _digits(base) > POWER_DIGITS_MAX
+    if isinstance(node, sympy.factorial | sympy.factorial2 | sympy.subfactorial | sympy.binomial):
+        return max(map(_magnitude, node.args)) > POWER_DIGITS_MAX / 3
+    return False
+
+
+def _magnitude(node: Any) -> float:
+    """An upper bound on the absolute value of a numeric expression; 1 for symbols."""
+    try:
+        return _bound(node)
+    except OverflowError:
+        return math.inf
+
+
+def _bound(node: Any) -> float:
+    if node.is_Rational or node.is_Float:
+        return abs(float(node))
+    if isinstance(node, sympy.Pow | sympy.exp):
+        base, exponent = node.as_base_exp()
+        power: float = max(1.0, _bound(base)) ** _bound(exponent)
+        return power
+    if node.is_Mul:
+        return math.prod(map(_bound, node.args))
+    if node.is_Add:
+        return sum(map(_bound, node.args))
+    if isinstance(node, sympy.factorial):
+        return math.gamma(min(_bound(node.args[0]), 1e3) + 1)
+    return max([4.0, *map(_bound, node.args)]) if node.args else 4.0
+
+
+def _digits(node: Any) -> float:
+    """Digits of a numeric expression, at least 1."""
+    return max(1.0, math.log10(max(1.0, _magnitude(node))))

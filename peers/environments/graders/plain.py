@@ -1,0 +1,83 @@
+"""Graders that need no library: equal texts, and equal numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from peers.environments.graders.base import Grader, zero
+from peers.environments.interface import Grade, NotGradable
+
+DIGITS_MAX = 100
+"""Longest number that is read; the time to compare two grows with their length."""
+NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?:/\d+)?", re.ASCII)
+LAST_CHARACTERS = 4096
+"""The end of a text that is searched for its last number."""
+
+
+class ExactOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How texts are compared."""
+
+    strip: bool = True
+    """Whether white space at both ends is left out."""
+    ignore_case: bool = False
+
+
+class Exact(Grader):
+    """Rewards the answer, character by character."""
+
+    name = "exact"
+    Options = ExactOptions
+    options: ExactOptions
+
+    def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
+        return Grade(float(self._plain(text) == self._plain(answer)))
+
+    def _plain(self, text: str) -> str:
+        text = text.strip() if self.options.strip else text
+        return text.casefold() if self.options.ignore_case else text
+
+
+class NumberOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How numbers are compared."""
+
+    tolerance: Annotated[float, Meta(ge=0)] = 0.0
+    """Largest absolute difference from the answer."""
+
+
+class Number(Grader):
+    """Rewards a text whose last number equals the answer: whole, decimal, or a fraction a/b."""
+
+    name = "number"
+    Options = NumberOptions
+    options: NumberOptions
+
+    def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
+        expected = number_in(answer)
+        if expected is None:
+            raise NotGradable(
+                f"the answer {answer[:40]!r} holds no number of at most {DIGITS_MAX} digits; "
+                "repair the data, or choose the grader 'exact'"
+            )
+        found = number_in(text)
+        if found is None:
+            return zero("no number")
+        return Grade(float(abs(found - expected) <= Fraction(self.options.tolerance)))
+
+
+def number_in(text: str) -> Fraction | None:
+    """The last number of a text, exactly; None if it has none, or one that is too long."""
+    words = [m[0] for m in NUMBER.finditer(text[-LAST_CHARACTERS:]) if re.search(r"\d", m[0])]
+    if not words or len(words[-1]) > DIGITS_MAX:
+        return None
+    numerator, _, denominator = words[-1].replace(",", "").partition("/")
+    try:
+        return Fraction(Decimal(numerator)) / Fraction(denominator or "1")
+    except (ArithmeticError, ValueError):  # division by zero; "/5" without a numerator
+        return None

@@ -1,0 +1,223 @@
+"""A bounded pool of killable processes, for libraries that may hang or swallow all memory.
+
+Each process loads its library once and answers one request at a time. One that misses its deadline
+or dies is replaced at once; the others go on. The functions are synchronous and may be called from
+several threads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from peers.environments.graders import worker
+from peers.environments.graders.base import START_SECONDS
+from peers.environments.graders.worker import Reply
+from swarm.errors import DECODE_ERRORS, SwarmError
+from swarm.world.child import CHILD_ENVIRONMENT
+from swarm.world.process import describe_status
+
+END_SECONDS = 5.0
+"""Wall time for a process to end once it has closed its connection."""
+MEMORY_BYTES = 512 << 20
+"""Memory of a process beyond its libraries."""
+REQUESTS_PER_PROCESS = 2000
+"""Then a process is replaced, because libraries keep what they computed."""
+LAST_WORDS = 300
+"""Characters of a dead process's stderr in an error."""
+
+
+class ProcessFailed(SwarmError):
+    """A process ended before it answered, or could not be started."""
+
+
+class Overdue(ProcessFailed):
+    """A process was killed at its deadline."""
+
+
+class ServiceError(SwarmError):
+    """The service raised an exception; its process lives on."""
+
+
+class Pool:
+    """Processes that run one service; they start when they are needed."""
+
+    def __init__(
+        self,
+        service: str,
+        timeout_seconds: float,
+        max_parallel: int,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        """`service`: the `module:Class` of a callable object (see the module `worker`)."""
+        self.service, self.timeout_seconds = service, timeout_seconds
+        self.max_parallel, self.memory_bytes = max_parallel, memory_bytes
+        self._turns = threading.Semaphore(max_parallel)
+        self._idle: list[_Process] = []
+        self.replaced = 0
+        """Processes that were replaced because they hung or died."""
+
+    def ask(self, request: Any, timeout_seconds: float | None = None) -> Any:
+        """The service's reply to a JSON value.
+
+        Raises `ServiceError` with the exception that the service raised, `Overdue` at the deadline
+        and `ProcessFailed` when the process dies or runs out of memory. If that process had
+        answered before, another one tries once more: an earlier request may have spoilt the first.
+        """
+        seconds = timeout_seconds or self.timeout_seconds
+        with self._turns:
+            process = self._taken()
+            if process.answered:
+                try:
+                    return self._asked(process, request, seconds)
+                except Overdue:
+                    raise
+                except ProcessFailed:
+                    process = self._taken()
+            return self._asked(process, request, seconds)
+
+    def close(self) -> None:
+        """End the idle processes."""
+        while self._idle:
+            self._idle.pop().kill()
+
+    def _taken(self) -> _Process:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Process(self.service, self.memory_bytes)
+
+    def _asked(self, process: _Process, request: Any, seconds: float) -> Any:
+        try:
+            reply = process.ask(request, seconds)
+            if reply.out_of_memory:
+                raise ProcessFailed(f"it used all of its {self.memory_bytes >> 20} MiB of memory")
+        except BaseException:
+            self._replace(process)
+            raise
+        self._return(process)
+        if reply.error:
+            raise ServiceError(reply.error)
+        return reply.value
+
+    def _return(self, process: _Process) -> None:
+        if process.answered < REQUESTS_PER_PROCESS:
+            self._idle.append(process)
+        else:
+            process.kill()
+
+    def _replace(self, process: _Process) -> None:
+        self.replaced += 1
+        process.kill()
+        self._idle.append(_Process(self.service, self.memory_bytes))
+
+
+@cache
+def pool_of(service: str, timeout_seconds: float, max_parallel: int) -> Pool:
+    """The pool of this process with these settings, shared by all that ask for it."""
+    pool = Pool(service, timeout_seconds, max_parallel)
+    atexit.register(pool.close)
+    return pool
+
+
+@cache
+def _starter() -> ThreadPoolExecutor:
+    """The thread that starts all processes: the kernel kills them when their thread ends."""
+    return ThreadPoolExecutor(1, "graders")
+
+
+class _Process:
+    """One process, which starts in the background."""
+
+    def __init__(self, service: str, memory_bytes: int) -> None:
+        self.answered = 0
+        self._ours, self._theirs = socket.socketpair()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115
+        command = [service, str(memory_bytes)]
+        self._started: Future[subprocess.Popen[bytes]] = _starter().submit(self._start, command)
+        self._is_ready = False
+
+    def ask(self, request: Any, seconds: float) -> Reply:
+        """Raises `ProcessFailed`, of which `Overdue` is one."""
+        if not self._is_ready:
+            with suppress(OSError):
+                self._started.result()
+            self._next(START_SECONDS, "loading its library")
+            self._is_ready = True
+        try:
+            worker.send(self._ours, request)
+        except OSError:
+            raise ProcessFailed(self._how_it_ended()) from None
+        reply = self._next(seconds, "answering")
+        self.answered += 1
+        return reply
+
+    def kill(self) -> None:
+        with suppress(OSError):
+            process = self._started.result()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._ours.close()
+        self._words.close()
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with self._theirs:
+            descriptor = self._theirs.fileno()
+            module = [sys.executable, "-P", "-m", worker.__name__]
+            return subprocess.Popen(
+                [*module, str(descriptor), str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._words,
+                pass_fds=(descriptor,),
+                env=_environment(),
+                cwd="/",
+                start_new_session=True,
+            )
+
+    def _next(self, seconds: float, what: str) -> Reply:
+        try:
+            return msgspec.msgpack.decode(worker.receive(self._ours, seconds), type=Reply)
+        except TimeoutError:
+            raise Overdue(f"it was still {what} after {seconds:g} s and was killed") from None
+        except (EOFError, OSError):
+            raise ProcessFailed(self._how_it_ended()) from None
+        except (ValueError, *DECODE_ERRORS) as error:
+            raise ProcessFailed(f"it sent no reply ({error})") from None
+
+    def _how_it_ended(self) -> str:
+        try:
+            process = self._started.result()
+        except OSError as error:
+            return f"it cannot be started ({error.strerror})"
+        try:
+            how = describe_status(process.wait(END_SECONDS))
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+        self._words.seek(0)
+        words = self._words.read(worker.FILE_BYTES_MAX).decode("utf-8", "replace").split()
+        said = " ".join(words)[-LAST_WORDS:]
+        return f"it ended {how}" + (f", and said: {said}" if said else "")
+
+
+@cache
+def _environment() -> dict[str, str]:
+    """Variables of the processes: nothing of the owner's but where its modules lie.
+
+    Equal hash seeds make libraries that iterate over sets of texts do the same everywhere.
+    """
+    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)  # noqa: PTH100
+    return {**CHILD_ENVIRONMENT, "PYTHONHASHSEED": "0", "PYTHONPATH": path, "LANG": "C.UTF-8"}

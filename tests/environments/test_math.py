@@ -1,0 +1,42 @@
+"""The environment `math`: its generated problems, and their answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from peers.environments import Transcript, grade, load, split_of, task_of
+from swarm.errors import UserError
+
+
+def drawn(environment, number: int, split="train"):
+    return task_of(environment, number.to_bytes(32, "big"), split)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_the_answer_of_a_problem_is_right_and_anothers_is_wrong(level):
+    environment = load("math", "1", {"level": level})
+    for number in range(6):
+        task = drawn(environment, number)
+        assert task == drawn(environment, number) and split_of(task.prompt) == "train"
+        right = Transcript.of(f"Thus {task.answer}.")
+        assert grade(environment, task, right).reward == 1
+        wrong = Transcript.of(drawn(environment, 99).answer)
+        assert grade(environment, task, wrong).reward == 0
+    assert grade(environment, task, Transcript.of(task.answer, finished=False)).parts == {
+        "unfinished": 1.0
+    }
+
+
+def test_the_problem_stands_in_the_template():
+    environment = load("math", "1", {"instruction": "Q: {problem}\nA: \\boxed{?}"})
+    assert drawn(environment, 1).prompt.startswith("Q: Compute ")
+    assert drawn(environment, 1).prompt.endswith("A: \\boxed{?}")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"level": 4}, "level is 4"), ({"instruction": "no problem"}, "instruction is 'no problem'")],
+)
+def test_a_wrong_option_is_refused(options, says):
+    with pytest.raises(UserError, match=f"'math': options: {says}"):
+        load("math", "1", options)
