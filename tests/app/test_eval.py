@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from peers.engines.demo import make_policy
-from swarm.app.evaluation.samples import open_samples
+from peers.evaluation.samples import open_samples
 from swarm.app.main import app
 from swarm.errors import UserError
 from swarm.jobs.evaluation import Sample
@@ -76,17 +76,17 @@ def test_an_evaluation_is_resumed_and_compared(tmp_path: Path) -> None:
 
 def test_samples_survive_a_torn_line_and_other_checkpoints_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    with open_samples(path, {"checkpoint": "aa", "seed": 0}) as file:
+    with open_samples(path, {"checkpoint": "aa", "seed": 0}, Sample) as file:
         for row in range(3):
             file.append(sample(row))
         with (
             pytest.raises(UserError, match="being written by another"),
-            open_samples(path, {"checkpoint": "aa", "seed": 0}),
+            open_samples(path, {"checkpoint": "aa", "seed": 0}, Sample),
         ):
             pass
     raw = path.read_bytes()
     path.write_bytes(raw[:-5])
-    with open_samples(path, {"checkpoint": "aa", "seed": 0}) as file:
+    with open_samples(path, {"checkpoint": "aa", "seed": 0}, Sample) as file:
         assert file.samples == [sample(0), sample(1)]
         file.append(sample(2))
     assert path.read_bytes() == raw
@@ -94,21 +94,21 @@ def test_samples_survive_a_torn_line_and_other_checkpoints_are_refused(tmp_path:
         ({"checkpoint": "bb", "seed": 0}, "samples of another checkpoint"),
         ({"checkpoint": "aa", "seed": 1}, "seed is 0 there and 1 here"),
     ):
-        with pytest.raises(UserError, match=words), open_samples(path, head):
+        with pytest.raises(UserError, match=words), open_samples(path, head, Sample):
             pass
     path.write_bytes(raw + b"{}\n")
     with (
         pytest.raises(UserError, match="line 5 is no sample"),
-        open_samples(path, {"checkpoint": "aa", "seed": 0}),
+        open_samples(path, {"checkpoint": "aa", "seed": 0}, Sample),
     ):
         pass
     path.write_text("notes\n")
     with (
         pytest.raises(UserError, match="is no file of `swarm eval`"),
-        open_samples(path, {"checkpoint": "aa"}),
+        open_samples(path, {"checkpoint": "aa"}, Sample),
     ):
         pass
-    with pytest.raises(UserError, match="cannot be written"), open_samples(tmp_path, {}):
+    with pytest.raises(UserError, match="cannot be written"), open_samples(tmp_path, {}, Sample):
         pass
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
+from msgspec import to_builtins
 
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
@@ -30,7 +31,7 @@ def evaluate(
         str | None,
         typer.Option(
             help="Environments, as NAME or NAME@VERSION, separated by commas; with --run a choice "
-            "of the run's."
+            "of the run's. lm_eval:NAME is a task of lm-eval."
         ),
     ] = None,
     run: Annotated[
@@ -76,6 +77,9 @@ def evaluate(
     out: Annotated[
         Path, typer.Option(help="File of finished samples; an existing one is resumed.")
     ] = Path("evaluation.jsonl"),
+    lm_eval_include: Annotated[
+        Path | None, typer.Option(help="Folder with task files (YAML) for lm-eval.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a checkpoint on tasks of environments, by default held-out ones. Needs no network.
@@ -85,7 +89,7 @@ def evaluate(
     """
     require_extra("infer", "swarm eval")
     from peers.engines.installed import interpreter_for
-    from swarm.app.evaluation import options, report
+    from swarm.app.evaluation import harness, options, report
     from swarm.app.evaluation.run import Machine, measure
     from swarm.jobs import Hardware
 
@@ -97,42 +101,61 @@ def evaluate(
         if folder is not None and not folder.is_dir():
             raise UserError(f"{name} {folder} is no folder; name a Hugging Face folder")
     check_writable("--out", out)
-    wanted = options.wanted_of(
-        options.Given(
-            tasks=tasks,
-            run=run,
-            options=environment_options(option),
-            limit=limit,
-            pass_at=pass_at,
-            samples=samples,
-            temperature=temperature,
-            greedy=greedy,
-            max_new_tokens=max_new_tokens,
-            split=cast(Literal["train", "held_out"], split),
-            seed=seed,
-            step=step,
-        )
-    )
+    own, harness_names = harness.split_names(tasks)
     machine = Machine(
         engine,
         Hardware(device=device, dtype=dtype, threads=threads),
         interpreter_for(engine, home.expanduser(), interpreter, device),
     )
-    found = run_until_interrupted(
-        measure, wanted, checkpoint.resolve(), out, machine, _Reporter("").show
-    )
-    compared = None
+    folders = [("", checkpoint.resolve(), out)]
     if base is not None:
-        beside = out.with_suffix(f".base{out.suffix}")
-        again = options.as_measured(wanted, found.drawn)
-        show = _Reporter("base: ").show
-        compared = run_until_interrupted(measure, again, base.resolve(), beside, machine, show)
+        folders.append(("base: ", base.resolve(), out.with_suffix(f".base{out.suffix}")))
+    told: dict[str, Any] = {}
+    texts: list[str] = []
+    if own or run is not None or not harness_names:
+        wanted = options.wanted_of(
+            options.Given(
+                tasks=own,
+                run=run,
+                options=environment_options(option),
+                limit=limit,
+                pass_at=pass_at,
+                samples=samples,
+                temperature=temperature,
+                greedy=greedy,
+                max_new_tokens=max_new_tokens,
+                split=cast(Literal["train", "held_out"], split),
+                seed=seed,
+                step=step,
+            )
+        )
+        measured = []
+        for prefix, folder, file in folders:
+            show = _Reporter(prefix).show
+            measured.append(run_until_interrupted(measure, wanted, folder, file, machine, show))
+            wanted = options.as_measured(wanted, measured[0].drawn)
+        told |= report.report(wanted, *measured)
+        texts += report.tables(wanted, *measured)
+    if harness_names:
+        chosen = harness.HarnessTasks(harness_names, lm_eval_include, limit)
+        answered = []
+        for prefix, folder, file in folders:
+            show = _Reporter(prefix).show
+            beside = file.with_suffix(f".lm_eval{file.suffix}")
+            answered.append(
+                (
+                    folder.name,
+                    run_until_interrupted(
+                        harness.run_harness, chosen, folder, beside, machine, show
+                    ),
+                )
+            )
+        told["lm_eval"] = {name: to_builtins(done) for name, done in answered}
+        texts.append(harness.harness_table(*answered))
     if as_json:
-        print_json(report.report(wanted, found, compared))
-        return
-    print(report.details(wanted, found))
-    if compared is not None:
-        print(f"\n{report.comparison(wanted, found, compared)}")
+        print_json(told)
+    else:
+        print("\n\n".join(texts))
 
 
 class _Reporter:
@@ -149,10 +172,9 @@ class _Reporter:
         if not over and now - self._shown < (0.1 if terminal else REPORT_SECONDS):
             return
         self._shown = now
-        text = (
-            f"{self._prefix}{progress.environment}: {progress.finished} of {progress.total} samples"
-            f", mean reward {progress.reward:.3f}"
-        )
+        text = f"{self._prefix}{progress.environment}: {progress.finished} of {progress.total}"
+        if progress.reward is not None:
+            text += f" samples, mean reward {progress.reward:.3f}"
         print(
             f"\r{text}" if terminal else text,
             end="\n" if over or not terminal else "",

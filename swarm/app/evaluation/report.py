@@ -44,7 +44,7 @@ def gains_of(wanted: Evaluation, measured: Measured, base: Measured) -> dict[str
     }
 
 
-def report(wanted: Evaluation, measured: Measured, base: Measured | None) -> dict[str, Any]:
+def report(wanted: Evaluation, measured: Measured, base: Measured | None = None) -> dict[str, Any]:
     """Everything, for `--json`."""
     found: dict[str, Any] = {
         "split": wanted.split,
@@ -74,6 +74,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return value
+
+
+def tables(wanted: Evaluation, measured: Measured, base: Measured | None = None) -> list[str]:
+    """The checkpoint's figures, and the comparison with its base."""
+    found = [details(wanted, measured)]
+    return found if base is None else [*found, comparison(wanted, measured, base)]
 
 
 def details(wanted: Evaluation, measured: Measured) -> str:

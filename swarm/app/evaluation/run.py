@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peers.evaluation.samples import SampleFile, open_samples
 from swarm.app.evaluation.options import Evaluation
-from swarm.app.evaluation.samples import SampleFile, open_samples
 from swarm.jobs import Hardware
 from swarm.jobs.evaluation import (
     DrawTasks,
@@ -41,8 +41,8 @@ class Progress:
     environment: str
     finished: int
     total: int
-    reward: float
-    """Mean of those of this environment."""
+    reward: float | None
+    """Mean of those of this environment; None: they have no reward."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ async def measure(
                 stop_ids=wanted.stop_ids,
             )
         )
-        with open_samples(out, head_of(wanted, drawn)) as file:
+        with open_samples(out, head_of(wanted, drawn), Sample) as file:
             for index in range(len(wanted.environments)):
                 await _play(wanted, index, drawn, child, file, show)
             return Measured(folder.name, drawn, _in_order(wanted, drawn, file.samples))
@@ -114,7 +114,7 @@ async def _play(
     index: int,
     drawn: TasksDrawn,
     child: Child,
-    file: SampleFile,
+    file: SampleFile[Sample],
     show: Callable[[Progress], None],
 ) -> None:
     total = drawn.tasks[index] * wanted.samples

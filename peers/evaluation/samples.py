@@ -1,4 +1,4 @@
-"""The file of finished samples: what makes an evaluation resumable.
+"""Files of finished samples, or of answers: what makes an evaluation resumable.
 
 JSON lines: first the checkpoint and the settings that the samples depend on, then one line per
 sample, in the order in which they finished. Each line is written at once, and only complete lines
@@ -14,12 +14,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from swarm.errors import UserError
-from swarm.jobs.evaluation import Sample
 from swarm.strict_json import to_json
 
 FORMAT = 1
@@ -28,15 +27,27 @@ SYNC_SECONDS = 5.0
 """Most seconds of finished samples that a power cut may take."""
 
 
-class SampleFile:
+class Keyed(Protocol):
+    """A finished piece of work."""
+
+    @property
+    def key(self) -> Any:
+        """What no two pieces of a file share."""
+        ...
+
+
+SampleT = TypeVar("SampleT", bound=Keyed)
+
+
+class SampleFile(Generic[SampleT]):
     """The samples of one checkpoint."""
 
-    def __init__(self, path: Path, descriptor: int, samples: list[Sample]) -> None:
+    def __init__(self, path: Path, descriptor: int, samples: list[SampleT]) -> None:
         self.samples = samples
         self._path, self._descriptor = path, descriptor
         self._synced = time.monotonic()
 
-    def append(self, sample: Sample) -> None:
+    def append(self, sample: SampleT) -> None:
         """Add a sample. Raises `UserError` on a full disk; the samples before it are kept."""
         line = to_json(msgspec.to_builtins(sample)).encode() + b"\n"
         try:
@@ -54,7 +65,9 @@ class SampleFile:
 
 
 @contextmanager
-def open_samples(path: Path, head: Mapping[str, Any]) -> Iterator[SampleFile]:
+def open_samples(
+    path: Path, head: Mapping[str, Any], kind: type[SampleT]
+) -> Iterator[SampleFile[SampleT]]:
     """Begin or resume a file.
 
     Raises `UserError` for a file with another checkpoint's or setting's samples, and for one that
@@ -72,7 +85,7 @@ def open_samples(path: Path, head: Mapping[str, Any]) -> Iterator[SampleFile]:
             raise UserError(f"--out {path} is being written by another `swarm eval`") from error
         raw = path.read_bytes()
         whole = raw[: raw.rfind(b"\n") + 1]
-        samples = _read(path, whole, first) if whole else []
+        samples = _read(path, whole, first, kind) if whole else []
         if len(whole) < len(raw):
             os.ftruncate(descriptor, len(whole))
         if not whole:
@@ -83,18 +96,18 @@ def open_samples(path: Path, head: Mapping[str, Any]) -> Iterator[SampleFile]:
         os.close(descriptor)
 
 
-def _read(path: Path, whole: bytes, first: Mapping[str, Any]) -> list[Sample]:
+def _read(path: Path, whole: bytes, first: Mapping[str, Any], kind: type[SampleT]) -> list[SampleT]:
     head, *lines = whole.splitlines()
     _compare(path, head, json.loads(to_json(first)))
-    found: dict[tuple[int, int], Sample] = {}
+    found: dict[Any, SampleT] = {}
     for number, line in enumerate(lines, 2):
         try:
-            sample = msgspec.json.decode(line, type=Sample)
+            sample = msgspec.json.decode(line, type=kind)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise UserError(
                 f"--out {path}: line {number} is no sample ({error}); remove that line"
             ) from error
-        found.setdefault((sample.environment, sample.row), sample)
+        found.setdefault(sample.key, sample)
     return list(found.values())
 
 
