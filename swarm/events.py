@@ -296,6 +296,15 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{f['submissions']} submissions made before the restart have no verdict yet and are "
         f"delivered again; going on with submission {f['number']} of step {f['step']}"
     ),
+    "inference.submission_given_up": lambda f: (
+        f"submission {f['number']} of step {f['step']} is given up: {f['reason']}"
+    ),
+    "environment.request_dropped": lambda f: (
+        f"a request of {_short(f['remote'])} was dropped: "
+        + {"over_rate": "more than requests_per_second"}.get(
+            f["cause"], "it shows no valid admission as a worker"
+        )
+    ),
     "inference.leaving": lambda f: (
         f"leaving after this submission, at most {f['seconds']:.0f} s; Ctrl-C again abandons it"
         if f["seconds"]

@@ -22,6 +22,14 @@ from swarm.messages import (
     Submission,
     Verdict,
 )
+from swarm.turns import (
+    EpisodeGrade,
+    EpisodeTokens,
+    GradeRequest,
+    Turn,
+    TurnRefused,
+    TurnRequest,
+)
 
 KINDS: dict[str, type[Message]] = {
     "peer_record": PeerRecord,
@@ -41,6 +49,12 @@ KINDS: dict[str, type[Message]] = {
     "eviction": Eviction,
     "reinstatement": Reinstatement,
     "log_head": LogHead,
+    "turn": Turn,
+    "turn_request": TurnRequest,
+    "turn_refused": TurnRefused,
+    "episode_tokens": EpisodeTokens,
+    "grade_request": GradeRequest,
+    "episode_grade": EpisodeGrade,
 }
 """Message types by the wire name of their kind."""
 

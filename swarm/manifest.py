@@ -336,6 +336,10 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     """open: every peer serves pieces. relay-only: only relays and trusted peers serve pieces, and
     other peers connect only to them (`swarm.run.run.Run.serves`)."""
     adapter: Adapter = Adapter()
+    environment_peers: Annotated[list[TrustedKey], Meta(max_length=64)] = msgspec.field(
+        default_factory=list
+    )
+    """Peers that render, play and grade the environments that are `served`."""
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)
@@ -350,7 +354,15 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
         """The validators trusted in this version, in the manifest's order."""
         return [key.peer for key in self.validators if key.from_version <= self.version]
 
+    def is_environment_peer(self, peer: str) -> bool:
+        return peer in self.environment_ids()
+
+    def environment_ids(self) -> list[str]:
+        """The environment peers trusted in this version, in the manifest's order."""
+        return [key.peer for key in self.environment_peers if key.from_version <= self.version]
+
     def trusted_ids(self) -> list[str]:
-        """The trainers and validators trusted in this version, without repeats."""
+        """The trainers, validators and environment peers trusted in this version, without
+        repeats."""
         trainers = [key.peer for key in self.trainers if key.from_version <= self.version]
-        return list(dict.fromkeys(trainers + self.validator_ids()))
+        return list(dict.fromkeys(trainers + self.validator_ids() + self.environment_ids()))

@@ -18,6 +18,7 @@ from swarm.messages import ROLE_PATTERN
 from swarm.node.joining import find_run, join_dht, join_network
 from swarm.node.node import PEER_RECORD_LIFETIME_SECONDS, Node
 from swarm.node.run_node import RunNode
+from swarm.run.admission import TRUSTED_ROLES
 from swarm.run.records import run_key
 from swarm.settings import ROLE_GROUP, PeerSettings, RoleSettings
 
@@ -88,7 +89,7 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
         node.events.emit("peer.run_found", run=run.id, owner=run.owner)
         topics = sorted({topic for role in roles for topic in role.topics})
         peer = RunNode(node, run, topics)
-        for role in set(node.settings.role) & {"trainer", "validator"}:
+        for role in TRUSTED_ROLES & set(node.settings.role):
             peer.trusted_part(role)  # raises its error before the run refuses admission
         nursery.start_soon(node.publish_record)  # not earlier, since a run may hide its peers
         async with peer.joined(), trio.open_nursery() as work:

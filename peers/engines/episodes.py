@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from threading import Lock
+from threading import Event, Lock
 from time import perf_counter
 
 import torch
@@ -19,8 +19,10 @@ from torch import Tensor
 from peers.engines.engine import Engine, Piece, Request
 from peers.environments import Environment, Renderer, Task, episodes_of
 from peers.environments.episodes import EpisodeLimits, Replies
+from peers.environments.interface import Prompt
 from swarm.manifest import Sampling
 from swarm.rollouts.rollout import Rollout, Segment, Span
+from swarm.rollouts.signed_turns import is_answered
 from swarm.world.progress import checkpoint, current
 
 
@@ -55,12 +57,30 @@ class Episodes:
     """bf16 [at most 128, hidden]: the rows before the first of `hidden`."""
 
 
+WAIT_SECONDS = 0.5
+"""Longest wait for a served environment's turn before the caller may cancel."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServedTask:
+    """A group's prompt from an environment peer, which is asked for the turns that follow it."""
+
+    prompt: Sequence[int]
+    last: bool
+    """Whether the model's first segment ends the episode."""
+    ask: Callable[[int, Sequence[Segment]], None]
+    """Ask for the turn of a row after these segments. `Player.answer` gives it later."""
+
+
+Work = tuple[Environment, Task] | ServedTask
+"""What an episode is about."""
+
+
 @dataclass
 class _Row:
     """An unfinished episode."""
 
-    environment: Environment
-    task: Task
+    work: Work
     row: int
     segments: list[Segment]
     states: list[SpanStates]
@@ -81,7 +101,7 @@ class _Row:
             limit=sampling.max_new_tokens,
             start=sum(len(each.tokens) for each in self.segments if each.kind == "model"),
             continues=self.last,
-            keep=episodes_of(self.environment) is not None,
+            keep=self.has_turns,
         )
 
     def add(self, piece: Piece) -> None:
@@ -103,6 +123,18 @@ class _Row:
             else:
                 self.states.append(SpanStates(policy, rows_before, [part]))
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether the environment may answer the model."""
+        if isinstance(self.work, ServedTask):
+            return not self.work.last
+        return episodes_of(self.work[0]) is not None
+
+    def shares_prompt(self, other: _Row) -> bool:
+        """Whether another episode is about the same task."""
+        mine, others = (w if isinstance(w, ServedTask) else w[1] for w in (self.work, other.work))
+        return mine is others
+
     def rollout(self) -> Rollout:
         return Rollout(tuple(self.segments))
 
@@ -113,19 +145,19 @@ class Playing:
     def __init__(
         self,
         renderer: Renderer,
-        work: Sequence[tuple[Environment, Task]],
+        work: Sequence[Work],
         rows: Sequence[int],
         noise_key: tuple[int, int] | None,
         sampling: Sampling,
         on_end: OnEnd | None = None,
     ) -> None:
-        """One episode per task. `rows` and `noise_key` as in `Request`; `on_end` hears of each
-        episode as soon as it is over."""
+        """One episode per item of `work`. `rows` and `noise_key` as in `Request`; `on_end` hears of
+        each episode as soon as it is over."""
         self.renderer, self.noise_key, self.sampling = renderer, noise_key, sampling
-        prompts = {task.prompt: renderer.encode_prompt(task.prompt) for _, task in work}
+        prompts = _Prompts(renderer)
         self.played = [
-            _Row(environment, task, row, [Segment("prompt", prompts[task.prompt])], [])
-            for (environment, task), row in zip(work, rows, strict=True)
+            _Row(each, row, [Segment("prompt", prompts.of(each))], [])
+            for each, row in zip(work, rows, strict=True)
         ]
         self.waiting = deque(self.played)
         """Episodes that have not begun."""
@@ -137,6 +169,10 @@ class Playing:
         """Why these episodes were given up: set here, or by any thread that does not
         want them any more."""
         self._on_end = on_end
+        self.asked: dict[int, _Row] = {}
+        """Episodes whose environment peer was asked for a turn."""
+        self.answers: deque[tuple[int, Sequence[int]]] = deque()
+        """(row, tokens) of the turns that came; any thread appends."""
         self.reporter = current.get()
         """Reports progress to whoever called for these episodes."""
 
@@ -159,6 +195,22 @@ class Playing:
         )
 
 
+class _Prompts:
+    """Token ids of prompts, rendered once each."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._rendered: dict[Prompt, Sequence[int]] = {}
+
+    def of(self, work: Work) -> Sequence[int]:
+        if isinstance(work, ServedTask):
+            return work.prompt
+        prompt = work[1].prompt
+        if prompt not in self._rendered:
+            self._rendered[prompt] = self._renderer.encode_prompt(prompt)
+        return self._rendered[prompt]
+
+
 class Player:
     """Plays sets of episodes on an engine with no other requests.
 
@@ -177,6 +229,8 @@ class Player:
         """Time of all steps."""
         self.environments_turn = Lock()
         """Held while an environment's code runs: it need not be safe in two threads at once."""
+        self._news = Event()
+        """Set when an environment peer's turn has come."""
 
     @property
     def is_idle(self) -> bool:
@@ -194,7 +248,10 @@ class Player:
         engine itself is raised; the caller then gives up its set.
         """
         self.drop_failed()
+        self._take_answers()
         self._begin()
+        if not self._going and any(playing.asked for playing in self._sets):
+            self._news.wait(WAIT_SECONDS)
         counts = Counter(playing for playing, _ in self._going.values())
         started = perf_counter()
         pieces = self._engine.step() if self._going else []
@@ -207,6 +264,20 @@ class Player:
                 playing.reporter.report(cancellable=False)
         for piece in pieces:
             self._take(piece)
+
+    def answer(self, playing: Playing, row: int, tokens: Sequence[int]) -> None:
+        """Give the turn that was asked for, none at the end of the episode. Any thread may call."""
+        playing.answers.append((row, tokens))
+        self._news.set()
+
+    def _take_answers(self) -> None:
+        self._news.clear()
+        for playing in list(self._sets):
+            while playing.answers and playing.error is None:
+                number, tokens = playing.answers.popleft()
+                row = playing.asked.pop(number, None)
+                if row is not None:
+                    self._try(playing, partial(self._continue, playing, row, tokens))
 
     def drop_failed(self) -> None:
         """Remove the sets that were given up."""
@@ -234,8 +305,8 @@ class Player:
         room = max((len(each.played) for each in sets), default=0)
         for playing in sets:
             while playing.waiting and len(self._going) < room and playing.error is None:
-                task = playing.waiting[0].task
-                while playing.waiting and playing.waiting[0].task is task:
+                first = playing.waiting[0]
+                while playing.waiting and playing.waiting[0].shares_prompt(first):
                     self._try(playing, partial(self._ask, playing, playing.waiting.popleft()))
                     if playing.error is not None:
                         break
@@ -254,18 +325,30 @@ class Player:
         self._try(playing, partial(self._go_on, playing, row))
 
     def _go_on(self, playing: Playing, row: _Row) -> None:
-        """Let the environment answer; submit the next turn, or end the episode."""
-        sampling = playing.sampling
-        limits = EpisodeLimits(
-            sampling.stop_ids, sampling.max_new_tokens, self._engine.capabilities.length_max
-        )
+        """Let the environment answer, or ask its peer, whose answer comes later."""
+        sampling, work = playing.sampling, row.work
+        if isinstance(work, ServedTask):
+            last = work.last and len(row.segments) == 2
+            if is_answered(row.segments, last=last, max_new_tokens=sampling.max_new_tokens):
+                playing.asked[row.row] = row
+                work.ask(row.row, row.segments)
+            else:
+                self._continue(playing, row, ())
+            return
         answer = None
-        if episodes_of(row.environment) is not None:
+        if row.has_turns:
             if row.replies is None:
-                row.replies = Replies(row.environment, row.task, playing.renderer, limits)
+                limits = EpisodeLimits(
+                    sampling.stop_ids, sampling.max_new_tokens, self._engine.capabilities.length_max
+                )
+                row.replies = Replies(*work, playing.renderer, limits)
             with self.environments_turn:
                 answer = row.replies.next(row.segments)
-        if answer is None:
+        self._continue(playing, row, answer or ())
+
+    def _continue(self, playing: Playing, row: _Row, answer: Sequence[int]) -> None:
+        """Submit an episode's next turn, or end it if the environment does not answer."""
+        if not answer:
             assert row.last is not None
             self._engine.cancel(row.last)  # releases its cache
             playing.end(row)
@@ -287,7 +370,7 @@ class Player:
 def play(
     engine: Engine,
     renderer: Renderer,
-    work: Sequence[tuple[Environment, Task]],
+    work: Sequence[Work],
     rows: Sequence[int],
     noise_key: tuple[int, int] | None,
     sampling: Sampling,

@@ -39,10 +39,12 @@ class Environments:
     """
 
     def __init__(self, references: Sequence[EnvironmentReference] = ()) -> None:
-        """Load the environments of `references`; raises `UserError` for one not installed here."""
+        """Load the local environments of `references`; raises `UserError` for one not installed
+        here. A served one is loaded when `of` or `task` asks for it."""
         self._loaded: dict[bytes, Environment] = {}
         for reference in references:
-            self.of(reference)
+            if reference.where == "local":
+                self.of(reference)
 
     def of(self, reference: EnvironmentReference) -> Environment:
         """The environment that a run manifest names; raises `UserError`."""
@@ -57,16 +59,26 @@ class Environments:
 
     def tasks(
         self, references: Sequence[EnvironmentReference], seed: bytes, groups: int, step: int
-    ) -> list[GroupTask]:
-        """The tasks of a submission's groups, derived from its seed and the weights.
+    ) -> list[GroupTask | None]:
+        """The tasks of a submission's groups, derived from its seed and the weights; None for a
+        group of a served environment.
 
         Raises `UserError` for an environment that is not installed or fails to draw a task.
         """
         weights = [reference.weight for reference in references]
-        found = []
-        for group in range(groups):
-            index = environment_of_group(seed, group, weights)
-            environment = self.of(references[index])
-            task = task_of(environment, task_seed(seed, group), step=step)
-            found.append(GroupTask(index, environment, task))
-        return found
+        return [
+            self.task(references, seed, group, step)
+            if references[environment_of_group(seed, group, weights)].where == "local"
+            else None
+            for group in range(groups)
+        ]
+
+    def task(
+        self, references: Sequence[EnvironmentReference], seed: bytes, group: int, step: int
+    ) -> GroupTask:
+        """The task of one group; raises as `tasks`."""
+        index = environment_of_group(seed, group, [reference.weight for reference in references])
+        environment = self.of(references[index])
+        return GroupTask(
+            index, environment, task_of(environment, task_seed(seed, group), step=step)
+        )

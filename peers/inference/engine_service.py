@@ -17,20 +17,25 @@ import trio
 
 from peers.engines.device import available_bytes, find_device, use_hardware
 from peers.engines.engine import Engine
-from peers.engines.episodes import Player, Playing, finish
+from peers.engines.episodes import Player, Playing, ServedTask, Work, finish
 from peers.engines.memory import Need, check_fits, need_of
 from peers.engines.model import read_weights
 from peers.engines.registry import check_engine, make_engine
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments, GroupTask
+from peers.inference.asking import AskedQueue
 from peers.inference.finished import FinishedRollouts
 from peers.inference.survey import survey
 from peers.proofs import toploc
+from swarm.errors import UserError
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import (
+    AskedTurns,
+    AskTurns,
     AskUsage,
     Generate,
     Generated,
+    GiveTurn,
     InferenceService,
     InferenceSetup,
     Loaded,
@@ -40,6 +45,7 @@ from swarm.jobs.inference import (
     Surveyed,
     Swap,
     Swapping,
+    TurnGiven,
     Usage,
 )
 from swarm.messages import CheckpointReference
@@ -56,14 +62,23 @@ class _Made:
 
     order: SubmissionOrder
     path: Path
-    environments: list[int]
-    """Index of each group's environment."""
+    prompts: dict[int, bytes]
+    """Signed prompts of the groups of served environments."""
     finished: FinishedRollouts
     playing: Playing
     slots: int
     """The engine's slots when it began."""
     policies: set[int]
     """Numbers of the policies that it may have tokens of."""
+
+    def turns(self) -> list[list[bytes]]:
+        """[rows] Signed turns; the first row of a group has the prompt's, too."""
+        size = self.order.sampling.group_size
+        return [
+            [self.prompts[row // size]] * (row % size == 0 and row // size in self.prompts)
+            + self.finished.turns.get(row, [])
+            for row in range(self.order.rows())
+        ]
 
     def may_swap(self, policy: CheckpointReference) -> bool:
         """Whether a policy may sample its next tokens."""
@@ -109,6 +124,7 @@ class EngineService:
         self._beside = JobThread()
         """Proofs and files, one submission's after the other's."""
         self._renderer: Renderer | None = None
+        self._asked = AskedQueue()
         self._environments = Environments(setup.environments)
         _warm_up()
 
@@ -256,6 +272,22 @@ class EngineService:
         for made in self._live:
             made.policies.add(offered.policy.step)
 
+    async def turns(self, job: AskTurns) -> AskedTurns:
+        """Not in the job thread, which is generating."""
+        return AskedTurns(turns=await self._asked.take())
+
+    async def give(self, job: GiveTurn) -> TurnGiven:
+        """Not in the job thread, either."""
+        made = next((each for each in self._live if each.order.seed() == job.seed), None)
+        if made is None or self._player is None:
+            return TurnGiven()
+        if job.unwanted:
+            made.playing.error = UserError(job.unwanted)
+        else:
+            made.finished.turns.setdefault(job.row, []).append(job.signed)
+            self._player.answer(made.playing, job.row, job.tokens)
+        return TurnGiven()
+
     async def swap(self, job: Swap) -> Swapping:
         """Not in the job thread, which is generating."""
         self._offered.append(job.load)
@@ -268,11 +300,30 @@ class EngineService:
         assert self._player is not None
         seed, renderer = order.seed(), self._current_renderer()
         with self._player.environments_turn:
-            groups = self._environments.tasks(order.environments, seed, order.groups, order.step)
+            local = self._environments.tasks(order.environments, seed, order.groups, order.step)
+        groups = self._with_served(job, local)
         path = Path(job.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._swapping:
-            return self._join(order, path, groups, renderer)
+            return self._join(job, path, groups, renderer)
+
+    def _with_served(self, job: Generate, local: Sequence[GroupTask | None]) -> list[Work]:
+        """The work of all groups, those of served environments included.
+
+        Raises `ValueError` when a served group has no prompt.
+        """
+        seed = job.order.seed()
+        served = {
+            each.group: ServedTask(each.tokens, each.last, self._asked.asking(seed))
+            for each in job.prompts
+        }
+        missing = [n for n, task in enumerate(local) if task is None and n not in served]
+        if missing:
+            raise ValueError(f"group {missing[0]} of a served environment has no prompt")
+        return [
+            served[group] if task is None else (task.environment, task.task)
+            for group, task in enumerate(local)
+        ]
 
     def _check_policy(self, order: SubmissionOrder) -> None:
         """Raise `ValueError` unless a submission may begin with the loaded policy."""
@@ -283,12 +334,13 @@ class EngineService:
 
     def _join(
         self,
-        order: SubmissionOrder,
+        job: Generate,
         path: Path,
-        groups: Sequence[GroupTask],
+        groups: Sequence[Work],
         renderer: Renderer,
     ) -> _Made:
         """Put a submission's completions into the batch."""
+        order = job.order
         self._check_policy(order)  # another may have been loaded since the first look
         assert self._player is not None and self._policy is not None
         sampling = order.sampling
@@ -298,13 +350,12 @@ class EngineService:
             finished.drop()  # with this child's policy they would be too many
             policies = {self._policy.step}
         left = [row for row in range(order.rows()) if row not in finished.rollouts]
-        drawn = [groups[row // sampling.group_size] for row in left]
-        work = [(group.environment, group.task) for group in drawn]
+        work = [groups[row // sampling.group_size] for row in left]
         key = seeds.noise_key(order.seed())
         playing = Playing(renderer, work, left, key, sampling, finished.add)
         self._player.add(playing)
-        environments = [group.index for group in groups]
-        made = _Made(order, path, environments, finished, playing, self._slots(), policies)
+        prompts = {each.group: each.signed for each in job.prompts}
+        made = _Made(order, path, prompts, finished, playing, self._slots(), policies)
         self._live.append(made)
         return made
 
@@ -319,19 +370,21 @@ class EngineService:
         finished.prove()
         started = time.perf_counter()
         size = order.sampling.group_size
+        environments = order.environments_of_groups() or [0] * order.groups
         rollouts = Rollouts.from_rows(
             [
                 Row(
                     group=row // size,
                     sample=row % size,
-                    environment=made.environments[row // size],
+                    environment=environments[row // size],
                     rollout=finished.rollouts[row],
                     proof=finished.proofs[row],
                 )
                 for row in range(order.rows())
             ]
         )
-        digest, size_bytes = write(made.path, rollouts, self._header(order))
+        turns = made.turns() if made.prompts else None
+        digest, size_bytes = write(made.path, rollouts, self._header(order), turns)
         finished.forget()
         ended = sum(each.segments[-1].finish == "stop" for each in finished.rollouts.values())
         slots_left = self._slots()

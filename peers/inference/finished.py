@@ -32,6 +32,7 @@ class _Row(msgspec.Struct, array_like=True):
     row: int
     rollout: Rollout
     proof: bytes
+    turns: list[bytes] = []
 
 
 class FinishedRollouts:
@@ -43,12 +44,16 @@ class FinishedRollouts:
         self._key = blake3.blake3(msgspec.msgpack.encode(order)).digest()
         self.rollouts: dict[int, Rollout] = {}
         self.proofs: dict[int, bytes] = {}
+        self.turns: dict[int, list[bytes]] = {}
+        """An environment peer's signed turns after the prompt, by row; of unfinished rows, too."""
         self.seconds_proofs = 0.0
         self._unproven: deque[tuple[int, Sequence[SpanStates]]] = deque()
         self._begun = False
         """Whether the file exists and is this order's."""
         for each in self._read():
             self.rollouts[each.row], self.proofs[each.row] = each.rollout, each.proof
+            if each.turns:
+                self.turns[each.row] = each.turns
 
     def add(self, row: int, rollout: Rollout, states: Sequence[SpanStates]) -> None:
         """Add a finished rollout and the hidden states of its spans. Any thread may call it."""
@@ -87,6 +92,7 @@ class FinishedRollouts:
         """Forget what an earlier child finished."""
         self.rollouts.clear()
         self.proofs.clear()
+        self.turns.clear()
         self.forget()
         self._begun = False
 
@@ -95,7 +101,8 @@ class FinishedRollouts:
         self._path.unlink(missing_ok=True)
 
     def _packed(self, row: int) -> bytes:
-        return msgspec.msgpack.encode(_Row(row, self.rollouts[row], self.proofs[row]))
+        turns = self.turns.get(row, [])
+        return msgspec.msgpack.encode(_Row(row, self.rollouts[row], self.proofs[row], turns))
 
     def _write(self, bodies: list[bytes]) -> None:
         """Append rows, each after its length. Not durable: it need only outlive this process."""

@@ -24,11 +24,13 @@ from peers.inference.outbox import Made
 from peers.inference.pending import ASKED_AT_ONCE, PendingSubmission, PendingSubmissions
 from peers.inference.quantised import check_quantised
 from peers.inference.swapping import offer_newer
+from peers.inference.turns import ServedTurns, Unwanted
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN
 from swarm.jobs import Hardware, Load, SubmissionOrder, may_begin_with
 from swarm.jobs.inference import (
     Generate,
+    Generated,
     InferenceService,
     InferenceSetup,
     Loaded,
@@ -42,7 +44,7 @@ from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.rollouts.seeds import nonce_of
 from swarm.settings import ComputeSettings
-from swarm.world import client
+from swarm.world import ChildUserError, client
 from swarm.world.restarts import Restarts
 
 POLICIES_IN_MEMORY = 2
@@ -125,6 +127,7 @@ class InferenceRole:
         self._resumed = False
         """Whether the submissions made before a restart are being delivered."""
         self._pending = PendingSubmissions()
+        self._turns = ServedTurns(peer)
         self._meter = DeviceMeter(self._events)
         self._seconds_made = 0.0
         """How long the last submission took."""
@@ -191,6 +194,9 @@ class InferenceRole:
 
             nursery.start_soon(guard, partial(self._meter.follow, engine))
             nursery.start_soon(guard, partial(self._offer_newer, engine))
+            nursery.start_soon(
+                guard, partial(self._turns.serve, engine, lambda: self._pending.begun)
+            )
             await guard(partial(self._generate_until_over, engine, begin))
             if self._leaving:
                 await trio.sleep_forever()  # submissions may still be made; `leave` waits for them
@@ -453,6 +459,8 @@ class InferenceRole:
     async def _check_rendering(self, engine: InferenceService) -> None:
         """Raise `UserError` unless this machine renders tasks as the run's owner does."""
         for environment in self._run.manifest.environments:
+            if environment.where == "served":
+                continue
             probed = await engine.probe(Probe(environment=environment))
             if probed.digest != environment.probe_hash:
                 raise UserError(
@@ -491,9 +499,9 @@ class InferenceRole:
     async def _make(self, engine: InferenceService, pending: PendingSubmission) -> None:
         """Generate a submission and see to its delivery."""
         order, number = pending.order, pending.number
-        job = Generate(order=pending.asked, path=str(self._node.disk.local_path(pending.path)))
-        with self._meter.generating():
-            made = await engine.generate(job)
+        made = await self._generate(engine, pending)
+        if made is None:
+            return
         self._note_policy(made.policy, made.seconds_load)
         pending.generated = True
         seconds = self._seconds_made = self._node.world.now() - pending.since
@@ -534,6 +542,39 @@ class InferenceRole:
         await delivered.wait()
         self._pending.end(pending, self._peer.step_order())
         self._changed()
+
+    async def _generate(
+        self, engine: InferenceService, pending: PendingSubmission
+    ) -> Generated | None:
+        """Generate a submission, or give it up if nobody wants it once its environment peers
+        answer."""
+        seed = pending.asked.seed()
+        try:
+            prompts = await self._turns.prompts(pending)
+            path = str(self._node.disk.local_path(pending.path))
+            with self._meter.generating():
+                return await engine.generate(
+                    Generate(order=pending.asked, path=path, prompts=prompts)
+                )
+        except (Unwanted, ChildUserError) as error:
+            if isinstance(error, ChildUserError) and seed not in self._turns.unwanted:
+                raise
+            self._events.emit(
+                "inference.submission_given_up",
+                step=pending.order.step,
+                number=pending.number,
+                reason=str(error),
+            )
+        finally:
+            self._turns.forget(seed)
+        pending.generated = True
+        if pending.before is not None:
+            await pending.before.kept.wait()
+            pending.before = None
+        pending.kept.set()
+        self._pending.end(pending, self._peer.step_order())
+        self._changed()
+        return None
 
     def _changed(self) -> None:
         """Another submission may be allowed now."""

@@ -13,6 +13,7 @@ import torch
 import trio
 
 from peers.engines.device import use_hardware
+from peers.environments import Environment
 from peers.environments.collection import Environments, labels
 from peers.trainer import metrics
 from peers.trainer.evaluation import accuracy
@@ -58,6 +59,7 @@ from swarm.jobs.training import (
     TrainStep,
     Unreadable,
 )
+from swarm.manifest import EnvironmentReference
 from swarm.world.job_thread import J, JobThread, R, in_job_thread
 
 
@@ -312,18 +314,32 @@ class TrainerService:
     def evaluate(self, job: Evaluate) -> Evaluated:
         if self._ranks.rank != 0:  # only rank 0 answers
             return Evaluated(sampled=0.0, greedy=0.0)
-        total = sum(reference.weight for reference in self._references)
+        environments = [self._installed(reference) for reference in self._references]
+        total = sum(
+            reference.weight
+            for reference, environment in zip(self._references, environments, strict=True)
+            if environment is not None
+        )
         found: dict[str, Accuracy] = {}
         sampled = greedy = 0.0
-        for label, reference in zip(labels(self._references), self._references, strict=True):
-            if reference.weight:
-                environment = self._environments.of(reference)
+        named = zip(labels(self._references), self._references, environments, strict=True)
+        for label, reference, environment in named:
+            if reference.weight and environment is not None:
                 found[label] = each = accuracy(
                     Path(job.folder), environment, self._sampling, job.prompts, job.split
                 )
                 sampled += reference.weight / total * each.sampled
                 greedy += reference.weight / total * each.greedy
         return Evaluated(sampled=sampled, greedy=greedy, environments=found)
+
+    def _installed(self, reference: EnvironmentReference) -> Environment | None:
+        """An environment, or None if it is served and not installed here."""
+        try:
+            return self._environments.of(reference)
+        except UserError:
+            if reference.where == "served":
+                return None
+            raise
 
     @in_job_thread
     def prepare_base(self, job: PrepareBase) -> BasePrepared:

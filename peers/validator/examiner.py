@@ -14,8 +14,10 @@ from peers.validator.checks.base import first_failure, run
 from peers.validator.checks.history import CHECKS as HISTORY
 from peers.validator.checks.history import History
 from peers.validator.checks.standing import POLICY, SPANS, Age, Named
+from peers.validator.grades import ServedGrades, Ungraded
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.records import Records
+from peers.validator.rewards import settle
 from peers.validator.statistics import Duplicates, Pace, draw_secret, prefill_wanted
 from peers.validator.together import Together
 from swarm.errors import PeerError
@@ -28,6 +30,10 @@ from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import digest
 from swarm.world import ChildError
 from swarm.world.restarts import Restarts
+
+GRADES_SECONDS_MIN = 120.0
+"""Least time for the grades of served environments; `limits.verdict_seconds` if that is longer. A
+restarted environment peer is back within this time. Then the submission is quarantined."""
 
 
 class Children(NamedTuple):
@@ -54,6 +60,7 @@ class Examiner:
         self._loaded: list[CheckpointReference] = []
         """Policies that the prefill child holds."""
         self._together = Together()
+        self._grades = ServedGrades(peer)
 
     def is_drawn_later(self, submission: bytes) -> bool:
         """Whether an accepted submission that was not recomputed is drawn for an audit."""
@@ -120,6 +127,7 @@ class Examiner:
             canonical_path=self._local(canonical),
             tokenizer_folder=folder,
             bytes_max=manifest.limits.submission_bytes_max,
+            environment_peers=manifest.environment_ids(),
         )
         try:
             outcome = await self._check(case, inspect, manifest, children)
@@ -151,7 +159,8 @@ class Examiner:
         )
         if outcome.failed:
             return outcome
-        ungraded, striking = inspected.ungraded, history.is_striking
+        await self._grade(case, inspect.order.seed(), outcome, manifest)
+        ungraded, striking = outcome.ungraded, history.is_striking
         stake = self._records.stake(case.worker, case.submission.step)
         outcome.share = share_to_recompute(inspected.tokens, stake, thresholds)
         drawn = prefill_wanted(self._secret, case.submission.digest, outcome.share)
@@ -161,15 +170,29 @@ class Examiner:
                 path=inspect.canonical_path,
                 digest=inspected.canonical_digest,
                 thresholds=thresholds,
-                rewards=inspected.rewards,
+                rewards=outcome.rewards,
             )
             await self._recompute(case, job, children.prefill, outcome)
         if ungraded and not outcome.failed:
             # The seed determined these tokens, so the worker did not choose ungradable text.
-            outcome.failed = "not_gradable" if inspected.not_gradable else "environment"
+            outcome.failed = "not_gradable" if outcome.not_gradable else "environment"
             outcome.detail, outcome.quarantined = ungraded, True
         run(HISTORY, history, outcome)
         return outcome
+
+    async def _grade(
+        self, case: Case, seed: bytes, outcome: Outcome, manifest: RunManifest
+    ) -> None:
+        """Add the grades of served environments, if there are any."""
+        partly, outcome.partly = outcome.partly, None
+        if partly is None:
+            return
+        deadline = max(manifest.limits.verdict_seconds, GRADES_SECONDS_MIN)
+        try:
+            await self._grades.complete(case, seed, partly, deadline)
+            settle(outcome, partly)
+        except Ungraded as error:
+            outcome.ungraded, outcome.not_gradable = str(error), error.not_gradable
 
     async def _manifest(self, case: Case) -> RunManifest:
         """The version of the run manifest that the case's step follows."""

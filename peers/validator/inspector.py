@@ -20,9 +20,18 @@ from peers.environments.episodes import EpisodeLimits, grade_segments
 from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.parsing import Reader
+from peers.validator.rewards import settle
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.jobs import SubmissionOrder
-from swarm.jobs.validation import Inspect, Inspected, InspectionService, InspectionSetup, Report
+from swarm.jobs.validation import (
+    Inspect,
+    Inspected,
+    InspectionService,
+    InspectionSetup,
+    PartlyGraded,
+    Report,
+    ServedEpisode,
+)
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits
 from swarm.world.job_thread import JobThread, in_job_thread
@@ -63,12 +72,13 @@ class InspectorService:
             return Inspected(checks=[], failed="environment", detail=differs, quarantined=True)
         inspection = self._inspection(job, drawn, renderer)
         report = Report()
-        grades: list[list[Grade]] = []
+        graded: PartlyGraded | None = None
         ungraded, not_gradable = "", False
         try:
             run(CHECKS, inspection, report)
             if not report.failed:
-                grades = _grades(inspection.rollouts, inspection)
+                ungraded = inspection.failed_turn
+                graded, parts = _graded(inspection.rollouts, inspection)
         except NotGradable as error:
             ungraded, not_gradable = str(error), True
         except UserError as error:  # an environment cannot replay its turns, or grade them
@@ -76,16 +86,21 @@ class InspectorService:
         if report.failed:
             return Inspected(**msgspec.structs.asdict(report))
         rollouts = inspection.rollouts
-        graded = [[grade.reward for grade in group] for group in grades]
-        penalised = bool(graded) and any(each.task.length_weight for each in drawn)
+        final = Inspected()
+        if graded is not None:
+            final.parts = parts
+            if not graded.episodes:
+                settle(final, graded)
+                graded = None
         return Inspected(
             **msgspec.structs.asdict(report),
             ungraded=ungraded,
             not_gradable=not_gradable,
-            parts=_means_of_parts(grade for group in grades for grade in group),
-            rewards=_less_penalties(rollouts, drawn, graded) if graded else [],
-            task_means=[sum(group) / len(group) for group in graded] if penalised else [],
-            task_spreads=[max(group) - min(group) for group in graded] if penalised else [],
+            parts=final.parts,
+            rewards=final.rewards,
+            task_means=final.task_means,
+            task_spreads=final.task_spreads,
+            partly=None if ungraded else graded,
             environments=order.environments_of_groups(),
             group_digests=_group_digests(rollouts, order.sampling.group_size),
             canonical_digest=inspection.contents.canonical_digest,
@@ -100,6 +115,8 @@ class InspectorService:
         Otherwise it would find proven faults in honest work. Empty if all render alike.
         """
         for each in order.environments:
+            if each.where == "served":
+                continue
             key = (renderer.files_hash, each.name, each.version, each.probe_hash)
             if each.probe_hash != UNKNOWN_HASH and key not in self._alike:
                 if probe_hash(self._environments.of(each), renderer) != each.probe_hash:
@@ -113,19 +130,24 @@ class InspectorService:
         return ""
 
     def _inspection(
-        self, job: Inspect, drawn: Sequence[GroupTask], renderer: Renderer
+        self, job: Inspect, drawn: Sequence[GroupTask | None], renderer: Renderer
     ) -> Inspection:
         order, sampling = job.order, job.order.sampling
         config = _ModelFacts.read(Path(job.tokenizer_folder))
-        prompts = [renderer.encode_prompt(each.task.prompt) for each in drawn]
-        several_turns = any(episodes_of(each.environment) is not None for each in drawn)
+        prompts = [
+            None if each is None else renderer.encode_prompt(each.task.prompt) for each in drawn
+        ]
+        several_turns = any(
+            each is None or episodes_of(each.environment) is not None for each in drawn
+        )
+        positions = config.max_position_embeddings
         limits = ReadLimits(
             bytes_max=job.bytes_max,
             rows_max=order.rows(),
             # One more than allowed, so that a longer prompt fails the check `prompts`.
-            prompt_tokens_max=max(map(len, prompts)) + 1,
+            prompt_tokens_max=max(positions if p is None else len(p) for p in prompts) + 1,
             model_tokens_max=sampling.max_new_tokens + 1,
-            environment_tokens_max=config.max_position_embeddings if several_turns else 0,
+            environment_tokens_max=positions if several_turns else 0,
         )
         return Inspection(
             read=lambda: self._reader.read(
@@ -133,14 +155,16 @@ class InspectorService:
             ),
             header=expected_header(order),
             groups=drawn,
+            environments=order.environments_of_groups() or [0] * order.groups,
             prompts=prompts,
             group_size=sampling.group_size,
             renderer=renderer,
             vocabulary=config.vocab_size,
-            limits=EpisodeLimits(
-                sampling.stop_ids, sampling.max_new_tokens, config.max_position_embeddings
-            ),
+            limits=EpisodeLimits(sampling.stop_ids, sampling.max_new_tokens, positions),
             swaps_max=sampling.swaps_max,
+            run=order.run,
+            seed=order.seed(),
+            environment_peers=job.environment_peers,
         )
 
     async def run(self) -> None:
@@ -185,23 +209,36 @@ class _ModelFacts(msgspec.Struct):
             ) from error
 
 
-def _grades(rollouts: Rollouts, inspection: Inspection) -> list[list[Grade]]:
-    """Grades [groups][G] before length penalties; raises `UserError`.
+def _graded(rollouts: Rollouts, inspection: Inspection) -> tuple[PartlyGraded, dict[str, float]]:
+    """Grade the local environments' groups, and collect the others' episodes; raises `UserError`.
 
-    They are computed from the same token arrays that proofs and training use.
+    Returns the means of the parts of local rewards, too.
+
+    Rewards are computed from the same token arrays that proofs and training use.
     """
-    size = inspection.group_size
-    grades: list[list[Grade]] = []
+    size, stops = inspection.group_size, inspection.limits.stop_ids
+    lengths = rollouts.model_lengths().tolist()
+    found = PartlyGraded(graded=[], penalties=[], has_target=False, episodes=[])
+    grades: list[Grade] = []
     for group, each in enumerate(inspection.groups):
-        grades.append([])
-        for row in range(group * size, (group + 1) * size):
+        found.graded.append([])
+        found.penalties.append([])
+        for sample in range(size):
             checkpoint()
-            segments, stops = rollouts.rollout(row).segments, inspection.limits.stop_ids
+            row = group * size + sample
+            segments = rollouts.rollout(row).segments
+            if each is None:
+                tokens = [list(segment.tokens) for segment in segments]
+                found.episodes.append(ServedEpisode(group=group, sample=sample, segments=tokens))
+                continue
             graded = grade_segments(
                 each.environment, each.task, inspection.renderer, segments, stops
             )
-            grades[-1].append(graded)
-    return grades
+            grades.append(graded)
+            found.graded[-1].append(graded.reward)
+            found.penalties[-1].append(each.task.length_penalty(lengths[row]))
+            found.has_target |= bool(each.task.length_weight)
+    return found, _means_of_parts(grades)
 
 
 def _means_of_parts(grades: Iterable[Grade]) -> dict[str, float]:
@@ -211,17 +248,6 @@ def _means_of_parts(grades: Iterable[Grade]) -> dict[str, float]:
         for name, part in grade.parts.items():
             found.setdefault(name, []).append(part)
     return {name: sum(found[name]) / len(found[name]) for name in sorted(found)[:PARTS_MAX]}
-
-
-def _less_penalties(
-    rollouts: Rollouts, drawn: Sequence[GroupTask], graded: list[list[float]]
-) -> list[list[float]]:
-    """Rewards [groups][G] minus each rollout's length penalty."""
-    lengths = iter(rollouts.model_lengths().tolist())
-    return [
-        [reward - each.task.length_penalty(next(lengths)) for reward in group]
-        for each, group in zip(drawn, graded, strict=True)
-    ]
 
 
 def _group_digests(rollouts: Rollouts, group_size: int) -> list[bytes]:

@@ -34,6 +34,8 @@ class Contents:
 
     header: Header
     rollouts: Rollouts
+    turns: list[list[bytes]]
+    """[rows] Signed turns of environment peers; empty for a file without any."""
     canonical_digest: bytes
     """BLAKE3 of the rollouts' canonical bytes."""
     canonical_bytes: int
@@ -63,9 +65,10 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class FileRead(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of reading; exactly one field is set."""
+    """The result of reading: a header, and its turns; or a fault; or trouble."""
 
     header: Header | None = None
+    turns: list[list[bytes]] = []
     fault: Fault | None = None
     trouble: str = ""
     """An error of this machine, not of the file."""
@@ -88,7 +91,7 @@ class ReadingService:
             )
         except OSError as error:
             return FileRead(trouble=str(error))
-        return FileRead(header=submission.header)
+        return FileRead(header=submission.header, turns=submission.turns)
 
 
 class Reader:
@@ -130,6 +133,7 @@ class Reader:
         return Contents(
             found.header,
             Rollouts.from_bytes(canonical),
+            found.turns,
             blake3(canonical).digest(),
             len(canonical),
         )

@@ -29,6 +29,7 @@ async def recheck(fault: Fault, file: Path, model: Path, aside: Path) -> Inspect
         canonical_path=str(aside / "canonical"),
         tokenizer_folder=str(model),
         bytes_max=manifest.limits.submission_bytes_max,
+        environment_peers=manifest.environment_ids(),
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.run)

@@ -26,7 +26,7 @@ class EngineModel:
     """Cost model of `peers.inference.engine_service.EngineService`: submissions are generated one
     after the other, and the proofs and the file of one beside the next."""
 
-    BESIDE: ClassVar[frozenset[str]] = frozenset({"generate", "usage", "swap"})
+    BESIDE: ClassVar[frozenset[str]] = frozenset({"generate", "usage", "swap", "turns", "give"})
     """Methods that run while another one does."""
 
     def __init__(self, setting: Setting, setup: inference.InferenceSetup) -> None:
@@ -70,6 +70,13 @@ class EngineModel:
         self._policy = job.policy
         weights = disk.names_in(f"{path}/{WEIGHTS}")
         self._setting.tell("loaded", policy=job.policy.step, weights=weights)
+
+    async def turns(self, job: inference.AskTurns) -> inference.AskedTurns:
+        await trio.sleep(60.0)
+        return inference.AskedTurns(turns=[])
+
+    async def give(self, job: inference.GiveTurn) -> inference.TurnGiven:
+        return inference.TurnGiven()
 
     async def swap(self, job: inference.Swap) -> inference.Swapping:
         self._offered = job.load

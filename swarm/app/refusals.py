@@ -84,6 +84,11 @@ REFUSALS: dict[str, Refusal] = {
         _DEFECT,
     ),
     "proof_format": Refusal("a proof has the wrong number of bytes or chunks", _DEFECT),
+    "signed_turns": Refusal(
+        "a prompt or a turn is not the one that an environment peer signed for this place in this "
+        "submission",
+        _DEFECT,
+    ),
     "turns": Refusal(
         "the environment, run again, answers otherwise than the file says",
         "install the version of the environment that `swarm run show` names",

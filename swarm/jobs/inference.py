@@ -76,6 +76,17 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
     """BLAKE3-256 of the rendered token ids; it must equal `EnvironmentReference.probe_hash`."""
 
 
+class SignedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt of a group, from an environment peer."""
+
+    group: int
+    tokens: list[int]
+    last: bool
+    """Whether the model's first segment ends the episode."""
+    signed: bytes
+    """The signed turn (`swarm.turns.Turn`)."""
+
+
 class Generate(Job, frozen=True, kw_only=True):
     """Generate one submission with its proofs and write it durably to `path`.
 
@@ -89,6 +100,47 @@ class Generate(Job, frozen=True, kw_only=True):
 
     order: SubmissionOrder
     path: str
+    prompts: list[SignedPrompt] = msgspec.field(default_factory=list)
+    """Those of all groups whose environment is served."""
+
+
+class AskTurns(Job, frozen=True, kw_only=True):
+    """Wait for episodes of served environments whose model has ended its turn."""
+
+    patience_seconds: ClassVar[float] = 600.0
+
+
+class AskedTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """An episode that waits for the environment's turn."""
+
+    seed: Digest
+    """The submission's."""
+    row: int
+    segments: list[list[int]]
+    """Token ids of all segments so far."""
+
+
+class AskedTurns(msgspec.Struct, frozen=True, kw_only=True):
+    turns: list[AskedTurn]
+    """None after a minute without any."""
+
+
+class GiveTurn(Job, frozen=True, kw_only=True):
+    """Go on with an episode that waits for the environment's turn."""
+
+    patience_seconds: ClassVar[float] = 60.0
+
+    seed: Digest
+    row: int
+    tokens: list[int] = msgspec.field(default_factory=list)
+    """Empty: the episode is over."""
+    signed: bytes = b""
+    unwanted: str = ""
+    """Why nobody wants the submission any more, which is then given up; empty otherwise."""
+
+
+class TurnGiven(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine goes on with the episode, if it still generates it."""
 
 
 class Swap(Job, frozen=True, kw_only=True):
@@ -161,6 +213,16 @@ class InferenceService(Protocol):
         context length, `UserError` for an environment that is not installed.
 
         With `Sampling.swaps_max`, a later policy of the order's lineage may be loaded, too."""
+        ...
+
+    async def turns(self, job: AskTurns) -> AskedTurns:
+        """The episodes that have come to wait for a turn since the last call.
+
+        Answers while submissions are generated, at the latest after a minute."""
+        ...
+
+    async def give(self, job: GiveTurn) -> TurnGiven:
+        """Answers while submissions are generated; a submission that is over is ignored."""
         ...
 
     async def swap(self, job: Swap) -> Swapping:

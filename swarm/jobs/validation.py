@@ -54,6 +54,29 @@ class Inspect(Job, frozen=True, kw_only=True):
     """Hugging Face folder of the policy."""
     bytes_max: int
     """Size of the largest file that is read."""
+    environment_peers: list[str] = msgspec.field(default_factory=list)
+    """Peers whose signed turns count."""
+
+
+class ServedEpisode(msgspec.Struct, frozen=True, kw_only=True):
+    """An episode that an environment peer has to grade."""
+
+    group: int
+    sample: int
+    segments: list[list[int]]
+    """Token ids."""
+
+
+class PartlyGraded(msgspec.Struct, kw_only=True):
+    """The grades of local environments, and the episodes that an environment peer has to grade."""
+
+    graded: list[list[float]]
+    """[groups][G] Rewards before length penalties; empty for a group of a served environment."""
+    penalties: list[list[float]]
+    """[groups][G] Length penalties; empty likewise."""
+    has_target: bool
+    """Whether a local group's prompt asks for a length."""
+    episodes: list[ServedEpisode]
 
 
 class Inspected(Report, kw_only=True):
@@ -83,6 +106,8 @@ class Inspected(Report, kw_only=True):
     """Completion tokens."""
     policies: list[int] = []
     """Policies that the tokens were sampled from, ascending."""
+    partly: PartlyGraded | None = None
+    """Instead of rewards, where environments are served."""
 
 
 class InspectionService(Protocol):

@@ -11,6 +11,7 @@ from swarm.envelope import open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import PeerId
 from swarm.node.node import PEERS_MET, Node
+from swarm.run.admission import TRUSTED_ROLES
 from swarm.run.choice import choose_run, pin_owner
 from swarm.run.exchange import ask_for_manifests
 from swarm.run.records import run_key
@@ -36,7 +37,7 @@ NEWER_MANIFEST_SECONDS = 1.0
 EntryPoints: TypeAlias = Mapping[PeerId, Sequence[str]]
 """Peers through which a peer joins the network, with their addresses."""
 
-LOOKED_FOR = frozenset({"bootstrap", "relay", "trainer", "validator"})
+LOOKED_FOR = frozenset({"bootstrap", "relay", *TRUSTED_ROLES})
 """Roles of peers that others look for. Such a peer may start alone and wait for connections."""
 
 NO_WAY_IN = "no way into the network: give --bootstrap MULTIADDR (a running peer prints its own)"

@@ -162,15 +162,19 @@ class RunNode:
     def trusted_part(self, role: str) -> TrustedPart:
         """Return the log and the other state that this peer's trusted roles share.
 
-        Raises `UserError` if the manifest does not name this peer for `role` ("trainer" or
-        "validator").
+        Raises `UserError` if the manifest does not name this peer for `role`, one of
+        `swarm.run.admission.TRUSTED_ROLES`.
         """
         manifest = self.run.manifest
-        is_named = manifest.is_trainer if role == "trainer" else manifest.is_validator
+        is_named, field = {
+            "trainer": (manifest.is_trainer, "trainers"),
+            "validator": (manifest.is_validator, "validators"),
+            "environment": (manifest.is_environment_peer, "environment_peers"),
+        }[role]
         if self._trusted is None or not is_named(self.peer_id):
             raise UserError(
                 f"the manifest of run {self.run.id} does not name peer {self.peer_id} as a {role}; "
-                f"its owner must add that id to the manifest's {role}s, or use the --home that has "
+                f"its owner must add that id to the manifest's {field}, or use the --home that has "
                 "the key"
             )
         return self._trusted

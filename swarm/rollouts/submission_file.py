@@ -9,6 +9,7 @@ in a child process with a memory limit.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -21,8 +22,10 @@ import pyarrow.parquet as pq
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.errors import DECODE_ERRORS, PeerError
 from swarm.messages import ENVIRONMENTS_MAX, Count, Key, Line, Name
+from swarm.rollouts.rollout import TURNS_MAX
 from swarm.rollouts.rollouts import (
     ENVIRONMENT,
     KINDS,
@@ -41,6 +44,12 @@ HEADER_BYTES_MAX = 64 * 1024
 
 FORMAT = 2
 """Version of the schema and the header. Format 1 held one prompt and one completion per row."""
+
+FORMAT_SERVED = 3
+"""The same with the column `turns`, for runs with served environments."""
+
+TURNS_PER_ROW_MAX = 1 + TURNS_MAX
+"""The prompt's, which the first row of a group has, and one after each model segment."""
 
 
 def _list_of(element: pa.DataType) -> pa.DataType:
@@ -68,6 +77,15 @@ proofs of 258 bytes, ⌈tokens / 32⌉ of them for each span. Where a policy fol
 row, its tokens are sampled from keys and values that it has computed itself for all tokens before
 them: a cache of the policy before it is not used."""
 
+SCHEMA_SERVED = SCHEMA.append(pa.field("turns", pa.binary(), nullable=False))
+"""`turns`: the signed envelopes of an environment peer's turns, in order, as a msgpack list. The
+first row of a group has the prompt's, too."""
+
+_SCHEMAS = {FORMAT: SCHEMA, FORMAT_SERVED: SCHEMA_SERVED}
+
+Turns = Annotated[
+    list[Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]], Meta(max_length=TURNS_PER_ROW_MAX)
+]
 
 _LISTS = {
     "tokens": "token_offsets",
@@ -142,14 +160,22 @@ class Submission:
 
     header: Header
     rollouts: Rollouts
+    turns: list[list[bytes]]
+    """[rows] Signed turns of environment peers; empty for a file without any."""
 
 
-def write(path: Path, rollouts: Rollouts, header: Header) -> tuple[bytes, int]:
+def write(
+    path: Path,
+    rollouts: Rollouts,
+    header: Header,
+    turns: Sequence[Sequence[bytes]] | None = None,
+) -> tuple[bytes, int]:
     """Write a submission durably and return its BLAKE3-256 and its size in bytes.
 
-    The same rollouts and header give the same bytes (with the same pyarrow). Raises `OSError`.
+    `turns`: [rows] signed turns, for a submission with served environments. The same rollouts,
+    header and turns give the same bytes (with the same pyarrow). Raises `OSError`.
     """
-    raw = encode(rollouts, header)
+    raw = encode(rollouts, header, turns)
     with path.open("wb") as file:
         file.write(raw)
         file.flush()
@@ -157,8 +183,13 @@ def write(path: Path, rollouts: Rollouts, header: Header) -> tuple[bytes, int]:
     return blake3.blake3(raw).digest(), len(raw)
 
 
-def encode(rollouts: Rollouts, header: Header) -> bytes:
+def encode(
+    rollouts: Rollouts, header: Header, turns: Sequence[Sequence[bytes]] | None = None
+) -> bytes:
     """Encode a submission as the bytes that `write` writes."""
+    if turns is not None:
+        header = msgspec.structs.replace(header, format=FORMAT_SERVED)
+    schema = _SCHEMAS[header.format]
 
     def lists(name: str, flat: NDArray[Any], offsets: Offsets) -> Any:
         return pa.ListArray.from_arrays(
@@ -179,11 +210,12 @@ def encode(rollouts: Rollouts, header: Header) -> bytes:
         lists(name, getattr(rollouts, name), getattr(rollouts, offsets))
         for name, offsets in _LISTS.items()
     ]
-    table = pa.Table.from_arrays([*scalars, *columns, proof], schema=SCHEMA)
+    signed = [] if turns is None else [_packed(turns)]
+    table = pa.Table.from_arrays([*scalars, *columns, proof, *signed], schema=schema)
     out = pa.BufferOutputStream()
     with pq.ParquetWriter(
         out,
-        SCHEMA,
+        schema,
         compression="none",
         use_dictionary=False,
         write_statistics=False,
@@ -192,6 +224,10 @@ def encode(rollouts: Rollouts, header: Header) -> bytes:
         writer.write_table(table, row_group_size=max(1, len(rollouts)))
         writer.add_key_value_metadata({HEADER_KEY: msgspec.json.encode(header)})
     return bytes(out.getvalue())
+
+
+def _packed(turns: Sequence[Sequence[bytes]]) -> Any:
+    return pa.array([msgspec.msgpack.encode(list(each)) for each in turns], pa.binary())
 
 
 def read(path: Path, limits: ReadLimits, digest: bytes | None = None) -> Submission:
@@ -253,7 +289,19 @@ def decode(raw: bytes, limits: ReadLimits) -> Submission:
         ) from error
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _not_parquet(error) from error
-    return Submission(header, _rollouts(table, limits))
+    return Submission(header, _rollouts(table, limits), _turns(table, header))
+
+
+def _turns(table: Any, header: Header) -> list[list[bytes]]:
+    """Each row's signed turns, which are not opened here; raises `BadSubmission`."""
+    if header.format != FORMAT_SERVED:
+        return []
+    try:
+        return [
+            msgspec.msgpack.decode(row, type=Turns) for row in table.column("turns").to_pylist()
+        ]
+    except DECODE_ERRORS as error:
+        raise BadSubmission("schema", 1, 0, f"the signed turns are malformed: {error}") from error
 
 
 def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
@@ -271,7 +319,7 @@ def _check_metadata(file: Any, size_bytes: int, limits: ReadLimits) -> Header:
             f"{metadata.num_rows} rows, at least 1 and at most {limits.rows_max} are allowed",
         )
     raw = _raw_header(metadata)
-    if file.schema_arrow != SCHEMA:
+    if file.schema_arrow != _SCHEMAS[_header(raw, _Version).format]:
         raise BadSubmission("schema", 1, 0, "the columns are not those of a submission")
     group = metadata.row_group(0)
     for index in range(metadata.num_columns):
@@ -302,12 +350,12 @@ def _raw_header(metadata: Any) -> bytes:
         raise BadSubmission("schema", 1, 0, "the file's metadata must be the key `swarm` alone")
     raw = metadata.metadata[HEADER_KEY]
     found = _header(raw, _Version).format  # before any other field is read
-    if found != FORMAT:
+    if found not in _SCHEMAS:
         raise BadSubmission(
             "header",
             found,
             FORMAT,
-            f"the file has format {found}; this version reads {FORMAT}",
+            f"the file has format {found}; this version reads {FORMAT} and {FORMAT_SERVED}",
             proven=False,  # a version of Swarm that reads this format may find no fault
         )
     return bytes(raw)
@@ -327,6 +375,7 @@ def _rollouts(table: Any, limits: ReadLimits) -> Rollouts:
     columns = {
         name: column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         for name, column in chunked
+        if name in SCHEMA.names
     }
     arrays: dict[str, Any] = {name: columns[name].to_numpy() for name in SCHEMA.names[:3]}
     for name, offsets_name in _LISTS.items():

@@ -15,8 +15,11 @@ ADMISSION_LEASE_SECONDS = 60.0
 alone."""
 
 ROLES = ("bootstrap", "inference", "observer", "relay")
-"""Roles that every run admits. Trainers and validators need no admission: the manifest names them.
+"""Roles that every run admits. `TRUSTED_ROLES` need no admission: the manifest names their peers.
 An owner can allow further roles. Others are refused, so that strangers cannot invent role names."""
+
+TRUSTED_ROLES = frozenset({"trainer", "validator", "environment"})
+"""Roles of the peers that the manifest names."""
 
 
 def is_worker(roles: Sequence[str]) -> bool:

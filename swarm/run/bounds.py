@@ -124,10 +124,11 @@ def _check_environments(manifest: RunManifest, where: str) -> None:
         )
     for index, environment in enumerate(manifest.environments):
         name = f"{where}: environments[{index}]"
-        if environment.where == "served":
+        if environment.where == "served" and not manifest.environment_ids():
             raise UserError(
-                f'{name}.where is "served", but no peer can serve an environment yet; make it '
-                '"local"'
+                f'{name}.where is "served", but environment_peers names nobody in version '
+                f"{manifest.version}; list the id of at least one peer that is to serve it "
+                '(`swarm id HOME` prints it), or make it "local"'
             )
         low, high = environment.accuracy_min, environment.accuracy_max
         if not 0 <= low < high <= 1:
@@ -138,8 +139,13 @@ def _check_environments(manifest: RunManifest, where: str) -> None:
 
 
 def _check_trusted(manifest: RunManifest, where: str) -> None:
-    for field, keys in (("trainers", manifest.trainers), ("validators", manifest.validators)):
-        if not any(key.from_version <= manifest.version for key in keys):
+    for field, keys in (
+        ("trainers", manifest.trainers),
+        ("validators", manifest.validators),
+        ("environment_peers", manifest.environment_peers),
+    ):
+        needed = field != "environment_peers"
+        if needed and not any(key.from_version <= manifest.version for key in keys):
             raise UserError(
                 f"{where}: {field} names nobody in version {manifest.version}; list the id of at "
                 f"least one peer that is to be a {field[:-1]} (`swarm id HOME` prints it)"

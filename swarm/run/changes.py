@@ -31,6 +31,7 @@ _TAKES_EFFECT = {
     "optimiser": NEXT_STEP,
     "trainers": AT_ONCE,
     "validators": AT_ONCE,
+    "environment_peers": AT_ONCE,
     "admissions": AT_ONCE,
     "thresholds": NEXT_STEP,
     "limits": AT_ONCE,

@@ -27,6 +27,7 @@ from swarm.messages import (
 from swarm.run.bounds import check_batch
 from swarm.run.changes import NEVER, changes, values_listed
 from swarm.run.manifest import content_digest, manifest_in, run_id
+from swarm.turns import EpisodeGrade, GradeRequest, Turn
 
 VERSIONS_KEPT = 16
 """Number of versions of a run's manifest that a peer remembers (about 2 KB each). A step follows
@@ -183,7 +184,7 @@ class Run:
         return "relay" in roles or peer in self.manifest.trusted_ids()
 
     def trusts(self, peer: str) -> bool:
-        """Whether a peer is the owner, or a trainer or validator of the newest version."""
+        """Whether a peer is the owner, or one that the newest version names."""
         return peer == self.owner or peer in self.manifest.trusted_ids()
 
     def clock_off(self, peer: str) -> float:
@@ -201,6 +202,10 @@ class Run:
         elif isinstance(message, (Checkpoint, StepOrder)):
             allowed = manifest.is_trainer(sender)
         elif isinstance(message, (Verdict, Acknowledgement)):
+            allowed = manifest.is_validator(sender)
+        elif isinstance(message, (Turn, EpisodeGrade)):
+            allowed = manifest.is_environment_peer(sender)
+        elif isinstance(message, GradeRequest):
             allowed = manifest.is_validator(sender)
         elif isinstance(message, (Reinstatement, Invite, InviteRevocation)):
             allowed = sender == self.owner

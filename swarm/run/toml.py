@@ -59,7 +59,7 @@ def describe_run(path: Path) -> RunDescription:
 def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
     """Make the manifest that a TOML file describes.
 
-    Trainers and validators are listed by peer id. Raises a `UserError` that names the field and its
+    Trusted peers are listed by peer id. Raises a `UserError` that names the field and its
     value.
     """
     description = describe_run(path)
@@ -68,7 +68,7 @@ def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
         {**entry, "probe_hash": probe}
         for entry, probe in zip(table["environments"], hashes.probes, strict=True)
     ]
-    for field in ("trainers", "validators"):
+    for field in ("trainers", "validators", "environment_peers"):
         entries = table.setdefault(field, [])
         if isinstance(entries, list):
             for peer in entries:

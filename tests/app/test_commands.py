@@ -103,7 +103,11 @@ def test_create_again_keeps_the_owner(tmp_path: Path) -> None:
             "must be greater than 1 + epsilon",
         ),
         ("[[environments]]", "[environment]", "environment is called [[environments]] now"),
-        ('name = "sort-digits"', 'where = "served"\nname = "sort-digits"', "no peer can serve an"),
+        (
+            'name = "sort-digits"',
+            'where = "served"\nname = "sort-digits"',
+            "environment_peers names nobody",
+        ),
         ('name = "sort-digits"', 'weight = 0\nname = "sort-digits"', "none would give a task"),
         ("[optimiser]", "[objective]", "objective.learning_rate is called optimiser.learning_rate"),
         ("[schedule]", "[schedule", "is not valid TOML"),

@@ -113,7 +113,7 @@ class Arena:
         renderer, stops = Renderer(self.stage.policy), order.sampling.stop_ids
         tasks = [task.task for task in self.stage.engine._environments.tasks(
             order.environments, order.seed(), order.groups, order.step
-        )]  # fmt: skip
+        ) if task is not None]  # fmt: skip
         prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
         size = order.sampling.group_size
 

@@ -28,7 +28,7 @@ from swarm.app.demo.cast import demo_manifest
 from swarm.app.local_peers import free_ports, write_config
 from swarm.app.run_probe import probe_hashes
 from swarm.identity import Identity, load_or_create
-from swarm.manifest import Adapter, Limits, RunManifest, TrustedKey
+from swarm.manifest import Adapter, EnvironmentReference, Limits, RunManifest, TrustedKey
 from swarm.observable import Observable
 from swarm.run.update import sign_manifest
 from swarm.world.child import die_with_parent
@@ -315,18 +315,23 @@ def tiny_manifest(
     validators: Sequence[str],
     steps: int,
     limits: Limits,
+    environment: EnvironmentReference = ENVIRONMENT,
+    environment_peers: Sequence[str] = (),
 ) -> RunManifest:
     """Make a small version of the demo's run: 8 groups of 4 per step, 2 groups per submission."""
+    hashes = probe_hashes(base, [environment])
     manifest = demo_manifest(
         name="tiny",
         steps=steps,
-        hashes=probe_hashes(base, [ENVIRONMENT]),
+        hashes=hashes,
         trainer=trainer,
         validator=validators[0],
     )
     replace = msgspec.structs.replace
     return replace(
         manifest,
+        environments=[replace(environment, probe_hash=hashes.probes[0])],
+        environment_peers=[TrustedKey(peer=peer) for peer in environment_peers],
         sampling=replace(
             manifest.sampling, group_size=4, groups_per_submission=GROUPS_PER_SUBMISSION
         ),
@@ -351,7 +356,10 @@ class Swarm:
         limits: Limits | None = None,
         adapter: Adapter | None = None,
         settings: Mapping[str, Mapping[str, str | int | float | bool]] | None = None,
+        environment: EnvironmentReference = ENVIRONMENT,
+        site: Path | None = None,
     ) -> None:
+        """`site`: a folder with packages that environment peers alone have."""
         self.nursery = self._nursery = nursery
         self.folder = folder
         ports = iter(free_ports(2 * len(names)))
@@ -364,10 +372,14 @@ class Swarm:
             command = [sys.executable, "-m", "swarm.peer", "--role", role, "--home", str(home)]
             command += ["--listen", f"/ip4/127.0.0.1/tcp/{port}", "--bulk-port", str(bulk_port)]
             command += ["--json-logs"]
+            variables = {FORK_SERVER: str(fork_server)}
+            if role == "environment" and site is not None:
+                search = [str(site), os.environ.get("PYTHONPATH", "")]
+                variables["PYTHONPATH"] = os.pathsep.join(filter(None, search))
             self.peers[name] = Peer(
                 name,
                 command,
-                {FORK_SERVER: str(fork_server)},
+                variables,
                 role=role,
                 identity=load_or_create(home / "identity.key"),
                 home=home,
@@ -381,6 +393,8 @@ class Swarm:
             validators=self.validators,
             steps=steps,
             limits=limits or Limits(),
+            environment=environment,
+            environment_peers=[p.identity.peer_id for p in self.of_role("environment")],
         )
         manifest = msgspec.structs.replace(manifest, adapter=adapter or Adapter())
         envelope = sign_manifest(owner, manifest, time.time())

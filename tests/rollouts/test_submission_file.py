@@ -223,7 +223,7 @@ def test_format_1_is_refused_by_naming_both_versions() -> None:
     header = msgspec.json.encode({"format": 1, "environment": "sort-digits"})
     with pytest.raises(BadSubmission) as caught:
         decode(rewritten(table, {HEADER_KEY: header}), LIMITS)
-    assert caught.value.detail == "the file has format 1; this version reads 2"
+    assert caught.value.detail == "the file has format 1; this version reads 2 and 3"
     assert not caught.value.proven, "another version of Swarm finds no fault"
     assert (caught.value.check, caught.value.figure, caught.value.threshold) == ("header", 1, 2)
 

@@ -72,6 +72,7 @@ def test_an_honest_submission_passes(stage: Stage) -> None:
         "spans",
         "ending",
         "proof_format",
+        "signed_turns",
         "turns",
     ]
     assert not found.proven_fault

@@ -19,6 +19,7 @@ from peers.proofs.format import ProofFormatError, check_format, split
 from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.parsing import Contents
 from swarm.rollouts.rollouts import FINISHES, MODEL, Rollouts
+from swarm.rollouts.signed_turns import BadTurn, check_turns, open_turn
 from swarm.rollouts.submission_file import BadSubmission
 from swarm.world.progress import checkpoint
 
@@ -31,15 +32,26 @@ class Inspection:
     """Reads the hostile file; raises `BadSubmission`."""
     header: Mapping[str, Any]
     """Expected header fields, from the announcement, the step order and the manifest."""
-    groups: Sequence[GroupTask]
-    prompts: Sequence[Sequence[int]]
-    """[groups][tokens] Token ids of each group's prompt."""
+    groups: Sequence[GroupTask | None]
+    """None for a group of a served environment."""
+    environments: Sequence[int]
+    """[groups] Index of each group's environment."""
+    prompts: Sequence[Sequence[int] | None]
+    """[groups][tokens] Token ids of each group's prompt; None for that of an environment peer."""
     group_size: int
     renderer: Renderer
     vocabulary: int
     limits: EpisodeLimits
     swaps_max: int = 0
     """Most swaps of weights while the submission was generated."""
+    run: str = ""
+    seed: bytes = b""
+    """The submission's, which signed turns name."""
+    environment_peers: Sequence[str] = ()
+    """Peers whose signed turns count."""
+    failed_turn: str = ""
+    """Why an environment peer's environment could not go on with an episode; set by
+    `SignedTurns`."""
 
     @cached_property
     def contents(self) -> Contents:
@@ -127,8 +139,8 @@ class Prompts(Check[Inspection]):
         wrong = [
             row
             for row in range(len(rollouts))
-            if rollouts.prompt(row) != evidence.prompts[row // group_size]
-            or rollouts.environment[row] != evidence.groups[row // group_size].index
+            if evidence.prompts[row // group_size] not in (None, rollouts.prompt(row))
+            or rollouts.environment[row] != evidence.environments[row // group_size]
         ]
         detail = ""
         if wrong:
@@ -251,6 +263,61 @@ class ProofFormat(Check[Inspection]):
         return at_most(len(faults), 0, faults[0] if faults else "")
 
 
+class SignedTurns(Check[Inspection]):
+    """The prompt and every turn of a served environment are signed by an environment peer for their
+    place in this submission, after the tokens before them; none is missing.
+
+    Figure: groups with another prompt or turn.
+    """
+
+    name = "signed_turns"
+    proven = True
+
+    def examine(self, evidence: Inspection) -> Finding:
+        turns = evidence.contents.turns or [[] for _ in range(len(evidence.rollouts))]
+        faults = []
+        for group, drawn in enumerate(evidence.groups):
+            rows = range(group * evidence.group_size, (group + 1) * evidence.group_size)
+            if drawn is not None:
+                if any(turns[row] for row in rows):
+                    faults.append(f"row {rows[0]} has signed turns of an environment that is local")
+                continue
+            try:
+                self._check_group(evidence, group, [turns[row] for row in rows])
+            except BadTurn as error:
+                faults.append(f"group {group}: {error}")
+        return at_most(len(faults), 0, faults[0] if faults else "")
+
+    def _check_group(
+        self, evidence: Inspection, group: int, turns: Sequence[Sequence[bytes]]
+    ) -> None:
+        if not turns[0]:
+            raise BadTurn("its first row has no signed prompt")
+        run, peers = evidence.run, evidence.environment_peers
+        prompt = open_turn(
+            turns[0][0],
+            run=run,
+            peers=peers,
+            seed=evidence.seed,
+            group=group,
+            sample=0,
+            index=0,
+            before=(),
+        )
+        for sample, own in enumerate(turns):
+            checkpoint()
+            failed = check_turns(
+                prompt,
+                own[1:] if sample == 0 else own,
+                evidence.rollouts.rollout(group * evidence.group_size + sample).segments,
+                run=run,
+                peers=peers,
+                sample=sample,
+                max_new_tokens=evidence.limits.max_new_tokens,
+            )
+            evidence.failed_turn = evidence.failed_turn or failed
+
+
 class Turns(Check[Inspection]):
     """Environment segments are the environment's answers, and episodes end where it ends them.
 
@@ -272,6 +339,8 @@ class Turns(Check[Inspection]):
 
     def _replays(self, evidence: Inspection, row: int, length: int) -> bool:
         drawn = evidence.groups[row // evidence.group_size]
+        if drawn is None:
+            return True  # its turns are signed
         if episodes_of(drawn.environment) is None:
             return length == 2
         segments = evidence.rollouts.rollout(row).segments
@@ -294,5 +363,6 @@ CHECKS: tuple[Check[Inspection], ...] = (
     Spans(),
     Ending(),
     ProofFormat(),
+    SignedTurns(),
     Turns(),
 )

@@ -229,7 +229,7 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
     for name, value in fields.items():
         if isinstance(value, dict):
             continue
-        if name in ("trainers", "validators"):
+        if name in ("trainers", "validators", "environment_peers"):
             print(f"\n{name}:")
             for key in value:
                 print(f"  {key['peer']} (from version {key['from_version']})")

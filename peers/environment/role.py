@@ -1,0 +1,385 @@
+"""The environment role: render prompts, answer the model and grade, for served environments.
+
+A worker asks for the prompts of its groups and for the turn after each segment of its model; every
+answer is a signed turn. A validator asks for the grade of a finished episode. Requests hold the
+whole episode, so any environment peer can answer any of them: one that takes over plays the episode
+again. The environments' code runs in child processes (`pool`), never here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+import pydantic
+import trio
+
+from peers.environment.pool import CallFailed, Pool
+from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.errors import SwarmError, UserError
+from swarm.events import Rationed
+from swarm.gossip.topics import RUN
+from swarm.jobs import SubmissionOrder
+from swarm.jobs.environment import (
+    DrawPrompt,
+    EnvironmentService,
+    EnvironmentSetup,
+    GradeEpisode,
+    PlayTurn,
+)
+from swarm.jobs.inference import Probe
+from swarm.messages import Admission, Message, StepOrder
+from swarm.messenger import first
+from swarm.node.run_node import RunNode
+from swarm.rates import TokenBuckets
+from swarm.rollouts.seeds import environment_of_group, nonce_of
+from swarm.rollouts.signed_turns import BadTurn, open_turn
+from swarm.run.admission import check_admission, is_worker
+from swarm.settings import RoleSettings
+from swarm.turns import (
+    PACKED_BYTES_MAX,
+    EpisodeGrade,
+    EpisodeRequest,
+    EpisodeTokens,
+    GradeRequest,
+    Turn,
+    TurnRefused,
+    TurnRequest,
+    pack,
+    segments_of,
+    tokens_digest,
+)
+from swarm.world import ChildError
+
+ORDERS_KEPT = 64
+"""Step orders remembered; a few steps are open at a time."""
+
+ORDER_WAIT_SECONDS = 3.0
+"""Time to wait for a step order that the asking peer may have received first."""
+
+TURNS_KEPT = 4096
+"""Signed turns remembered, so that a repeated request gets the same answer, even of an environment
+that is not deterministic."""
+
+ATTEMPTS_MAX = 2
+"""Calls over one turn that may end their child or take too long. Then the episode is over."""
+
+WORKERS_REMEMBERED_MAX = 4096
+"""Workers whose requests are counted."""
+
+BURST_SECONDS = 20.0
+"""A worker may send as many requests at once as it may send in this time: all samples of a batch
+may end their turn together."""
+
+
+class EnvironmentSettings(RoleSettings):
+    """`[environment]`: how this peer runs served environments."""
+
+    interpreter: str = ""
+    """Path of the Python interpreter of the children, in which Swarm and the environments are
+    installed. Empty: the peer's own interpreter."""
+    children: int = pydantic.Field(default=2, ge=1, le=256)
+    """Processes that play and grade, each one call at a time."""
+    memory_mb: int = pydantic.Field(default=2048, ge=64)
+    """Most memory that each of them may write. One that needs more is killed and replaced."""
+    seconds_max: float = pydantic.Field(default=30.0, gt=0, le=3600)
+    """Most seconds of one call of an environment. A process that takes longer is killed."""
+    waiting_max: int = pydantic.Field(default=4096, ge=1)
+    """Requests that may wait for a process; more are refused, and repeated later."""
+    requests_per_second: float = pydantic.Field(default=20.0, gt=0)
+    """Average number of requests per second that one worker is answered. It may send as many at
+    once as in 20 seconds."""
+
+
+class _Refused(SwarmError):
+    """The request is refused, for a reason that the asking peer is told."""
+
+    def __init__(self, reason: str, *, later: bool = False) -> None:
+        super().__init__(reason)
+        self.later = later
+
+
+class EnvironmentRole:
+    """Serves environments. Must run on a peer that the manifest names in `environment_peers`."""
+
+    topics: ClassVar[tuple[str, ...]] = (RUN,)
+    Settings: ClassVar[type[EnvironmentSettings]] = EnvironmentSettings
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._run = peer.run
+        self._node = peer.node
+        peer.trusted_part("environment")
+        self._settings = settings = peer.node.settings.of("environment", EnvironmentSettings)
+        self._pool = Pool(
+            peer.node,
+            children=settings.children,
+            waiting_max=settings.waiting_max,
+            seconds_max=settings.seconds_max,
+            memory_bytes_max=settings.memory_mb << 20,
+            interpreter=settings.interpreter or None,
+        )
+        self._orders: dict[tuple[int, int], StepOrder] = {}
+        rate = settings.requests_per_second
+        self._rates = TokenBuckets(rate, rate * BURST_SECONDS, WORKERS_REMEMBERED_MAX)
+        self._turns: OrderedDict[tuple[bytes, int, int, int, bytes], Envelope] = OrderedDict()
+        """The last turns, by seed, group, sample, index and the hash of the tokens before."""
+        self._failures: Counter[tuple[bytes, int, int]] = Counter()
+        """Calls that failed, by episode."""
+        self._dropped = Rationed(peer.node.events)
+        peer.gossip.listen(StepOrder, self._on_order)
+
+    def _on_order(self, envelope: Envelope) -> None:
+        order = envelope.expect(StepOrder)
+        key = (order.lineage, order.step)
+        held = self._orders.get(key)
+        if held is None or held.order() < order.order():
+            self._orders[key] = order
+            while len(self._orders) > ORDERS_KEPT:
+                del self._orders[min(self._orders)]
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises `UserError` for an environment that this machine lacks or
+        renders otherwise than the run's owner."""
+        served = [each for each in self._run.manifest.environments if each.where == "served"]
+        self._peer.status.doing = "waiting for a policy"
+        envelope = await self._peer.order.wait_until(lambda order: order is not None)
+        assert envelope is not None
+        folder = await self._peer.policies.get(envelope.expect(StepOrder).checkpoint)
+        setup = EnvironmentSetup(
+            environments=served, folder=str(self._node.disk.local_path(folder))
+        )
+        self._peer.status.doing = "ready to serve"
+        async with self._peer.messenger.answering(
+            {TurnRequest: self._on_turn, GradeRequest: self._on_grade}
+        ):
+            await self._pool.run(setup, self._check_rendering)
+
+    async def _check_rendering(self, service: EnvironmentService) -> None:
+        """Raise `UserError` unless this machine renders tasks as the run's owner does."""
+        for environment in self._run.manifest.environments:
+            if environment.where != "served":
+                continue
+            probed = await service.probe(Probe(environment=environment))
+            if probed.digest != environment.probe_hash:
+                raise UserError(
+                    f"this machine renders the tasks of {environment.name} {environment.version} "
+                    "differently from the run's owner; install the version of the environment and "
+                    "of Swarm that the owner signed the run with"
+                )
+
+    # --- turns -------------------------------------------------------------------------------
+
+    async def _on_turn(
+        self, envelope: Envelope, supporting: Sequence[Envelope]
+    ) -> Sequence[Envelope]:
+        """Answer a worker with a signed turn; a stranger or a flood gets nothing."""
+        worker, request = envelope.sender, envelope.expect(TurnRequest)
+        cause = self._unwelcome(worker, request, first(supporting, Admission))
+        if cause:
+            self._dropped.emit("environment.request_dropped", remote=worker, cause=cause)
+            return []
+        try:
+            return [await self._turn(worker, request, supporting)]
+        except _Refused as refusal:
+            return [await self._refusal(refusal)]
+
+    def _unwelcome(self, worker: str, request: TurnRequest, shown: Envelope | None) -> str:
+        """Why a request is dropped without an answer; empty if it is answered."""
+        if not self._run.trusts(worker):
+            wall_time = self._node.world.wall_time()
+            if shown is None or check_admission(shown, self._run, worker, wall_time) is not None:
+                return "not_admitted"
+            admission = shown.expect(Admission)
+            if not is_worker(admission.roles) or admission.entry != request.entry:
+                return "not_admitted"
+        if not self._rates.of(worker).take(1, self._node.world.now()):
+            return "over_rate"
+        return ""
+
+    async def _turn(
+        self, worker: str, request: TurnRequest, supporting: Sequence[Envelope]
+    ) -> Envelope:
+        order = await self._order_of(worker, request)
+        segments = self._segments(request, supporting)
+        if len(segments) % 2:
+            raise _Refused("an episode must end with a segment of the model")
+        seed, before = order.seed(), [token for segment in segments for token in segment]
+        episode = (seed, request.group, request.sample)
+        key = (*episode, len(segments) // 2, tokens_digest(before))
+        known = self._turns.get(key)
+        if known is not None:
+            return known
+        turn = Turn(
+            seed=seed,
+            group=request.group,
+            sample=request.sample,
+            index=len(segments) // 2,
+            before=key[-1],
+        )
+        try:
+            if not segments:
+                turn = await self._prompt(order, turn)
+            else:
+                turn = await self._answer(order, turn, segments, first(supporting, Turn))
+        except CallFailed as error:
+            self._failures[episode] += 1
+            if self._failures[episode] < ATTEMPTS_MAX or not segments:
+                raise _Refused(str(error)[:500], later=True) from error
+            del self._failures[episode]
+            turn = _failed(turn, str(error))
+        except ChildError as error:
+            if not segments or error.kind != UserError.__name__:
+                raise _Refused(str(error)[:500], later=not segments) from error
+            turn = _failed(turn, str(error))
+        signed = await self._peer.seal(turn, STATE_LIFETIME_SECONDS)
+        self._turns[key] = signed
+        if len(self._turns) > TURNS_KEPT:
+            self._turns.popitem(last=False)
+        if len(self._failures) > TURNS_KEPT:
+            self._failures.clear()
+        return signed
+
+    async def _prompt(self, order: SubmissionOrder, turn: Turn) -> Turn:
+        job = DrawPrompt(order=order, group=turn.group)
+        drawn = await self._pool.call(lambda service: service.draw(job))
+        return _with_tokens(turn, drawn.tokens, last=drawn.last)
+
+    async def _answer(
+        self,
+        order: SubmissionOrder,
+        turn: Turn,
+        segments: list[list[int]],
+        shown: Envelope | None,
+    ) -> Turn:
+        """The turn after the last of an episode's segments. `shown`: the turn before it."""
+        if turn.index > 1:
+            self._check_shown(turn, segments, shown)
+        job = PlayTurn(order=order, group=turn.group, sample=turn.sample, segments=segments)
+        played = await self._pool.call(lambda service: service.play(job))
+        if played.differs:
+            return _failed(
+                turn,
+                "the environment gives other turns when the episode is played again, so that no "
+                "other environment peer can continue it",
+            )
+        return _with_tokens(turn, played.tokens)
+
+    def _check_shown(self, turn: Turn, segments: list[list[int]], shown: Envelope | None) -> None:
+        """Raise `_Refused` unless an environment peer signed the turns so far: the hash in the last
+        of them covers all others."""
+        if shown is None:
+            raise _Refused("the environment's last turn must stand beside a request")
+        before = [token for segment in segments[:-2] for token in segment]
+        try:
+            last = open_turn(
+                shown.raw,
+                run=self._run.id,
+                peers=self._run.manifest.environment_ids(),
+                seed=turn.seed,
+                group=turn.group,
+                sample=turn.sample,
+                index=turn.index - 1,
+                before=before,
+            )
+        except BadTurn as error:
+            raise _Refused(str(error)) from error
+        if last.tokens != pack(segments[-2]):
+            raise _Refused("the environment's last turn has other tokens than the request")
+
+    # --- grades ------------------------------------------------------------------------------
+
+    async def _on_grade(
+        self, envelope: Envelope, supporting: Sequence[Envelope]
+    ) -> Sequence[Envelope]:
+        """Answer a validator with a grade. The gate lets nobody else ask."""
+        request = envelope.expect(GradeRequest)
+        try:
+            return [await self._grade(request, supporting)]
+        except _Refused as refusal:
+            return [await self._refusal(refusal)]
+
+    async def _grade(self, request: GradeRequest, supporting: Sequence[Envelope]) -> Envelope:
+        order = await self._order_of(request.worker, request)
+        segments = self._segments(request, supporting)
+        if len(segments) % 2 or not segments:
+            raise _Refused("a finished episode must end with a segment of the model")
+        job = GradeEpisode(order=order, group=request.group, segments=segments)
+        try:
+            graded = await self._pool.call(lambda service: service.grade(job))
+        except (CallFailed, ChildError) as error:
+            raise _Refused(str(error)[:500], later=isinstance(error, CallFailed)) from error
+        grade = EpisodeGrade(
+            reward=graded.reward,
+            penalty=graded.penalty,
+            has_target=graded.has_target,
+            not_gradable=graded.not_gradable[:500],
+        )
+        return await self._peer.seal(grade, STATE_LIFETIME_SECONDS)
+
+    # --- both --------------------------------------------------------------------------------
+
+    async def _order_of(self, worker: str, request: EpisodeRequest) -> SubmissionOrder:
+        """What the step's order asks of a worker; raises `_Refused` for work that none wants."""
+        key = (request.lineage, request.step)
+        with trio.move_on_after(ORDER_WAIT_SECONDS):
+            await self._peer.order.wait_until(lambda _: key in self._orders)
+        found = self._orders.get(key)
+        manifest = self._run.manifest_of(found) if found is not None else None
+        if found is None or manifest is None:
+            raise _Refused("no such step is known here yet", later=True)
+        newest = self._peer.step_order()
+        if newest is not None and newest.step - found.step > self._run.max_staleness:
+            raise _Refused("that step is too old to be trained on")
+        sampling = manifest.sampling
+        order = SubmissionOrder(
+            run=self._run.id,
+            policy=found.checkpoint,
+            step=found.step,
+            nonce=nonce_of(found.nonce, request.entry),
+            worker=worker,
+            number=request.number,
+            groups=sampling.groups_per_submission,
+            environments=manifest.environments,
+            sampling=sampling,
+        )
+        if (
+            request.number >= found.submissions_max
+            or request.group >= order.groups
+            or request.sample >= sampling.group_size
+        ):
+            raise _Refused("the step order allows no such submission, group or sample")
+        weights = [each.weight for each in manifest.environments]
+        index = environment_of_group(order.seed(), request.group, weights)
+        if manifest.environments[index].where != "served":
+            raise _Refused("that group's environment is not served: the worker renders it itself")
+        return order
+
+    def _segments(self, request: EpisodeRequest, supporting: Sequence[Envelope]) -> list[list[int]]:
+        """The segments of a request; raises `_Refused`."""
+        further = [each.message for each in supporting if isinstance(each.message, EpisodeTokens)]
+        try:
+            return segments_of(request, further)
+        except ValueError as error:
+            raise _Refused(str(error)) from error
+
+    async def _refusal(self, refusal: _Refused) -> Envelope:
+        message: Message = TurnRefused(reason=str(refusal)[:500], later=refusal.later)
+        return await self._peer.seal(message, STATE_LIFETIME_SECONDS)
+
+
+def _with_tokens(turn: Turn, tokens: Sequence[int], *, last: bool = False) -> Turn:
+    """A turn with its tokens; one that is too long for a message has failed."""
+    packed = pack(tokens)
+    if len(packed) > PACKED_BYTES_MAX:
+        return _failed(
+            turn, f"the environment's turn has {len(tokens)} tokens, more than a message can carry"
+        )
+    return msgspec.structs.replace(turn, tokens=packed, last=last)
+
+
+def _failed(turn: Turn, reason: str) -> Turn:
+    """The turn that ends an episode because the environment cannot go on with it."""
+    return msgspec.structs.replace(turn, failed=reason[:500])

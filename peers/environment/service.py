@@ -1,0 +1,164 @@
+"""The child process of an environment peer: draws, renders, plays and grades, one call at a time.
+
+It holds the states of the last episodes, so that the next turn continues them. An episode that it
+does not hold, for example another peer's, is played again from the tokens in the request.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from peers.environments.collection import Environments, GroupTask
+from peers.environments.episodes import EpisodeLimits, Replies, grade_segments
+from peers.environments.interface import episodes_of
+from peers.environments.probe import probe_hash
+from peers.environments.renderer import Renderer
+from swarm.errors import DECODE_ERRORS, UserError
+from swarm.jobs.environment import (
+    Drawn,
+    DrawPrompt,
+    EnvironmentService,
+    EnvironmentSetup,
+    EpisodeJob,
+    Graded,
+    GradeEpisode,
+    Played,
+    PlayTurn,
+)
+from swarm.jobs.inference import Probe, Probed
+from swarm.rollouts.rollout import Segment
+from swarm.turns import tokens_digest
+from swarm.world.job_thread import JobThread, in_job_thread
+
+EPISODES_KEPT = 4096
+"""Episodes whose state is kept between turns; others are played again."""
+
+TASKS_KEPT = 1024
+"""Tasks kept between the calls for a group's samples."""
+
+_Key = tuple[bytes, int, int, bytes]
+"""Seed, group and sample of an episode, and the digest of its tokens up to the last turn."""
+
+
+class _ModelFacts(msgspec.Struct):
+    max_position_embeddings: int
+
+
+class EnvironmentPeerService:
+    """Implements `swarm.jobs.environment.EnvironmentService`."""
+
+    def __init__(self, setup: EnvironmentSetup) -> None:
+        """Load the environments; raises `UserError` for one that is not installed here."""
+        folder = Path(setup.folder)
+        self._renderer = Renderer(folder)
+        self._positions = _positions(folder)
+        self._environments = Environments()
+        for reference in setup.environments:
+            self._environments.of(reference)
+        self._tasks: OrderedDict[tuple[bytes, int], GroupTask] = OrderedDict()
+        self._going: OrderedDict[_Key, Replies] = OrderedDict()
+        self._thread = JobThread()
+
+    @in_job_thread
+    def probe(self, job: Probe) -> Probed:
+        environment = self._environments.of(job.environment)
+        return Probed(digest=probe_hash(environment, self._renderer))
+
+    @in_job_thread
+    def draw(self, job: DrawPrompt) -> Drawn:
+        drawn = self._task(job)
+        return Drawn(
+            tokens=self._renderer.encode_prompt(drawn.task.prompt),
+            last=episodes_of(drawn.environment) is None,
+        )
+
+    @in_job_thread
+    def play(self, job: PlayTurn) -> Played:
+        order, drawn = job.order, self._task(job)
+        self._check_prompt(drawn, job.segments)
+        segments = _segments(job.segments)
+        episode = (order.seed(), job.group, job.sample)
+        replies = self._going.pop((*episode, _digest(job.segments[:-1])), None)
+        if replies is None:
+            limits = EpisodeLimits(
+                order.sampling.stop_ids, order.sampling.max_new_tokens, self._positions
+            )
+            replies = Replies(drawn.environment, drawn.task, self._renderer, limits)
+            for count in range(2, len(segments), 2):
+                if replies.next(segments[:count]) != job.segments[count]:
+                    return Played(tokens=[], differs=True)
+        answer = replies.next(segments)
+        if answer:
+            self._going[(*episode, _digest([*job.segments, answer]))] = replies
+            if len(self._going) > EPISODES_KEPT:
+                self._going.popitem(last=False)
+        return Played(tokens=answer or [])
+
+    @in_job_thread
+    def grade(self, job: GradeEpisode) -> Graded:
+        drawn = self._task(job)
+        self._check_prompt(drawn, job.segments)
+        stops = job.order.sampling.stop_ids
+        tokens = sum(map(len, job.segments[1::2]))
+        reward, not_gradable = 0.0, ""
+        try:
+            reward = grade_segments(
+                drawn.environment, drawn.task, self._renderer, _segments(job.segments), stops
+            ).reward
+        except UserError as error:
+            not_gradable = str(error)
+        return Graded(
+            reward=reward,
+            penalty=drawn.task.length_penalty(tokens),
+            has_target=bool(drawn.task.length_weight),
+            not_gradable=not_gradable,
+        )
+
+    def _task(self, job: EpisodeJob) -> GroupTask:
+        order = job.order
+        key = (order.seed(), job.group)
+        drawn = self._tasks.get(key)
+        if drawn is None:
+            drawn = self._environments.task(order.environments, *key, order.step)
+            self._tasks[key] = drawn
+            if len(self._tasks) > TASKS_KEPT:
+                self._tasks.popitem(last=False)
+        return drawn
+
+    def _check_prompt(self, drawn: GroupTask, segments: Sequence[Sequence[int]]) -> None:
+        if list(segments[0]) != self._renderer.encode_prompt(drawn.task.prompt):
+            raise ValueError("the episode does not begin with the prompt of its group")
+
+
+_SERVICE: type[EnvironmentService] = EnvironmentPeerService
+
+
+def _segments(tokens: Sequence[Sequence[int]]) -> list[Segment]:
+    """Segments whose model segments end with a stop token."""
+    return [
+        Segment("prompt", each)
+        if index == 0
+        else Segment("model", each, "stop")
+        if index % 2
+        else Segment("environment", each)
+        for index, each in enumerate(tokens)
+    ]
+
+
+def _digest(segments: Sequence[Sequence[int]]) -> bytes:
+    return tokens_digest(token for segment in segments for token in segment)
+
+
+def _positions(folder: Path) -> int:
+    """The context length of the model in `folder`."""
+    try:
+        raw = (folder / "config.json").read_bytes()
+        return msgspec.json.decode(raw, type=_ModelFacts).max_position_embeddings
+    except (OSError, *DECODE_ERRORS) as error:
+        raise UserError(
+            f"{folder} has no config.json that gives max_position_embeddings ({error})"
+        ) from error

@@ -1,0 +1,266 @@
+"""Prompts and turns of served environments, which a worker gets from environment peers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from peers.inference.pending import PendingSubmission
+from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope, open_envelope
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.jobs.inference import (
+    AskedTurn,
+    AskTurns,
+    GiveTurn,
+    InferenceService,
+    SignedPrompt,
+)
+from swarm.messenger import first
+from swarm.node.run_node import RunNode
+from swarm.observable import complain
+from swarm.rollouts.seeds import environment_of_group, rendezvous
+from swarm.rollouts.signed_turns import BadTurn, open_turn
+from swarm.turns import EpisodeTokens, Turn, TurnRefused, TurnRequest, divided, pack, unpack
+
+REQUESTS_AT_ONCE = 32
+"""Requests that one environment peer may have to answer for this worker at a time; the messenger
+allows 64."""
+
+TURN_SECONDS = 60.0
+"""Deadline of one request, longer than an environment peer's `seconds_max`."""
+
+PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.2, 5.0
+"""Pause after all environment peers have failed to answer; it doubles each time."""
+
+REST_SECONDS = 10.0
+"""Time for which an environment peer that failed is asked after all others."""
+
+
+class Unwanted(PeerError):
+    """Nobody wants the submission any more; the message says why."""
+
+
+@dataclass(frozen=True)
+class _Episode:
+    """A place in a submission for which a turn is asked."""
+
+    pending: PendingSubmission
+    group: int
+    sample: int
+    segments: Sequence[Sequence[int]]
+    """Token ids of the segments so far; none to ask for the prompt."""
+    turn_before: bytes = b""
+    """The signed turn before, if it is not the prompt."""
+
+
+class ServedTurns:
+    """Asks environment peers for the prompts and turns of this worker's submissions."""
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._run = peer.run
+        self._rests: dict[str, float] = {}
+        """Until when environment peers that failed are asked last."""
+        self._limits: defaultdict[str, trio.Semaphore] = defaultdict(
+            lambda: trio.Semaphore(REQUESTS_AT_ONCE)
+        )
+        self._waiting: dict[int, float] = {}
+        """Since when requests wait for an answer."""
+        self._reason = "none has answered"
+        self._signed: dict[tuple[bytes, int], bytes] = {}
+        """The last signed turn of each episode under way, by seed and row."""
+        self.unwanted: set[bytes] = set()
+        """Seeds of submissions under way that nobody wants any more."""
+
+    async def prompts(self, pending: PendingSubmission) -> list[SignedPrompt]:
+        """The prompts of a submission's groups whose environment is served.
+
+        Waits until environment peers have given them; raises `Unwanted`.
+        """
+        order = pending.asked
+        weights = [each.weight for each in order.environments]
+        served = [
+            group
+            for group in range(order.groups)
+            if order.environments[environment_of_group(order.seed(), group, weights)].where
+            == "served"
+        ]
+        found: dict[int, SignedPrompt] = {}
+        failed: list[Unwanted] = []
+
+        async def ask(group: int) -> None:
+            try:
+                signed, turn = await self._ask(_Episode(pending, group, 0, ()))
+            except Unwanted as error:
+                failed.append(error)
+                return
+            found[group] = SignedPrompt(
+                group=group, tokens=unpack(turn.tokens), last=turn.last, signed=signed
+            )
+
+        async with trio.open_nursery() as nursery:
+            for group in served:
+                nursery.start_soon(ask, group)
+        if failed:
+            raise failed[0]
+        return [found[group] for group in served]
+
+    async def serve(
+        self, engine: InferenceService, begun: Callable[[], Sequence[PendingSubmission]]
+    ) -> None:
+        """Get the turns that the engine's episodes wait for, until cancelled.
+
+        `begun`: the submissions under way. Raises the errors of the child.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(complain, self._complain)
+            while True:
+                turns = (await engine.turns(AskTurns())).turns
+                pending = {each.asked.seed(): each for each in begun()}
+                for asked in turns:
+                    if asked.seed in pending:
+                        nursery.start_soon(self._give, engine, pending[asked.seed], asked)
+
+    async def _give(
+        self, engine: InferenceService, pending: PendingSubmission, asked: AskedTurn
+    ) -> None:
+        size = pending.asked.sampling.group_size
+        key = (asked.seed, asked.row)
+        episode = _Episode(
+            pending,
+            asked.row // size,
+            asked.row % size,
+            asked.segments,
+            self._signed.get(key, b""),
+        )
+        try:
+            signed, turn = await self._ask(episode)
+        except Unwanted as error:
+            self.unwanted.add(asked.seed)
+            job = GiveTurn(seed=asked.seed, row=asked.row, unwanted=str(error))
+        else:
+            self._signed[key] = signed
+            if turn.over:
+                del self._signed[key]
+            job = GiveTurn(
+                seed=asked.seed, row=asked.row, tokens=unpack(turn.tokens), signed=signed
+            )
+        await engine.give(job)
+
+    def forget(self, seed: bytes) -> None:
+        """Forget the episodes of a submission that is over."""
+        for key in [key for key in self._signed if key[0] == seed]:
+            del self._signed[key]
+        self.unwanted.discard(seed)
+
+    # --- asking ------------------------------------------------------------------------------
+
+    async def _ask(self, episode: _Episode) -> tuple[bytes, Turn]:
+        """Ask one environment peer after the other, until one gives a valid turn.
+
+        Returns it signed and opened. Raises `Unwanted` once nobody wants the submission.
+        """
+        identity, pause = id(episode), PAUSE_SECONDS_MIN
+        self._waiting[identity] = self._peer.node.world.now()
+        try:
+            while True:
+                for name in self._ranked(episode.pending.asked.seed()):
+                    self._check_wanted(episode.pending)
+                    try:
+                        async with self._limits[name]:
+                            return await self._request(PeerId(name), episode)
+                    except PeerError as error:
+                        self._reason = str(error)
+                        self._rests[name] = self._peer.node.world.now() + REST_SECONDS
+                await trio.sleep(pause)
+                pause = min(2 * pause, PAUSE_SECONDS_MAX)
+        finally:
+            del self._waiting[identity]
+
+    def _ranked(self, seed: bytes) -> list[str]:
+        """Environment peers in the order in which a submission asks them."""
+        now = self._peer.node.world.now()
+        ranked = rendezvous(self._run.manifest.environment_ids(), seed)
+        return sorted(ranked, key=lambda name: self._rests.get(name, 0.0) > now)
+
+    def _check_wanted(self, pending: PendingSubmission) -> None:
+        newest, order = self._peer.step_order(), pending.order
+        if newest is None or newest.final or newest.lineage != order.lineage:
+            raise Unwanted(f"step {order.step} is over")
+        if newest.step - order.step > self._run.max_staleness:
+            raise Unwanted(f"step {order.step} is too old to be trained on")
+
+    async def _request(self, peer: PeerId, episode: _Episode) -> tuple[bytes, Turn]:
+        """Ask one environment peer; raises `PeerError` unless it gives a valid turn."""
+        await self._peer.node.reach(peer)
+        before = [token for segment in episode.segments for token in segment]
+        try:
+            parts = divided(pack(before))
+        except ValueError as error:
+            raise Unwanted(str(error)) from error
+        order = episode.pending.order
+        request = TurnRequest(
+            lineage=order.lineage,
+            step=order.step,
+            number=episode.pending.number,
+            entry=episode.pending.entry,
+            group=episode.group,
+            sample=episode.sample,
+            lengths=[len(segment) for segment in episode.segments],
+            tokens=parts[0],
+        )
+        messages = [request, *(EpisodeTokens(tokens=part) for part in parts[1:])]
+        sealed = [await self._peer.seal(each, EVENT_LIFETIME_SECONDS) for each in messages]
+        reply = await self._peer.messenger.request(
+            peer, *sealed, *self._shown(episode), deadline_seconds=TURN_SECONDS
+        )
+        refused = first(reply, TurnRefused)
+        if refused is not None:
+            raise PeerError(f"{peer} gives no turn: {refused.expect(TurnRefused).reason}")
+        given = first(reply, Turn)
+        if given is None:
+            raise PeerError(f"{peer} did not answer a request for a turn; it may be too busy")
+        try:
+            turn = open_turn(
+                given.raw,
+                run=self._run.id,
+                peers=[peer],
+                seed=episode.pending.asked.seed(),
+                group=episode.group,
+                sample=episode.sample,
+                index=len(episode.segments) // 2,
+                before=before,
+            )
+        except BadTurn as error:
+            raise PeerError(
+                f"{peer} gives a turn that no validator would accept: {error}"
+            ) from error
+        if turn.over and not episode.segments:
+            raise PeerError(f"{peer} cannot render a prompt: {turn.failed}")
+        return given.raw, turn
+
+    def _shown(self, episode: _Episode) -> list[Envelope]:
+        """What stands beside a request: this peer's admission, and the turn before."""
+        admission = self._peer.lease.admission if self._peer.lease is not None else None
+        shown = [admission] if admission is not None else []
+        if episode.turn_before:
+            shown.append(open_envelope(episode.turn_before))
+        return shown
+
+    def _complain(self, _: float) -> None:
+        if not self._waiting:
+            return
+        seconds = self._peer.node.world.now() - min(self._waiting.values())
+        if seconds < 1.0:
+            return
+        count = len(self._waiting)
+        self._peer.say_starved(
+            "inference",
+            seconds,
+            f"{count} episodes wait for an environment peer: {self._reason}",
+            self._run.manifest.environment_ids(),
+        )

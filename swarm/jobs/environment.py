@@ -1,0 +1,90 @@
+"""The service that renders, plays and grades an environment peer's environments."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from swarm.jobs import SubmissionOrder
+from swarm.jobs.inference import Probe, Probed
+from swarm.manifest import EnvironmentReference
+from swarm.world import Job, Setup
+
+
+class EnvironmentSetup(Setup, frozen=True, kw_only=True):
+    environments: list[EnvironmentReference]
+    """The served ones among the run's, which are loaded at once."""
+    folder: str
+    """Hugging Face folder of a policy of the run: its tokenizer and config.json."""
+
+
+class EpisodeJob(Job, frozen=True, kw_only=True):
+    """Base of the jobs of one episode."""
+
+    patience_seconds: ClassVar[float] = 600.0
+    """The peer's setting `seconds_max` is the deadline."""
+
+    order: SubmissionOrder
+    group: int
+
+
+class DrawPrompt(EpisodeJob, frozen=True, kw_only=True):
+    """Draw a group's task, and render its prompt."""
+
+
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: list[int]
+    last: bool
+    """Whether the episode has a single turn."""
+
+
+class PlayTurn(EpisodeJob, frozen=True, kw_only=True):
+    """Answer the last of an episode's segments, a model segment."""
+
+    sample: int
+    segments: list[list[int]]
+    """Token ids of the prompt, then of the turns of model and environment."""
+
+
+class Played(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: list[int]
+    """Empty: the episode is over."""
+    differs: bool = False
+    """Whether an earlier turn, played again, differs from that in the request."""
+
+
+class GradeEpisode(EpisodeJob, frozen=True, kw_only=True):
+    """Grade a finished episode."""
+
+    segments: list[list[int]]
+
+
+class Graded(msgspec.Struct, frozen=True, kw_only=True):
+    reward: float
+    penalty: float
+    """Length penalty."""
+    has_target: bool
+    """Whether the prompt asks for a length."""
+    not_gradable: str = ""
+    """Why the reward cannot be known; empty if it is."""
+
+
+class EnvironmentService(Protocol):
+    """Plays one episode at a time. It may be killed at any moment: it holds nothing that cannot be
+    made again from a request."""
+
+    async def probe(self, job: Probe) -> Probed: ...
+
+    async def draw(self, job: DrawPrompt) -> Drawn:
+        """Raises `UserError` for an environment whose code fails."""
+        ...
+
+    async def play(self, job: PlayTurn) -> Played:
+        """Raises `UserError` for an environment whose code fails, `ValueError` for a prompt that is
+        not the group's."""
+        ...
+
+    async def grade(self, job: GradeEpisode) -> Graded:
+        """Raises as `play`."""
+        ...

@@ -1,0 +1,170 @@
+"""Messages of served environments: signed turns, requests for them, and grades.
+
+An environment peer renders a run's prompts and answers the model. It signs every turn, so that a
+submission shows which tokens came from it. An episode is named by the seed of its submission
+(`swarm.rollouts.seeds.submission_seed`), which no other worker, step or number has, its group and
+its sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import blake3
+from msgspec import Meta
+
+from swarm.messages import Count, Digest, Entry, Line, Message
+
+TOKEN_BYTES = 3
+"""Bytes of a packed token id, big endian: enough for a vocabulary of 16.7 million."""
+
+PACKED_BYTES_MAX = 60_000
+"""Bytes of packed tokens in one message: 20,000 tokens. An envelope has at most 64 KiB."""
+
+PARTS_MAX = 5
+"""Envelopes beside the request among which a longer episode is divided: 120,000 tokens in all. A
+request has at most eight, and others are an admission and the last turn."""
+
+SEGMENTS_MAX = 128
+"""Segments of an episode (`swarm.rollouts.rollout.TURNS_MAX` turns of the model, each after a
+prompt or a turn of the environment)."""
+
+Packed = Annotated[bytes, Meta(max_length=PACKED_BYTES_MAX)]
+Group = Annotated[int, Meta(ge=0, le=4095)]
+Sample = Annotated[int, Meta(ge=0, le=4095)]
+TurnIndex = Annotated[int, Meta(ge=0, le=SEGMENTS_MAX // 2)]
+SegmentLengths = Annotated[
+    list[Annotated[int, Meta(ge=1, le=1 << 20)]], Meta(max_length=SEGMENTS_MAX)
+]
+
+
+class Turn(Message, frozen=True, kw_only=True):
+    """An environment's turn in an episode, signed by an environment peer of the run.
+
+    Turn 0 is the prompt of a whole group (`sample` 0); turn i answers the model's i-th segment.
+    """
+
+    seed: Digest
+    """The submission's."""
+    group: Group
+    sample: Sample
+    index: TurnIndex
+    before: Digest
+    """`tokens_digest` of all tokens of the episode before this turn."""
+    tokens: Packed = b""
+    """Empty if the episode is over."""
+    last: bool = False
+    """Whether the model's next segment ends the episode: nobody is asked for a turn after it."""
+    failed: Line = ""
+    """Why the environment cannot go on with the episode, which is then over and has no grade."""
+
+    @property
+    def over(self) -> bool:
+        return not self.tokens
+
+
+class EpisodeTokens(Message, frozen=True, kw_only=True):
+    """Further tokens of the request that it stands beside."""
+
+    tokens: Packed
+
+
+class EpisodeRequest(Message, frozen=True, kw_only=True):
+    """Base of requests about an episode. The tokens are those of all segments, one after another.
+
+    Those that do not fit follow in `EpisodeTokens`, in order.
+    """
+
+    lineage: Count
+    step: Count
+    number: Count
+    entry: Entry
+    """`Submission.entry`."""
+    group: Group
+    sample: Sample
+    lengths: SegmentLengths
+    """Tokens of each segment, the prompt first; none to ask for the prompt."""
+    tokens: Packed
+
+
+class TurnRequest(EpisodeRequest, frozen=True, kw_only=True):
+    """A worker asks for the prompt of a group, or for the turn after a segment of its model.
+
+    The environment's last signed turn, if it is not the prompt, stands beside the request.
+    """
+
+
+class TurnRefused(Message, frozen=True, kw_only=True):
+    """An environment peer gives no turn, or no grade."""
+
+    reason: Line
+    later: bool = False
+    """Whether a later request, or one to another environment peer, may succeed."""
+
+
+class GradeRequest(EpisodeRequest, frozen=True, kw_only=True):
+    """A validator asks for the reward of a finished episode."""
+
+    worker: Annotated[str, Meta(max_length=64)]
+
+
+class EpisodeGrade(Message, frozen=True, kw_only=True):
+    """The grade of a finished episode, for a validator alone."""
+
+    reward: Annotated[float, Meta(ge=0, le=1)]
+    penalty: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """Length penalty, which is subtracted from the reward."""
+    has_target: bool = False
+    """Whether the prompt asks for a length, so that there may be a penalty."""
+    not_gradable: Line = ""
+    """Why the reward cannot be known; empty if it is."""
+
+
+def pack(tokens: Iterable[int]) -> bytes:
+    """Token ids as bytes. Raises `OverflowError` for an id that is negative or too large."""
+    return b"".join(token.to_bytes(TOKEN_BYTES, "big") for token in tokens)
+
+
+def unpack(packed: bytes) -> list[int]:
+    """The token ids of packed bytes; raises `ValueError` for a cut id."""
+    if len(packed) % TOKEN_BYTES:
+        raise ValueError(f"{len(packed)} bytes are no whole number of token ids")
+    return [
+        int.from_bytes(packed[at : at + TOKEN_BYTES], "big")
+        for at in range(0, len(packed), TOKEN_BYTES)
+    ]
+
+
+def tokens_digest(tokens: Iterable[int]) -> bytes:
+    """BLAKE3-256 of packed tokens."""
+    return blake3.blake3(pack(tokens)).digest()
+
+
+def divided(packed: bytes) -> list[bytes]:
+    """Packed tokens in parts that fit a message each, the first of which may be empty.
+
+    Raises `ValueError` for more than a request can carry.
+    """
+    parts = [
+        packed[at : at + PACKED_BYTES_MAX] for at in range(0, max(1, len(packed)), PACKED_BYTES_MAX)
+    ]
+    if len(parts) > 1 + PARTS_MAX:
+        most = (1 + PARTS_MAX) * PACKED_BYTES_MAX // TOKEN_BYTES
+        raise ValueError(
+            f"an episode of {len(packed) // TOKEN_BYTES} tokens is too long for a served "
+            f"environment, which takes {most}"
+        )
+    return parts
+
+
+def segments_of(request: EpisodeRequest, further: Sequence[EpisodeTokens]) -> list[list[int]]:
+    """The token ids of each segment of a request; raises `ValueError` unless they add up."""
+    tokens = unpack(request.tokens + b"".join(each.tokens for each in further))
+    if sum(request.lengths) != len(tokens) or len(further) > PARTS_MAX:
+        raise ValueError("the lengths of the segments do not add up to the tokens")
+    segments, start = [], 0
+    for length in request.lengths:
+        segments.append(tokens[start : start + length])
+        start += length
+    return segments
