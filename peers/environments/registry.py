@@ -29,6 +29,7 @@ BUILT_IN = {
         "calculator": "calculator:Calculator",
         "code": "code:Code",
         "math": "math:Math",
+        "reasoning-gym": "reasoning_gym:ReasoningGym",
         "sort-digits": "sort_digits:SortDigits",
     }.items()
 }

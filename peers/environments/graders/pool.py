@@ -60,8 +60,13 @@ class Pool:
         timeout_seconds: float,
         max_parallel: int,
         memory_bytes: int = MEMORY_BYTES,
+        hash_seed: int = 0,
     ) -> None:
-        """`service`: the `module:Class` of a callable object (see the module `worker`)."""
+        """`service`: the `module:Class` of a callable object (see the module `worker`).
+
+        Equal hash seeds let libraries that iterate over sets of texts do the same everywhere.
+        """
+        self._hash_seed = hash_seed
         self.service, self.timeout_seconds = service, timeout_seconds
         self.max_parallel, self.memory_bytes = max_parallel, memory_bytes
         self._turns = threading.Semaphore(max_parallel)
@@ -97,7 +102,7 @@ class Pool:
         try:
             return self._idle.pop()
         except IndexError:
-            return _Process(self.service, self.memory_bytes)
+            return _Process(self.service, self.memory_bytes, self._hash_seed)
 
     def _asked(self, process: _Process, request: Any, seconds: float) -> Any:
         try:
@@ -121,7 +126,7 @@ class Pool:
     def _replace(self, process: _Process) -> None:
         self.replaced += 1
         process.kill()
-        self._idle.append(_Process(self.service, self.memory_bytes))
+        self._idle.append(_Process(self.service, self.memory_bytes, self._hash_seed))
 
 
 @cache
@@ -141,12 +146,14 @@ def _starter() -> ThreadPoolExecutor:
 class _Process:
     """One process, which starts in the background."""
 
-    def __init__(self, service: str, memory_bytes: int) -> None:
+    def __init__(self, service: str, memory_bytes: int, hash_seed: int) -> None:
         self.answered = 0
         self._ours, self._theirs = socket.socketpair()
         self._words = tempfile.TemporaryFile()  # noqa: SIM115
         command = [service, str(memory_bytes)]
-        self._started: Future[subprocess.Popen[bytes]] = _starter().submit(self._start, command)
+        self._started: Future[subprocess.Popen[bytes]] = _starter().submit(
+            self._start, command, _environment(hash_seed)
+        )
         self._is_ready = False
 
     def ask(self, request: Any, seconds: float) -> Reply:
@@ -173,7 +180,7 @@ class _Process:
         self._ours.close()
         self._words.close()
 
-    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         with self._theirs:
             descriptor = self._theirs.fileno()
             module = [sys.executable, "-P", "-m", worker.__name__]
@@ -183,7 +190,7 @@ class _Process:
                 stdout=subprocess.DEVNULL,
                 stderr=self._words,
                 pass_fds=(descriptor,),
-                env=_environment(),
+                env=environment,
                 cwd="/",
                 start_new_session=True,
             )
@@ -213,11 +220,12 @@ class _Process:
         return f"it ended {how}" + (f", and said: {said}" if said else "")
 
 
-@cache
-def _environment() -> dict[str, str]:
-    """Variables of the processes: nothing of the owner's but where its modules lie.
-
-    Equal hash seeds make libraries that iterate over sets of texts do the same everywhere.
-    """
+def _environment(hash_seed: int) -> dict[str, str]:
+    """Variables of the processes: nothing of the owner's but where its modules lie."""
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)  # noqa: PTH100
-    return {**CHILD_ENVIRONMENT, "PYTHONHASHSEED": "0", "PYTHONPATH": path, "LANG": "C.UTF-8"}
+    return {
+        **CHILD_ENVIRONMENT,
+        "PYTHONHASHSEED": str(hash_seed),
+        "PYTHONPATH": path,
+        "LANG": "C.UTF-8",
+    }

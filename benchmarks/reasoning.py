@@ -1,0 +1,150 @@
+"""Which data sets of reasoning-gym a run may use: each is checked, and the refused are listed.
+
+    python -m benchmarks.reasoning
+    python -m benchmarks.reasoning --datasets chain_sum,countdown --tasks 20
+    python -m benchmarks.reasoning --write
+
+Prints one JSON object. A data set passes if two processes draw the same tasks, in
+different orders; if each task's own answer earns 1; if neither junk nor the
+answer of another task does; and if neither a draw nor a score takes longer than `SECONDS_MAX`.
+`hash_dependent` lists those
+that draw other tasks in a process with another hash seed: Swarm's processes all have the same.
+`--write` writes the list of the refused into `peers/environments/graders/reasoning_refused.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arguments import at_least
+from peers.environments.graders import reasoning_refused
+from peers.environments.graders.pool import Pool, ProcessFailed, ServiceError
+from peers.environments.graders.reasoning_gym import SERVICE
+from swarm.app.output import print_json
+
+SECONDS_MAX = 10.0
+JUNK = (
+    "", "junk", "\0", "?", "[[[", "]", "%s", "None", "nan", "🙂", "the answer", "x" * 10_000,
+    "__import__('os').system('true')", "exec('while 1: pass')", "9**9**9", "[" * 1000,
+)  # fmt: skip
+"""Texts that are no answer to any task; [] and 0 may be one."""
+
+HEADER = '''"""Data sets of reasoning-gym that the environment refuses, with the reason.
+
+Written by `python -m benchmarks.reasoning --write`.
+"""
+
+REFUSED: dict[str, str] = {
+'''
+
+
+class Checker:
+    """Asks processes with two hash seeds."""
+
+    def __init__(self, tasks: int) -> None:
+        self._seeds = range(1000, 1000 + tasks)
+        self._pools = [Pool(SERVICE, SECONDS_MAX, 1, hash_seed=seed) for seed in (0, 0, 1)]
+        self.names: list[str] = self._pools[0].ask({"what": "names"})
+
+    def check(self, name: str) -> dict[str, Any]:
+        """The figures of a data set; `refused` says why a run may not use it."""
+        begun = time.perf_counter()
+        if name == "composite":
+            return {"refused": "a mixture is made by naming several data sets", "seconds": 0.0}
+        try:
+            figures = self._check(name)
+        except (ProcessFailed, ServiceError) as error:
+            figures = {"refused": f"a call fails ({error!s:.150})"}
+        return {**figures, "seconds": round(time.perf_counter() - begun, 3)}
+
+    def _check(self, name: str) -> dict[str, Any]:
+        first, second, other = self._pools
+        begun = time.perf_counter()
+        drawn = [self._draw(first, name, seed) for seed in self._seeds]
+        draw_ms = 1e3 * (time.perf_counter() - begun) / len(drawn)
+        again = [self._draw(second, name, seed) for seed in reversed(self._seeds)]
+        elsewhere = [self._draw(other, name, seed) for seed in self._seeds]
+        begun = time.perf_counter()
+        reason = self._why_not(name, drawn, again[::-1])
+        figures: dict[str, Any] = {
+            "draw_ms": round(draw_ms, 2),
+            "hash_dependent": elsewhere != drawn,
+        }
+        if reason:
+            return {**figures, "refused": reason}
+        scores = len(drawn) * (len(JUNK) + 2)
+        return {**figures, "score_ms": round(1e3 * (time.perf_counter() - begun) / scores, 2)}
+
+    def _why_not(
+        self, name: str, drawn: list[dict[str, str]], again: list[dict[str, str]]
+    ) -> str | None:
+        if drawn != again:
+            return "equal seeds give different tasks in two processes"
+        earned_by_another = 0
+        for index, (seed, task) in enumerate(zip(self._seeds, drawn, strict=True)):
+            answer, other = task["answer"], drawn[index - 1]["answer"]
+            if not answer:
+                return "one of its tasks has no answer that could be checked"
+            if self._score(name, seed, answer) != 1:
+                return f"its own answer {answer!r:.40} does not earn 1"
+            for junk in JUNK:
+                if self._score(name, seed, junk) == 1:
+                    return f"the text {junk!r:.40} earns 1"
+            earned_by_another += other != answer and self._score(name, seed, other) == 1
+        if earned_by_another > len(drawn) // 4:
+            return "the answer of another task earns 1"
+        return None
+
+    @staticmethod
+    def _draw(pool: Pool, name: str, seed: int) -> dict[str, str]:
+        request = {"what": "draw", "dataset": name, "settings": {}, "seed": seed}
+        drawn: dict[str, str] = pool.ask(request)
+        return drawn
+
+    def _score(self, name: str, seed: int, text: str) -> float:
+        request = {"what": "score", "dataset": name, "settings": {}, "seed": seed, "text": text}
+        reply = self._pools[0].ask(request)
+        return float(reply.get("score", 0.0))
+
+
+def write(refused: dict[str, str]) -> None:
+    """Write the list of the refused into the package."""
+    lines = [f"    {name!r}: {reason!r},\n" for name, reason in sorted(refused.items())]
+    path = Path(reasoning_refused.__file__)
+    path.write_text(HEADER + "".join(lines) + "}\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--datasets", default="", help="names, separated by commas; default: all")
+    parser.add_argument("--tasks", type=at_least(2), default=10, help="per data set")
+    parser.add_argument("--write", action="store_true", help="write the list of the refused")
+    given = parser.parse_args()
+    checker = Checker(given.tasks)
+    names = given.datasets.split(",") if given.datasets else checker.names
+    figures = {name: checker.check(name) for name in names}
+    refused = {name: each["refused"] for name, each in figures.items() if "refused" in each}
+    passed = [each for each in figures.values() if "refused" not in each]
+    if given.write:
+        write(refused)
+    print_json(
+        {
+            "tasks": given.tasks,
+            "checked": len(figures),
+            "passed": len(passed),
+            "refused": refused,
+            "draw_ms_median": statistics.median(each["draw_ms"] for each in passed),
+            "score_ms_median": statistics.median(each["score_ms"] for each in passed),
+            "hash_dependent": [n for n, each in figures.items() if each.get("hash_dependent")],
+            "datasets": figures,
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

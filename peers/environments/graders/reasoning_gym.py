@@ -1,0 +1,98 @@
+"""The grader `reasoning-gym`: the scorers of its data sets, in processes of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+
+from peers.environments.graders.base import Grader, zero
+from peers.environments.graders.pool import Pool, ProcessFailed, ServiceError, pool_of
+from peers.environments.interface import Grade, NotGradable
+from swarm.errors import UserError
+
+SERVICE = "peers.environments.graders.reasoning_service:ReasoningService"
+VERSION = "0.1.25"
+"""Another version may draw other tasks from the same seeds."""
+
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How scores become rewards."""
+
+    partial: bool = False
+    """Whether a score below 1 is a reward; most data sets give a little for any text."""
+
+
+class ReasoningReply(msgspec.Struct, frozen=True):
+    """The score of a text, or why it has none."""
+
+    score: float = 0.0
+    reason: str = ""
+
+
+class ReasoningGym(Grader):
+    """Rewards what a data set scores with 1: the last `<answer>…</answer>`, or the whole text."""
+
+    name = "reasoning-gym"
+    Options = ReasoningOptions
+    options: ReasoningOptions
+
+    def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
+        """See `Grader.grade`.
+
+        `data` names a task of `peers.environments.reasoning_gym`, or holds the `metadata` of an
+        entry that the package wrote elsewhere.
+        """
+        request = {"text": answer_in(text), **_request(answer, data)}
+        try:
+            reply = msgspec.convert(reasoning_pool(self).ask(request), ReasoningReply)
+        except (ProcessFailed, ServiceError) as error:
+            raise NotGradable(
+                f"reasoning-gym cannot score {text[:80]!r} for {request['dataset']}: {error}"
+            ) from error
+        if reply.reason:
+            return zero(reply.reason)
+        reward = min(1.0, max(0.0, reply.score))
+        return Grade(reward if self.options.partial else float(reward == 1))
+
+
+def answer_in(text: str) -> str:
+    """The last tagged answer in a completion, or the whole completion if it has none."""
+    answers = TAGGED.findall(text)
+    return str(answers[-1] if answers else text).strip()
+
+
+def _request(answer: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    if "seed" in data:
+        drawn = {key: data[key] for key in ("dataset", "settings", "seed")}
+        return {"what": "score", **drawn}
+    metadata = data.get("metadata")
+    if isinstance(metadata, str):
+        metadata = msgspec.json.decode(metadata)
+    if not isinstance(metadata, dict) or "source_dataset" not in metadata:
+        raise NotGradable(
+            "the task has no metadata with source_dataset, as reasoning-gym writes it; map the "
+            "column, or choose another grader"
+        )
+    entry = {"question": "", "answer": answer, "metadata": metadata}
+    return {"what": "score_entry", "dataset": metadata["source_dataset"], "entry": entry}
+
+
+def reasoning_pool(grader: Grader) -> Pool:
+    """The processes; raises `UserError` when the package is missing or of another version."""
+    try:
+        found = version("reasoning-gym")
+    except PackageNotFoundError:
+        found = ""
+    if found != VERSION:
+        installed = f"version {found} is installed" if found else "which is not installed here"
+        raise UserError(
+            f"'reasoning-gym' needs the package reasoning-gym {VERSION}, {installed}; type: "
+            "pip install 'swarm-rl[reasoning]'"
+        )
+    return pool_of(SERVICE, grader.timeout_seconds, grader.max_parallel)

@@ -1,0 +1,163 @@
+"""The environment `reasoning-gym`: tasks of the package's data sets, alone or mixed.
+
+The package runs in processes of its own (`peers.environments.graders.reasoning_service`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from peers.environments.graders.base import zero
+from peers.environments.graders.pool import ProcessFailed, ServiceError
+from peers.environments.graders.reasoning_gym import ReasoningGym as Grader
+from peers.environments.graders.reasoning_gym import ReasoningOptions, reasoning_pool
+from peers.environments.graders.reasoning_refused import REFUSED
+from peers.environments.interface import Grade, SingleTurn, Task, Tasks, Transcript
+from peers.environments.tasks import Generated
+from swarm.errors import UserError
+from swarm.rollouts.seeds import digest
+
+SEEDS = 1 << 31
+"""Seeds of a data set's tasks: some pass them to numpy, which takes 32 bits."""
+
+WHERE = "environment 'reasoning-gym': options"
+
+
+class ReasoningGymOptions(ReasoningOptions, frozen=True, kw_only=True):
+    """Which tasks, and how they are asked."""
+
+    datasets: Annotated[list[str], Meta(min_length=1, max_length=128)] = msgspec.field(
+        default_factory=lambda: ["chain_sum"]
+    )
+    weights: list[float] = msgspec.field(default_factory=list)
+    """A weight for each data set; equal ones if there are none."""
+    settings: list[str] = msgspec.field(default_factory=list)
+    """Settings of data sets: `"chain_sum.max_terms=3"`, values in JSON."""
+    instruction: Annotated[str, Meta(pattern=r"\{question\}", max_length=4096)] = "{question}\n"
+    """Template of the prompt, with `{question}`."""
+    after: Annotated[str, Meta(max_length=1024)] = ""
+    """The prompt shows what follows the first such text of the question, or all without it."""
+
+
+class ReasoningGym(SingleTurn):
+    """Rewards finished completions whose answer the data set scores with 1."""
+
+    name = "reasoning-gym"
+    version = "1"
+    Options = ReasoningGymOptions
+    options: ReasoningGymOptions
+
+    def __init__(self, options: ReasoningGymOptions | None = None) -> None:
+        """Raises `UserError` for options that contradict each other or name a refused data set."""
+        super().__init__(options)
+        self._grader = Grader(self.options)
+        self.call_seconds = self._grader.call_seconds
+        self._weights = self._checked_weights()
+        self._settings = _parsed(self.options.settings, self.options.datasets)
+        for dataset in self.options.datasets:
+            if dataset in REFUSED:
+                raise UserError(
+                    f"{WHERE}: datasets holds {dataset!r}, which is refused: {REFUSED[dataset]}; "
+                    "choose another"
+                )
+
+    def tasks(self) -> Tasks:
+        """See `SingleTurn.tasks`; raises `UserError` for an unknown data set or setting."""
+        for dataset in self.options.datasets:
+            self._check(dataset)
+        return Generated(self._make)
+
+    def grade(self, task: Task, transcript: Transcript) -> Grade:
+        """See `SingleTurn.grade`; raises as the grader."""
+        if not transcript.finished:
+            return zero("unfinished")
+        return self._grader.grade(transcript.text, task.answer, task.data)
+
+    def _make(self, randomness: bytes) -> Task:
+        dataset = self.options.datasets[self._chosen(digest("swarm/1/mixture", randomness))]
+        data = {
+            "dataset": dataset,
+            "settings": self._settings.get(dataset, {}),
+            "seed": int.from_bytes(randomness, "big") % SEEDS,
+        }
+        drawn = self._pool.ask({"what": "draw", **data})
+        question = drawn["question"]
+        if self.options.after and self.options.after in question:
+            question = question.partition(self.options.after)[2]
+        prompt = self.options.instruction.replace("{question}", question)
+        return Task(prompt, drawn["answer"], data)
+
+    def _chosen(self, randomness: bytes) -> int:
+        """The index of a data set, drawn in proportion to the weights."""
+        point = int.from_bytes(randomness[:6], "big") / 2**48 * sum(self._weights)
+        reached = 0.0
+        for index, weight in enumerate(self._weights):
+            reached += weight
+            if point < reached:
+                return index
+        return max(index for index, weight in enumerate(self._weights) if weight > 0)
+
+    @cached_property
+    def _pool(self) -> Any:
+        return reasoning_pool(self._grader)
+
+    def _checked_weights(self) -> list[float]:
+        datasets, weights = self.options.datasets, self.options.weights
+        if not weights:
+            return [1.0] * len(datasets)
+        if len(weights) != len(datasets):
+            raise UserError(
+                f"{WHERE}: weights has {len(weights)} entries for {len(datasets)} datasets; give "
+                "one for each, or none"
+            )
+        if min(weights) < 0 or sum(weights) <= 0:
+            raise UserError(f"{WHERE}: weights is {weights}; they must be ≥ 0, and not all 0")
+        return weights
+
+    def _check(self, dataset: str) -> None:
+        names = self._pool.ask({"what": "names"})
+        if dataset not in names:
+            near = difflib.get_close_matches(dataset, names, 3)
+            meant = f"did you mean {' or '.join(near)}?" if near else "the package lists them"
+            raise UserError(
+                f"{WHERE}: datasets holds {dataset!r}, which reasoning-gym does not have; {meant}"
+            )
+        known = self._pool.ask({"what": "settings", "dataset": dataset})
+        for setting in self._settings.get(dataset, {}):
+            if setting not in known:
+                raise UserError(
+                    f"{WHERE}: settings holds {dataset}.{setting}, which is unknown; there are: "
+                    f"{', '.join(sorted(known))}"
+                )
+        request = {"dataset": dataset, "settings": self._settings.get(dataset, {}), "seed": 0}
+        try:
+            self._pool.ask({"what": "draw", **request})
+        except (ProcessFailed, ServiceError) as error:
+            raise UserError(
+                f"{WHERE}: data set {dataset!r} cannot draw a task ({error}); change its settings"
+            ) from error
+
+
+def _parsed(settings: list[str], datasets: list[str]) -> dict[str, dict[str, Any]]:
+    """Settings by data set; raises `UserError`."""
+    parsed: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        where, equals, value = setting.partition("=")
+        dataset, dot, name = where.strip().partition(".")
+        try:
+            if not (equals and dot and name):
+                raise ValueError("it must be DATASET.SETTING=VALUE")
+            if dataset not in datasets:
+                raise ValueError(f"{dataset} is not among the datasets")
+            parsed.setdefault(dataset, {})[name] = msgspec.json.decode(value.encode())
+        except (ValueError, msgspec.DecodeError) as error:
+            raise UserError(
+                f"{WHERE}: settings holds {setting!r:.100} ({error}); write for instance "
+                "'chain_sum.max_terms=3', values in JSON"
+            ) from error
+    return parsed
