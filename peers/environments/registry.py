@@ -14,6 +14,7 @@ import msgspec
 
 from peers.environments.chat import Chat, ChatOptions
 from peers.environments.interface import Environment, SingleTurn
+from peers.environments.judges import Judged, JudgeOptions
 from peers.environments.length import LengthOptions, LengthTargets
 from peers.environments.play import described
 from swarm.errors import UserError
@@ -43,7 +44,11 @@ class Shared:
     wrap: Callable[[Environment, Any], Environment]
 
 
-SHARED = (Shared(LengthOptions, LengthTargets), Shared(ChatOptions, Chat))
+SHARED = (
+    Shared(JudgeOptions, Judged),
+    Shared(LengthOptions, LengthTargets),
+    Shared(ChatOptions, Chat),
+)
 """From the innermost wrapper to the outermost; no two have an option of the same name."""
 
 

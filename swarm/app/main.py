@@ -12,6 +12,7 @@ from swarm.app.commands import (
     engine,
     eval,
     id,
+    judge,
     ledger,
     ledger_checks,
     peer,
@@ -45,6 +46,7 @@ app.command("sft")(sft.sft)
 app.command("eval")(eval.evaluate)
 app.command("id")(id.show_id)
 app.command("peer")(peer.peer)
+app.command("judge")(judge.judge)
 app.command("endpoint")(endpoint.endpoint)
 app.command("preflight")(preflight.preflight)
 app.add_typer(run.app, name="run")

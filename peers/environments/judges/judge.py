@@ -1,0 +1,100 @@
+"""One judge of this machine: known scores first, then the judge itself, within its bounds."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from peers.environments.interface import NotGradable, Task, Transcript, as_text
+from peers.environments.judges.definition import Access, Definition, read_definition
+from peers.environments.judges.known import Known
+from peers.environments.judges.remote import Remote
+from swarm.rollouts.seeds import digest
+
+DECIMALS = 4
+"""Rewards are rounded to so many: machines differ in a float's last bits."""
+
+FIELD = re.compile(r"\{(task|answer|completion|transcript)\}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a rollout step may cost; 0: no bound."""
+
+    calls: int = 0
+    tokens: int = 0
+
+
+class Scorer(Protocol):
+    """What scores a text."""
+
+    def score(self, text: str) -> tuple[float, int]:
+        """(score, tokens used); raises `NotGradable` or `UserError`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A judge that is ready to score."""
+
+    name: str
+    definition: Definition
+    known: Known
+    scorer: Scorer
+    limits: Limits
+
+    @classmethod
+    def open(cls, name: str, wanted_hash: str, limits: Limits) -> Judge:
+        """The judge NAME of this machine; raises `UserError`, `NotGradable` for another hash."""
+        definition, access, path = read_definition(name)
+        found = definition.digest().hex()
+        if wanted_hash and found != wanted_hash:
+            raise NotGradable(
+                f"judge {name!r} is another one than the run's: {path} has the hash {found}, and "
+                f"judge_hash is {wanted_hash}; use the run owner's file"
+            )
+        cache = Path(access.cache).expanduser() if access.cache else path.with_suffix(".sqlite")
+        known = Known(cache, access.cache_entries)
+        return cls(name, definition, known, make_scorer(definition, access, name), limits)
+
+    def score(self, task: Task, transcript: Transcript, step: int) -> float:
+        """The reward in [0, 1]; raises `NotGradable` and `UserError`."""
+        own = self.definition.digest()
+        fields = {
+            "task": as_text(task.prompt),
+            "answer": task.answer,
+            "completion": transcript.text,
+            "transcript": "\n".join(f"{turn.kind}: {turn.text}" for turn in transcript.turns),
+        }
+        key = digest("swarm/1/judged", own, *(text.encode() for text in fields.values()))
+        score = self.known.score(key)
+        if score is not None:
+            return score
+        reached = self.known.spend(own, step, self.limits.calls, self.limits.tokens)
+        if reached:
+            raise NotGradable(f"judge {self.name!r}: {reached} are the most allowed")
+        text = FIELD.sub(lambda field: fields[field[1]], self.definition.prompt)
+        given, tokens = self.scorer.score(text)
+        self.known.add_tokens(own, step, tokens)
+        return self.known.add(key, self._reward(given))
+
+    def _reward(self, score: float) -> float:
+        low, high = self.definition.low, self.definition.high
+        if not math.isfinite(score) or not low <= score <= high:
+            raise NotGradable(
+                f"judge {self.name!r} gives the score {score:g}; it must lie between {low:g} and "
+                f"{high:g}"
+            )
+        return round((score - low) / (high - low), DECIMALS)
+
+
+def make_scorer(definition: Definition, access: Access, name: str) -> Scorer:
+    """What scores for a definition; raises `UserError`."""
+    if definition.kind == "openai":
+        return Remote(definition, access, name)
+    from peers.environments.judges.classifier import Classifier
+
+    return Classifier(definition, access, name)

@@ -1,0 +1,236 @@
+"""Judges: a language model behind our own endpoint, and a reward model in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from peers.environments import Grade, NotGradable, Task, Transcript, grade, load, task_of
+from peers.environments.interface import Environment
+from peers.environments.judges import Judged
+from peers.environments.judges.definition import read_definition
+from swarm.errors import UserError
+from swarm.ledger.ruling import contradictions
+from tests.endpoint.harness import Client, serving
+
+KEY = "the key of a judge"
+
+REMOTE = """
+kind = "openai"
+model = "tiny"
+prompt = "{completion}"
+pattern = '^\\D*([0-9])'
+high = 9
+max_tokens = 24
+temperature = 1.0
+"""
+
+TASK = Task("428190>", "012489")
+TEXTS = [str(number) for number in range(6)]
+
+
+def judged(**options: Any) -> Environment:
+    return load("sort-digits", "1", {"judge": "tiny", **options})
+
+
+@dataclass
+class Machine:
+    """The folder of a validator's judges."""
+
+    folder: Path
+
+    def write(self, text: str, **access: Any) -> None:
+        self.folder.mkdir(exist_ok=True)
+        lines = [f"{name} = {value!r}" for name, value in access.items()]
+        whole = "\n".join([text, "[access]", *lines])
+        (self.folder / "tiny.toml").write_text(whole)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setenv("SWARM_JUDGES", str(tmp_path / "judges"))
+    return Machine(tmp_path / "judges")
+
+
+def with_endpoint(folder: Path, test: Callable[[Client, str], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with serving(folder) as client:
+            await test(client, str(client.http.base_url) + "/v1")
+
+    trio.run(main)
+
+
+async def graded(environment: Environment, texts: list[str]) -> list[float | str]:
+    """Rewards, or the sentences of what is not gradable."""
+
+    def work() -> list[float | str]:
+        found: list[float | str] = []
+        for text in texts:
+            try:
+                found.append(grade(environment, TASK, Transcript.of(text)).reward)
+            except NotGradable as error:
+                found.append(str(error))
+        return found
+
+    return await trio.to_thread.run_sync(work)
+
+
+@dataclass
+class _Opinion:
+    outcome: str = "accepted"
+    proven_fault: bool = False
+    recomputed: int = 4
+
+
+def test_validators_agree_by_the_seed_or_by_a_shared_cache_and_may_differ(
+    policy_folder: Path, machine: Machine, tmp_path: Path
+) -> None:
+    caches = [str(tmp_path / name) for name in ("one", "two", "three", "four")]
+
+    async def test(client: Client, url: str) -> None:
+        found = []
+        for cache, seed in zip([*caches, caches[3]], ("0", "0", "-1", "-1", "-1"), strict=True):
+            machine.write(f"{REMOTE}seed = {seed}", url=url, cache=cache)
+            found.append(await graded(judged(), TEXTS))
+        one, two, three, four, again = found
+        assert one == two and any(isinstance(value, float) for value in one)
+        known = [index for index, value in enumerate(four) if isinstance(value, float)]
+        assert known and all(four[index] == again[index] for index in known)
+        assert three != four  # no seed, and no common cache
+        # What may evict a validator or a worker does not look at rewards.
+        assert contradictions({"three": _Opinion(), "four": _Opinion()}) == []
+        client.endpoint.limits.__dict__["deadline_seconds"] = 0.0
+        machine.write(f"{REMOTE}seed = 0", url=url, cache=caches[0], retries=0)
+        first = next(index for index, value in enumerate(one) if isinstance(value, float))
+        assert await graded(judged(), TEXTS[first : first + 1]) == one[first : first + 1]
+        (sentence,) = await graded(judged(), ["new"])
+        assert "answers with status 504" in str(sentence)
+
+    with_endpoint(policy_folder, test)
+
+
+def test_weights_shares_and_bounds_of_cost(policy_folder: Path, machine: Machine) -> None:
+    async def test(client: Client, url: str) -> None:
+        machine.write(f"{REMOTE}seed = 0", url=url)
+        (full,) = await graded(judged(), ["2"])
+        assert isinstance(full, float)
+        (half,) = await graded(judged(judge_weight=0.5), ["2"])
+        assert half == pytest.approx(full / 2)  # the environment's own reward is 0
+        found = await graded(judged(judge_calls_per_step=3), ["2", "a", "b", "c"])
+        assert found[0] == full  # known, so it costs nothing
+        assert "judge_calls_per_step" in str(found[3])
+        (found[0],) = await graded(judged(judge_tokens_per_step=20), ["d"])
+        assert "tokens of the judge for step 0" in str(found[0])
+        seeds = [index.to_bytes(4, "big") for index in range(40)]
+        for others in ("own", "none"):
+            some = judged(judge_share=0.25, judge_others=others)
+            tasks = [task_of(some, seed, step=1) for seed in seeds]
+            again = [task_of(some, seed, step=1) for seed in seeds]
+            assert tasks == again
+            left = next(task for task in tasks if not task.data["judge"]["judged"])
+            assert 3 <= sum(task.data["judge"]["judged"] for task in tasks) <= 18
+            if others == "own":
+                assert grade(some, left, Transcript.of(left.answer)) == Grade(1.0)
+            else:
+                with pytest.raises(NotGradable, match="25% that are judged"):
+                    grade(some, left, Transcript.of(left.answer))
+
+    with_endpoint(policy_folder, test)
+
+
+def test_what_a_judge_may_do_wrong_is_a_sentence_and_never_a_reward(
+    policy_folder: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        (
+            REMOTE.replace("high = 9", "high = 0.5\nlow = 0.1"),
+            {},
+            "it must lie between 0.1 and 0.5",
+        ),
+        (REMOTE.replace("^\\D*([0-9])", "(x)yz"), {}, "finds no score"),
+        (REMOTE.replace("^\\D*([0-9])", "(.)"), {}, "different scores"),
+        (REMOTE.replace("^\\D*([0-9])", "^(.)"), {}, "which is no number"),
+        (REMOTE.replace('"tiny"', '"gpt"'), {}, "answers with status 404"),
+        (REMOTE, {"url": "http://127.0.0.1:1/v1", "retries": 1}, "cannot be reached"),
+        (REMOTE, {"key_variable": "NO_KEY"}, "NO_KEY is not set"),
+        (REMOTE, {"key_file": "/nowhere"}, "key_file /nowhere"),
+        (REMOTE, {"url": "http://judge.example/v1", "key_variable": "A_KEY"}, "unencrypted"),
+        (REMOTE, {"url": "ftp://x"}, "write it as http://"),
+        (REMOTE.replace("high = 9", "high = 0"), {}, "high must be above"),
+        (REMOTE.replace("{completion}", "x"), {}, "would not see the answer"),
+        (REMOTE.replace("([0-9])", "[0-9]"), {}, "has no group"),
+        (REMOTE + "colour = 1", {}, "unknown key 'colour'"),
+        ("kind = 'classifier'\nprompt = '{completion}'", {}, "folder is missing"),
+        ("kind = 'classifier'\nprompt = '{completion}'", {"folder": "/tmp"}, "no *.safetensors"),
+    ]
+
+    async def test(client: Client, url: str) -> None:
+        monkeypatch.setenv("A_KEY", KEY)
+        for text, access, words in cases:
+            machine.write(text, **({"url": url, "deadline_seconds": 5} | access))
+            (found,) = await graded(judged(), ["5"])
+            assert words in str(found), (words, found)
+        machine.write(REMOTE, url=url)
+        (found,) = await graded(judged(judge_hash="0" * 64), ["5"])
+        assert "is another one than the run's" in str(found)
+        known = read_definition("tiny")[0].digest().hex()
+        (found,) = await graded(judged(judge_hash=known), ["2"])
+        assert isinstance(found, float)
+
+    with_endpoint(policy_folder, test)
+
+
+def test_a_worker_needs_no_judge(machine: Machine) -> None:
+    environment = judged(lengths=[8])  # the folder of judges does not exist
+    assert task_of(environment, b"1").target_length == 8
+    inner = environment.inner  # type: ignore[attr-defined]
+    assert isinstance(inner, Judged)
+    with pytest.raises(NotGradable, match="is not known on this machine"):
+        grade(environment, TASK, Transcript.of("1"))
+    for options, words in (
+        ({"judge": "No Name"}, "judge"),
+        ({"judge_share": 0.5}, "judge is missing"),
+        ({"judge": "a", "judge_share": 2}, "judge_share"),
+    ):
+        with pytest.raises(UserError, match=words):
+            load("sort-digits", "1", options)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_classifier_grades_in_a_process_of_its_own(
+    policy_folder: Path, machine: Machine, tmp_path: Path
+) -> None:
+    import torch
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+
+    from peers.environments.judges.classifier_service import folder_hash
+
+    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
+    config = Qwen2Config.from_pretrained(policy_folder, num_labels=2)
+    torch.manual_seed(0)
+    model = Qwen2ForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "rm")
+    tokenizer.save_pretrained(tmp_path / "rm")
+    known = folder_hash(tmp_path / "rm")
+    text = f"kind = 'classifier'\nprompt = '{{completion}}'\nmodel = '{known}'\ntokens_max = 20\n"
+    machine.write(f"{text}output = 'softmax'\nlabel = 1", folder=str(tmp_path / "rm"))
+    transcript = Transcript.of("12>34")
+    found = grade(judged(), TASK, transcript)
+    with torch.inference_mode():
+        logits = model(**tokenizer("12>34", return_tensors="pt")).logits[0]
+    assert found.reward == pytest.approx(float(logits.softmax(0)[1]), abs=1e-4)
+    assert found.parts == {"judge": found.reward}
+    for number, (change, words) in enumerate(
+        (("label = 7", "has 2 outputs"), ("label = 1", "tokens_max is 20"))
+    ):
+        machine.write(f"{text}output = 'softmax'\n{change}", folder=str(tmp_path / "rm"))
+        with pytest.raises(NotGradable, match=words):
+            grade(judged(), TASK, Transcript.of("1" * 30 * number + "2"))
+    machine.write(text.replace(known, "0" * 64), folder=str(tmp_path / "rm"))
+    with pytest.raises(NotGradable, match="use the run owner's folder"):
+        grade(judged(), TASK, Transcript.of("3"))
