@@ -1,6 +1,7 @@
 # make install   set up .venv (done by the others when needed)
 # make demo      a whole swarm on this machine; ARGS='--steps 100 --cheat wrong-weights'
 # make test      the tests;  make test-slow  those that take minutes
+# make test-verifiers  the tests that need verifiers: installs two versions of it in build/verifiers
 # make test-vllm the tests that need vLLM: installs its CPU build in build/vllm first (3.5 GB)
 # make test-lm-eval  the test that needs lm-eval: installs it in build/lm-eval first
 # make test-gpu  the tests that need a GPU with CUDA; they are skipped without one
@@ -11,7 +12,7 @@ ARGS ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow test-vllm test-lm-eval test-gpu lint clean
+.PHONY: install demo test test-slow test-verifiers test-vllm test-lm-eval test-gpu lint clean
 
 install: .venv/installed
 
@@ -26,6 +27,13 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	$(PYTEST) -m slow $(ARGS)
+
+# Each version of verifiers has a Python of its own; the tests run under Swarm's and start children.
+VERIFIERS := $(BIN)/swarm environment install verifiers --home build/verifiers
+test-verifiers: .venv/installed
+	$(VERIFIERS) --package marble-v1==0.1.0
+	$(VERIFIERS) --version 0.3.1 --package staros-stardata==0.1.1
+	$(BIN)/python -m pytest -m verifiers tests/environments $(ARGS)
 
 # vLLM's own imports warn, so warnings are no errors there. Its environment lacks the packages of a
 # peer's own process, which the other tests import.

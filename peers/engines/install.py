@@ -1,5 +1,7 @@
 """Making an engine's virtual environment in a peer's home, step by step.
 
+A library of environments (`peers.environments.verifiers.install`) is installed in the same way.
+
 Each finished step is recorded, so an interrupted installation continues. Packages come from the
 package index that pip is configured with. Swarm itself is linked, not copied: the child runs the
 same code as its peer.
@@ -25,7 +27,6 @@ from peers.engines.installed import (
     RECIPES,
     Installed,
     Recipe,
-    command_for,
     folder_of,
     python_of,
     read_installed,
@@ -65,7 +66,7 @@ def install(recipe: Recipe, home: Path, say: Say = print) -> Installed:
 
     An environment of another version is made anew. Raises `UserError` when a step fails.
     """
-    folder = folder_of(home, recipe.name)
+    folder = recipe.folder(home)
     try:
         make_home(home)
         folder.parent.mkdir(exist_ok=True)
@@ -85,7 +86,8 @@ def install(recipe: Recipe, home: Path, say: Say = print) -> Installed:
             work()
             found = msgspec.structs.replace(found, done=[*found.done, step])
             _write(folder, found)
-        say(f"[{len(recipe.steps) + 3}/{len(recipe.steps) + 3}] checking that the engine works")
+        last = len(recipe.steps) + 3
+        say(f"[{last}/{last}] checking that the {recipe.kind} works")
         _link(folder)  # Swarm may have moved since
         found = msgspec.structs.replace(found, complete=False)
         _write(folder, found)
@@ -110,8 +112,12 @@ def _steps(recipe: Recipe, folder: Path) -> Iterator[tuple[str, str, Callable[[]
     yield "environment", f"making a virtual environment in {folder}", make
     for step in recipe.steps:
         text = " ".join(step)
-        yield text, f"installing {text}", partial(_pip, folder, "install", *step)
-    yield "clean", "removing what breaks the engine", partial(_remove_unwanted, recipe, folder)
+        yield text, f"installing {text}", partial(pip, folder, "install", *step)
+    yield (
+        "clean",
+        f"removing what breaks the {recipe.kind}",
+        partial(_remove_unwanted, recipe, folder),
+    )
 
 
 @contextmanager
@@ -139,7 +145,7 @@ def _start_anew(folder: Path, recipe: Recipe, say: Say) -> None:
     free = shutil.disk_usage(folder.parent).free
     if free < recipe.disk_bytes:
         raise UserError(
-            f"engine {recipe.name} needs {recipe.disk_bytes >> 30} GiB of disk while it is "
+            f"{recipe.kind} {recipe.name} needs {recipe.disk_bytes >> 30} GiB of disk while it is "
             f"installed, but {folder.parent} has {free >> 30} GiB free; free some, or choose "
             "another --home"
         )
@@ -166,7 +172,7 @@ def _link(folder: Path) -> None:
         link.symlink_to(Path(package).resolve().parent, target_is_directory=True)
 
 
-def _pip(folder: Path, *arguments: str) -> None:
+def pip(folder: Path, *arguments: str) -> None:
     """Run pip, which shows its own progress; raises `UserError` when it fails."""
     command = [str(python_of(folder)), "-m", "pip", *arguments]
     quiet = ["--disable-pip-version-check", "--no-input"]
@@ -180,7 +186,7 @@ def _pip(folder: Path, *arguments: str) -> None:
 
 def _remove_unwanted(recipe: Recipe, folder: Path) -> None:
     if recipe.unwanted:
-        _pip(folder, "uninstall", "--yes", *recipe.unwanted)
+        pip(folder, "uninstall", "--yes", *recipe.unwanted)
 
 
 def _check(recipe: Recipe, folder: Path, say: Say) -> None:
@@ -202,10 +208,9 @@ def _check(recipe: Recipe, folder: Path, say: Say) -> None:
     if ended.returncode != 0:
         lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
         said = lines[-1] if lines else f"status {ended.returncode}, without a word"
-        command_text = command_for(recipe.name, folder.parent.parent)
         raise UserError(
             f"{recipe.name} is installed but does not work here ({said}); repair that, then type: "
-            f"{command_text}"
+            f"{recipe.command(folder.parent.parent)}"
         )
     for line in ended.stdout.splitlines()[-1:]:  # libraries print, too
         say(line)

@@ -1,7 +1,8 @@
 """Engines in virtual environments of their own, under a peer's home: `engines/<name>/`.
 
 `swarm engine install` (`peers.engines.install`) makes such an environment; the peer's children then
-run under its interpreter. Imports neither torch nor anything of an engine's packages.
+run under its interpreter. Imports neither torch nor anything of an engine's packages. Libraries of
+environments (`peers.environments.verifiers`) are installed in the same way, in `environments/`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -38,12 +40,12 @@ SWARM_NEEDS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make an engine's environment."""
+    """How to make a virtual environment for an engine, or for a library of environments."""
 
     name: str
-    """Name of the environment: what `swarm engine install` takes."""
+    """Name of the folder; for an engine, what `swarm engine install` takes."""
     engine: str
-    """Value of the setting `engine` that uses it."""
+    """Value of the setting `engine` that uses it; empty for a library of environments."""
     steps: tuple[tuple[str, ...], ...]
     """Requirements that pip installs, step by step: the first step pins what later ones pull in."""
     unwanted: tuple[str, ...]
@@ -52,10 +54,27 @@ class Recipe:
     """Arguments of the environment's Python that prove that the engine works."""
     disk_bytes: int
     """Free disk that the installation needs, downloads included."""
+    kind: Literal["engine", "environment"] = "engine"
+    arguments: str = ""
+    """What `swarm <kind> install` takes; empty: the name."""
 
     @property
     def requirements(self) -> list[str]:
         return [each for step in self.steps for each in step]
+
+    @property
+    def label(self) -> str:
+        """The name in sentences."""
+        return f"{self.kind} {(self.engine or self.name)!r}"
+
+    def folder(self, home: Path) -> Path:
+        return home / f"{self.kind}s" / self.name
+
+    def command(self, home: Path) -> str:
+        """The command that installs it, for error messages."""
+        default = home.expanduser() == Path("~/.swarm").expanduser()
+        typed = f"swarm {self.kind} install {self.arguments or self.name}"
+        return typed + ("" if default else f" --home {home}")
 
 
 CHECK = ("-m", "peers.engines.vllm.selftest")
@@ -116,18 +135,11 @@ def read_installed(folder: Path) -> Installed | None:
         return None
 
 
-def command_for(name: str, home: Path) -> str:
-    """The command that installs an engine, for error messages."""
-    default = home.expanduser() == Path("~/.swarm").expanduser()
-    return f"swarm engine install {name}" + ("" if default else f" --home {home}")
-
-
 def why_unusable(recipe: Recipe, home: Path) -> str | None:
     """One sentence about an environment that cannot be used; None if it can."""
-    folder = folder_of(home, recipe.name)
-    command = command_for(recipe.name, home)
+    folder, command = recipe.folder(home), recipe.command(home)
     if not folder.exists():
-        return f"engine {recipe.engine!r} is not installed in {home}; type: {command}"
+        return f"{recipe.label} is not installed in {home}; type: {command}"
     found = read_installed(folder)
     if found is None or not found.complete:
         return f"the installation of {recipe.name} in {folder} is not complete; type: {command}"

@@ -32,6 +32,7 @@ BUILT_IN = {
         "math": "math:Math",
         "reasoning-gym": "reasoning_gym:ReasoningGym",
         "sort-digits": "sort_digits:SortDigits",
+        "verifiers": "verifiers.environment:Verifiers",
     }.items()
 }
 

@@ -10,6 +10,7 @@ from swarm.app.commands import (
     demo,
     endpoint,
     engine,
+    environment,
     eval,
     id,
     judge,
@@ -55,6 +56,7 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(engine.app, name="engine")
+app.add_typer(environment.app, name="environment")
 app.add_typer(proofs.app, name="proofs")
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(trainer.app, name="trainer")

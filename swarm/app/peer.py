@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
+from peers.environments.verifiers.installed import HOME_VARIABLE
 from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import open_node
@@ -56,6 +57,7 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     if roles and not settings.bootstrap and not settings.manifest:
         raise UserError(NO_WAY_IN)
     check_tables(settings)
+    os.environ[HOME_VARIABLE] = str(settings.home_path)
     async with open_node(settings) as node:
         earned = Earned()
         node.events.add_sink(earned)

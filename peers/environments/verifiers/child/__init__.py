@@ -1,0 +1,1 @@
+"""The program of the child process: runs under the Python that has `verifiers`."""

@@ -1,0 +1,172 @@
+"""Environments of the older interface: a package with `load_environment` (verifiers 0.3).
+
+The environment's own loop runs each episode and its rubric grades it; the client gives it the next
+text instead of calling an endpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import verifiers as vf
+from verifiers.types import ResponseMessage
+
+from peers.environments.verifiers.child.episode import Episode, EpisodeOver, Unplayable
+from peers.environments.verifiers.messages import Graded, Said, Ungradable
+
+JUDGE_KEY = "OPENAI_API_KEY"
+"""The variable that judges read; they cannot be made without it."""
+
+NO_KEY = "none"
+
+_JUDGE_ARGUMENTS = frozenset({"judge", "judge_client"})
+"""Parameters by which a rubric gives its functions a judge."""
+
+
+class Texts(vf.Client):  # type: ignore[misc]
+    """Answers with the texts of one episode."""
+
+    def __init__(self, episode: Episode) -> None:
+        super().__init__(None)
+        self._episode = episode
+        self.error: Unplayable | None = None
+
+    async def get_response(
+        self,
+        prompt: Any,
+        model: str,
+        sampling_args: Any,
+        tools: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See `Client.get_response`."""
+        try:
+            if tools:
+                raise Unplayable("its tasks have tools, whose calls Swarm does not parse")
+            spoken = await self._episode.ask([_said(message) for message in prompt])
+        except EpisodeOver as error:
+            # The one end of an episode that the loop does not take for a failure.
+            raise vf.OverlongPromptError("the episode is over") from error
+        except Unplayable as error:
+            self.error = error
+            raise vf.ModelError(str(error)) from error
+        message = ResponseMessage(
+            content=spoken.text,
+            finish_reason="stop" if spoken.finished else "length",
+            is_truncated=not spoken.finished,
+        )
+        return vf.Response(id="swarm", created=int(time.time()), model=model, message=message)
+
+    def setup_client(self, config: Any) -> Any:
+        """Not used: `get_response` answers."""
+
+    async def to_native_tool(self, tool: Any) -> Any:
+        """Not used: `get_response` answers."""
+
+    async def to_native_prompt(self, messages: Any) -> Any:
+        """Not used: `get_response` answers."""
+
+    async def get_native_response(self, *arguments: Any, **options: Any) -> Any:
+        """Not used: `get_response` answers."""
+
+    async def raise_from_native_response(self, response: Any) -> None:
+        """Not used: `get_response` answers."""
+
+    async def from_native_response(self, response: Any) -> Any:
+        """Not used: `get_response` answers."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class Legacy:
+    """A package with `load_environment`; implements `Tasks`."""
+
+    def __init__(self, env: Any, rows: list[Any]) -> None:
+        self._env = env
+        self._rows = rows
+        self.count = len(rows)
+        self._failures: list[str] = []
+        """What reward functions raised since the last grade began; the rubric would give 0."""
+        self._dropped: set[str] = set()
+        """Metrics without a weight that failed since the last grade began."""
+        for rubric in (env.rubric, *getattr(env.rubric, "rubrics", ())):
+            rubric.funcs = [
+                self._watched(function, weight)
+                for function, weight in zip(rubric.funcs, rubric.weights, strict=True)
+            ]
+
+    @classmethod
+    def load(cls, package: str, arguments: dict[str, Any], tasks_max: int) -> Legacy:
+        """Load a package; raises `Unplayable`."""
+        os.environ.setdefault(JUDGE_KEY, NO_KEY)
+        env = vf.load_environment(package, **arguments)
+        if env.requires_group_rollouts:
+            raise Unplayable("it grades rollouts by comparing them; Swarm grades each by itself")
+        dataset = env.get_dataset()
+        rows = [dataset[index] for index in range(min(len(dataset), tasks_max))]
+        return cls(env, rows)
+
+    def answer(self, task: int) -> str:
+        """See `Tasks.answer`."""
+        answer = self._rows[task].get("answer", "")
+        return answer if isinstance(answer, str) else ""
+
+    async def play(self, task: int, episode: Episode) -> Graded | Ungradable:
+        """See `Tasks.play`."""
+        client = Texts(episode)
+        failures: list[str] = []
+        dropped: set[str] = set()
+        self._failures, self._dropped = failures, dropped
+        played = await self._env.run_rollout(self._rows[task], client, "policy", {})
+        if client.error is not None:
+            raise client.error
+        if played.get("error") is not None:
+            return Ungradable(str(played["error"])[:500])
+        if failures:
+            return Ungradable(failures[0])
+        if played.get("reward") is None:
+            return Ungradable("the rubric gives no reward")
+        metrics = {
+            name: float(each)
+            for name, each in (played.get("metrics") or {}).items()
+            if name not in dropped
+        }
+        return Graded(float(played["reward"]), metrics)
+
+    def _watched(self, function: Callable[..., Any], weight: float) -> Callable[..., Any]:
+        """A reward function whose failures are noted."""
+        name = getattr(function, "__name__", repr(function))
+        needs_judge = _JUDGE_ARGUMENTS & set(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        async def called(*arguments: Any, **options: Any) -> float:
+            failures, dropped = self._failures, self._dropped
+            try:
+                if needs_judge and os.environ.get(JUDGE_KEY) == NO_KEY:
+                    raise Unplayable(f"it asks a judge, and {JUDGE_KEY} is not set")
+                result = function(*arguments, **options)
+                return float(await result if inspect.isawaitable(result) else result)
+            except Exception as error:
+                kind = "" if isinstance(error, Unplayable) else f"{type(error).__name__}: "
+                if weight:
+                    failures.append(f"reward {name} failed ({kind}{error})"[:500])
+                dropped.add(name)
+                raise
+
+        return called
+
+
+def _said(message: Any) -> Said:
+    """A message as text; raises `Unplayable` for anything else, such as an image."""
+    content = message.content
+    if content is None:
+        content = ""
+    if not isinstance(content, str):
+        raise Unplayable("a message holds more than text")
+    return Said(message.role, content)

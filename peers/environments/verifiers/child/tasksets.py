@@ -1,0 +1,211 @@
+"""Environments of the 1.x interface (`verifiers.v1`): a taskset, tasks with rewards, a harness.
+
+The package's own machinery runs each episode: its interception server, stop conditions, hooks and
+scoring. Two parts are Swarm's. The harness runs in this process and sends the conversation to the
+interception server, where the usual ones start a program. The client behind that server waits for
+the next text instead of calling an endpoint.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+import types
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from itertools import islice
+from typing import Any
+
+import httpx
+import verifiers.v1 as vf
+from verifiers.v1.configs.agent import agent_config_fields
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.runtimes import ProgramResult
+from verifiers.v1.utils.loaders import resolve_env_config
+
+from peers.environments.verifiers.child.episode import Episode, EpisodeOver, Unplayable
+from peers.environments.verifiers.messages import Graded, Said, Ungradable
+
+HARNESS = "swarm_in_process"
+"""The name under which `verifiers` imports the harness of this module."""
+
+ENDPOINT = vf.EvalClientConfig(base_url="http://127.0.0.1:9/v1", api_key_var="SWARM_NO_KEY")
+"""Names the client of this module; nothing is ever sent there."""
+
+_episodes: dict[str, Episode] = {}
+"""Episodes in progress, by the id of their trace."""
+
+
+class InProcess(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
+    """Sends the conversation to the model once per turn, without a program of its own."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: Any,
+    ) -> Any:
+        """See `Harness.launch`."""
+        if mcp_urls:
+            raise Unplayable("its tasks have tools, whose calls Swarm does not parse")
+        system, prompt = self.resolve_prompt(data)
+        if isinstance(prompt, str):
+            prompt = [vf.UserMessage(content=prompt)]
+        messages = [] if system is None else [vf.SystemMessage(content=system)]
+        body = {
+            "model": ctx.model,
+            "messages": [message_to_wire(each) for each in (*messages, *prompt)],
+        }
+        headers = {"Authorization": f"Bearer {secret}"}
+        async with httpx.AsyncClient(timeout=None) as client:
+            reply = await client.post(f"{endpoint}/chat/completions", json=body, headers=headers)
+        if _episodes[trace.id].cut:
+            trace.stop("max_output_tokens")
+        elif reply.status_code != 200 and trace.stop_condition is None:
+            return ProgramResult(exit_code=1, stdout="", stderr=reply.text[:1000])
+        return ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+class Texts(vf.Client):  # type: ignore[misc]
+    """Answers with the texts of the episode."""
+
+    async def get_response(
+        self,
+        dialect: Any,
+        body: dict[str, Any],
+        sampling: Any,
+        session_id: str | None = None,
+        turn: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> vf.Response:
+        """See `Client.get_response`."""
+        try:
+            spoken = await _episodes[turn.trace.id].ask([_said(each) for each in turn.prompt])
+        except EpisodeOver as error:
+            raise vf.ProviderError("the episode is over") from error
+        finish = "stop" if spoken.finished else "length"
+        message = {"role": "assistant", "content": spoken.text}
+        return vf.Response(
+            id="swarm",
+            created=int(time.time()),
+            model="policy",
+            message=vf.AssistantMessage(content=spoken.text),
+            finish_reason=finish,
+            raw={
+                "id": "swarm",
+                "object": "chat.completion",
+                "created": int(time.time()),
+                "model": "policy",
+                "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+            },
+        )
+
+
+class Tasksets:
+    """A package with the 1.x interface; implements `Tasks`."""
+
+    def __init__(self, env: Any, tasks: list[Any]) -> None:
+        self._env = env
+        self._tasks = tasks
+        self.count = len(tasks)
+
+    @classmethod
+    async def load(
+        cls, package: str, arguments: dict[str, Any], tasks_max: int, stack: AsyncExitStack
+    ) -> Tasksets:
+        """Load a package; what it serves closes with `stack`. Raises `Unplayable`."""
+        module = types.ModuleType(HARNESS)
+        module.InProcess, module.__all__ = InProcess, ["InProcess"]  # type: ignore[attr-defined]
+        sys.modules[HARNESS] = module
+        taskset = {**arguments, "id": package}
+        seats = agent_config_fields(resolve_env_config({"taskset": taskset}))
+        if len(seats) != 1:
+            raise Unplayable(f"it has {len(seats)} agents ({', '.join(seats)}); Swarm plays one")
+        seat = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
+        config = resolve_env_config(
+            {"taskset": taskset, next(iter(seats)): seat, "interception": {"type": "server"}}
+        )
+        env = vf.load_environment(config)
+        task_type = type(env.taskset).task_type()
+        if env.taskset.toolsets(config.taskset) or task_type.toolsets(config.taskset.task):
+            raise Unplayable("its tasks have tools, whose calls Swarm does not parse")
+        if task_type.NEEDS_CONTAINER:
+            raise Unplayable("its tasks need a container, which Swarm does not start")
+        await stack.enter_async_context(env.serving())
+        env._interception.clients[ENDPOINT.model_dump_json()] = Texts()
+        return cls(env, list(islice(env.taskset, tasks_max)))
+
+    def answer(self, task: int) -> str:
+        """See `Tasks.answer`."""
+        answer = getattr(self._tasks[task].data, "answer", "")
+        return answer if isinstance(answer, str) else ""
+
+    async def play(self, task: int, episode: Episode) -> Graded | Ungradable:
+        """See `Tasks.play`."""
+        traces: list[str] = []
+
+        def begun(trace: Any) -> None:
+            traces.append(trace.id)
+            _episodes[trace.id] = episode
+
+        chosen = self._tasks[task]
+        try:
+            context = vf.ModelContext(model="policy", client=ENDPOINT)
+            played = await self._env.run_episode(chosen, context, on_trace=begun)
+        finally:
+            for each in traces:
+                _episodes.pop(each, None)
+        errors = [*played.errors, *(error for trace in played.traces for error in trace.errors)]
+        if errors:
+            error = errors[0]
+            return Ungradable(f"{error.type}: {error.message}")
+        if missing := _needs_runtime(chosen):
+            return Ungradable(
+                f"the reward {missing} needs the runtime in which an agent worked; a transcript "
+                "has none"
+            )
+        return _graded(played.traces[-1])
+
+
+def _graded(trace: Any) -> Graded | Ungradable:
+    unknown = [name for name, reward in trace.rewards.items() if reward is None]
+    if unknown:
+        return Ungradable(f"the reward {unknown[0]} was not computed")
+    if not trace.rewards:
+        return Ungradable("the task has no rewards")
+    parts = {name: float(reward.score) for name, reward in trace.rewards.items()}
+    metrics = {name: float(each) for name, each in trace.metrics.items() if each is not None}
+    return Graded(float(trace.reward), {**metrics, **parts})
+
+
+def _needs_runtime(task: Any) -> str:
+    """The name of a reward that counts and needs a runtime; empty when there is none."""
+    for reward in task.hooks("reward"):
+        parameter = inspect.signature(reward).parameters.get("runtime")
+        counts = getattr(reward, "_vf_weight", 1.0) != 0
+        if counts and parameter is not None and parameter.default is inspect.Parameter.empty:
+            return str(reward.__name__)
+    return ""
+
+
+def _said(message: Any) -> Said:
+    """A message as text; raises `Unplayable` for anything else, such as an image."""
+    content = message.content
+    if content is None:
+        content = ""
+    if not isinstance(content, str):
+        kinds = {getattr(part, "type", "?") for part in content}
+        if kinds - {"text"}:
+            raise Unplayable(f"a message holds more than text ({', '.join(sorted(kinds))})")
+        content = "".join(part.text for part in content)
+    return Said(message.role, content)

@@ -1,0 +1,171 @@
+"""The environment `verifiers`: any package of the `verifiers` library."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from peers.environments.interface import (
+    Episodes,
+    Grade,
+    Message,
+    NotGradable,
+    Task,
+    Transcript,
+)
+from peers.environments.tasks import Generated
+from peers.environments.verifiers import messages
+from peers.environments.verifiers.host import Host, Limits, PlayError
+from peers.environments.verifiers.installed import install_command, interpreter_for
+from swarm.errors import UserError
+
+COMPLETION_ROLE = "text"
+"""The role of a prompt that the model continues rather than answers, in the older interface."""
+
+
+Spoken = str | tuple[Message, ...]
+
+
+class VerifiersOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which package, and what it may use."""
+
+    package: str
+    """Module of the package, such as `marble-v1`."""
+    version: str = ""
+    """Version of the package that every machine must have; empty: any."""
+    library: Literal["0.4.0", "0.3.1"] = "0.4.0"
+    """Version of `verifiers`: 0.4.0 for the 1.x interface, 0.3.1 for `load_environment`."""
+    arguments: str = "{}"
+    """JSON object of the package's own options."""
+    tasks: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+    """Tasks used of a package that has more, or infinitely many; the first ones."""
+    reward_low: float = 0.0
+    """The package's reward that counts as 0."""
+    reward_high: float = 1.0
+    """The package's reward that counts as 1."""
+    seconds: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+    """Deadline of a call: a prompt, an observation or a grade."""
+    memory_mib: Annotated[int, Meta(ge=256)] = 4096
+    """Memory of the process that plays the package."""
+
+
+@dataclass
+class _Played:
+    """The state of an episode."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+
+
+class Verifiers(Episodes):
+    """Plays a package of `verifiers` in a child process under that library's own Python."""
+
+    name = "verifiers"
+    version = "1"
+    Options = VerifiersOptions
+    options: VerifiersOptions
+
+    def __init__(self, options: VerifiersOptions | None = None) -> None:
+        """Check the options; raises `UserError`. The child starts with the first task."""
+        if options is None or not options.package:
+            raise UserError(
+                "environment 'verifiers' plays a package; name one with the option package"
+            )
+        super().__init__(options)
+        if options.reward_high <= options.reward_low:
+            raise UserError(
+                f"environment 'verifiers': reward_high {options.reward_high:g} is not above "
+                f"reward_low {options.reward_low:g}; raise it"
+            )
+        limits = Limits(options.seconds, options.memory_mib << 20)
+        opening = messages.Open(options.package, self._arguments(), options.tasks)
+        self._host = Host(interpreter_for(options.library), opening, limits)
+
+    def tasks(self) -> Generated:
+        """The package's first tasks, uniform within each split; raises `UserError`."""
+        count = self._count
+        return Generated(lambda seed: self._task(int.from_bytes(seed, "big") % count))
+
+    def start(self, task: Task) -> _Played:
+        return _Played(task.data["index"])
+
+    def step(self, state: _Played, text: str) -> Spoken | None:
+        """What the package says next; raises `UserError` when its code fails."""
+        state.texts.append(text)
+        try:
+            reply = self._host.call(messages.Step(state.index, state.texts), messages.Observed)
+        except PlayError as error:
+            raise self._failed(error) from error
+        return _prompt(reply.messages) if reply.messages else None
+
+    def grade(self, task: Task, transcript: Transcript) -> Grade:
+        """The package's own reward, scaled to [0, 1], with the parts that it names.
+
+        Raises `NotGradable` when its code fails or needs what a transcript does not have.
+        """
+        texts = [turn.text for turn in transcript.turns if turn.kind == "model"]
+        request = messages.Grade(task.data["index"], texts, transcript.finished)
+        try:
+            reply = self._host.call(request, messages.Graded)
+        except PlayError as error:
+            raise NotGradable(f"package {self.options.package!r}: {error}") from error
+        low, high = self.options.reward_low, self.options.reward_high
+        if not low <= reply.reward <= high:
+            raise NotGradable(
+                f"package {self.options.package!r} gives the reward {reply.reward:g}, outside "
+                f"reward_low {low:g} to reward_high {high:g}; widen these options"
+            )
+        return Grade((reply.reward - low) / (high - low), reply.parts)
+
+    @cached_property
+    def _count(self) -> int:
+        options = self.options
+        try:
+            opened = self._host.opened()
+        except PlayError as error:
+            raise self._failed(error) from error
+        if options.version and opened.package_version != options.version:
+            there = opened.package_version or "an unknown version"
+            raise UserError(
+                f"package {options.package!r} is installed in version {there!r}, but the run wants "
+                f"{options.version!r}; type: {install_command(options.library)} --package "
+                f"{options.package}=={options.version}"
+            )
+        return opened.tasks
+
+    def _task(self, index: int) -> Task:
+        try:
+            drawn = self._host.call(messages.Draw(index), messages.Drawn)
+        except PlayError as error:
+            raise self._failed(error) from error
+        return Task(_prompt(drawn.messages), drawn.answer, {"index": index})
+
+    def _arguments(self) -> dict[str, Any]:
+        arguments: Any = None
+        with suppress(ValueError):
+            arguments = json.loads(self.options.arguments)
+        if not isinstance(arguments, dict):
+            raise UserError(
+                f"environment 'verifiers': arguments {self.options.arguments!r:.60} is no JSON "
+                "object; write it like '{\"difficulty\": 2}'"
+            )
+        return arguments
+
+    def _failed(self, error: PlayError) -> UserError:
+        package, library = self.options.package, self.options.library
+        return UserError(
+            f"package {package!r} cannot be played with verifiers {library}: {error}; "
+            f"try it: swarm environment check verifiers"
+        )
+
+
+def _prompt(said: list[messages.Said]) -> Spoken:
+    if all(each.role == COMPLETION_ROLE for each in said):
+        return "".join(each.content for each in said)
+    return tuple(Message(each.role, each.content) for each in said)

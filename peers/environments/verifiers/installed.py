@@ -1,0 +1,83 @@
+"""The Pythons that have `verifiers`: virtual environments under a home, in `environments/`.
+
+`swarm environment install verifiers` makes one per version of the library: packages of the older
+interface need another than those of the 1.x interface.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from peers.engines.installed import Recipe, python_of, why_unusable
+from swarm.errors import UserError
+
+HOME_VARIABLE = "SWARM_HOME"
+"""Environment variable with the home of a peer, for its children; a peer sets it."""
+
+DEFAULT_HOME = Path("~/.swarm")
+
+LATEST = "0.4.0"
+VERSIONS = (LATEST, "0.3.1")
+"""Versions of `verifiers`: the first has the 1.x interface, the second `load_environment`."""
+
+CHILD_NEEDS = (
+    "trio==0.35.0",
+    "msgspec==0.22.0",
+    "pynacl==1.6.2",
+    "blake3>=1.0",
+    "zstandard>=0.25",
+    "tokenizers>=0.22",
+)
+"""The packages that the child imports; the versions are those of pyproject.toml."""
+
+RECIPES = {
+    version: Recipe(
+        name=f"verifiers-{version}",
+        engine="",
+        steps=((f"verifiers=={version}",), CHILD_NEEDS),
+        unwanted=(),
+        check=("-m", "peers.environments.verifiers.child.selftest"),
+        disk_bytes=2 << 30,
+        kind="environment",
+        arguments="verifiers" if version == LATEST else f"verifiers --version {version}",
+    )
+    for version in VERSIONS
+}
+
+
+def recipe_of(version: str) -> Recipe:
+    """The recipe of a version of `verifiers`; raises `UserError` for an unknown one."""
+    if version not in RECIPES:
+        raise UserError(
+            f"verifiers {version!r} cannot be installed; there are: {', '.join(VERSIONS)}"
+        )
+    return RECIPES[version]
+
+
+def install_command(version: str) -> str:
+    """The command that installs a version of `verifiers`, for error messages."""
+    return recipe_of(version).command(homes()[0])
+
+
+def homes() -> list[Path]:
+    """The homes where an installation is looked for: the peer's, then the user's default."""
+    given = os.environ.get(HOME_VARIABLE)
+    found = [Path(given)] if given else []
+    return list(dict.fromkeys([*found, DEFAULT_HOME.expanduser()]))
+
+
+def interpreter_for(version: str) -> Path:
+    """The Python that has this version of `verifiers`.
+
+    Raises `UserError` when no home of `homes` has it, or it is half made.
+    """
+    recipe = recipe_of(version)
+    problems = []
+    for home in homes():
+        problem = why_unusable(recipe, home)
+        if problem is None:
+            return python_of(recipe.folder(home))
+        problems.append(problem)
+    present = [home for home in homes() if recipe.folder(home).exists()]
+    raise UserError(problems[homes().index(present[0])] if present else problems[0])
