@@ -22,11 +22,10 @@ from peers.environments.interface import (
     Wrapper,
     messages_of,
 )
+from peers.environments.pairs import PAIR, json_pairs
 from swarm.errors import UserError
 
 Text = Annotated[str, Meta(min_length=1, max_length=1000)]
-
-VARIABLE = r"^[a-z_][a-z0-9_]{0,39}=.+\Z"
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +42,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: Text | None = None
     """The template's variable of that name (gpt-oss)."""
     template_variables: Annotated[
-        list[Annotated[str, Meta(pattern=VARIABLE, max_length=1000)]], Meta(max_length=32)
+        list[Annotated[str, Meta(pattern=PAIR, max_length=1000)]], Meta(max_length=32)
     ] = []
     """Other variables of the template, each `name=value` with the value in JSON."""
     chat_date: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d\Z")] | None = None
@@ -98,20 +97,12 @@ class _ChatTasks:
 
 def _variables(options: ChatOptions, where: str) -> Mapping[str, Any]:
     """The variables that the template gets; raises `UserError`."""
-    found: dict[str, Any] = {}
-    for each in options.template_variables:
-        name, _, text = each.partition("=")
-        try:
-            found[name] = json.loads(text)
-        except ValueError as error:
+    found = json_pairs(options.template_variables, f"{where}: template_variables")
+    for name, value in found.items():
+        if not isinstance(value, (bool, int, float, str)):
             raise UserError(
-                f"{where}: template_variables has {each!r}, whose value is no JSON ({error}); "
-                'write text in quotes, as in tone="dry"'
-            ) from error
-        if not isinstance(found[name], (bool, int, float, str)):
-            raise UserError(
-                f"{where}: template_variables has {each!r}; the value must be a number, text, "
-                "true or false"
+                f"{where}: template_variables gives {name} the value {json.dumps(value):.60}; it "
+                "must be a number, text, true or false"
             )
     for name in ("enable_thinking", "thinking", "reasoning_effort"):
         value = getattr(options, name)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import msgspec
 
 from swarm.errors import UserError
+from swarm.manifest import OptionValue
 
 Split = Literal["train", "held_out"]
 
@@ -166,6 +167,10 @@ class SingleTurn(ABC):
         Raises `NotGradable` when the reward cannot be known here, and must not raise otherwise.
         """
 
+    def pins(self) -> Mapping[str, OptionValue]:
+        """Options that `swarm run create` writes into the manifest, such as the hash of a file."""
+        return {}
+
     @cached_property
     def cached_tasks(self) -> Tasks:
         """The tasks, made on first use."""
@@ -205,6 +210,9 @@ class Wrapper(SingleTurn):
 
     def tasks(self) -> Tasks:
         return self.inner.tasks()
+
+    def pins(self) -> Mapping[str, OptionValue]:
+        return self.inner.pins()
 
     def grade(self, task: Task, transcript: Transcript) -> float | Grade:
         return self.inner.grade(task, transcript)

@@ -29,6 +29,8 @@ BUILT_IN = {
     for name, target in {
         "calculator": "calculator:Calculator",
         "code": "code:Code",
+        "dataset": "dataset:Dataset",
+        "genesys": "genesys:Genesys",
         "math": "math:Math",
         "reasoning-gym": "reasoning_gym:ReasoningGym",
         "sort-digits": "sort_digits:SortDigits",

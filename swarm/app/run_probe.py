@@ -56,12 +56,15 @@ def described(file: Path, tokenizer: Path | None) -> RunManifest:
 def probe_hashes(folder: Path, environments: Sequence[EnvironmentReference]) -> RunHashes:
     """Hash the tokenizer in `folder` and each environment's probe tasks rendered with it.
 
+    Environments pin down what else their tasks depend on.
+
     Raises `UserError` if the folder has no tokenizer or an environment is not installed.
     """
     renderer, installed = Renderer(folder), Environments()
     return RunHashes(
         tokenizer=renderer.tokenizer_hash,
         probes=[probe_hash(installed.of(each), renderer) for each in environments],
+        pins=[installed.of(each).pins() for each in environments],
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.manifest import EnvironmentReference, Optimiser, RunManifest
+from swarm.manifest import EnvironmentReference, Optimiser, OptionValue, RunManifest
 from swarm.run.bounds import check_manifest_numbers, check_peer_id
 from swarm.run.recipes import apply_recipe
 from swarm.tables import read_toml, struct_from_mapping
@@ -36,6 +36,8 @@ class RunHashes:
     tokenizer: bytes
     probes: Sequence[bytes]
     """Probe hashes, one per environment."""
+    pins: Sequence[Mapping[str, OptionValue]] = ()
+    """Options to add to those of the environments, one table per environment; or nothing."""
 
 
 def describe_run(path: Path) -> RunDescription:
@@ -65,8 +67,13 @@ def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
     description = describe_run(path)
     table = {**description.table, "tokenizer_hash": hashes.tokenizer}
     table["environments"] = [
-        {**entry, "probe_hash": probe}
-        for entry, probe in zip(table["environments"], hashes.probes, strict=True)
+        {**entry, "probe_hash": probe, "options": {**entry.get("options", {}), **pins}}
+        for entry, probe, pins in zip(
+            table["environments"],
+            hashes.probes,
+            hashes.pins or [{} for _ in hashes.probes],
+            strict=True,
+        )
     ]
     for field in ("trainers", "validators", "environment_peers"):
         entries = table.setdefault(field, [])

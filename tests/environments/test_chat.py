@@ -70,11 +70,11 @@ def test_length_targets_and_other_variables_go_together(tmp_path: Path) -> None:
         ({"template_variables": ["x"]}, r"template_variables is \['x'\]"),
         (
             {"template_variables": ["x=dry"]},
-            r".*whose value is no JSON .* tone=\"dry\"",
+            r".*whose value is no JSON .* name=\"text\"",
         ),
         (
             {"template_variables": ["x=[]"]},
-            r"template_variables has 'x=\[\]'; the value must be a number, text, true",
+            r"template_variables gives x the value \[\]; it must be a number, text, true",
         ),
         ({"chat": False, "system_prompt": "x"}, r"chat is false, but system_prompt is given"),
         ({"chat": False, "thinking": True}, r"chat is false, but thinking is given"),

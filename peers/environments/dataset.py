@@ -1,0 +1,197 @@
+"""The environment `dataset`: prompts and answers from a file of rows, graded by a grader's name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peers.environments.graders import make_grader, zero
+from peers.environments.interface import Grade, Message, Prompt, SingleTurn, Task, Tasks, Transcript
+from peers.environments.pairs import PAIR, json_pairs
+from peers.environments.rows import Row, Rows
+from peers.environments.tasks import Generated
+from swarm.errors import UserError
+from swarm.manifest import OptionValue
+
+Column = Annotated[str, Meta(min_length=1, max_length=200)]
+Positive = Annotated[float, Meta(gt=0, le=3600)]
+
+FIELD = re.compile(r"\{([^{}]+)\}")
+
+
+class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the rows are."""
+
+    path: Annotated[str, Meta(min_length=1, max_length=1000)]
+    """A .jsonl, .parquet or .arrow file, or a folder of them as the Hugging Face hub has."""
+    split: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
+    """Of a folder with several, the split to read; default: train."""
+    hash: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
+    """BLAKE3 of the data; `swarm run create` fills it in."""
+
+
+class DatasetOptions(DataOptions, frozen=True, kw_only=True):
+    """What the columns mean, and how completions are graded."""
+
+    prompt_column: Column = "prompt"
+    """Text, or a list of messages with `role` and `content`."""
+    prompt_template: Annotated[str, Meta(pattern=FIELD.pattern, max_length=1000)] | None = None
+    """The prompt as text with columns in braces, instead of `prompt_column`."""
+    answer_column: Annotated[str, Meta(max_length=200)] = "answer"
+    """Text or a number; empty: there is none, because the grader needs other columns only."""
+    data_columns: Annotated[list[Column], Meta(max_length=32)] = []
+    """Columns that the grader gets as well, such as `tests`; `name=column` gives another name."""
+    grader: Annotated[str, Meta(max_length=100)] = "exact"
+    grader_options: Annotated[
+        list[Annotated[str, Meta(pattern=PAIR, max_length=1000)]], Meta(max_length=32)
+    ] = []
+    """The grader's options, each `name=value` with the value in JSON."""
+    timeout_seconds: Positive | None = None
+    """The grader's limit for one answer, if not its own."""
+    max_parallel: Annotated[int, Meta(ge=1, le=256)] | None = None
+    """Answers that are graded at a time, if not the grader's own number."""
+
+
+class OfRows(SingleTurn):
+    """An environment whose tasks are rows of a data set."""
+
+    options: DataOptions
+
+    def __init__(self, options: DataOptions) -> None:
+        """Open the data and check their hash; raises `UserError`."""
+        super().__init__(options)
+        self.where = f"environment {self.name!r}: options"
+        self.rows = Rows.at(options.path, options.split)
+        if options.hash is not None:
+            self.rows.check_hash(options.hash)
+
+    def indices(self) -> Sequence[int]:
+        """The rows that are tasks."""
+        return range(len(self.rows))
+
+    def tasks(self) -> Tasks:
+        indices = self.indices()
+        # 256 bits modulo the number of rows favour none measurably.
+        return Generated(
+            lambda randomness: self.task_of_row(
+                indices[int.from_bytes(randomness, "big") % len(indices)]
+            )
+        )
+
+    def pins(self) -> Mapping[str, OptionValue]:
+        """The data's hash; reads every row before, so that no run meets a bad one."""
+        for index in self.indices():
+            self.task_of_row(index)
+        return {"hash": self.rows.hash()}
+
+    def task_of_row(self, index: int) -> Task:
+        """The task of a row; raises `UserError` for a row of the wrong form."""
+        raise NotImplementedError
+
+
+class Dataset(OfRows):
+    """Rewards what the grader accepts; a completion cut at the length limit earns nothing."""
+
+    name = "dataset"
+    version = "1"
+    Options = DatasetOptions
+    options: DatasetOptions
+
+    def __init__(self, options: DatasetOptions) -> None:
+        """Open the data and make the grader; raises `UserError`."""
+        super().__init__(options)
+        self._mapping = Columns.of(options, self.rows, self.where)
+        self._grader = make_grader(
+            options.grader,
+            json_pairs(options.grader_options, f"{self.where}: grader_options"),
+            timeout_seconds=options.timeout_seconds,
+            max_parallel=options.max_parallel,
+        )
+        self.call_seconds = self._grader.call_seconds
+
+    def task_of_row(self, index: int) -> Task:
+        columns = self._mapping
+        row = self.rows.row(index, columns.names)
+        where = f"{self.rows.where}: row {index}"
+        answer = columns.answer and text_in(row, columns.answer, where)
+        data = {name: row[column] for name, column in columns.data.items()}
+        return Task(columns.prompt(row, where), answer, data)
+
+    def grade(self, task: Task, transcript: Transcript) -> Grade:
+        if not transcript.finished:
+            return zero("unfinished")
+        return self._grader.grade(transcript.text, task.answer, task.data)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns a task is made of."""
+
+    template: str | None
+    prompt_column: str
+    answer: str
+    data: Mapping[str, str]
+    names: tuple[str, ...]
+    """All of them."""
+
+    @classmethod
+    def of(cls, options: DatasetOptions, rows: Rows, where: str) -> Columns:
+        """Check the options' columns against the data; raises `UserError`."""
+        template = options.prompt_template
+        prompts = [options.prompt_column] if template is None else FIELD.findall(template)
+        pairs = [each.rpartition("=") for each in options.data_columns]
+        data = {name or column: column for name, _, column in pairs}
+        answers = [options.answer_column] if options.answer_column else []
+        for option, names in (
+            ("prompt_column" if template is None else "prompt_template", prompts),
+            ("answer_column", answers),
+            ("data_columns", list(data.values())),
+        ):
+            rows.check_columns(names, f"{where}: {option}")
+        every = tuple(dict.fromkeys([*prompts, *answers, *data.values()]))
+        return cls(template, options.prompt_column, options.answer_column, data, every)
+
+    def prompt(self, row: Row, where: str) -> Prompt:
+        """The prompt of a row; raises `UserError`."""
+        if self.template is not None:
+            return FIELD.sub(lambda found: text_in(row, found.group(1), where), self.template)
+        return prompt_in(row, self.prompt_column, where)
+
+
+def prompt_in(row: Row, column: str, where: str) -> Prompt:
+    """A prompt in a column: text or messages; raises `UserError`."""
+    value = row[column]
+    if isinstance(value, str):
+        return value
+    is_chat = (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(each, dict)
+            and isinstance(each.get("role"), str)
+            and isinstance(each.get("content"), str)
+            for each in value
+        )
+    )
+    if not is_chat:
+        raise UserError(
+            f"{where}: the prompt in {column!r} is {value!r:.60}; it must be text, or messages "
+            "with role and content; repair the data or name another column"
+        )
+    return tuple(Message(each["role"], each["content"]) for each in value)
+
+
+def text_in(row: Row, column: str, where: str) -> str:
+    """Text or a number in a column, as text; raises `UserError`."""
+    value = row[column]
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise UserError(
+            f"{where}: {column!r} is {value!r:.60}; it must be text or a number; repair the data "
+            "or name another column"
+        )
+    return str(value)

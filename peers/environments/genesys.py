@@ -1,0 +1,180 @@
+"""The environment `genesys`: problem records as SYNTHETIC-1 and INTELLECT-2 used them.
+
+A record has `problem_id`, `source`, `task_type`, `prompt`, `gold_standard_solution`,
+`verification_info` and `metadata`, the last two as tables or as JSON text. Graders are chosen by
+the record's `task_type`, one or several.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from peers.environments.dataset import DataOptions, OfRows, prompt_in
+from peers.environments.graders import Grader, make_grader, zero
+from peers.environments.interface import Grade, Task, Transcript
+from peers.environments.pairs import json_pairs
+from peers.environments.rows import Row
+from swarm.errors import UserError
+
+COLUMNS = ("problem_id", "task_type", "prompt", "verification_info")
+"""Columns that every record needs."""
+
+OPTIONAL = ("source", "in_source_id", "gold_standard_solution", "metadata")
+
+ANSWERS = ("ground_truth", "answer", "output")
+"""Keys of `verification_info` that hold the expected answer; the first found is taken."""
+
+VERIFIERS = ["verifiable_math=math", "verifiable_code=code"]
+LIMITS = ("timeout", "max_parallel")
+
+
+class GenesysOptions(DataOptions, frozen=True, kw_only=True):
+    """Which records, and who verifies them."""
+
+    verifiers: Annotated[
+        list[Annotated[str, Meta(pattern=r"^[^=\s]+=\S+", max_length=1000)]],
+        Meta(min_length=1, max_length=64),
+    ] = msgspec.field(default_factory=VERIFIERS.copy)
+    """Each `TASK_TYPE=GRADER`, and in the same text `timeout=SECONDS`, `max_parallel=N` and the
+    grader's options in JSON. A task type may have several."""
+    combine: Literal["all", "mean"] = "all"
+    """Reward of several verifiers: all: the lowest. mean: the mean."""
+    task_types: Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(max_length=64)] = (
+        msgspec.field(default_factory=list)
+    )
+    """The records to use; empty: all."""
+
+
+class Genesys(OfRows):
+    """Rewards what the verifiers of the record's task type accept."""
+
+    name = "genesys"
+    version = "1"
+    Options = GenesysOptions
+    options: GenesysOptions
+
+    def __init__(self, options: GenesysOptions) -> None:
+        """Open the records and make the verifiers; raises `UserError`."""
+        super().__init__(options)
+        self.rows.check_columns(COLUMNS, f"{self.where}: a record of genesys")
+        self._present = [name for name in OPTIONAL if name in self.rows.columns]
+        self._verifiers = verifiers_of(options.verifiers, f"{self.where}: verifiers")
+        self._chosen = self._rows_of(options.task_types) if options.task_types else None
+        graders = [each for several in self._verifiers.values() for each in several]
+        self.call_seconds = sum(each.call_seconds for each in graders)
+
+    def indices(self) -> Sequence[int]:
+        return range(len(self.rows)) if self._chosen is None else self._chosen
+
+    def task_of_row(self, index: int) -> Task:
+        row = self.rows.row(index, (*COLUMNS, *self._present))
+        where = f"{self.rows.where}: row {index}"
+        kind = row["task_type"]
+        if not isinstance(kind, str) or kind not in self._verifiers:
+            raise UserError(
+                f"{where}: no verifier is given for the task_type {kind!r:.100}; add one to the "
+                f'option verifiers, such as "{kind}=exact", or choose records with task_types'
+            )
+        data = {
+            "problem_id": str(row["problem_id"]),
+            "task_type": kind,
+            "source": str(row.get("source") or ""),
+            "verification_info": table_in(row, "verification_info", where),
+            "metadata": table_in(row, "metadata", where) if "metadata" in row else {},
+        }
+        solution = row.get("gold_standard_solution")
+        return Task(prompt_in(row, "prompt", where), solution or "", data)
+
+    def grade(self, task: Task, transcript: Transcript) -> Grade:
+        if not transcript.finished:
+            return zero("unfinished")
+        info = task.data["verification_info"]
+        answer = next((str(info[key]) for key in ANSWERS if key in info), task.answer)
+        grades = {
+            grader.name: grader.grade(transcript.text, answer, with_tests(info))
+            for grader in self._verifiers[task.data["task_type"]]
+        }
+        rewards = [each.reward for each in grades.values()]
+        reward = min(rewards) if self.options.combine == "all" else sum(rewards) / len(rewards)
+        if len(grades) == 1:
+            return next(iter(grades.values()))
+        return Grade(reward, {name: each.reward for name, each in grades.items()})
+
+    def _rows_of(self, types: Sequence[str]) -> list[int]:
+        found = [
+            index
+            for index in range(len(self.rows))
+            if self.rows.row(index, ["task_type"])["task_type"] in types
+        ]
+        if not found:
+            raise UserError(
+                f"{self.where}: task_types is {', '.join(types)}, but {self.rows.where} has no "
+                "such record; name task types that it has"
+            )
+        return found
+
+
+def verifiers_of(given: Sequence[str], where: str) -> dict[str, list[Grader]]:
+    """The graders of each task type; raises `UserError`."""
+    found: dict[str, list[Grader]] = {}
+    for each in given:
+        first, *pairs = _words(each, where)
+        kind, _, name = first.partition("=")
+        if any("=" not in pair for pair in pairs):
+            raise UserError(f"{where} has {each!r}; after the grader come name=value pairs only")
+        options = json_pairs(pairs, where)
+        limits = {name: options.pop(name) for name in LIMITS if name in options}
+        if any(isinstance(n, bool) or not isinstance(n, (int, float)) for n in limits.values()):
+            raise UserError(f"{where} has {each!r}; timeout and max_parallel must be numbers")
+        grader = make_grader(
+            name,
+            options,
+            timeout_seconds=limits.get("timeout"),
+            max_parallel=limits.get("max_parallel"),
+        )
+        several = found.setdefault(kind, [])
+        if grader.name in [other.name for other in several]:
+            raise UserError(f"{where} gives {kind} the grader {grader.name} twice; remove one")
+        several.append(grader)
+    return found
+
+
+def _words(text: str, where: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{where} has {text!r}, which cannot be read ({error})") from error
+
+
+def table_in(row: Row, column: str, where: str) -> dict[str, Any]:
+    """A table in a column, or as JSON text in it; nothing for null. Raises `UserError`."""
+    value = row[column]
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: {column} is no JSON ({error}); repair the record") from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: {column} is {value!r:.60}; it must be a table; repair it")
+    return value
+
+
+def with_tests(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record's `verification_info`, with `tests` as the grader `code` wants them."""
+    cases = info.get("test_cases")
+    if "tests" in info or not isinstance(cases, list):
+        return info
+    tests = {
+        "inputs": [case.get("input") for case in cases],
+        "outputs": [case.get("output") for case in cases],
+        "fn_name": next((case["fn_name"] for case in cases if case.get("fn_name")), ""),
+    }
+    return {**info, "tests": tests}

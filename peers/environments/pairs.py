@@ -1,0 +1,30 @@
+"""Options of an option: `name=value` texts, because a run's options hold no tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from swarm.errors import UserError
+
+PAIR = r"^[a-z_][a-z0-9_]{0,39}=.+\Z"
+"""Pattern of a text that `json_pairs` reads."""
+
+
+def json_pairs(given: Iterable[str], where: str) -> dict[str, Any]:
+    """Read `name=value` texts with values in JSON; `where` names the option in errors.
+
+    Raises `UserError`.
+    """
+    found = {}
+    for each in given:
+        name, _, text = each.partition("=")
+        try:
+            found[name] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(
+                f"{where} has {each!r:.100}, whose value is no JSON ({error}); write text in "
+                'quotes, as in name="text"'
+            ) from error
+    return found

@@ -1,0 +1,117 @@
+"""The environment `dataset`: rows as tasks, their grader, and what can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.environments import Transcript, grade, load, task_of
+from peers.environments.interface import Message
+from peers.environments.probe import probe_seed
+from swarm.errors import UserError
+from tests.app.harness import complaint, swarm
+from tests.app.test_commands import RUN
+from tests.app.test_impossible_runs import describe
+from tests.environments.test_rows import write
+
+SUMS: list[dict[str, Any]] = [
+    {"question": f"{n}+{n}>", "result": 2 * n, "unit": "m", "tests": {"inputs": [n]}}
+    for n in range(200)
+]
+
+
+def dataset(path: Path, **options: Any) -> Any:
+    return load("dataset", "1", {"path": str(path), **options})
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_rows_are_tasks_that_a_grader_grades(suffix: str, tmp_path: Path) -> None:
+    environment = dataset(
+        write(tmp_path / f"sums{suffix}", SUMS),
+        prompt_column="question",
+        answer_column="result",
+        data_columns=["cases=tests", "unit"],
+        grader="number",
+        grader_options=["tolerance=0.5"],
+    )
+    train = [task_of(environment, probe_seed(index)) for index in range(200)]
+    held_out = [task_of(environment, probe_seed(index), "held_out") for index in range(20)]
+    assert not {task.prompt for task in train} & {task.prompt for task in held_out}
+    assert len({task.prompt for task in train}) > 100
+    task = train[0]
+    number = int(task.answer) // 2
+    assert task.prompt == f"{number}+{number}>"
+    assert task.data == {"cases": {"inputs": [number]}, "unit": "m"}
+    for text, finished, reward in (
+        (f"It is {task.answer}.4", True, 1),
+        (f"It is {task.answer}.6", True, 0),
+        (f"It is {task.answer}", False, 0),
+    ):
+        assert grade(environment, task, Transcript.of(text, finished=finished)).reward == reward
+
+
+def test_prompts_are_made_of_columns_or_messages(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
+    path = write(tmp_path / "one.jsonl", [{"q": "1+1", "u": 3, "chat": messages, "answer": "2"}])
+    asked = dataset(path, prompt_template="{q} in {u}?", answer_column="")
+    assert asked.task_of_row(0).prompt == "1+1 in 3?" and asked.task_of_row(0).answer == ""
+    chat = dataset(path, prompt_column="chat")
+    assert chat.task_of_row(0).prompt == (Message("system", "Add."), Message("user", "1+1"))
+    assert not isinstance(task_of(dataset(path, prompt_column="q", chat=True), b"x").prompt, str)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, r"prompt_column names the column 'prompt', which .* lacks; it has: question, result"),
+        ({"prompt_column": "question"}, r"answer_column names the column 'answer'"),
+        ({"prompt_template": "{q}?"}, r"prompt_template names the column 'q'"),
+        ({"prompt_template": "no"}, r"prompt_template is 'no'"),
+        ({"hash": "ab" * 32}, r"has the hash [0-9a-f]{64}, but the option hash is abab"),
+        ({"grader": "vibes"}, r"grader 'vibes' is unknown; there are: "),
+        ({"grader_options": ["x=y"]}, r"grader_options has 'x=y', whose value is no JSON"),
+        ({"timeout_seconds": 0}, r"timeout_seconds is 0"),
+        ({"columns": 1}, r"unknown key 'columns'"),
+    ],
+)
+def test_wrong_options_are_sentences(
+    options: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "sums.jsonl", SUMS)
+    known = {"prompt_column": "question", "answer_column": "result"}
+    given = options if not options or "prompt_column" in options else {**known, **options}
+    with pytest.raises(UserError, match=sentence):
+        dataset(path, **given)
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"prompt": 7, "answer": "x"}, r"row 1: the prompt in 'prompt' is 7; it must be text, or"),
+        ({"prompt": [{"role": "user"}], "answer": "x"}, r"row 1: the prompt in 'prompt' is \[{"),
+        ({"prompt": "x", "answer": None}, r"row 1: 'answer' is None; it must be text or a number"),
+        ({"prompt": "x"}, r"row 1 cannot be read \(it lacks 'answer'\)"),
+    ],
+)
+def test_every_row_is_read_before_a_run(row: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    environment = dataset(write(tmp_path / "d.jsonl", [{"prompt": "a", "answer": "b"}, row]))
+    with pytest.raises(UserError, match=sentence):
+        environment.pins()
+
+
+def test_a_run_has_the_hash_of_its_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "sums.jsonl", SUMS)
+    text = RUN.replace('"sort-digits"', '"dataset"').replace(
+        "[sampling]",
+        f'options = {{path = "{path}", prompt_column = "question", answer_column = "result"}}\n'
+        "[sampling]",
+    )
+    arguments = describe(tmp_path, text)
+    outcome = swarm(*arguments)
+    assert outcome.status == 0 and outcome.errors == ""
+    digest = dataset(path, prompt_column="question", answer_column="result").rows.hash()
+    assert digest.encode() in (tmp_path / "run.manifest").read_bytes()
+    (tmp_path / "run.toml").write_text(text.replace("path =", f'hash = "{"0" * 64}", path ='))
+    assert f"has the hash {digest}, but the option hash is 000" in complaint(*arguments)

@@ -1,0 +1,131 @@
+"""Genesys records as tasks: verifiers by task type, several per task, and wrong records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.environments import Transcript, grade, load, task_of
+from peers.environments.genesys import verifiers_of
+from peers.environments.probe import probe_seed
+from swarm.errors import UserError
+from tests.environments.test_rows import write
+
+
+def record(number: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "problem_id": f"sum-{number}",
+        "source": "sums",
+        "task_type": "verifiable_sum",
+        "in_source_id": None,
+        "prompt": f"What is {number} + {number}?",
+        "gold_standard_solution": f"It is {2 * number}",
+        "verification_info": json.dumps({"ground_truth": str(2 * number)}),
+        "metadata": "{}",
+        **fields,
+    }
+
+
+CODE = record(
+    0,
+    task_type="verifiable_code",
+    prompt="Print the sum of two numbers.",
+    verification_info={
+        "language": "python",
+        "test_cases": [
+            {"fn_name": None, "input": "1 2\n", "output": "3\n", "type": "stdin_stdout"},
+            {"fn_name": None, "input": "4 5\n", "output": "9\n", "type": "stdin_stdout"},
+        ],
+    },
+)
+
+
+def genesys(path: Path, **options: Any) -> Any:
+    return load("genesys", "1", {"path": str(path), **options})
+
+
+def test_a_record_is_a_task_that_its_verifier_grades(tmp_path: Path) -> None:
+    path = write(tmp_path / "sums.jsonl", [record(n) for n in range(100)])
+    environment = genesys(path, verifiers=["verifiable_sum=number timeout=5 max_parallel=1"])
+    task = task_of(environment, probe_seed(0))
+    number = int(task.data["problem_id"].removeprefix("sum-"))
+    assert task.prompt == f"What is {number} + {number}?"
+    assert task.answer == f"It is {2 * number}" and task.data["source"] == "sums"
+    assert grade(environment, task, Transcript.of(task.answer)).reward == 1
+    assert grade(environment, task, Transcript.of("It is -1")).reward == 0
+    assert grade(environment, task, Transcript.of(task.answer, finished=False)).reward == 0
+    assert environment.pins() == {"hash": environment.rows.hash()}
+
+
+def test_several_verifiers_agree_or_are_averaged(tmp_path: Path) -> None:
+    path = write(tmp_path / "sums.parquet", [record(4)])
+    both = ["verifiable_sum=number tolerance=0.5", "verifiable_sum=exact"]
+    strict, mean = (genesys(path, verifiers=both, combine=each) for each in ("all", "mean"))
+    task = strict.task_of_row(0)
+    graded = grade(strict, task, Transcript.of("It is 8"))
+    assert graded.reward == 0 and graded.parts == {"number": 1, "exact": 0}
+    assert grade(mean, task, Transcript.of("It is 8")).reward == 0.5
+    assert grade(strict, task, Transcript.of("8")).reward == 1
+
+
+@pytest.mark.slow
+def test_records_of_code_are_run_against_their_tests(tmp_path: Path) -> None:
+    environment = genesys(
+        write(tmp_path / "code.jsonl", [CODE, record(1)]), task_types=["verifiable_code"]
+    )
+    task = task_of(environment, probe_seed(0))
+    right = "```python\nprint(sum(map(int, input().split())))\n```"
+    assert grade(environment, task, Transcript.of(right)).reward == 1
+    assert grade(environment, task, Transcript.of("print(3)")).reward == 0
+
+
+def test_records_without_a_verifier_are_a_sentence_or_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "mixed.jsonl", [CODE, *(record(n) for n in range(30))])
+    verifiers = ["verifiable_sum=number"]
+    with pytest.raises(UserError, match=r"row 0: no verifier .* task_type 'verifiable_code'; add"):
+        genesys(path, verifiers=verifiers).pins()
+    chosen = genesys(path, verifiers=verifiers, task_types=["verifiable_sum"])
+    assert list(chosen.indices()) == list(range(1, 31))
+    chosen.pins()
+    with pytest.raises(UserError, match=r"task_types is poems, but .* has no such record"):
+        genesys(path, task_types=["poems"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"verification_info": "{"}, r"row 0: verification_info is no JSON \(Expecting"),
+        ({"verification_info": [1]}, r"row 0: verification_info is \[1\]; it must be a table"),
+        ({"prompt": None}, r"row 0: the prompt in 'prompt' is None; it must be text"),
+    ],
+)
+def test_wrong_records_are_sentences(fields: Any, sentence: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", [record(0, **fields)])
+    with pytest.raises(UserError, match=sentence):
+        genesys(path, verifiers=["verifiable_sum=number"]).pins()
+
+
+@pytest.mark.parametrize(
+    ("verifier", "sentence"),
+    [
+        ("sum=number timeout", r"'sum=number timeout'; after the grader come name=value pairs"),
+        ("sum=number timeout=true", r"timeout and max_parallel must be numbers"),
+        ("sum=number timeout=-1", r"timeout_seconds is -1; it must be positive"),
+        ("sum=number x=1", r"unknown key 'x'"),
+        ("sum=vibes", r"grader 'vibes' is unknown"),
+        ("sum=number 'x", r"cannot be read \(No closing quotation\)"),
+    ],
+)
+def test_wrong_verifiers_are_sentences(verifier: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        verifiers_of([verifier], "verifiers")
+    with pytest.raises(UserError, match="gives sum the grader exact twice"):
+        verifiers_of(["sum=exact", "sum=exact"], "verifiers")
+
+
+def test_a_file_without_the_records_columns_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a record of genesys names the column 'problem_id', whi"):
+        genesys(write(tmp_path / "d.jsonl", [{"prompt": "x"}]))
