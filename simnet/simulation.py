@@ -21,8 +21,7 @@ import trio
 from blake3 import blake3
 
 from simnet.compute.children import SimulatedCompute
-from simnet.compute.inference import PROBE_HASH
-from simnet.compute.policy import TOKENIZER_HASH
+from simnet.compute.policy import PROBE_HASH, TOKENIZER_HASH
 from simnet.compute.setting import Fabricates, Hardware, Setting, Workload
 from simnet.disk import PowerCut, SimulatedDisk
 from simnet.lines import Line, Weather
@@ -397,6 +396,7 @@ class Simulation:
         thresholds: Thresholds | None = None,
         checkpoints_kept: int = 5,
         adapter: Adapter | None = None,
+        environment_peers: Sequence[str] = (),
     ) -> Envelope:
         """A signed run manifest that names these peers."""
         owner = self.identity("owner")
@@ -425,6 +425,9 @@ class Simulation:
             checkpoints_kept=checkpoints_kept,
             broadcast_mode=broadcast_mode,
             adapter=adapter or Adapter(),
+            environment_peers=[
+                TrustedKey(peer=self.identity(name).peer_id) for name in environment_peers
+            ],
         )
         return seal(
             owner,

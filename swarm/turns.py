@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import blake3
+import numpy as np
 from msgspec import Meta
 
 from swarm.messages import Count, Digest, Entry, Line, Message
@@ -123,17 +124,18 @@ class EpisodeGrade(Message, frozen=True, kw_only=True):
 
 def pack(tokens: Iterable[int]) -> bytes:
     """Token ids as bytes. Raises `OverflowError` for an id that is negative or too large."""
-    return b"".join(token.to_bytes(TOKEN_BYTES, "big") for token in tokens)
+    ids = np.fromiter(tokens, np.int64)
+    if ids.size and not 0 <= ids.min() <= ids.max() < 1 << 8 * TOKEN_BYTES:
+        raise OverflowError(f"a token id does not fit {TOKEN_BYTES} bytes")
+    return ids.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - TOKEN_BYTES :].tobytes()
 
 
 def unpack(packed: bytes) -> list[int]:
     """The token ids of packed bytes; raises `ValueError` for a cut id."""
     if len(packed) % TOKEN_BYTES:
         raise ValueError(f"{len(packed)} bytes are no whole number of token ids")
-    return [
-        int.from_bytes(packed[at : at + TOKEN_BYTES], "big")
-        for at in range(0, len(packed), TOKEN_BYTES)
-    ]
+    digits = np.frombuffer(packed, np.uint8).reshape(-1, TOKEN_BYTES).astype(np.int64)
+    return list((digits @ (256 ** np.arange(TOKEN_BYTES - 1, -1, -1))).tolist())
 
 
 def tokens_digest(tokens: Iterable[int]) -> bytes:

@@ -49,6 +49,8 @@ class _Call:
         except ChildError as error:
             self.error, usable = error, True
         finally:
+            if not usable and self.error is None:
+                self.error = CallFailed("the environment peer is leaving")
             self.done.set()
         return usable
 

@@ -306,7 +306,9 @@ class EnvironmentRole:
         segments = self._segments(request, supporting)
         if len(segments) % 2 or not segments:
             raise _Refused("a finished episode must end with a segment of the model")
-        job = GradeEpisode(order=order, group=request.group, segments=segments)
+        job = GradeEpisode(
+            order=order, group=request.group, sample=request.sample, segments=segments
+        )
         try:
             graded = await self._pool.call(lambda service: service.grade(job))
         except (CallFailed, ChildError) as error:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import msgspec
 import trio
 from blake3 import blake3
 
-from simnet.compute.policy import WEIGHTS
+from simnet.compute.environment import model_segments
+from simnet.compute.policy import PROBE_HASH, WEIGHTS
 from simnet.compute.rollouts import POISON, SimulatedRollouts, rollouts
 from simnet.compute.setting import Setting
 from swarm.jobs import Load, SubmissionOrder, inference
 from swarm.messages import CheckpointReference
 from swarm.rollouts.seeds import digest as digest_of
-
-PROBE_HASH = digest_of("simnet/1/probe")
-"""The probe hash of every honest simulated machine."""
+from swarm.world import ChildUserError
 
 SWAP_CHANCES = 8
 """Moments in a submission at which the simulated engine swaps to a policy offered to it."""
@@ -38,6 +38,11 @@ class EngineModel:
         """Held while a submission is generated."""
         self._seconds = 0.0
         """Time of the submissions generated so far."""
+        self._asked: list[inference.AskedTurn] = []
+        self._news = trio.Event()
+        """Set when turns are asked for."""
+        self._given: dict[tuple[bytes, int], Callable[[inference.GiveTurn], None]] = {}
+        """Takes the turn of an episode that waits, by seed and row."""
         self._since: float | None = None
         """When the submission that is being generated was begun."""
 
@@ -72,11 +77,71 @@ class EngineModel:
         self._setting.tell("loaded", policy=job.policy.step, weights=weights)
 
     async def turns(self, job: inference.AskTurns) -> inference.AskedTurns:
-        await trio.sleep(60.0)
-        return inference.AskedTurns(turns=[])
+        with trio.move_on_after(60.0):
+            while not self._asked:
+                await self._news.wait()
+        asked, self._asked, self._news = self._asked, [], trio.Event()
+        return inference.AskedTurns(turns=asked)
 
     async def give(self, job: inference.GiveTurn) -> inference.TurnGiven:
+        take = self._given.pop((job.seed, job.row), None)
+        if take is not None:
+            take(job)
         return inference.TurnGiven()
+
+    async def _ask(self, seed: bytes, row: int, segments: list[list[int]]) -> inference.GiveTurn:
+        """Ask for the environment's turn, and wait for it."""
+        given: list[inference.GiveTurn] = []
+        came = trio.Event()
+
+        def take(job: inference.GiveTurn) -> None:
+            given.append(job)
+            came.set()
+
+        self._given[seed, row] = take
+        self._asked.append(
+            inference.AskedTurn(seed=seed, row=row, segments=[list(each) for each in segments])
+        )
+        self._news.set()
+        await came.wait()
+        return given[0]
+
+    async def _play(self, job: inference.Generate, made: SimulatedRollouts, seconds: float) -> None:
+        """Play the served episodes of a submission that takes some seconds to generate.
+
+        The longest completion takes all of them; one that waits for a turn ends later, and the
+        others go on meanwhile. Raises `ChildUserError` if nobody wants the submission any more.
+        """
+        size, seed = job.order.sampling.group_size, job.order.seed()
+        prompts = {each.group: each for each in job.prompts}
+        made.turns = [[] for _ in range(job.order.rows())]
+        longest = max(map(max, made.lengths))
+        unwanted: list[str] = []
+
+        async def play(group: int, sample: int, prompt: inference.SignedPrompt) -> None:
+            row, length = group * size + sample, made.lengths[group][sample]
+            if sample == 0:
+                made.turns[row].append(prompt.signed)
+            segments, turns = [prompt.tokens], self._setting.workload.turns
+            for model in model_segments(length, turns, made.seed, row):
+                await trio.sleep(seconds * length / longest / (turns + 1))
+                segments.append(model)
+                if prompt.last:
+                    return
+                given = await self._ask(seed, row, segments)
+                if given.unwanted:
+                    unwanted.append(given.unwanted)
+                    nursery.cancel_scope.cancel()
+                    return
+                made.turns[row].append(given.signed)
+                segments.append(given.tokens)
+
+        async with trio.open_nursery() as nursery:
+            for group, prompt in prompts.items():
+                for sample in range(size):
+                    nursery.start_soon(play, group, sample, prompt)
+        if unwanted:
+            raise ChildUserError(unwanted[0])
 
     async def swap(self, job: inference.Swap) -> inference.Swapping:
         self._offered = job.load
@@ -101,13 +166,18 @@ class EngineModel:
         async with self._turn:
             self._since = trio.current_time()
             try:
-                await self._generate(seconds, order, made)
+                if job.prompts:
+                    await self._play(job, made, seconds)
+                else:
+                    await self._generate(seconds, order, made)
             finally:
                 self._seconds += trio.current_time() - self._since
                 self._since = None
         building = tokens / self._setting.hardware.proof_tokens_per_second
         await trio.sleep(building)
         assert self._policy is not None
+        if fabricates == "turns" and made.turns:
+            made.turns[0], made.turns[1] = made.turns[1], made.turns[0]
         raw = msgspec.msgpack.encode(made)
         if fabricates == "garbage":
             raw = raw[: len(raw) // 2]

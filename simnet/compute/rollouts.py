@@ -39,6 +39,8 @@ class SimulatedRollouts(msgspec.Struct, array_like=True):
     """Which of several correct files: another machine's rounding gives other bytes."""
     policies: list[int] = []
     """The policies that sampled it, ascending; empty: `policy` alone."""
+    turns: list[list[bytes]] = []
+    """[rows] Signed turns of served environments; empty without any."""
 
 
 def rollouts(setting: Setting, order: SubmissionOrder) -> SimulatedRollouts:

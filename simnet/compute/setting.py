@@ -21,6 +21,8 @@ class Hardware:
     load_bytes_per_second: float = 2e9
     delta_bytes_per_second: float = 1e9
     """Checkpoint bytes per second, when making or applying a delta."""
+    environment_seconds: float = 0.05
+    """Duration of one call of an environment peer's child."""
     step_seconds: float = 60.0
     """Duration of one rollout step of the trainer."""
     memory_bytes: int = 1 << 50
@@ -42,6 +44,12 @@ class Workload:
     target_lengths: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Target lengths from step s on: ((s, (tokens, ...)), ...), by ascending s. Lengths are then
     near one of these targets, as where prompts ask for a length."""
+    turns: int = 1
+    """Turns of a served environment after its prompt."""
+    prompt_tokens: int = 256
+    """Tokens of a served environment's prompt."""
+    observation_tokens: int = 64
+    """Tokens of each of its turns."""
     reward_start: float = 0.2
     reward_gain: float = 0.02
     """Probability that a completion is right: `reward_start`, plus this much per policy."""
@@ -62,7 +70,8 @@ class Setting:
     fabricates: Fabricates = ""
     """What an adversary's engine delivers, or a function that says it for each submission: rollouts
     of other "weights" or "prompts", "edits" of a few tokens, "garbage", or "poison", which kills an
-    inspector. A validator's "approval" finds everything right, and its "refusal" nothing."""
+    inspector, or "turns" of another episode. A validator's "approval" finds everything right, and
+    its "refusal" nothing."""
 
     def fabricated(self, order: SubmissionOrder) -> str:
         """What is fabricated for a submission."""

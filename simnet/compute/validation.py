@@ -8,12 +8,14 @@ import trio
 from blake3 import blake3
 
 from peers.validator.evidence import betting
-from simnet.compute.rollouts import read_rollouts, rollouts, true_rewards
+from simnet.compute.environment import served_episodes, served_groups
+from simnet.compute.rollouts import SimulatedRollouts, read_rollouts, rollouts, true_rewards
 from simnet.compute.setting import Setting
 from swarm.jobs import Load, validation
 from swarm.manifest import Thresholds
 from swarm.messages import Check, CheckpointReference, Evidence
 from swarm.rollouts.seeds import digest as digest_of
+from swarm.rollouts.signed_turns import BadTurn
 
 EDITED_SHARE = 0.02
 """Share of the tokens that "edits" replace."""
@@ -41,15 +43,23 @@ class InspectorModel:
         if used and (min(used) < named or used != sorted(set(used)) or len(used) > swaps + 1):
             return _fault("spans", "other policies than the run allows", _exact("schema"))
         right.policies = used
+        right.turns = found.turns
         if found != right:
             return _fault("header", "another submission", _exact("schema"))
         grades, order = self._setting.hardware.grades, job.order
+        partly = None
+        if served_groups(order):
+            try:
+                partly = self._partly(job, found)
+            except (BadTurn, IndexError) as error:
+                return _fault("signed_turns", str(error), _exact("schema"), _exact("header"))
         disk, canonical = self._setting.disk, msgspec.msgpack.encode(found)
         await disk.write(disk.path_of(job.canonical_path), canonical)
         return validation.Inspected(
             checks=[_exact("schema"), _exact("header")],
             ungraded="" if grades else "environment 'simulated' cannot grade",
-            rewards=true_rewards(self._setting.workload, right) if grades else [],
+            rewards=true_rewards(self._setting.workload, right) if grades and not partly else [],
+            partly=partly,
             environments=order.environments_of_groups(),
             group_digests=[
                 digest_of("simnet/1/group", found.seed, group.to_bytes(2, "big"))
@@ -59,6 +69,28 @@ class InspectorModel:
             canonical_bytes=len(canonical),
             tokens=sum(map(sum, found.lengths)),
             policies=used or [named],
+        )
+
+    def _partly(self, job: validation.Inspect, found: SimulatedRollouts) -> validation.PartlyGraded:
+        """The grades of local groups, and the served episodes; raises `BadTurn`."""
+        workload, served = self._setting.workload, served_groups(job.order)
+        peers = job.environment_peers
+        return validation.PartlyGraded(
+            graded=[
+                [] if group in served else rewards
+                for group, rewards in enumerate(true_rewards(workload, found))
+            ],
+            penalties=[
+                [] if group in served else [0.0] * len(lengths)
+                for group, lengths in enumerate(found.lengths)
+            ],
+            has_target=False,
+            episodes=[
+                validation.ServedEpisode(group=group, sample=sample, segments=segments)
+                for group, sample, segments in served_episodes(
+                    job.order, found, workload.turns, peers
+                )
+            ],
         )
 
 

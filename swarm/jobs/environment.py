@@ -57,6 +57,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 class GradeEpisode(EpisodeJob, frozen=True, kw_only=True):
     """Grade a finished episode."""
 
+    sample: int
     segments: list[list[int]]
 
 

@@ -197,11 +197,12 @@ def test_another_environment_peer_takes_over(made: Made) -> None:
     assert trio.run(other.play, job).tokens == segments[4]
     altered = [*segments[:2], [5, 5], *segments[3:4]]
     assert trio.run(other.play, msgspec.structs.replace(job, segments=altered)).differs
-    graded = [
-        trio.run(service.grade, GradeEpisode(order=ORDER, group=row // size, segments=segments))
-        for service in (other, made.peer.service)
-    ]
+    grade = GradeEpisode(order=ORDER, group=row // size, sample=row % size, segments=segments)
+    graded = [trio.run(each.grade, grade) for each in (other, made.peer.service)]
     assert graded[0] == graded[1]
     with pytest.raises(ValueError, match="does not begin with the prompt"):
         wrong = [[1, 2], *segments[1:]]
-        trio.run(other.grade, GradeEpisode(order=ORDER, group=row // size, segments=wrong))
+        trio.run(
+            other.grade,
+            GradeEpisode(order=ORDER, group=row // size, sample=row % size, segments=wrong),
+        )

@@ -1,0 +1,118 @@
+"""Cost model of an environment peer's children, and the episodes of served environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import trio
+from blake3 import blake3
+
+from simnet.compute.policy import PROBE_HASH
+from simnet.compute.rollouts import SimulatedRollouts, rollouts, true_rewards
+from simnet.compute.setting import Setting
+from swarm.envelope import open_envelope
+from swarm.jobs import SubmissionOrder, environment, inference
+from swarm.rollouts.rollout import Segment
+from swarm.rollouts.signed_turns import check_turns, open_turn
+from swarm.turns import Turn, unpack
+
+VOCABULARY = 150_000
+
+
+class EnvironmentModel:
+    """Cost model of `peers.environment.service.EnvironmentPeerService`."""
+
+    def __init__(self, setting: Setting, setup: environment.EnvironmentSetup) -> None:
+        self._setting = setting
+
+    async def probe(self, job: inference.Probe) -> inference.Probed:
+        return inference.Probed(digest=PROBE_HASH)
+
+    async def draw(self, job: environment.DrawPrompt) -> environment.Drawn:
+        await self._work()
+        workload = self._setting.workload
+        tokens = tokens_of(workload.prompt_tokens, job.order.seed(), "prompt", job.group)
+        return environment.Drawn(tokens=tokens, last=workload.turns == 0)
+
+    async def play(self, job: environment.PlayTurn) -> environment.Played:
+        await self._work()
+        workload, turn = self._setting.workload, len(job.segments) // 2
+        if turn > workload.turns:
+            return environment.Played(tokens=[])
+        key = (job.group, job.sample, turn)
+        return environment.Played(
+            tokens=tokens_of(workload.observation_tokens, job.order.seed(), "turn", *key)
+        )
+
+    async def grade(self, job: environment.GradeEpisode) -> environment.Graded:
+        await self._work()
+        made = rollouts(self._setting, job.order)
+        return environment.Graded(
+            reward=true_rewards(self._setting.workload, made)[job.group][job.sample],
+            penalty=0.0,
+            has_target=False,
+        )
+
+    async def _work(self) -> None:
+        await trio.sleep(self._setting.hardware.environment_seconds)
+
+
+def tokens_of(count: int, seed: bytes, *what: object) -> list[int]:
+    """Token ids that follow from a seed."""
+    raw = blake3(seed + repr(what).encode()).digest(length=3 * max(1, count))
+    return [int.from_bytes(raw[at : at + 3], "big") % VOCABULARY for at in range(0, len(raw), 3)]
+
+
+def model_segments(length: int, turns: int, seed: bytes, row: int) -> list[list[int]]:
+    """The model's segments of an episode: its tokens, divided evenly among its turns."""
+    ends = [length * (turn + 1) // (turns + 1) for turn in range(turns + 1)]
+    starts = [0, *ends[:-1]]
+    return [
+        tokens_of(end - start, seed, "model", row, index)
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
+
+
+def served_groups(order: SubmissionOrder) -> list[int]:
+    """The groups of a submission whose environment is served."""
+    indices = order.environments_of_groups() or [0] * order.groups
+    return [n for n, index in enumerate(indices) if order.environments[index].where == "served"]
+
+
+def served_episodes(
+    order: SubmissionOrder, made: SimulatedRollouts, turns: int, peers: Sequence[str]
+) -> Iterable[tuple[int, int, list[list[int]]]]:
+    """(group, sample, segments) of a file's served episodes, with their turns checked as the
+    inspector does; raises `BadTurn`."""
+    size = order.sampling.group_size
+    for group in served_groups(order):
+        signed = made.turns[group * size][0]
+        prompt = open_turn(
+            signed,
+            run=order.run,
+            peers=peers,
+            seed=order.seed(),
+            group=group,
+            sample=0,
+            index=0,
+            before=(),
+        )
+        for sample, length in enumerate(made.lengths[group]):
+            row = group * size + sample
+            own = made.turns[row][1:] if sample == 0 else made.turns[row]
+            given = [unpack(open_envelope(raw).expect(Turn).tokens) for raw in own]
+            segments = [Segment("prompt", unpack(prompt.tokens))]
+            for index, model in enumerate(model_segments(length, turns, made.seed, row)):
+                segments.append(Segment("model", model, "stop"))
+                if index < len(given) and given[index]:
+                    segments.append(Segment("environment", given[index]))
+            check_turns(
+                prompt,
+                own,
+                segments,
+                run=order.run,
+                peers=peers,
+                sample=sample,
+                max_new_tokens=order.sampling.max_new_tokens + 1,
+            )
+            yield group, sample, [list(segment.tokens) for segment in segments]

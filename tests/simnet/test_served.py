@@ -1,0 +1,111 @@
+"""Served environments on production roles: turns over the network, takeover, and a forger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from peers.inference.role import InferenceRole
+from simnet.clock import run_virtual
+from simnet.compute.setting import Hardware, Workload
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import SIMULATED, Plan, Simulation
+from swarm.events import Event
+
+STEPS = 2
+EVICTED = "membership.peer_evicted"
+SERVED = replace(SIMULATED, where="served")
+
+
+def train(
+    *,
+    turns: int,
+    dying: Sequence[str] = (),
+    after: str = "inference.submission_made",
+    forges: bool = False,
+) -> list[tuple[str, Event]]:
+    """A run of a served environment with two environment peers; gives all events.
+
+    `dying` are killed after a worker's first event `after`.
+    """
+    heard: list[tuple[str, Event]] = []
+
+    async def main() -> None:
+        simulation = Simulation(
+            7,
+            workload=Workload(
+                model_bytes=3_000_000,
+                completion_tokens_mean=64,
+                turns=turns,
+                prompt_tokens=8,
+                observation_tokens=4,
+            ),
+        )
+        simulation.listeners.append(lambda _, peer, event: heard.append((peer.name, event)))
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=["v0"], steps=STEPS,
+                groups_per_step=8, max_new_tokens=256, environments=[SERVED],
+                environment_peers=["e0", "e1"],
+            )  # fmt: skip
+            plans = [
+                Plan("v0", ["validator"]),
+                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=5.0)),
+                Plan("e0", ["environment"]),
+                Plan("e1", ["environment"]),
+                Plan("w0", ["inference"]),
+                Plan("w1", ["inference"], acts=InferenceRole, fabricates="turns")
+                if forges
+                else Plan("w1", ["inference"]),
+            ]
+            over = simulation.expect("trainer.run_complete", ["trainer"])
+            first = simulation.expect(after, ["w0"])
+            peers = {plan.name: simulation.add(plan) for plan in plans}
+            for peer in peers.values():
+                await peer.start()
+            if dying:
+                assert await simulation.meet(first, 600.0)
+                for name in dying:
+                    await peers[name].kill()
+                if len(dying) == 2:
+                    await trio.sleep(125.0)
+            for name in dying[1:]:
+                await peers[name].start_again()
+            assert await simulation.meet(over, 3000.0)
+
+    run_virtual(main, seed=7)
+    return heard
+
+
+def verdicts(heard: list[tuple[str, Event]]) -> list[dict[str, Any]]:
+    return [event.fields for _, event in heard if event.name == "validator.verdict"]
+
+
+@pytest.mark.slow
+def test_a_dead_environment_peer_is_taken_over() -> None:
+    heard = train(turns=2, dying=["e1"])
+    found = verdicts(heard)
+    assert found and {each["outcome"] for each in found} == {"accepted"}
+    numbers = [(e["worker"], e["step"], e["number"]) for e in found]
+    assert len(set(numbers)) == len(numbers), "no submission is judged twice"
+
+
+@pytest.mark.slow
+def test_without_environment_peers_all_wait_and_no_work_is_lost() -> None:
+    heard = train(turns=1, dying=["e0", "e1"], after="inference.submission_delivered")
+    waits = [event.fields for _, event in heard if event.name.endswith(".starved")]
+    assert any("no environment peer grades step" in each.get("reason", "") for each in waits)
+    assert any("wait for an environment peer" in each.get("reason", "") for each in waits)
+    late = [each for each in verdicts(heard) if each["outcome"] != "accepted"]
+    assert late and {(e["outcome"], e["failed"]) for e in late} == {("quarantined", "environment")}
+    assert all("no environment peer graded it within 120 s" in each["detail"] for each in late)
+
+
+def test_turns_of_another_place_are_a_proven_fault() -> None:
+    heard = train(turns=1, forges=True)
+    reasons = [e.fields.get("reason", "") for _, e in heard if e.name == EVICTED]
+    assert any("was signed as turn" in reason for reason in reasons)
