@@ -141,6 +141,9 @@ def test_bounds_look_at_the_text_only():
         ("(1,2)", "(1,2)"),
         ("5", "x=5"),
         (r"\int x dx", r"\int x dx"),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+        (r"\gcd(a, b)", r"\gcd(a, b)"),
+        (r"\text{north}", r"\text{North}"),
     ],
 )
 def test_equal_answers(answer, text):
@@ -157,6 +160,9 @@ def test_equal_answers(answer, text):
         (r"\boxed{}\boxed{\frac}", "unreadable"),
         (r"\boxed{9^{9^{9^9}}}", "too complex"),
         (r"\boxed{100000!}", "too complex"),
+        (r"\boxed{\gcd(18602118!, 7)}", "too complex"),
+        (r"\boxed{\operatorname{zeros}(9999, 9999)}", "too complex"),
+        (r"\boxed{\begin{pmatrix}1&2\\3&4\end{pmatrix}}", "unevaluated"),
         (r"\boxed{\sum_{i=1}^{10^9} \frac1i}", "unevaluated"),
         (r"\boxed{" + "{" * 10**6 + "}" * 10**6 + "}", "too complex"),
     ],

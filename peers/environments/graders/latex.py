@@ -17,14 +17,17 @@ DIGITS_MAX = 60
 OPERATORS_MAX = 60
 """Operators and commands; the time of a simplification grows steeply with them."""
 POWERS_MAX = 16
-EXPONENT_DIGITS_MAX = 4
-"""Digits of one number in an answer with a binomial coefficient, which is computed on reading."""
+COMPUTED_DIGITS_MAX = 4
+"""Digits of one number in an answer with a function that math-verify computes as it reads it."""
 
 BOX = re.compile(r"\\f?boxed\s*\{")
 _NUMBER = re.compile(r"\d[\d,. ]*", re.ASCII)
 _OPERATOR = re.compile(r"\\[A-Za-z]+|[-+*/^_=<>!,;|&]")
 _POWER = re.compile(r"\^|\\(?:binom|choose|tbinom|dbinom)|!")
-_COMPUTED = re.compile(r"binom|choose")
+_BINOMIAL = re.compile(r"binom|choose")
+_COMPUTED = re.compile(r"binom|choose|gcd|lcm|det|vmatrix")
+_MATRICES = re.compile(r"operatorname[\s*{]*(?:zeros|ones|diag|[hv]stack|orth)")
+"""Functions that make matrices of any size."""
 _OPENING, _CLOSING = "([{", ")]}"
 
 
@@ -51,9 +54,14 @@ def too_complex(answer: str) -> bool:
     if len(answer) > ANSWER_CHARACTERS_MAX:
         return True
     numbers = [sum(c.isdigit() for c in found[0]) for found in _NUMBER.finditer(answer)]
-    digits_max = EXPONENT_DIGITS_MAX if _COMPUTED.search(answer) else DIGITS_MAX
+    digits_max = DIGITS_MAX
+    if _COMPUTED.search(answer):
+        if len(_POWER.findall(answer)) > len(_BINOMIAL.findall(answer)):
+            return True
+        digits_max = COMPUTED_DIGITS_MAX
     return (
-        max(numbers, default=0) > digits_max
+        _MATRICES.search(answer) is not None
+        or max(numbers, default=0) > digits_max
         or len(_OPERATOR.findall(answer)) > OPERATORS_MAX
         or len(_POWER.findall(answer)) > POWERS_MAX
         or _depth(answer) > DEPTH_MAX

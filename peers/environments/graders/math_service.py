@@ -66,10 +66,12 @@ def _is_number(expression: Any) -> bool:
     """Whether an expression is a number, or an equation for one, with nothing left to compute."""
     if isinstance(expression, sympy.Eq):
         return _is_number(expression.rhs)
+    if not isinstance(expression, sympy.Expr):
+        return False
     factors = [factor for factor in expression.args if factor not in (-1, _PERCENT)]
     if isinstance(expression, sympy.Mul) and len(factors) == 1:
         return bool(factors[0].is_Number)
-    return bool(getattr(expression, "is_Number", False))
+    return bool(expression.is_Number)
 
 
 @lru_cache(1024)
