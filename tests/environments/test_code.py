@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+import re
+from typing import Any, NoReturn
 
 import pytest
 
@@ -12,12 +13,13 @@ from peers.environments.code.problems import make_problem
 from peers.environments.graders import make_grader
 from peers.environments.graders.code import canonical, program_in
 from peers.environments.interface import as_text
-from peers.sandbox import Report, probe
+from peers.sandbox import Limits, Outcome, Program, Report, probe, run
 from swarm.errors import UserError
 
 works = pytest.mark.skipif(not probe().works, reason=f"no sandbox here: {probe().reasons}")
 
 FUNCTION = Code(CodeOptions(style="function", tests=3))
+LAMBDA = Code(CodeOptions(style="lambda", steps=1, tests=3))
 STDIN = Code(CodeOptions(style="stdin", tests=3))
 
 
@@ -46,6 +48,35 @@ def test_difficulty_and_style_show_in_the_statement():
         assert "standard input" in problem.statement
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_lambda_does_what_the_function_does(steps):
+    for number in range(60):
+        seed = number.to_bytes(32, "big")
+        problem = make_problem(seed, steps, ("lambda",), tests=6)
+        namespace: dict[str, Any] = {}
+        exec(problem.solution, namespace)
+        for case in problem.cases:
+            assert namespace["solve"](list(case.numbers)) == case.expected
+    assert re.fullmatch(r"[a-z0-9; -]+>", problem.statement)
+
+
+@works
+def test_an_equal_program_is_run_once():
+    programs: list[Program] = []
+
+    def counted(program: Program, limits: Limits) -> Outcome:
+        programs.append(program)
+        return run(program, limits)
+
+    environment = Code(CodeOptions(style="lambda", steps=1), run_program=counted)
+    task = drawn(environment)
+    for _ in range(3):
+        assert rewarded(environment, task, task.answer) == 1
+        assert rewarded(environment, task, "no program:") == 0
+    assert rewarded(environment, drawn(environment, 1), task.answer) == 0
+    assert len(programs) == 2
+
+
 def test_the_hidden_tests_are_not_in_the_prompt():
     for number in range(20):
         task = drawn(FUNCTION, number)
@@ -54,7 +85,7 @@ def test_the_hidden_tests_are_not_in_the_prompt():
 
 
 @works
-@pytest.mark.parametrize("environment", [FUNCTION, STDIN])
+@pytest.mark.parametrize("environment", [FUNCTION, STDIN, LAMBDA])
 def test_the_reference_solves_every_problem(environment):
     for number in range(2):
         task = drawn(environment, number)
@@ -160,6 +191,11 @@ def test_no_constant_passes_all_tests(steps):
 def test_a_wrong_option_is_refused():
     with pytest.raises(UserError, match="'code': options: steps is 9"):
         load("code", "1", {"steps": 9})
+
+
+def test_a_lambda_has_few_steps():
+    with pytest.raises(UserError, match="steps is 3; with the style lambda it may be at most 2"):
+        load("code", "1", {"style": "lambda", "steps": 3})
 
 
 def test_the_last_block_of_code_counts():

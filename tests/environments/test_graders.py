@@ -157,6 +157,7 @@ def test_equal_answers(answer, text):
         (r"\boxed{6}", None),
         (r"\boxed{2+3}", "unevaluated"),
         (r"\boxed{5 \ldots}", "unreadable"),
+        ("\\boxed{\ud800}", "unreadable"),
         (r"\boxed{}\boxed{\frac}", "unreadable"),
         (r"\boxed{9^{9^{9^9}}}", "too complex"),
         (r"\boxed{100000!}", "too complex"),

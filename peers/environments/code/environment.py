@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from peers.environments.code.problems import STEPS_MAX, Style, make_problem
+from peers.environments.code.problems import LAMBDA_STEPS_MAX, STEPS_MAX, Style, make_problem
 from peers.environments.graders.base import zero
 from peers.environments.graders.code import Code as Grader
 from peers.environments.graders.code import CodeLimits
 from peers.environments.interface import Grade, SingleTurn, Task, Tasks, Transcript
 from peers.environments.tasks import Generated
 from peers.sandbox import Limits, Outcome, Program, run
+from swarm.errors import UserError
 
 TESTS_MAX = 64
 
@@ -23,8 +24,9 @@ class CodeOptions(CodeLimits, frozen=True, kw_only=True):
 
     steps: Annotated[int, Meta(ge=1, le=STEPS_MAX)] = 2
     """Operations on the list, one after another."""
-    style: Literal["function", "stdin", "both"] = "both"
-    """Whether a solution is a function, or a program that reads standard input."""
+    style: Literal["function", "stdin", "both", "lambda"] = "both"
+    """Whether a solution is a function, or a program that reads standard input. lambda: a function
+    of one expression, for a model that knows no English."""
     tests: Annotated[int, Meta(ge=2, le=TESTS_MAX)] = 8
 
 
@@ -42,6 +44,11 @@ class Code(SingleTurn):
         run_program: Callable[[Program, Limits], Outcome] = run,
     ) -> None:
         super().__init__(options)
+        if options.style == "lambda" and options.steps > LAMBDA_STEPS_MAX:
+            raise UserError(
+                f"environment 'code': options: steps is {options.steps}; with the style lambda it "
+                f"may be at most {LAMBDA_STEPS_MAX}"
+            )
         self._grader = Grader(options, run_program)
         self._styles: tuple[Style, ...] = (
             ("function", "stdin") if options.style == "both" else (options.style,)
@@ -60,7 +67,7 @@ class Code(SingleTurn):
     def _make(self, randomness: bytes) -> Task:
         options = self.options
         problem = make_problem(randomness, options.steps, self._styles, options.tests)
-        is_function = problem.style == "function"
+        is_function = problem.style != "stdin"
         tests = {
             "inputs": [[list(c.numbers)] if is_function else c.line for c in problem.cases],
             "outputs": [case.expected for case in problem.cases],

@@ -6,15 +6,19 @@ same steps, and the reference computes the expected results.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from swarm.rollouts.seeds import Draws
 
-Style = Literal["function", "stdin"]
+Style = Literal["function", "stdin", "lambda"]
+"""lambda: a function of one expression, asked for in a few words."""
 
 STEPS_MAX = 8
+LAMBDA_STEPS_MAX = 2
+"""An expression of more steps repeats its parts too often."""
 NUMBERS_MAX = 12
 """Most numbers in a test's list."""
 VALUE_MAX = 50
@@ -50,8 +54,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class _Part:
-    """A sentence, the line of Python that does the same, and how many parameters they take."""
+    """A word, a sentence, and the Python expression that does the same to `xs`."""
 
+    brief: str
     sentence: str
     code: str
     least: int = 2
@@ -59,33 +64,37 @@ class _Part:
 
 
 STEPS = (
-    _Part("keep only the numbers that are divisible by {k}", "[x for x in xs if x % {k} == 0]"),
-    _Part("drop the numbers that are divisible by {k}", "[x for x in xs if x % {k} != 0]"),
-    _Part("keep only the numbers greater than {k}", "[x for x in xs if x > {k}]", -9),
-    _Part("multiply every number by {k}", "[x * {k} for x in xs]"),
-    _Part("add {k} to every number", "[x + {k} for x in xs]", 1),
-    _Part("replace every number by its absolute difference to {k}", "[abs(x - {k}) for x in xs]"),
-    _Part("replace every number by its remainder modulo {k} (never negative)",
+    _Part("div {k}", "keep only the numbers that are divisible by {k}",
+          "[x for x in xs if x % {k} == 0]"),
+    _Part("nodiv {k}", "drop the numbers that are divisible by {k}",
+          "[x for x in xs if x % {k} != 0]"),
+    _Part("over {k}", "keep only the numbers greater than {k}", "[x for x in xs if x > {k}]", -9),
+    _Part("times {k}", "multiply every number by {k}", "[x * {k} for x in xs]"),
+    _Part("add {k}", "add {k} to every number", "[x + {k} for x in xs]", 1),
+    _Part("from {k}", "replace every number by its absolute difference to {k}",
+          "[abs(x - {k}) for x in xs]"),
+    _Part("mod {k}", "replace every number by its remainder modulo {k} (never negative)",
           "[x % {k} for x in xs]"),
-    _Part("sort the numbers in ascending order", "sorted(xs)"),
-    _Part("reverse the order of the numbers", "xs[::-1]"),
-    _Part("keep the first of equal numbers only", "list(dict.fromkeys(xs))"),
-    _Part("replace every number by the sum of itself and all before it",
+    _Part("sort", "sort the numbers in ascending order", "sorted(xs)"),
+    _Part("reverse", "reverse the order of the numbers", "xs[::-1]"),
+    _Part("unique", "keep the first of equal numbers only", "list(dict.fromkeys(xs))"),
+    _Part("sums", "replace every number by the sum of itself and all before it",
           "[sum(xs[:i + 1]) for i in range(len(xs))]"),
-    _Part("replace the list by the differences of neighbours, each number minus the one before",
+    _Part("steps",
+          "replace the list by the differences of neighbours, each number minus the one before",
           "[b - a for a, b in zip(xs, xs[1:])]"),
-    _Part("keep only the first {k} numbers", "xs[:{k}]"),
-    _Part("rotate the list to the left by {k} positions",
+    _Part("first {k}", "keep only the first {k} numbers", "xs[:{k}]"),
+    _Part("rotate {k}", "rotate the list to the left by {k} positions",
           "xs[{k} % len(xs):] + xs[:{k} % len(xs)] if xs else xs"),
 )  # fmt: skip
 
 QUESTIONS = (
-    _Part("the sum of the numbers, 0 for an empty list", "sum(xs)"),
-    _Part("the largest number, or {k} for an empty list", "max(xs, default={k})", -9),
-    _Part("the smallest number, or {k} for an empty list", "min(xs, default={k})", -9),
-    _Part("how many numbers are left", "len(xs)"),
-    _Part("how many numbers are at least {k}", "sum(x >= {k} for x in xs)", -9),
-    _Part("the list of numbers", "xs"),
+    _Part("sum", "the sum of the numbers, 0 for an empty list", "sum(xs)"),
+    _Part("max {k}", "the largest number, or {k} for an empty list", "max(xs, default={k})", -9),
+    _Part("min {k}", "the smallest number, or {k} for an empty list", "min(xs, default={k})", -9),
+    _Part("count", "how many numbers are left", "len(xs)"),
+    _Part("count {k}", "how many numbers are at least {k}", "sum(x >= {k} for x in xs)", -9),
+    _Part("list", "the list of numbers", "xs"),
 )
 ATTEMPTS_MAX = 1000
 """Problems drawn for one task; fewer than half have a constant answer."""
@@ -119,12 +128,24 @@ def _attempt(draws: Draws, steps: int, styles: tuple[Style, ...], tests: int) ->
     example, *hidden = lists[1], lists[0], *lists[2:]
     cases = tuple(Case(tuple(xs), _expected(style, solve(list(xs)))) for xs in hidden)
     numbered = "".join(f"{n}. {part.sentence}.\n" for n, part in enumerate(chosen, 1))
+    if style == "lambda":
+        asked = "; ".join(part.brief for part in (*chosen, question))
+        return Problem(style, f"{asked}>", _lambda([*chosen, question]), cases)
     return Problem(
         style,
         _statement(style, numbered, question.sentence, example, solve(list(example))),
         function if style == "function" else f"{function}\n{_MAIN}",
         cases,
     )
+
+
+def _lambda(parts: Sequence[_Part]) -> str:
+    """One expression that does all parts, without the spaces that Python does not need."""
+    expression = "xs"
+    for part in parts:
+        given = expression if " else " not in expression else f"({expression})"
+        expression = part.code.replace("xs", given)
+    return re.sub(r" ?([^\w\s]+) ?", r"\1", f"solve=lambda xs:{expression}")
 
 
 _MAIN = """result = solve([int(word) for word in input().split()])
@@ -152,13 +173,13 @@ def printed(answer: int | Numbers) -> str:
 
 
 def _expected(style: Style, answer: int | Numbers) -> Any:
-    return answer if style == "function" else printed(answer)
+    return printed(answer) if style == "stdin" else answer
 
 
 def _filled(parts: tuple[_Part, ...], draws: Draws) -> _Part:
     part = parts[draws.below(len(parts))]
     k = part.least + draws.below(PARAMETERS)
-    return _Part(part.sentence.format(k=k), part.code.format(k=k))
+    return _Part(part.brief.format(k=k), part.sentence.format(k=k), part.code.format(k=k))
 
 
 def _numbers(draws: Draws) -> Numbers:

@@ -46,6 +46,11 @@ class Grader(ABC):
         """
 
 
+def valid(text: str) -> str:
+    """A model's text with replacements for lone surrogates, which no process can be sent."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def zero(reason: str) -> Grade:
     """A reward of 0 for a reason that lies in the model's text; its share shows in the metrics."""
     return Grade(0.0, {reason: 1.0})

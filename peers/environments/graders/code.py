@@ -12,15 +12,19 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
+import blake3
 import msgspec
 from msgspec import Meta
 
-from peers.environments.graders.base import Grader, zero
+from peers.environments.graders.base import Grader, valid, zero
+from peers.environments.graders.pool import ProcessFailed, ServiceError, pool_of
 from peers.environments.interface import Grade, NotGradable
 from peers.sandbox import Limits, Outcome, Program, run
 from swarm.errors import DECODE_ERRORS
 
+SYNTAX = "peers.environments.graders.syntax_service:SyntaxService"
 TESTS_MAX = 1000
+KNOWN_MAX = 10_000
 SOURCE_CHARACTERS_MAX = 1 << 16
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 """A block of code in Markdown."""
@@ -59,6 +63,8 @@ class Code(Grader):
     ) -> None:
         super().__init__(options)
         self._run = run_program
+        self._known: dict[bytes, Grade] = {}
+        """Grades of programs with their tests: a policy writes the same program again and again."""
 
     @property
     def call_seconds(self) -> float:
@@ -72,11 +78,21 @@ class Code(Grader):
         anything about the program.
         """
         tests = _tests(data.get("tests"))
-        source = program_in(text)
+        source = program_in(valid(text))
         if not source.strip() or len(source) > SOURCE_CHARACTERS_MAX:
+            return zero("no program")
+        if not self._compiles(source):
             return zero("no program")
         request = {"function": tests.fn_name, "source": source, "inputs": tests.inputs}
         stdin = json.dumps(request).encode()
+        key = blake3.blake3(stdin + json.dumps(tests.outputs).encode()).digest()
+        if key not in self._known:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[key] = self._judged(tests, stdin)
+        return self._known[key]
+
+    def _judged(self, tests: Tests, stdin: bytes) -> Grade:
         outcome = self._run(Program(source=_harness(), stdin=stdin), self._limits())
         if outcome.status in ("timeout", "memory"):
             return zero(outcome.status)
@@ -89,6 +105,13 @@ class Code(Grader):
         if not tests.fn_name:
             results = [_words(result) for result in results]
         return Grade(float(results == [plain(output) for output in tests.outputs]))
+
+    def _compiles(self, source: str) -> bool:
+        pool = pool_of(SYNTAX, self.timeout_seconds, self.max_parallel)
+        try:
+            return bool(pool.ask(source))
+        except (ProcessFailed, ServiceError):  # the sandbox will show
+            return True
 
     def _limits(self) -> Limits:
         return Limits(

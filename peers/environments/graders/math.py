@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from peers.environments.graders.base import Grader, zero
+from peers.environments.graders.base import Grader, valid, zero
 from peers.environments.graders.latex import boxed, too_complex
 from peers.environments.graders.pool import ProcessFailed, ServiceError, pool_of
 from peers.environments.interface import Grade, NotGradable
@@ -51,7 +51,7 @@ class Math(Grader):
     options: MathOptions
 
     def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
-        given = boxed(text)
+        given = boxed(valid(text))
         if given is None:
             return zero("no boxed answer")
         if too_complex(given):

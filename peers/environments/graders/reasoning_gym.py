@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from peers.environments.graders.base import Grader, zero
+from peers.environments.graders.base import Grader, valid, zero
 from peers.environments.graders.pool import Pool, ProcessFailed, ServiceError, pool_of
 from peers.environments.interface import Grade, NotGradable
 from swarm.errors import UserError
@@ -48,7 +48,7 @@ class ReasoningGym(Grader):
         `data` names a task of `peers.environments.reasoning_gym`, or holds the `metadata` of an
         entry that the package wrote elsewhere.
         """
-        request = {"text": answer_in(text), **_request(answer, data)}
+        request = {"text": answer_in(valid(text)), **_request(answer, data)}
         try:
             reply = msgspec.convert(reasoning_pool(self).ask(request), ReasoningReply)
         except (ProcessFailed, ServiceError) as error:
