@@ -28,7 +28,8 @@ ENVIRONMENT = ("endpoint", "1")
 """Name and version of the environment in a recorded file: the agent is elsewhere."""
 
 OPEN_MAX = 4096
-"""Sessions that are open at once; the one that rested longest makes way for another."""
+"""Open sessions beyond which those that rested longest are written and closed. At twice as many, a
+new one is refused."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +81,19 @@ class Sessions:
         return f"endpoint/{self.policy.name}"
 
     def session(self, name: str, now: float, forget: bool = False) -> Session:
-        """The open session of that name, or a new one; `forget`: it is used once only."""
+        """The open session of that name, or a new one; `forget`: it is used once only.
+
+        Raises `ApiError` when too many are open.
+        """
         session = self._open.pop(name, None)
         if session is None:
+            if len(self._open) >= 2 * OPEN_MAX:
+                raise ApiError(
+                    429,
+                    f"{len(self._open)} sessions are open; post their rewards, or try again later",
+                    kind="rate_limit_error",
+                    code="rate_limit_exceeded",
+                )
             number, self.opened = self.opened, self.opened + 1
             seed = seeds.submission_seed(self.run, self.nonce, self.worker, number)
             session = Session(name, number, seed, proves=self.folder is not None)

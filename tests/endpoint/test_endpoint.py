@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,8 +12,18 @@ import msgspec
 import pytest
 import torch
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
+from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys
+from peers.endpoint.requests import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    RewardRequest,
+    parse,
+)
 from peers.endpoint.server import open_listener, read_keys
 from peers.engines.engine import Engine, Piece
 from peers.engines.registry import make_engine
@@ -25,6 +37,16 @@ from swarm.rollouts.submission_file import ReadLimits, read
 from tests.endpoint.harness import Client, serving
 
 GENERATE = "/inference/v1/generate"
+
+
+def json_of_fields() -> st.SearchStrategy[bytes]:
+    """Requests whose fields have values of any kind."""
+    leaf = st.sampled_from([None, True, -1, 1 << 70, 0.5, "a", [], {}, [[1]], {"role": 1}])
+    value = leaf | st.lists(leaf, max_size=2)
+    known = [*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__]
+    others = ["token_ids", "sampling_params", "reward", "parts", "tools", "top_p", "colour"]
+    names = st.sampled_from([*known, *others])
+    return st.dictionaries(names, value, max_size=6).map(lambda body: json.dumps(body).encode())
 
 
 def with_endpoint(folder: Path, test: Callable[[Client], Awaitable[None]], **options: Any) -> None:
@@ -116,7 +138,7 @@ def test_a_session_is_recorded_token_by_token_with_seeds_and_proofs(
         assert posted["episodes"] == 2
         _check(Path(posted["file"]), make_engine("native", policy_folder))
         shown = list(open_source(Path(posted["file"]), tokenizer=policy_folder).rollouts(Filters()))
-        assert [each.environment for each in shown] == ["endpoint", "endpoint"]
+        assert [(each.environment, each.reward) for each in shown] == [("endpoint", 0.25)] * 2
         status, found = await client.post("/v1/rollouts/an agent/reward", {"reward": 1})
         assert status == 404 and "is not open" in found["error"]["message"]
 
@@ -216,6 +238,14 @@ def test_what_is_not_supported_is_refused_with_a_sentence(policy_folder: Path) -
         assert (await client.http.get("/v1/nothing")).json()["error"]["code"] == "not_found"
 
     with_endpoint(policy_folder, test, tokens_max=100, body_bytes_max=50_000)
+
+
+@given(st.binary(max_size=80) | json_of_fields())
+def test_no_body_raises_anything_but_a_refusal(raw: bytes) -> None:
+    kinds: list[Any] = [CompletionRequest, ChatRequest, GenerateRequest, RewardRequest]
+    for kind in kinds:
+        with suppress(ApiError):
+            parse(raw, kind)
 
 
 def test_keys_rewards_crowds_and_deadlines(policy_folder: Path, tmp_path: Path) -> None:

@@ -26,12 +26,12 @@ model = "tiny"
 prompt = "{completion}"
 pattern = '^\\D*([0-9])'
 high = 9
-max_tokens = 24
+max_tokens = 16
 temperature = 1.0
 """
 
 TASK = Task("428190>", "012489")
-TEXTS = [str(number) for number in range(6)]
+TEXTS = [str(number) for number in range(4)]
 
 
 def judged(**options: Any) -> Environment:

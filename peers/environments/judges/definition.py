@@ -55,8 +55,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     """Scores kept; those that were not used for longest are dropped."""
 
 
-class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """What a judge is: equal definitions should give equal scores."""
+class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a judge is: equal definitions should give equal scores.
+
+    Its hash leaves out fields with their defaults, so that a new field changes no hash.
+    """
 
     kind: Literal["openai", "classifier"]
     model: Annotated[str, Meta(max_length=200)] = ""

@@ -15,6 +15,7 @@ import blake3
 
 from swarm.app.rollouts.filters import Filters
 from swarm.app.rollouts.log import RunLog, read_log
+from swarm.app.rollouts.posted import posted_reward
 from swarm.app.rollouts.seen import (
     Grades,
     SeenRollout,
@@ -204,6 +205,8 @@ class _Submission:
         self._manifest = log.manifest
         self._verdict = log.verdicts.get(digest)
         self._consumed = log.consumed.get(digest)
+        self._posted = posted_reward(found.path)
+        self._samples = int(rollouts.sample.max()) + 1
         self._names: list[tuple[str, str]] = []
         if header is not None:
             self._names = header.environments
@@ -249,7 +252,8 @@ class _Submission:
         outcome = outcomes[group] if 0 <= group < len(outcomes) else None
         step = self._consumed.step if self._consumed is not None and outcome else None
         if self._verdict is None:
-            return Grades(outcome=outcome, consumed_at=step)
+            rewards = [] if self._posted is None else [self._posted] * self._samples
+            return Grades(rewards, outcome=outcome, consumed_at=step)
         grades = grades_of(self._verdict, group, lengths, objective, options)
         return Grades(grades.rewards, grades.task_rewards, grades.advantages, outcome, step)
 
