@@ -331,6 +331,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is judged by "
         f"validator {_short(f['first'])} first{_untold(f)}"
     ),
+    "validator.joint_pass_failed": lambda f: (
+        f"{f['submissions']} submissions could not be recomputed in one pass and were recomputed "
+        f"one by one: {f['reason']}{_untold(f)}"
+    ),
     "validator.settled_elsewhere": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "
         f"validator {_short(f['by'])} has judged it already"

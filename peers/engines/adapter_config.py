@@ -45,7 +45,12 @@ def base_of(folder: Path) -> Path:
     if not is_adapter(folder):
         return folder
     link = folder / BASE_NAME
-    name = link.read_text() if link.exists() else read_adapter_config(folder).base
+    try:
+        name = link.read_text() if link.exists() else read_adapter_config(folder).base
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{link} is not text; delete it to use base_model_name_or_path in {CONFIG_FILE}"
+        ) from error
     base = folder / name
     try:
         is_whole = (base / "config.json").exists() and not is_adapter(base)

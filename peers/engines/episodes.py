@@ -400,6 +400,8 @@ def finish(player: Player, playing: Playing, before_step: Callable[[], None] = c
     except BaseException:
         player.remove(playing)
         raise
+    finally:
+        player.drop_failed()  # also those that other threads gave up: perhaps no step follows
     if playing.error is not None:
         raise playing.error
 

@@ -77,7 +77,7 @@ def merged_folder(folder: Path) -> Iterator[Path]:
     """A folder with the whole model of a policy, for engines that read files themselves.
 
     It is the policy's own, or, for an adapter, a temporary one with the sums, made file by file.
-    Raises `UserError`.
+    Raises `UserError`, also if the disk of temporary files has no room.
     """
     adapter = read_adapter(folder)
     if adapter is None:
@@ -85,14 +85,32 @@ def merged_folder(folder: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="swarm-merged-") as name:
         aside = Path(name)
-        for path in weight_files(folder):
-            weights = safetensors.torch.load_file(path)
-            merged = {each: adapter.merged(each, weight) for each, weight in weights.items()}
-            safetensors.torch.save_file(merged, aside / path.name, metadata={"format": "pt"})
-        for path in (base_of(folder) / "model.safetensors.index.json", folder / "config.json"):
-            if path.exists():
-                shutil.copyfile(path, aside / path.name)
+        needed = sum(path.stat().st_size for path in weight_files(folder))
+        free = shutil.disk_usage(aside).free
+        if needed > free:
+            raise _no_room(folder, aside, f"{free / 1e9:.1f} of {needed / 1e9:.1f} GB are free")
+        try:
+            _write_merged(adapter, folder, aside)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise _no_room(folder, aside, str(error)) from error
         yield aside
+
+
+def _write_merged(adapter: Adapter, folder: Path, aside: Path) -> None:
+    for path in weight_files(folder):
+        weights = safetensors.torch.load_file(path)
+        merged = {each: adapter.merged(each, weight) for each, weight in weights.items()}
+        safetensors.torch.save_file(merged, aside / path.name, metadata={"format": "pt"})
+    for path in (base_of(folder) / "model.safetensors.index.json", folder / "config.json"):
+        if path.exists():
+            shutil.copyfile(path, aside / path.name)
+
+
+def _no_room(folder: Path, aside: Path, why: str) -> UserError:
+    return UserError(
+        f"the base and the adapter in {folder} could not be merged in {aside} ({why}); vLLM reads "
+        "whole models only: set TMPDIR to a folder with room for one, or free some space"
+    )
 
 
 def open_weights(

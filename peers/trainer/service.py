@@ -212,12 +212,7 @@ class TrainerService:
         if unreadable:
             return Trained(unreadable=unreadable)
         found = learner.train_step(read, job.step)
-        trained = {submission.digest for submission in job.submissions}
-        self._ahead = {
-            digest: (submission, groups)
-            for digest, (submission, groups) in self._ahead.items()
-            if digest not in trained and submission.policy in learner.policies
-        }
+        self._ahead.clear()  # the rest waits for a later step, or was withdrawn
         seconds = time.perf_counter() - started
         peak = self._peak_flops * self._ranks.world
         return Trained(

@@ -21,6 +21,7 @@ from peers.validator.rewards import settle
 from peers.validator.statistics import Duplicates, Pace, draw_secret, prefill_wanted
 from peers.validator.together import Together
 from swarm.errors import PeerError
+from swarm.events import Rationed
 from swarm.jobs import Load
 from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillService
 from swarm.ledger.record import share_to_recompute
@@ -59,7 +60,12 @@ class Examiner:
         self._prefill_restarts = prefill_restarts
         self._loaded: list[CheckpointReference] = []
         """Policies that the prefill child holds."""
-        self._together = Together()
+        failures = Rationed(peer.node.events)
+        self._together = Together(
+            lambda count, reason: failures.emit(
+                "validator.joint_pass_failed", submissions=count, reason=reason
+            )
+        )
         self._grades = ServedGrades(peer)
 
     def is_drawn_later(self, submission: bytes) -> bool:

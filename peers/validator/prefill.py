@@ -150,13 +150,13 @@ class PrefillService:
             if chosen and tokens > PREFILL_TOKENS_MAX:
                 break
             chosen[index] = opened
-        prefills = _prefill_all(engine, list(chosen.values()))
+        prefills, failed = _prefill_all(engine, list(chosen.values()))
         for (index, opened), prefill in zip(chosen.items(), prefills, strict=True):
             try:
                 results[index] = JudgedOne(judged=self._judge(opened, prefill))
             except Exception as error:
                 results[index] = JudgedOne(error=str(error))
-        return JudgedTogether(results=results)
+        return JudgedTogether(results=results, failed=failed)
 
     def _judge(self, opened: _Opened, prefill: Prefill | None = None) -> Judged:
         """Judge a submission whose hidden states may be computed already, by its order's policy."""
@@ -261,19 +261,20 @@ def _open(job: Judge) -> _Opened:
     return _Opened(job, rollouts, _parts(rollouts, rows))
 
 
-def _prefill_all(engine: Engine, opened: Sequence[_Opened]) -> Sequence[Prefill | None]:
+def _prefill_all(engine: Engine, opened: Sequence[_Opened]) -> tuple[Sequence[Prefill | None], str]:
     """The hidden states of each submission, from one pass; None where each is to be computed alone.
 
-    That is the case if there is only one, or if the pass fails because of one of them.
+    That is the case if there is only one, or if the pass fails because of one of them. Also returns
+    why it failed, if it did.
     """
+    failed = ""
     if len(opened) > 1:
         try:
-            return prefill_together(
-                engine, [_completed(each.rollouts, each.parts) for each in opened]
-            )
-        except Exception:
-            pass  # computed alone, the one to blame says what is wrong
-    return [None] * len(opened)
+            jobs = [_completed(each.rollouts, each.parts) for each in opened]
+            return prefill_together(engine, jobs), ""
+        except Exception as error:  # computed alone, the one to blame says what is wrong
+            failed = f"{type(error).__name__}: {error}"[:500]
+    return [None] * len(opened), failed
 
 
 def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:

@@ -38,7 +38,9 @@ class _Waiting:
 class Together:
     """Gives submissions to the prefill child."""
 
-    def __init__(self) -> None:
+    def __init__(self, say_failed: Callable[[int, str], None]) -> None:
+        """`say_failed` gets the size of each pass that failed as a whole, and why."""
+        self._say_failed = say_failed
         self.turn = trio.Lock()
         """Held while the prefill child is used."""
         self._waiting: list[_Waiting] = []
@@ -76,6 +78,8 @@ class Together:
             for each in batch:  # nobody knows which of them it died over
                 each.error = ChildDied(str(error), error.child, between_calls=True)
             return
+        if found.failed:
+            self._say_failed(len(batch), found.failed)
         for each, result in zip(batch, found.results, strict=True):
             each.judged = result.judged
             if result.error:

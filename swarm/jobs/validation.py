@@ -203,6 +203,8 @@ class JudgedOne(msgspec.Struct, frozen=True, kw_only=True):
 class JudgedTogether(msgspec.Struct, frozen=True, kw_only=True):
     results: list[JudgedOne]
     """Those of each job; at least of the first."""
+    failed: str = ""
+    """Why the joint pass failed, after which each was computed alone; empty: it did not fail."""
 
 
 class PrefillService(Protocol):

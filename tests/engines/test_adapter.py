@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +128,32 @@ def test_the_base_of_a_fetched_adapter_is_the_one_fetched_with_it(
         base_of(folder)
     shutil.copytree(other, tmp_path / "0-0")
     assert base_of(folder).resolve() == (tmp_path / "0-0").resolve()
+
+
+def test_a_base_link_that_is_no_text_is_one_sentence(policies: Policies, tmp_path: Path) -> None:
+    folder = save_random_adapter(policies("qwen2")[0], tmp_path / "0-3")
+    (folder / BASE_NAME).write_bytes(b"../\xff")
+    with pytest.raises(UserError, match=r"0-3/\.base is not text; delete it"):
+        base_of(folder)
+
+
+@pytest.mark.parametrize("free", [0, 1 << 40])
+def test_a_merged_model_without_room_is_one_sentence(
+    free: int, policies: Policies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether that is known before, or writing fails."""
+    folder = save_random_adapter(policies("qwen2")[0], tmp_path / "adapter")
+
+    def disk_usage(aside: Path) -> SimpleNamespace:
+        (aside / "config.json").mkdir()  # a file of this name cannot be written
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    with (
+        pytest.raises(UserError, match=r"adapter could not be merged in .*: set TMPDIR"),
+        merged_folder(folder),
+    ):
+        raise AssertionError
 
 
 # --- broken and hostile adapters -------------------------------------------------------------

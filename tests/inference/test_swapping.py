@@ -289,5 +289,4 @@ def test_submissions_given_up_while_their_episodes_end_leave_nothing(bench: Benc
 
     (made,) = bench.generate(service, [order], {1: give_up_soon})
     assert made is full
-    player.drop_failed()
     assert player.is_idle and not player._going and not service._engine._rows.live  # type: ignore

@@ -214,6 +214,16 @@ def test_what_was_scored_ahead_is_scored_again_under_a_new_version(
     assert [each.index for each in train(service, 0, given).unreadable] == [0]
 
 
+def test_what_was_scored_ahead_and_withdrawn_is_dropped(base: Path, tmp_path: Path) -> None:
+    """Its worker was evicted, for example: no step will take it."""
+    service = started(base)
+    given = [submission(base, tmp_path / name, policy=0) for name in "ab"]
+    trio.run(service.score, ScoreAhead(submissions=given))
+    assert not train(service, 0, given[0]).unreadable
+    Path(given[1].path).unlink()
+    assert [each.index for each in train(service, 1, given[1]).unreadable] == [0]
+
+
 @pytest.mark.slow
 def test_a_damaged_file_ends_no_rank(base: Path, tmp_path: Path) -> None:
     """Only one rank hashes a file; in it an offset may be negative or huge."""

@@ -167,6 +167,7 @@ class Child:
         self.calls: list[list[bytes]] = []
         self.kills = kills
         self.limit = 100
+        self.failed = ""
 
     async def load(self, job: Any) -> Any:
         raise AssertionError
@@ -177,7 +178,7 @@ class Child:
         return found.judged
 
     async def judge_together(self, job: JudgeTogether) -> JudgedTogether:
-        return JudgedTogether(results=await self._judge(job.jobs))
+        return JudgedTogether(results=await self._judge(job.jobs), failed=self.failed)
 
     async def _judge(self, jobs: list[Judge]) -> list[JudgedOne]:
         digests = [job.digest for job in jobs]
@@ -212,6 +213,10 @@ def report(digest: bytes) -> Judged:
     )
 
 
+def unheard(count: int, reason: str) -> None:
+    raise AssertionError(f"{count}: {reason}")
+
+
 def asked(name: str, step: int = 1) -> Judge:
     order = submission_order(policy=policy(step))
     return Judge(order=order, path="", digest=name.encode(), thresholds=Thresholds(), rewards=[])
@@ -221,7 +226,7 @@ def judge_all(
     child: Child, jobs: list[Judge], *, together: Together | None = None
 ) -> tuple[dict[bytes, Any], Together]:
     """Ask for all jobs at once, in order; their results or errors by digest."""
-    together = together or Together()
+    together = together or Together(unheard)
     results: dict[bytes, Any] = {}
 
     async def one(job: Judge) -> None:
@@ -260,6 +265,20 @@ def test_what_did_not_fit_into_a_pass_is_in_a_later_one() -> None:
     assert len(results) == 6
 
 
+def test_a_pass_that_fails_as_a_whole_is_said(handed: Handed) -> None:
+    asked_for = JudgeTogether(jobs=[handed.jobs[name] for name in ("honest", "unknown token")])
+    found = trio.run(handed.stage.prefill.judge_together, asked_for)
+    assert "outside the vocabulary" in found.failed
+    child, said = Child(), []
+    child.failed = found.failed
+    judge_all(
+        child,
+        [asked(name) for name in "abc"],
+        together=Together(lambda count, reason: said.append((count, reason))),
+    )
+    assert said == [(2, found.failed)]
+
+
 def test_a_deadly_submission_costs_its_neighbours_one_pass() -> None:
     child = Child(kills=lambda digests: b"deadly" in digests)
     jobs = [asked(name) for name in ("a", "b", "deadly", "c")]
@@ -275,7 +294,7 @@ def test_a_deadly_submission_costs_its_neighbours_one_pass() -> None:
 
 
 def test_another_goes_on_when_the_one_whose_turn_it_is_is_cancelled() -> None:
-    child, together = Child(), Together()
+    child, together = Child(), Together(unheard)
     results: list[str] = []
 
     async def one(name: str, scope: trio.CancelScope) -> None:
