@@ -258,6 +258,7 @@ class Verdicts:
             step=case.submission.step,
             policy=case.submission.policy,
             number=case.submission.number,
+            second=case.first is not None,
             seconds=seconds,
             written_seconds=self._peer.node.world.now() - decided,
         )
