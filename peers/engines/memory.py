@@ -49,7 +49,6 @@ def need_of(folder: Path, hardware: Hardware, length: int = 0) -> Need:
     Raises `UserError` for an unsupported model or unreadable weights.
     """
     config = read_supported_config(folder)
-    _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
     model = describe(config)
     _, shapes = open_weights(folder, lambda name: name != "lm_head.weight")
     device = find_device(hardware.device)

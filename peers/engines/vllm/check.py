@@ -14,19 +14,17 @@ import torch
 
 from peers.engines.batch import generate, requests_for
 from peers.engines.engine import Engine
-from peers.engines.model import weight_files
+from peers.engines.memory import need_of
 from peers.engines.native import NativeEngine
 from peers.engines.sampling import gumbel_noise, judge_margins
 from swarm.errors import UserError
+from swarm.jobs import Hardware
 from swarm.world.machine import free_memory_bytes
 
 PROMPT_LENGTHS = (2, 7, 33)
 ROWS_PER_PROMPT = 3
 NEW_TOKENS = 24
 KEY = (0x5EED, 0xC0DE)
-
-MEMORY_FACTOR = 2.0
-"""Memory of the native engine over the size of the weights: they are read, then arranged."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,9 @@ def check_engine_agrees(engine: Engine, folder: Path) -> Agreement | None:
     Raises `UserError` when they differ by more than rounding.
     """
     capabilities = engine.capabilities
-    needed = int(MEMORY_FACTOR * sum(path.stat().st_size for path in weight_files(folder)))
+    hardware = Hardware(device="cpu", dtype=capabilities.dtype)
+    need = need_of(folder, hardware, max(PROMPT_LENGTHS) + NEW_TOKENS)
+    needed = need.weights_bytes + ROWS_PER_PROMPT * len(PROMPT_LENGTHS) * need.row_bytes
     free = free_memory_bytes()
     if needed > free:
         print(
