@@ -66,7 +66,7 @@ def main() -> None:
         for seed in range(given.seeds):
             base = Path(name) / str(seed)
             make_policy(base, seed)
-            warm_up(base, environment, seed, Warmup(steps_max=60, accuracy=1.0))
+            warm_up(base, [environment], seed, Warmup(steps_max=60, accuracy=1.0))
             variant = Variant(objective=OBJECTIVE, steps=given.steps)
             curves.append(learn(base, seed, variant, environment=environment, sampling=sampling))
     result = {

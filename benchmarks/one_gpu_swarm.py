@@ -39,7 +39,7 @@ def run_swarm(given: argparse.Namespace) -> dict[str, Any]:
         make_tiny(folder / "base", seed=0, hidden=128, tied=True, spread=0.02)
         save_tokenizer(folder / "base")
         task = load(ENVIRONMENT.name, ENVIRONMENT.version)
-        warm_up(folder / "base", task, 0, Warmup(accuracy=0.05))
+        warm_up(folder / "base", [task], 0, Warmup(accuracy=0.05))
         with running_fork_server(folder) as fork_server:
             return trio.run(_main, folder, fork_server, given)
 

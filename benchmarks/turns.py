@@ -9,10 +9,9 @@ from peers.calibration.measure import Sample
 from peers.engines import demo
 from peers.engines.engine import Engine
 from peers.engines.episodes import play
-from peers.environments import Renderer, Task, Tasks, task_of
+from peers.environments import Renderer, task_of
 from peers.environments.calculator import Calculator, CalculatorOptions
 from peers.environments.episodes import grade_segments
-from peers.environments.interface import Split, as_text
 from peers.proofs import toploc
 from peers.trainer.warmup import Warmup, warm_up
 from peers.validator.evidence.submission import Recomputed
@@ -24,32 +23,13 @@ OPTIONS = CalculatorOptions(digits=1)
 SAMPLING = Sampling(
     max_new_tokens=16, stop_ids=[demo.EOS_ID], group_size=8, groups_per_submission=64
 )
-WARMUP = Warmup(accuracy=0.3, batch=64)
-
-
-@dataclass(frozen=True)
-class _ToolTasks:
-    inner: Tasks
-
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
-        task = self.inner.draw(seed, split, step)
-        call = as_text(task.prompt).replace(">", "=")
-        if seed[0] % 2:
-            return Task(task.prompt, call)
-        return Task(f"{task.prompt}{call}{demo.EOS}{task.answer}>", task.answer)
-
-
-class ToolUse(Calculator):
-    """Both turns of the calculator as prompts with one answer each, for the warm-up."""
-
-    def tasks(self) -> Tasks:
-        return _ToolTasks(super().tasks())
+WARMUP = Warmup(accuracy=0.15, batch=64)
 
 
 def make_tool_policy(folder: Path, seed: int) -> Path:
     """Write a policy that calls the tool in about half of its episodes."""
     demo.make_policy(folder, seed)
-    warm_up(folder, ToolUse(OPTIONS), seed, WARMUP)
+    warm_up(folder, [Calculator(OPTIONS)], seed, WARMUP)
     return folder
 
 

@@ -1,11 +1,16 @@
-"""The demo's recipe: a character model of 0.23 million parameters learns to sort six digits.
+"""The demos' recipes: a character model of 0.23 million parameters learns a small task.
 
-docs/concepts.md has the measured figures.
+docs/concepts.md and docs/environments.md have the measured figures.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
 from peers.engines.demo import EOS_ID
+from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
 
 MODEL = "demo/qwen2-0.23m"
@@ -28,3 +33,36 @@ OPTIMISER = Optimiser(
     final_learning_rate_share=0.1,
 )
 SCHEDULE = Schedule(steps=250, groups_per_step=32, asynchrony=2, max_staleness=4, old="generation")
+CALCULATOR = EnvironmentReference(name="calculator", version="1", options={"digits": 2})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What one demo trains on."""
+
+    title: str
+    environments: tuple[EnvironmentReference, ...]
+    sampling: Sampling = SAMPLING
+    schedule: Schedule = SCHEDULE
+    positions: int = 64
+    """The model's context length."""
+    accuracy: float = 0.15
+    """Where the supervised warm-up stops; see `peers.trainer.warmup.Warmup`."""
+
+
+RECIPES = {
+    "sort-digits": Recipe(title="sort six digits", environments=(ENVIRONMENT,)),
+    "calculator": Recipe(
+        title="arithmetic with a tool",
+        environments=(CALCULATOR,),
+        sampling=replace(SAMPLING, max_new_tokens=16),
+    ),
+}
+"""By the name that `swarm demo --environment` takes."""
+
+
+def recipe_of(name: str) -> Recipe:
+    """The recipe of a demo; raises `UserError` for a name that none has."""
+    if name not in RECIPES:
+        raise UserError(f"there is no demo of {name!r}; there are: {', '.join(RECIPES)}")
+    return RECIPES[name]

@@ -18,7 +18,7 @@ BOS_ID, EOS_ID = 1, 2
 CHARACTERS = string.digits + ">" + string.ascii_lowercase + " .,:;!?+-*/=<()[]{}'\"#&%@$^_"
 VOCABULARY = (PAD, BOS, EOS, UNKNOWN, *CHARACTERS[:60])
 LENGTH_MAX = 64
-"""Context length of the demo's model; a prompt and its completion need 15 positions."""
+"""Context length of the demo's model unless its recipe asks for more."""
 
 
 def make_tokenizer() -> Any:
@@ -41,10 +41,11 @@ def save_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(make_tokenizer().to_str(pretty=True), encoding="utf-8")
 
 
-def make_policy(folder: Path, seed: int = 0) -> Any:
+def make_policy(folder: Path, seed: int = 0, positions: int = LENGTH_MAX) -> Any:
     """Make the demo's model with fp32 weights drawn from `seed`, save it to `folder`, return it.
 
-    `AutoModelForCausalLM` and `AutoTokenizer` can load the folder.
+    `positions` is its context length. `AutoModelForCausalLM` and `AutoTokenizer` can load the
+    folder.
     """
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -58,7 +59,7 @@ def make_policy(folder: Path, seed: int = 0) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=LENGTH_MAX,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         bos_token_id=BOS_ID,
         eos_token_id=EOS_ID,
@@ -75,7 +76,7 @@ def make_policy(folder: Path, seed: int = 0) -> Any:
         bos_token=BOS,
         eos_token=EOS,
         unk_token=UNKNOWN,
-        model_max_length=LENGTH_MAX,
+        model_max_length=positions,
     ).save_pretrained(folder)
     save(model, folder, tokenizer_from=folder)
     return model

@@ -68,7 +68,9 @@ class Calculator(Episodes):
         number, left = divmod(number, 10**self.options.digits)
         number, right = divmod(number, 10**self.options.digits)
         expression = f"{left}{'*+'[number % 2]}{right}"
-        return Task(prompt=f"{expression}>", answer=_called(f"{expression}="))
+        call = f"{expression}="
+        result = _called(call)
+        return Task(prompt=f"{expression}>", answer=result, demonstration=(call, result))
 
 
 def _called(text: str) -> str:

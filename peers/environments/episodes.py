@@ -19,7 +19,8 @@ from peers.environments.interface import (
 )
 from peers.environments.play import Episode, Observation, grade
 from peers.environments.renderer import Renderer
-from swarm.rollouts.rollout import TURNS_MAX, Segment
+from swarm.errors import UserError
+from swarm.rollouts.rollout import TURNS_MAX, Segment, Span
 
 ANSWER_CHARACTERS_MAX = 1 << 16
 """A longer answer fits no episode and ends it; rendering it would only cost time."""
@@ -71,6 +72,32 @@ class Replies:
         length = sum(len(segment.tokens) for segment in segments) + len(tokens)
         fits = length + limits.max_new_tokens - used <= limits.positions_max
         return tokens if tokens and fits else None
+
+
+def demonstrate(
+    environment: Environment, task: Task, renderer: Renderer, stop_id: int
+) -> list[Segment]:
+    """The episode in which the model writes `task.model_turns`, each ended by `stop_id`.
+
+    Raises `UserError` for an environment whose code fails, or that does not answer all turns but
+    the last.
+    """
+    replies = Replies(environment, task, renderer, EpisodeLimits([stop_id], 1 << 30, 1 << 31))
+    segments = [Segment("prompt", renderer.encode_prompt(task.prompt))]
+    turns = task.own.model_turns
+    for index, text in enumerate(turns):
+        written = [*renderer.encode_completion(text), stop_id]
+        span = Span(policy=0, tokens=len(written))
+        segments.append(Segment("model", written, "stop", spans=[span]))
+        if index + 1 < len(turns):
+            reply = replies.next(segments)
+            if reply is None:
+                raise UserError(
+                    f"environment {environment.name!r} does not answer the turn {text[:40]!r} of "
+                    "its own demonstration; repair the task's demonstration or the environment"
+                )
+            segments.append(Segment("environment", reply))
+    return segments
 
 
 def _characters(observation: Observation) -> int:

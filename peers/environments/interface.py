@@ -61,6 +61,8 @@ class Task:
     prompt: Prompt
     answer: str
     """A completion with full reward, for `swarm sft` and checks; empty if none is known."""
+    demonstration: tuple[str, ...] = ()
+    """The model's turns of an episode with full reward; empty if `answer` is its only turn."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """What else the grader needs, such as hidden tests; JSON values only."""
     target_length: int = 0
@@ -69,6 +71,11 @@ class Task:
     """Reward lost per token of distance from the target."""
     inner: Task | None = None
     """The task before a shared option, such as length targets, changed its prompt."""
+
+    @property
+    def model_turns(self) -> tuple[str, ...]:
+        """What a model writes, turn by turn, in an episode with full reward; see `answer`."""
+        return self.demonstration or (self.answer,)
 
     @property
     def own(self) -> Task:

@@ -65,7 +65,11 @@ class TrainerChild:
         return (await self.service.record_to(job)).ranks
 
     async def prepare_base(self) -> BasePrepared:
-        job = PrepareBase(folder=self.settings.model, seed=self.settings.seed)
+        job = PrepareBase(
+            folder=self.settings.model,
+            seed=self.settings.seed,
+            recipe=self.settings.prepare_base,
+        )
         return await self.service.prepare_base(job)
 
     async def plan(self, manifest: RunManifest) -> MemoryPlan:

@@ -12,11 +12,12 @@ from peers.engines.engine import Engine
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, Task, task_of
+from peers.environments.collection import Environments, labels
 from peers.environments.episodes import grade_segments
 from peers.environments.interface import Split
 from peers.evaluation.tasks import evaluation_seed, seeds_of_tasks
-from swarm.jobs.training import Accuracy
-from swarm.manifest import Sampling
+from swarm.jobs.training import Accuracy, Evaluate, Evaluated
+from swarm.manifest import EnvironmentReference, Sampling
 from swarm.rollouts.seeds import noise_key
 
 BATCH = 128
@@ -77,3 +78,24 @@ def accuracy(
         for greedily in (False, True)
     )
     return Accuracy(sampled=sampled, greedy=greedy)
+
+
+def evaluate(
+    job: Evaluate,
+    environments: Environments,
+    references: Sequence[EnvironmentReference],
+    sampling: Sampling,
+) -> Evaluated:
+    """The accuracies of a policy in every environment with a positive weight."""
+    total = sum(reference.weight for reference in references)
+    found: dict[str, Accuracy] = {}
+    sampled = greedy = 0.0
+    for label, reference in zip(labels(references), references, strict=True):
+        if reference.weight:
+            environment = environments.of(reference)
+            found[label] = each = accuracy(
+                Path(job.folder), environment, sampling, job.prompts, job.split
+            )
+            sampled += reference.weight / total * each.sampled
+            greedy += reference.weight / total * each.greedy
+    return Evaluated(sampled=sampled, greedy=greedy, environments=found)

@@ -12,11 +12,11 @@ import msgspec
 import torch
 import trio
 
+from peers.demo import recipe_of
 from peers.engines.device import use_hardware
-from peers.environments import Environment
-from peers.environments.collection import Environments, labels
+from peers.environments.collection import Environments
 from peers.trainer import metrics
-from peers.trainer.evaluation import accuracy
+from peers.trainer.evaluation import evaluate
 from peers.trainer.learning.batch import AcceptedGroups
 from peers.trainer.learning.compiling import check_compiler
 from peers.trainer.learning.lead import lead
@@ -31,7 +31,6 @@ from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
     AcceptedSubmission,
-    Accuracy,
     BasePrepared,
     BeginSave,
     Compare,
@@ -59,7 +58,6 @@ from swarm.jobs.training import (
     TrainStep,
     Unreadable,
 )
-from swarm.manifest import EnvironmentReference
 from swarm.world.job_thread import J, JobThread, R, in_job_thread
 
 
@@ -309,38 +307,13 @@ class TrainerService:
     def evaluate(self, job: Evaluate) -> Evaluated:
         if self._ranks.rank != 0:  # only rank 0 answers
             return Evaluated(sampled=0.0, greedy=0.0)
-        environments = [self._installed(reference) for reference in self._references]
-        total = sum(
-            reference.weight
-            for reference, environment in zip(self._references, environments, strict=True)
-            if environment is not None
-        )
-        found: dict[str, Accuracy] = {}
-        sampled = greedy = 0.0
-        named = zip(labels(self._references), self._references, environments, strict=True)
-        for label, reference, environment in named:
-            if reference.weight and environment is not None:
-                found[label] = each = accuracy(
-                    Path(job.folder), environment, self._sampling, job.prompts, job.split
-                )
-                sampled += reference.weight / total * each.sampled
-                greedy += reference.weight / total * each.greedy
-        return Evaluated(sampled=sampled, greedy=greedy, environments=found)
-
-    def _installed(self, reference: EnvironmentReference) -> Environment | None:
-        """An environment, or None if it is served and not installed here."""
-        try:
-            return self._environments.of(reference)
-        except UserError:
-            if reference.where == "served":
-                return None
-            raise
+        return evaluate(job, self._environments, self._references, self._sampling)
 
     @in_job_thread
     def prepare_base(self, job: PrepareBase) -> BasePrepared:
         if self._ranks.rank != 0:
             return BasePrepared(sft_steps=0, sampled=0.0, greedy=0.0)
-        return prepare_base(Path(job.folder), job.seed)
+        return prepare_base(Path(job.folder), job.seed, recipe_of(job.recipe))
 
     def _held(self) -> Learner:
         if self._learner is None:

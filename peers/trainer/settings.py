@@ -28,8 +28,9 @@ class TrainerSettings(ComputeSettings):
     """Hugging Face folder of the base policy; required."""
     seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
     """Seed of the trainer's own choices: how a batch is split into optimiser steps."""
-    prepare_base: bool = False
-    """Make the demo's base policy in that folder first: random weights and a short SFT."""
+    prepare_base: str = ""
+    """Make the base policy of the demo of this name in that folder first: random weights and a
+    short SFT."""
     evaluate: bool = False
     """Evaluate on held-out prompts when the run is over."""
     replicas: int = pydantic.Field(default=1, ge=1)

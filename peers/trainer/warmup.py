@@ -7,6 +7,7 @@ leaves most of the task to learn.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,16 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from peers.demo import ENVIRONMENT, SAMPLING
+from peers.demo import RECIPES, Recipe
 from peers.engines import model as policy_model
 from peers.engines.demo import EOS_ID, make_policy
 from peers.environments import Environment, Renderer, task_of
-from peers.environments import load as load_environment
+from peers.environments.collection import Environments
+from peers.environments.episodes import demonstrate
 from peers.trainer.child import EVALUATION_PROMPTS
-from peers.trainer.evaluation import accuracy
-from swarm.jobs.training import BasePrepared
-from swarm.rollouts.seeds import digest
+from peers.trainer.evaluation import evaluate
+from swarm.jobs.training import BasePrepared, Evaluate
+from swarm.rollouts.seeds import digest, environment_of_group
 from swarm.world.progress import report
 
 
@@ -39,19 +41,32 @@ class Warmup:
     """Probability of the right answer at which to stop, mean over the prompts of the last `window`
     steps. Five seeds then have 0.205 to 0.223 on 4,096 held-out prompts."""
     window: int = 4
+    weights: Sequence[float] = (1.0,)
+    """Share of each environment among the prompts, relative to the sum."""
 
 
-def prepare_base(folder: Path, seed: int) -> BasePrepared:
-    """Make the demo's base policy in `folder`, and measure it on held-out prompts."""
-    environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
-    make_policy(folder, seed)
-    steps = warm_up(folder, environment, seed)
-    found = accuracy(folder, environment, SAMPLING, EVALUATION_PROMPTS, "held_out")
+def prepare_base(folder: Path, seed: int, recipe: Recipe = RECIPES["sort-digits"]) -> BasePrepared:
+    """Make a demo's base policy in `folder`, and measure it on held-out prompts."""
+    environments = Environments(recipe.environments)
+    make_policy(folder, seed, recipe.positions)
+    steps = warm_up(
+        folder,
+        [environments.of(reference) for reference in recipe.environments],
+        seed,
+        Warmup(
+            accuracy=recipe.accuracy,
+            weights=[reference.weight for reference in recipe.environments],
+        ),
+    )
+    job = Evaluate(folder=str(folder), prompts=EVALUATION_PROMPTS, split="held_out")
+    found = evaluate(job, environments, recipe.environments, recipe.sampling)
     return BasePrepared(sft_steps=steps, sampled=found.sampled, greedy=found.greedy)
 
 
-def warm_up(folder: Path, environment: Environment, seed: int, recipe: Warmup | None = None) -> int:
-    """Train the policy in `folder`, in place, on answers to training prompts; return the steps.
+def warm_up(
+    folder: Path, environments: Sequence[Environment], seed: int, recipe: Warmup | None = None
+) -> int:
+    """Train the policy in `folder`, in place, on episodes with full reward; return the steps.
 
     A step's loss also gives the probability of its prompts' answers before the step learned them.
     That is the expected accuracy of sampling at temperature 1, so the stopping rule needs no
@@ -67,7 +82,7 @@ def warm_up(folder: Path, environment: Environment, seed: int, recipe: Warmup | 
         optimiser.param_groups[0]["lr"] = recipe.learning_rate * min(
             1.0, (step + 1) / recipe.warmup_steps
         )
-        tokens, labels = _batch(environment, renderer, seed, step, recipe.batch)
+        tokens, labels = _batch(environments, renderer, seed, step, recipe)
         logits = model(tokens[:, :-1], use_cache=False).logits  # [batch, seq - 1, vocabulary]
         targets = labels[:, 1:]
         surprise = functional.cross_entropy(
@@ -85,16 +100,24 @@ def warm_up(folder: Path, environment: Environment, seed: int, recipe: Warmup | 
 
 
 def _batch(
-    environment: Environment, renderer: Renderer, seed: int, step: int, size: int
+    environments: Sequence[Environment], renderer: Renderer, seed: int, step: int, recipe: Warmup
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, labels), int64 [batch, seq]: prompt, answer, end. Labels without loss are −100."""
+    """(tokens, labels), int64 [batch, seq], of whole episodes. Labels without loss are −100."""
     rows, labels = [], []
-    for index in range(size):
-        drawn = seed.to_bytes(8, "big"), (step * size + index).to_bytes(8, "big")
-        task = task_of(environment, digest("swarm/1/sft", *drawn))
-        prompt = renderer.encode_prompt(task.prompt)
-        answer = [*renderer.encode_completion(task.answer), EOS_ID]
-        rows.append(torch.tensor(prompt + answer))
-        labels.append(torch.tensor([-100] * len(prompt) + answer))
+    for index in range(recipe.batch):
+        parts = seed.to_bytes(8, "big"), (step * recipe.batch + index).to_bytes(8, "big")
+        drawn = digest("swarm/1/sft", *parts)
+        environment = environments[environment_of_group(drawn, 0, recipe.weights)]
+        segments = demonstrate(environment, task_of(environment, drawn), renderer, EOS_ID)
+        rows.append(torch.tensor([token for segment in segments for token in segment.tokens]))
+        labels.append(
+            torch.tensor(
+                [
+                    token if segment.kind == "model" else -100
+                    for segment in segments
+                    for token in segment.tokens
+                ]
+            )
+        )
     pad = torch.nn.utils.rnn.pad_sequence
     return pad(rows, batch_first=True), pad(labels, batch_first=True, padding_value=-100)

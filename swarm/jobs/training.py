@@ -261,12 +261,14 @@ class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrepareBase(Job, frozen=True, kw_only=True):
-    """Make the demo's base policy: random weights and a short supervised warm-up."""
+    """Make a demo's base policy: random weights and a short supervised warm-up."""
 
     patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
     folder: str
     seed: int
+    recipe: str
+    """Name of the demo, among `peers.demo.RECIPES`."""
 
 
 class BasePrepared(msgspec.Struct, frozen=True, kw_only=True):

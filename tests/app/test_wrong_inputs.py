@@ -261,6 +261,7 @@ def test_a_peer_of_another_protocol_version(
     ("arguments", "sentence"),
     [
         (["--cheat", "everything"], "--cheat is 'everything'; the only choice is wrong-weights"),
+        (["--environment", "chess"], "there is no demo of 'chess'; there are: sort-digits"),
         (["--cheat", "wrong-weights", "--peers", "1"], "give --peers 2 or more"),
         (["--steps", "0"], "--steps is 0; give 1 to"),
         (["--peers", "1000"], "--peers is 1000; give 1 to"),

@@ -316,7 +316,7 @@ def train(folder: Path) -> dict[int, Path]:
     environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
     base = folder / "base"
     make_policy(base, seed=1)
-    warm_up(base, environment, seed=1, recipe=WARMUP)
+    warm_up(base, [environment], seed=1, recipe=WARMUP)
     ages = {}
     for age in (0, *PREVIOUS):
         ages[age] = folder / f"age-{age}"
@@ -325,7 +325,7 @@ def train(folder: Path) -> dict[int, Path]:
             (ages[age] / file.name).write_bytes(file.read_bytes())
         steps = max(PREVIOUS) - age
         if steps:
-            warm_up(ages[age], environment, seed=2, recipe=STEPS[steps])
+            warm_up(ages[age], [environment], seed=2, recipe=STEPS[steps])
     return ages
 
 

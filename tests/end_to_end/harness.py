@@ -65,7 +65,7 @@ def make_base(folder: Path) -> None:
 
     torch.set_num_threads(1)
     make_policy(folder, seed=0)
-    warm_up(folder, load(ENVIRONMENT.name, ENVIRONMENT.version), 0, Warmup(accuracy=0.05))
+    warm_up(folder, [load(ENVIRONMENT.name, ENVIRONMENT.version)], 0, Warmup(accuracy=0.05))
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def make_base(folder: Path) -> None:
     """A policy that sometimes sorts six digits, with heads that vLLM takes on a CPU."""
     make_tiny(folder, seed=0, hidden=128, tied=True, spread=0.02)
     save_tokenizer(folder)
-    warm_up(folder, load(ENVIRONMENT.name, ENVIRONMENT.version), 0, Warmup(accuracy=0.05))
+    warm_up(folder, [load(ENVIRONMENT.name, ENVIRONMENT.version)], 0, Warmup(accuracy=0.05))
 
 
 def test_native_and_vllm_workers_are_accepted_and_wrong_weights_refused(

@@ -25,7 +25,7 @@ from peers.environments import (
     task_of,
 )
 from peers.environments.calculator import Calculator, CalculatorOptions
-from peers.environments.episodes import EpisodeLimits, Replies, grade_segments
+from peers.environments.episodes import EpisodeLimits, Replies, demonstrate, grade_segments
 from peers.environments.sort_digits import SortDigits
 from swarm.errors import UserError
 from swarm.rollouts.rollout import TURNS_MAX, Rollout, Segment, Span
@@ -49,6 +49,20 @@ def model(renderer: Renderer, text: str, finished: bool = True) -> Segment:
 def begun(renderer: Renderer, text: str, finished: bool = True) -> list[Segment]:
     prompt = Segment("prompt", renderer.encode_prompt(TASK.prompt))
     return [prompt, model(renderer, text, finished)]
+
+
+def test_a_demonstration_has_full_reward(renderer: Renderer) -> None:
+    for environment in (SortDigits(), Calculator(CalculatorOptions(digits=2))):
+        task = task_of(environment, b"seed")
+        segments = demonstrate(environment, task, renderer, EOS_ID)
+        assert Rollout(segments).model_segments[-1].finish == "stop"
+        assert grade_segments(environment, task, renderer, segments, [EOS_ID]).reward == 1
+
+
+def test_a_demonstration_that_is_not_answered_is_refused(renderer: Renderer) -> None:
+    task = Task("1+1>", "2", demonstration=("what?", "2"))
+    with pytest.raises(UserError, match="does not answer the turn 'what\\?'"):
+        demonstrate(Calculator(), task, renderer, EOS_ID)
 
 
 def test_the_calculator_answers_a_call_and_rewards_the_answer(renderer: Renderer) -> None:

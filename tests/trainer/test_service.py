@@ -274,7 +274,7 @@ def test_warm_up_draws_only_training_prompts_and_is_repeatable(base: Path, tmp_p
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
         folder = copy(base, tmp_path / name)
         environment = Recording()
-        assert warm_up(folder, environment, seed, recipe) == 3
+        assert warm_up(folder, [environment], seed, recipe) == 3
         assert len(set(environment.prompts)) == 3 * 16
         assert {split_of(prompt) for prompt in environment.prompts} == {"train"}
         results.append((folder / "model.safetensors").read_bytes())
@@ -292,7 +292,7 @@ def test_warm_up_stops_where_sampling_would_be_right_that_often(base: Path, tmp_
             return Task(prompt=f"{seed[0] % 2}>", answer=str(seed[0] % 2))
 
     folder = copy(base, tmp_path / "easy")
-    taken = warm_up(folder, Easy(), 1, Warmup(batch=64, accuracy=0.5, window=1, steps_max=100))
+    taken = warm_up(folder, [Easy()], 1, Warmup(batch=64, accuracy=0.5, window=1, steps_max=100))
     assert 2 < taken < 100
     accuracy = mean_reward(NativeEngine(folder), Easy(), folder, SAMPLING, prompts=256)
     assert 0.4 < accuracy < 0.95

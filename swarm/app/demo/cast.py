@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from peers.demo import ENVIRONMENT, MODEL, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
+from peers.demo import MODEL, OBJECTIVE, OPTIMISER, RECIPES, Recipe
 from swarm.app.demo.options import DemoOptions
 from swarm.app.local_peers import LocalPeer, free_ports, write_config
 from swarm.identity import load_or_create
@@ -46,22 +46,28 @@ STARVED_SECONDS = 30.0
 def demo_manifest(
     *,
     name: str,
+    recipe: Recipe = RECIPES["sort-digits"],
     steps: int,
     hashes: RunHashes,
     trainer: str,
     validator: str,
-    groups_per_submission: int = SAMPLING.groups_per_submission,
+    groups_per_submission: int | None = None,
 ) -> RunManifest:
     """Make the run manifest of the demo. `hashes`: see `probe_hashes`."""
-    (probe,) = hashes.probes
+    sampling = recipe.sampling
+    if groups_per_submission is not None:
+        sampling = replace(sampling, groups_per_submission=groups_per_submission)
     return RunManifest(
         name=name,
         version=1,
         model=MODEL,
         tokenizer_hash=hashes.tokenizer,
-        environments=[replace(ENVIRONMENT, probe_hash=probe)],
-        sampling=replace(SAMPLING, groups_per_submission=groups_per_submission),
-        schedule=replace(SCHEDULE, steps=steps),
+        environments=[
+            replace(reference, probe_hash=probe)
+            for reference, probe in zip(recipe.environments, hashes.probes, strict=True)
+        ],
+        sampling=sampling,
+        schedule=replace(recipe.schedule, steps=steps),
         objective=OBJECTIVE,
         optimiser=OPTIMISER,
         trainers=[TrustedKey(peer=trainer)],
@@ -111,7 +117,7 @@ def configure(peers: list[LocalPeer], bootstrap: str, base: Path, options: DemoO
         if peer.role == "trainer":
             settings = {
                 "model": str(base),
-                "prepare_base": True,
+                "prepare_base": options.environment,
                 "seed": options.seed,
                 "evaluate": True,
                 "starved_seconds": STARVED_SECONDS,

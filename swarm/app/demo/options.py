@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from peers.demo import recipe_of
 from swarm.app.output import check_writable
 from swarm.errors import UserError
 
@@ -18,6 +19,8 @@ class DemoOptions:
 
     age_seconds: float = 0.0
     """Age of the process, so that the time of its imports counts as well."""
+    environment: str = "sort-digits"
+    """Name of the recipe, among `peers.demo.RECIPES`."""
     steps: int = 250
     peers: int = 3
     seed: int = 0
@@ -29,6 +32,7 @@ class DemoOptions:
 
 
 def check_options(options: DemoOptions) -> None:
+    recipe_of(options.environment)
     if not 1 <= options.steps <= STEPS_MAX:
         raise UserError(f"--steps is {options.steps}; give 1 to {STEPS_MAX}")
     if not 1 <= options.peers <= PEERS_MAX:

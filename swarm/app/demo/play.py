@@ -17,7 +17,7 @@ from typing import Any
 import trio
 from rich.console import Console
 
-from peers.demo import ENVIRONMENT
+from peers.demo import recipe_of
 from peers.engines.demo import save_tokenizer
 from swarm.app.demo.cast import (
     GROUPS_PER_SUBMISSION,
@@ -134,10 +134,12 @@ class Demo:
         Each demo's run has a new name, because a guest's home pins the owner's key to the name.
         """
         save_tokenizer(base)
+        recipe = recipe_of(self.options.environment)
         manifest = demo_manifest(
             name=f"demo-{secrets.token_hex(3)}",
+            recipe=recipe,
             steps=self.options.steps,
-            hashes=probe_hashes(base, [ENVIRONMENT]),
+            hashes=probe_hashes(base, recipe.environments),
             trainer=self._peer("trainer").identity.peer_id,
             validator=self._peer("validator").identity.peer_id,
             groups_per_submission=GROUPS_PER_SUBMISSION,

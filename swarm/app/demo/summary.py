@@ -10,6 +10,7 @@ import trio
 from rich.table import Table
 from rich.text import Text
 
+from peers.demo import RECIPES
 from swarm.app.demo.options import DemoOptions
 from swarm.app.demo.state import SwarmState
 from swarm.app.figures import readable_bytes, readable_seconds
@@ -34,6 +35,7 @@ def write_results(state: SwarmState, options: DemoOptions) -> dict[str, Any]:
         state,
         trio.current_time(),
         seed=options.seed,
+        environment=options.environment,
         policy_folder=str(policy) if policy.exists() else None,
     )
     draw_rewards(summary, output / "reward.png")
@@ -53,7 +55,12 @@ def seconds_by_phase(state: SwarmState, now: float) -> dict[str, float]:
 
 
 def summarise(
-    state: SwarmState, now: float, *, seed: int, policy_folder: str | None = None
+    state: SwarmState,
+    now: float,
+    *,
+    seed: int,
+    environment: str = "sort-digits",
+    policy_folder: str | None = None,
 ) -> dict[str, Any]:
     """Convert the state to the summary, as plain data.
 
@@ -77,6 +84,7 @@ def summarise(
         },
         "verdicts": {"accepted": 0, "quarantined": 0} | dict(sorted(state.counts.items())),
         "seed": seed,
+        "environment": environment,
         "peers": {
             peer.name: {"role": peer.role, "id": identifier, "state": peer.state}
             for identifier, peer in state.peers.items()
@@ -116,8 +124,9 @@ def draw_rewards(summary: dict[str, Any], path: Path) -> None:
                 label="sampled accuracy, held-out prompts" if moment == "before" else None,
             )
     axes.set(xlabel="step", ylabel="reward", ylim=(0, 1.02), xlim=(0, max(2, len(rewards)) + 1))
+    title = RECIPES[summary["environment"]].title
     axes.set_title(
-        f"sort six digits: {summary['steps']} steps in {readable_seconds(summary['seconds'])}, "
+        f"{title}: {summary['steps']} steps in {readable_seconds(summary['seconds'])}, "
         f"seed {summary['seed']}"
     )
     axes.grid(alpha=0.25)
