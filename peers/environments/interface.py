@@ -61,10 +61,10 @@ class Task:
     prompt: Prompt
     answer: str
     """A completion with full reward, for `swarm sft` and checks; empty if none is known."""
-    demonstration: tuple[str, ...] = ()
-    """The model's turns of an episode with full reward; empty if `answer` is its only turn."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """What else the grader needs, such as hidden tests; JSON values only."""
+    demonstration: tuple[str, ...] = ()
+    """The model's turns of an episode with full reward; empty if `answer` is its only turn."""
     target_length: int = 0
     """Completion tokens that the prompt asks for; 0: it asks for no length."""
     length_weight: float = 0.0
