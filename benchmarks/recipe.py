@@ -1,28 +1,30 @@
 """The demo's recipe in one process, without a network: do policy, sampler and learner learn?
 
-    python -m benchmarks.recipe --seeds 2
+    python -m benchmarks.recipe --environment sort-digits --seeds 2
 
-Prints one JSON object: accuracies on 512 held-out prompts before and after, and seconds by part
-(wall clock; on a busy machine compare with the CPU seconds). The task is to sort six digits: 250
-GRPO steps of 32 × 8 completions, every policy two steps stale when it generates, old = generation,
-one thread.
+Prints one JSON object: accuracies on 512 held-out prompts before and after, the mean reward of
+every tenth of the steps, and seconds by part (wall clock; on a busy machine compare with the CPU
+seconds). The environment is one of the demo's; 250 GRPO steps of 32 × 8 completions, every policy
+two steps stale when it generates, old = generation, one thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec.structs import replace
 
 from benchmarks.study import Sampler
-from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
+from peers.demo import OBJECTIVE, OPTIMISER, RECIPES, Recipe
 from peers.engines.native import NativeEngine
-from peers.environments import load as load_environment
+from peers.environments.collection import Environments
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import mean_reward
 from peers.trainer.learning.groups import as_accepted
@@ -30,6 +32,7 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
 from swarm.app.output import print_json
+from swarm.manifest import Schedule
 from swarm.rollouts.seeds import digest, submission_seed
 
 
@@ -52,33 +55,41 @@ def run(
     old: str = "generation",
     keep: Path | None = None,
     engine: type[NativeEngine] = NativeEngine,
-) -> dict[str, float]:
-    """Run the whole recipe; return accuracies, and seconds by part.
+    recipe: Recipe = RECIPES["sort-digits"],
+) -> dict[str, Any]:
+    """Run the whole recipe; return accuracies, rewards, and seconds by part.
 
     `keep` is a folder for copies of all policies, by step; `engine` generates.
     """
     clock, cpu = Clock(), time.process_time()
-    environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
+    loaded = Environments(recipe.environments)
+    environments = [loaded.of(reference) for reference in recipe.environments]
+    weights = [reference.weight for reference in recipe.environments]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        before = prepare_base(folder / "0", seed)
+        before = prepare_base(folder / "0", seed, recipe)
         clock.spent("prepare")
         if keep is not None:
             shutil.copytree(folder / "0", keep / "0")
-        schedule = replace(SCHEDULE, steps=steps, old=old)
+        schedule = replace(recipe.schedule, steps=steps, old=old)
         settings = LearnerSettings(OBJECTIVE, schedule, seed, optimiser=OPTIMISER)
         learner = Learner(folder / "0", settings)
-        sampler = Sampler(folder / "0", environment, SAMPLING, engine)
-        figures = train(learner, sampler, folder, seed, steps, clock=clock, keep=keep)
+        sampler = Sampler(folder / "0", environments, recipe.sampling, engine, weights)
+        figures = train(learner, sampler, folder, seed, schedule, clock=clock, keep=keep)
         sampler.engine.load_weights(folder / str(steps), steps)
         sampled, greedy = (
-            mean_reward(
-                sampler.engine,
-                environment,
-                folder / str(steps),
-                SAMPLING,
-                prompts=EVALUATION_PROMPTS,
-                greedy=greedy,
+            sum(
+                weight
+                / sum(weights)
+                * mean_reward(
+                    sampler.engine,
+                    environment,
+                    folder / str(steps),
+                    recipe.sampling,
+                    prompts=EVALUATION_PROMPTS,
+                    greedy=greedy,
+                )
+                for environment, weight in zip(environments, weights, strict=True)
             )
             for greedy in (False, True)
         )
@@ -104,24 +115,28 @@ def train(
     sampler: Sampler,
     folder: Path,
     seed: int,
-    steps: int,
+    schedule: Schedule,
     *,
     clock: Clock,
     keep: Path | None,
-) -> dict[str, float]:
-    """Take all steps; return the share of groups without advantage, and how far the engine's
-    log-probabilities were from the learner's."""
+) -> dict[str, Any]:
+    """Take all steps; return the rewards, the share of groups without advantage, and how far the
+    engine's log-probabilities were from the learner's."""
     difference = zero_advantage = 0.0
-    for step in range(steps):
-        policy = max(0, step - SCHEDULE.asynchrony)
+    rewards: list[float] = []
+    for step in range(schedule.steps):
+        policy = max(0, step - schedule.asynchrony)
         sampler.engine.load_weights(folder / str(policy), policy)
         nonce = digest("swarm/1/recipe", seed.to_bytes(8, "big"), step.to_bytes(8, "big"))
         drawn = submission_seed("recipe", nonce, "me", 0)
-        made = sampler.sample(drawn, policy, SCHEDULE.groups_per_step)
+        made = sampler.sample(drawn, policy, schedule.groups_per_step)
+        rewards.append(statistics.fmean(made.task_rewards))
         clock.spent("generate")
         metrics = learner.train_step(as_accepted(made.groups), step)
         difference = max(difference, metrics.get("engine_log_probability_difference", 0.0))
-        zero_advantage += metrics["groups_zero_advantage"] / (SCHEDULE.groups_per_step * steps)
+        zero_advantage += metrics["groups_zero_advantage"] / (
+            schedule.groups_per_step * schedule.steps
+        )
         clock.spent("train")
         learner.export(folder / str(step + 1))
         if keep is not None:
@@ -129,7 +144,12 @@ def train(
         if policy > 1:  # the learner holds policy 0 as its base
             shutil.rmtree(folder / str(policy - 1))
         clock.spent("publish")
+    tenth = max(1, schedule.steps // 10)
     return {
+        "reward_by_tenth": [
+            round(statistics.fmean(rewards[start : start + tenth]), 3)
+            for start in range(0, len(rewards), tenth)
+        ],
         "zero_advantage_share": zero_advantage,
         "engine_log_probability_difference": difference,
     }
@@ -137,6 +157,7 @@ def train(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--environment", choices=list(RECIPES), default="sort-digits")
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=250)
@@ -146,10 +167,27 @@ def main() -> None:
     torch.set_num_threads(1)
     keep: Path | None = arguments.keep
     results = [
-        run(seed, arguments.steps, arguments.old, keep / str(seed) if keep else None)
+        run(
+            seed,
+            arguments.steps,
+            arguments.old,
+            keep / str(seed) if keep else None,
+            recipe=RECIPES[arguments.environment],
+        )
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     ]
-    print_json({"steps": arguments.steps, "old": arguments.old, "runs": results})
+    figures = ["sampled_accuracy_before", "sampled_accuracy_after", "greedy_accuracy_after"]
+    print_json(
+        {
+            "environment": arguments.environment,
+            "steps": arguments.steps,
+            "old": arguments.old,
+            "median": {
+                name: round(statistics.median(run[name] for run in results), 4) for name in figures
+            },
+            "runs": results,
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
 from swarm.manifest import Objective, Optimiser, Sampling, Schedule
-from swarm.rollouts.seeds import digest, noise_key, submission_seed, task_seed
+from swarm.rollouts.seeds import digest, environment_of_group, noise_key, submission_seed, task_seed
 
 TAIL = 10
 """Number of last steps whose mean is the final reward."""
@@ -99,23 +99,33 @@ class Sampler:
     def __init__(
         self,
         folder: Path,
-        environment: Environment,
+        environments: Sequence[Environment],
         sampling: Sampling,
         engine: type[NativeEngine] = NativeEngine,
+        weights: Sequence[float] = (1.0,),
     ) -> None:
+        """`weights`: the environments' shares of the groups, relative to the sum."""
         self.engine, self._renderer = engine(folder), Renderer(folder)
-        self._environment, self._sampling = environment, sampling
+        self._environments, self._weights = environments, weights
+        self._sampling = sampling
 
     def sample(self, seed: bytes, policy: int, count: int) -> Sampled:
         """Make `count` groups like worker and validator."""
-        environment, sampling, size = self._environment, self._sampling, self._sampling.group_size
-        tasks = [task_of(environment, task_seed(seed, group)) for group in range(count)]
-        work = [(environment, task) for task in tasks for _ in range(size)]
+        sampling, size = self._sampling, self._sampling.group_size
+        chosen = [
+            self._environments[environment_of_group(seed, group, self._weights)]
+            for group in range(count)
+        ]
+        tasks = [
+            (environment, task_of(environment, task_seed(seed, group)))
+            for group, environment in enumerate(chosen)
+        ]
+        work = [each for each in tasks for _ in range(size)]
         rows = range(count * size)
         key = noise_key(seed)
         played = play(self.engine, self._renderer, work, rows, key, sampling).rollouts
         made = Sampled()
-        for index, task in enumerate(tasks):
+        for index, (environment, task) in enumerate(tasks):
             mine = played[index * size : (index + 1) * size]
             graded = [
                 grade_segments(
@@ -173,7 +183,7 @@ def learn(
         folder = Path(name)
         shutil.copytree(base, folder / "0")
         learner = Learner(folder / "0", _learner_settings(variant, seed, sampling))
-        sampler = Sampler(folder / "0", environment, sampling)
+        sampler = Sampler(folder / "0", [environment], sampling)
         for step in range(variant.steps):
             policy = max(0, step - variant.staleness)
             sampler.engine.load_weights(folder / str(policy), policy)
