@@ -75,14 +75,15 @@ class Replies:
 
 
 def demonstrate(
-    environment: Environment, task: Task, renderer: Renderer, stop_id: int
+    environment: Environment | None, task: Task, renderer: Renderer, stop_id: int
 ) -> list[Segment]:
     """The episode in which the model writes `task.model_turns`, each ended by `stop_id`.
 
-    Raises `UserError` for an environment whose code fails, or that does not answer all turns but
-    the last.
+    `environment` is needed for several turns only. Raises `UserError` for an environment whose code
+    fails, or that does not answer all turns but the last.
     """
-    replies = Replies(environment, task, renderer, EpisodeLimits([stop_id], 1 << 30, 1 << 31))
+    limits = EpisodeLimits([stop_id], 1 << 30, 1 << 31)
+    replies = Replies(environment, task, renderer, limits) if environment is not None else None
     segments = [Segment("prompt", renderer.encode_prompt(task.prompt))]
     turns = task.own.model_turns
     for index, text in enumerate(turns):
@@ -90,10 +91,10 @@ def demonstrate(
         span = Span(policy=0, tokens=len(written))
         segments.append(Segment("model", written, "stop", spans=[span]))
         if index + 1 < len(turns):
-            reply = replies.next(segments)
+            reply = replies.next(segments) if replies is not None else None
             if reply is None:
                 raise UserError(
-                    f"environment {environment.name!r} does not answer the turn {text[:40]!r} of "
+                    f"the environment does not answer the turn {text[:40]!r} of "
                     "its own demonstration; repair the task's demonstration or the environment"
                 )
             segments.append(Segment("environment", reply))

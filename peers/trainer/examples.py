@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from peers.engines.config import read_config
-from peers.environments import Environment, Renderer, task_of
-from peers.environments.interface import Prompt
+from peers.environments import Environment, Renderer, Task, task_of
+from peers.environments.episodes import demonstrate
 from swarm.errors import UserError
+from swarm.rollouts.rollout import Rollout
 from swarm.rollouts.seeds import digest
 
 LINE_BYTES_MAX = 16 << 20
@@ -20,42 +21,40 @@ LINE_BYTES_MAX = 16 << 20
 ENVIRONMENT_EXAMPLES_MAX = 100_000
 """Most examples drawn from an environment: a small environment repeats its prompts."""
 
-Pair = tuple[Prompt, str]
-"""A prompt and its answer."""
-
-Example = tuple[list[int], list[int]]
-"""Token ids of a prompt and of its answer, the stop token included."""
-
 
 def encode_examples(
-    pairs: Iterable[Pair], model: Path, tokens_max: int
-) -> tuple[list[Example], int]:
-    """Tokenize (prompt, answer) pairs with the tokenizer of the Hugging Face folder `model`.
+    tasks: Iterable[Task], model: Path, tokens_max: int, environment: Environment | None = None
+) -> tuple[list[Rollout], int]:
+    """Tokenize tasks and their answers with the tokenizer of the Hugging Face folder `model`.
 
-    Returns the examples and how many pairs were left out: pairs longer than `tokens_max`, or with
-    an empty prompt. Raises `UserError` for a token that the model does not have.
+    `environment` answers the tasks' demonstrations of several turns. Returns episodes and how many
+    tasks were left out: those longer than `tokens_max`, or with an empty prompt. Raises `UserError`
+    for a token that the model does not have, and as `demonstrate` does.
     """
     renderer = Renderer(model)
     stop, vocabulary = stop_id(model), read_config(model)["vocab_size"]
-    found: list[Example] = []
+    found: list[Rollout] = []
     left_out = 0
-    for prompt, answer in pairs:
-        ends = stop if isinstance(prompt, str) else renderer.turn_end(prompt) or stop
-        ids = (renderer.encode_prompt(prompt), [*renderer.encode_completion(answer), ends])
-        outside = [token for part in ids for token in part if token >= vocabulary]
+    for task in tasks:
+        if not renderer.encode_prompt(task.prompt):
+            left_out += 1
+            continue
+        ends = stop if isinstance(task.prompt, str) else renderer.turn_end(task.prompt) or stop
+        rollout = Rollout(demonstrate(environment, task, renderer, ends))
+        outside = [token for token in rollout.tokens if token >= vocabulary]
         if outside:
             raise UserError(
                 f"an example has the token {outside[0]}, but the model's vocabulary has "
                 f"{vocabulary} tokens; remove the special token from the text"
             )
-        if ids[0] and len(ids[0]) + len(ids[1]) <= tokens_max:
-            found.append(ids)
+        if len(rollout.tokens) <= tokens_max:
+            found.append(rollout)
         else:
             left_out += 1
     return found, left_out
 
 
-def epochs(examples: Sequence[Example], seed: int) -> Iterator[Example]:
+def epochs(examples: Sequence[Rollout], seed: int) -> Iterator[Rollout]:
     """Yield all examples for ever, each epoch in its own random order."""
     for epoch in itertools.count():
         order = list(range(len(examples)))
@@ -77,8 +76,8 @@ def stop_id(folder: Path) -> int:
     return found
 
 
-def read_pairs(path: Path) -> Iterator[Pair]:
-    """Read (prompt, answer) from each line of a JSONL file; raises `UserError` with the line."""
+def read_tasks(path: Path) -> Iterator[Task]:
+    """Read a task from each line of a JSONL file; raises `UserError` with the line."""
     try:
         with path.open("rb") as file:
             for number in itertools.count(1):
@@ -87,12 +86,12 @@ def read_pairs(path: Path) -> Iterator[Pair]:
                     return
                 if not line.strip():
                     continue
-                yield _pair(line, f"{path}, line {number}")
+                yield _task(line, f"{path}, line {number}")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
 
 
-def _pair(line: bytes, where: str) -> Pair:
+def _task(line: bytes, where: str) -> Task:
     if len(line) > LINE_BYTES_MAX:
         raise UserError(f"{where} has more than {LINE_BYTES_MAX} bytes")
     try:
@@ -104,11 +103,11 @@ def _pair(line: bytes, where: str) -> Pair:
     for key in ("prompt", "answer"):
         if not isinstance(row.get(key), str):
             raise UserError(f"{where}: {key} is {row.get(key)!r}; it must be text")
-    return row["prompt"], row["answer"]
+    return Task(row["prompt"], row["answer"])
 
 
-def draw_pairs(environment: Environment, count: int, seed: int) -> Iterator[Pair]:
-    """Draw (prompt, answer) of up to `count` training tasks with distinct prompts."""
+def draw_tasks(environment: Environment, count: int, seed: int) -> Iterator[Task]:
+    """Draw up to `count` training tasks with distinct prompts."""
     wanted = min(ENVIRONMENT_EXAMPLES_MAX, count)
     seen = set()
     for index in range(2 * wanted):
@@ -117,6 +116,6 @@ def draw_pairs(environment: Environment, count: int, seed: int) -> Iterator[Pair
         if task.prompt in seen:
             continue
         seen.add(task.prompt)
-        yield task.prompt, task.answer
+        yield task
         if len(seen) >= wanted:
             return

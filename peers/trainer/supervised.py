@@ -1,8 +1,8 @@
 """Supervised fine-tuning: the trainer's other mode, for a policy's warm-up before RL.
 
-Examples are prompts with their answers, from a file or from an environment. They are packed like
-RL's completions. The loss is the mean negative log-probability of the answers' tokens, the stop
-token included. A share of the examples is held back for validation.
+Examples are prompts with their answers, from a file, or whole episodes of an environment. They are
+packed like RL's completions. The loss is the mean negative log-probability of the model's tokens,
+stop tokens included. A share of the examples is held back for validation.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 
 from peers.engines import model as policy_model
 from peers.engines.architecture import describe
+from peers.environments import Environment, Task
 from peers.environments import load as load_environment
-from peers.trainer.examples import Example, Pair, draw_pairs, encode_examples, epochs, read_pairs
+from peers.trainer.examples import draw_tasks, encode_examples, epochs, read_tasks
 from peers.trainer.learning.batch import Batch
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.groups import Group, make_batch
@@ -90,15 +91,15 @@ class SftService:
             learning_rate_schedule="cosine",
         )
         if job.environment is None:
-            source, pairs = job.data, read_pairs(Path(job.data))
+            environment, source, tasks = None, job.data, read_tasks(Path(job.data))
         else:
             environment = load_environment(
                 job.environment.name, job.environment.version, job.environment.options
             )
             count = 2 * self._settings.steps * self._settings.batch
             source = job.environment.name
-            pairs = draw_pairs(environment, count, self._settings.seed)
-        left_out = self._split(pairs, source)
+            tasks = draw_tasks(environment, count, self._settings.seed)
+        left_out = self._split(tasks, source, environment)
         self._order = epochs(self._examples, self._settings.seed)
         self._done = 0
         return TuningStarted(
@@ -108,10 +109,10 @@ class SftService:
             parameters=policy_model.count_parameters(self._model),
         )
 
-    def _split(self, pairs: Iterator[Pair], source: str) -> int:
+    def _split(self, tasks: Iterator[Task], source: str, environment: Environment | None) -> int:
         """Encode examples and hold some back; return how many were left out. Raises `UserError`."""
         limit = min(self._settings.tokens_max, self._model.config.max_position_embeddings)
-        found, left_out = encode_examples(pairs, self._base, limit)
+        found, left_out = encode_examples(tasks, self._base, limit, environment)
         random.Random(self._settings.seed).shuffle(found)
         held_back = math.ceil(self._settings.validation_share * len(found))
         self._held_back = found[: min(held_back, self._settings.validation_examples_max)]
@@ -189,7 +190,7 @@ class SftService:
 _SERVICE: type[TuningService] = SftService
 
 
-def as_batch(examples: Sequence[Example]) -> Batch:
-    """Make a batch of examples, with their answers as completions."""
-    groups = [Group([Rollout.single_turn(*each)], [0.0], policy=0) for each in examples]
+def as_batch(examples: Sequence[Rollout]) -> Batch:
+    """Make a batch of episodes that shall be learned."""
+    groups = [Group([each], [0.0], policy=0) for each in examples]
     return make_batch(groups, Objective())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import torch
 import trio
 from typer.testing import CliRunner
 
+from peers.demo import CALCULATOR
 from peers.engines.demo import EOS_ID
 from peers.engines.model import load as load_model
 from peers.engines.model import read_weights
 from peers.environments import Renderer
-from peers.trainer.examples import stop_id
+from peers.trainer.examples import epochs, stop_id
 from peers.trainer.supervised import SftService
 from swarm.app.main import app
 from swarm.errors import UserError
@@ -68,10 +70,21 @@ def test_the_loss_is_on_the_answer_alone_packed_or_not(base: Path, tmp_path: Pat
     assert first.loss == pytest.approx(surprise / count, abs=1e-5)
 
 
+def test_episodes_are_learned_turn_by_turn(base: Path) -> None:
+    service = SftService()
+    settings = TuningSettings(batch=4, learning_rate=3e-3, steps=2, validation_share=0.0)
+    job = StartTuning(model=str(base), settings=settings, environment=CALCULATOR)
+    trio.run(service.start, job)
+    assert {len(example.model_segments) for example in service._examples} == {2}
+    assert step(service).tokens == sum(
+        len(example.model_tokens) for example in islice(epochs(service._examples, 0), 4)
+    )
+
+
 def test_examples_held_back_are_never_trained_on(base: Path, tmp_path: Path) -> None:
     service, _ = begin(base, write_examples(tmp_path / "data"), validation_share=0.3)
-    trained = {tuple(prompt) for prompt, _ in service._examples}
-    assert not trained & {tuple(prompt) for prompt, _ in service._held_back}
+    trained = {tuple(example.prompt) for example in service._examples}
+    assert not trained & {tuple(example.prompt) for example in service._held_back}
     measured = trio.run(service.validate, Validate())
     assert measured.loss is not None and measured.loss > 3
     assert measured.exact is not None and 0 <= measured.exact < 0.01
