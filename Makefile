@@ -33,7 +33,7 @@ VERIFIERS := $(BIN)/swarm environment install verifiers --home build/verifiers
 test-verifiers: .venv/installed
 	$(VERIFIERS) --package marble-v1==0.1.0
 	$(VERIFIERS) --version 0.3.1 --package staros-stardata==0.1.1
-	$(BIN)/python -m pytest -m verifiers tests/environments $(ARGS)
+	$(BIN)/python -m pytest -m verifiers tests/environments tests/end_to_end $(ARGS)
 
 # vLLM's own imports warn, so warnings are no errors there. Its environment lacks the packages of a
 # peer's own process, which the other tests import.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,14 +17,24 @@ from peers.environments.interface import (
     Grade,
     Message,
     NotGradable,
+    Split,
     Task,
     Transcript,
 )
-from peers.environments.tasks import Generated
+from peers.environments.tasks import split_of
 from peers.environments.verifiers import messages
-from peers.environments.verifiers.host import Host, Limits, PlayError
+from peers.environments.verifiers.host import OPEN_SECONDS, Host, Limits, PlayError
 from peers.environments.verifiers.installed import install_command, interpreter_for
 from swarm.errors import UserError
+from swarm.rollouts.seeds import digest
+
+ALIKE = 4
+"""The tasks of a game may differ in nothing that the model sees. A package whose first tasks have
+one prompt is taken for such a game."""
+
+DRAWS_MAX = 1000
+"""Attempts to draw a task of a split. If one task in sixteen is held out, all attempts miss it with
+a probability of 1e-28."""
 
 COMPLETION_ROLE = "text"
 """The role of a prompt that the model continues rather than answers, in the older interface."""
@@ -55,6 +66,31 @@ class VerifiersOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the process that plays the package."""
 
 
+@dataclass(frozen=True)
+class PackageTasks:
+    """The tasks of a package by index, uniform within each split."""
+
+    count: int
+    make: Callable[[int], Task]
+    by_index: bool
+    """Whether the split is that of the index, because all prompts are alike."""
+
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        """See `Tasks.draw`; raises `UserError` when a split has no task."""
+        for attempt in range(DRAWS_MAX):
+            randomness = digest("swarm/1/draw", seed, attempt.to_bytes(4, "big"))
+            index = int.from_bytes(randomness, "big") % self.count
+            if self.by_index and split_of(str(index)) != split:
+                continue
+            task = self.make(index)
+            if self.by_index or split_of(task.prompt) == split:
+                return task
+        raise UserError(
+            f"environment 'verifiers': none of {self.count} tasks is of the split {split}; one in "
+            "sixteen is held out: raise the option tasks"
+        )
+
+
 @dataclass
 class _Played:
     """The state of an episode."""
@@ -83,14 +119,17 @@ class Verifiers(Episodes):
                 f"environment 'verifiers': reward_high {options.reward_high:g} is not above "
                 f"reward_low {options.reward_low:g}; raise it"
             )
+        # The first call starts the child, and a task may take several; each has its own deadline.
+        self.call_seconds = OPEN_SECONDS + 4 * options.seconds
         limits = Limits(options.seconds, options.memory_mib << 20)
         opening = messages.Open(options.package, self._arguments(), options.tasks)
         self._host = Host(interpreter_for(options.library), opening, limits)
 
-    def tasks(self) -> Generated:
+    def tasks(self) -> PackageTasks:
         """The package's first tasks, uniform within each split; raises `UserError`."""
         count = self._count
-        return Generated(lambda seed: self._task(int.from_bytes(seed, "big") % count))
+        alike = len({self._task(index).prompt for index in range(min(count, ALIKE))}) == 1
+        return PackageTasks(count, self._task, by_index=count > 1 and alike)
 
     def start(self, task: Task) -> _Played:
         return _Played(task.data["index"])
@@ -160,8 +199,8 @@ class Verifiers(Episodes):
     def _failed(self, error: PlayError) -> UserError:
         package, library = self.options.package, self.options.library
         return UserError(
-            f"package {package!r} cannot be played with verifiers {library}: {error}; "
-            f"try it: swarm environment check verifiers"
+            f"package {package!r} cannot be played with verifiers {library}: {error}; correct its "
+            f"options, or install it: {install_command(library)} --package {package}"
         )
 
 

@@ -117,6 +117,9 @@ class Host:
         except (ValueError, msgspec.DecodeError) as error:
             self._end()
             raise PlayError(f"its process said something else than an answer ({error})") from error
+        except BaseException:  # a call that was interrupted leaves its reply in the socket
+            self._end()
+            raise
 
     def _end(self) -> None:
         if self._running is not None:

@@ -1,0 +1,129 @@
+"""Packages of `verifiers`, under the Pythons that `make test-verifiers` installs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.environments import Transcript, grade, load, task_of
+from peers.environments.interface import Environment, Message, NotGradable, messages_of
+from peers.environments.play import Episode
+from peers.environments.verifiers.installed import HOME_VARIABLE
+from swarm.errors import UserError
+from tests.environments import verifiers_packages
+
+pytestmark = pytest.mark.verifiers
+
+ROOT = Path(__file__).parents[2]
+OVER = Message("user", "over")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Children find the libraries in `build/verifiers`, and our packages on their path."""
+    folder = tmp_path_factory.mktemp("packages")
+    verifiers_packages.write(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOME_VARIABLE, str(ROOT / "build" / "verifiers"))
+        patch.setenv("PYTHONPATH", f"{ROOT}:{folder}")
+        yield
+
+
+def legacy(**options: Any) -> Environment:
+    return load("verifiers", "1", {"package": "swarm-countdown", "library": "0.3.1", **options})
+
+
+def words(**options: Any) -> Environment:
+    given = {"package": "swarm-words", "tasks": 64, "reward_high": 2.0, **options}
+    return load("verifiers", "1", given)
+
+
+def observed(environment: Environment, *texts: str) -> list[Any]:
+    episode = Episode(environment, task_of(environment, bytes(32)))
+    return [episode.step(text) for text in texts]
+
+
+def rewarded(environment: Environment, *texts: str, finished: bool = True) -> Any:
+    transcript = Transcript.of(*texts, finished=finished)
+    return grade(environment, task_of(environment, bytes(32)), transcript)
+
+
+def test_an_older_package_plays_several_turns_and_grades() -> None:
+    environment = legacy()
+    task = task_of(environment, bytes(32))
+    assert messages_of(task.prompt)[0] == Message("system", "Play.") and task.answer == "x"
+    assert task == task_of(legacy(), bytes(32)), "equal in every process"
+    assert observed(environment, "x", "y") == [(Message("user", "1 left"),), None]
+    assert rewarded(environment, "x", "1 left", "x").reward == 0.5
+    assert rewarded(environment, "x", finished=False).reward == 0.25, "cut at its limit"
+    assert "broken" not in rewarded(environment, "x").parts, "a metric without weight"
+    two = [Episode(environment, task) for _ in range(2)]
+    assert [each.step("x") for each in two] == [(Message("user", "1 left"),)] * 2
+
+
+def test_a_failure_of_an_older_package_is_never_a_reward_of_0() -> None:
+    with pytest.raises(NotGradable, match=r"reward broken failed \(KeyError: 'no such column'\)"):
+        rewarded(legacy(arguments='{"weight": 0.5}'), "x")
+    with pytest.raises(NotGradable, match=r"judged failed \(it asks a judge, and OPENAI_API_KEY"):
+        rewarded(legacy(arguments='{"kind": "judge"}'), "x")
+    with pytest.raises(UserError, match="grades rollouts by comparing them; Swarm grades each"):
+        rewarded(legacy(arguments='{"kind": "group"}'), "x")
+
+
+def test_a_package_that_hangs_or_dies_is_killed_and_started_again() -> None:
+    environment = legacy(seconds=5.0)
+    with pytest.raises(UserError, match="did not answer within 5 s, and was killed"):
+        observed(environment, "hang")
+    with pytest.raises(NotGradable, match="did not answer within 5 s, and was killed"):
+        rewarded(environment, "hang", "", "x")
+    with pytest.raises(UserError, match=r"played with verifiers 0\.3\.1: MemoryError"):
+        observed(environment, "eat")
+    with pytest.raises(UserError, match=r"its process ended \(.*\)"):
+        observed(environment, "die")
+    assert observed(environment, "x") == [(Message("user", "1 left"),)]
+
+
+def test_a_taskset_plays_interactions_stops_and_rewards() -> None:
+    environment = words()
+    task = task_of(environment, bytes(32))
+    answer = task.answer
+    assert [each.role for each in messages_of(task.prompt)] == ["system", "user"]
+    no = (Message("user", "no"),)
+    assert observed(environment, "a", "b", "c") == [no, no, None], "the stop condition counts turns"
+    assert observed(environment, "a", answer) == [no, None]
+    found = rewarded(environment, "a", "no", answer)
+    assert found.reward == 1.0 and found.parts == {"exact": 2.0, "turns": 2.0, "cut": 0.0}
+    cut = rewarded(environment, "a", finished=False)
+    assert cut.reward == 0.0 and cut.parts["cut"] == 1.0
+    with pytest.raises(NotGradable, match="KeyError"):
+        rewarded(environment, "raise", "no", "raise", "no", "raise")
+    with pytest.raises(NotGradable, match="gives the reward 2, outside reward_low 0 to reward_hi"):
+        rewarded(words(reward_high=1.0), "a", "no", answer)
+
+
+def test_a_reward_that_needs_a_runtime_is_not_gradable() -> None:
+    with pytest.raises(NotGradable, match="the reward ran needs the runtime in which an agent"):
+        rewarded(words(arguments='{"kind": "runtime"}'), "a")
+
+
+def test_tasks_with_one_prompt_are_split_by_index() -> None:
+    environment = words(tasks=256, arguments='{"alike": true}')
+    answers = {
+        split: {task_of(environment, bytes([seed]) * 32, split).answer for seed in range(40)}
+        for split in ("train", "held_out")
+    }
+    assert answers["train"] and answers["held_out"]
+    assert not answers["train"] & answers["held_out"]
+
+
+def test_a_missing_package_or_argument_is_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"package 'swarm-words' is installed in version .* wants"):
+        task_of(words(version="3"), bytes(32))
+    with pytest.raises(
+        UserError, match=r"'no-such-package' cannot be played with verifiers 0\.4\.0: Mod"
+    ):
+        task_of(load("verifiers", "1", {"package": "no-such-package"}), bytes(32))
+    with pytest.raises(UserError, match=r"cannot be played .*size"):
+        task_of(words(arguments='{"size": 3}'), bytes(32))

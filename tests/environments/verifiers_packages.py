@@ -1,0 +1,130 @@
+"""Small packages of both interfaces of `verifiers`, written by us, for the tests marked so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+LEGACY = """
+import os, time
+import verifiers as vf
+from datasets import Dataset
+
+class Countdown(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        said = messages[-1].content
+        if said == "hang":
+            time.sleep(600)
+        if said == "eat":
+            bytearray(1 << 34)
+        if said == "die":
+            os._exit(3)
+        left = state["info"]["left"] - len(state["trajectory"])
+        if left == 0:
+            state["final_env_response"] = [{"role": "user", "content": "over"}]
+            return state["final_env_response"]
+        return [{"role": "user", "content": f"{left} left"}]
+
+def length(completion, **kwargs):
+    said = [each.content for each in completion if each.role == "assistant"]
+    return sum(each == "x" for each in said) / 4
+
+def broken(completion, **kwargs):
+    raise KeyError("no such column")
+
+async def judged(prompt, completion, answer, judge):
+    return 1.0
+
+def load_environment(weight=0.0, kind="plain"):
+    rows = [
+        {"prompt": [{"role": "user", "content": f"task {i}"}], "answer": "x", "info": {"left": 2}}
+        for i in range(40)
+    ]
+    rubric = vf.Rubric(funcs=[length, broken], weights=[1.0, weight])
+    if kind == "judge":
+        rubric = vf.JudgeRubric()
+        rubric.add_reward_func(judged)
+    if kind == "group":
+        def best(completions, **kwargs) -> list[float]:
+            return [1.0] * len(completions)
+        rubric = vf.Rubric(funcs=[best])
+    return Countdown(dataset=Dataset.from_list(rows), rubric=rubric, system_prompt="Play.")
+"""
+
+TASKSET = """
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    answer: str
+
+class Config(vf.TasksetConfig):
+    kind: str = "plain"
+    alike: bool = False
+
+class Word(vf.Task[Data]):
+    @vf.stop
+    async def enough(self, trace: vf.Trace) -> bool:
+        return trace.num_turns >= 3
+
+    @vf.reward
+    async def exact(self, trace: vf.Trace) -> float:
+        if trace.last_reply == "raise":
+            raise KeyError("no such column")
+        return 2.0 * float(trace.last_reply == self.data.answer)
+
+    @vf.reward(weight=0.0)
+    async def turns(self, trace: vf.Trace) -> float:
+        return trace.num_turns
+
+    @vf.metric
+    async def cut(self, trace: vf.Trace) -> float:
+        return float(trace.is_truncated)
+
+class InBox(Word):
+    @vf.reward
+    async def ran(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
+        return 1.0
+
+class Guess(vf.SingleAgentEnv):
+    async def run(self, task, agents):
+        async with agents.agent.interaction(task) as interaction:
+            segment = await interaction.turn()
+            while not segment.terminated and segment.last_reply != task.data.answer:
+                segment = await interaction.turn("no")
+
+class Words(vf.Taskset[Word, Config]):
+    INFINITE = True
+
+    def load(self):
+        number = 0
+        while True:
+            kind = InBox if self.config.kind == "runtime" else Word
+            prompt = "Guess a word." if self.config.alike else f"Guess word {number}."
+            yield kind(Data(prompt=prompt, system_prompt="Play.", answer=f"w{number}"),
+                       self.config.task)
+            number += 1
+
+__all__ = ["Words", "Guess"]
+"""
+
+
+SORTING = """
+import random
+import verifiers as vf
+from datasets import Dataset
+
+def sorted_digits(completion, answer):
+    return float(completion[-1].content == answer)
+
+def load_environment():
+    chance = random.Random(0)
+    digits = [f"{chance.randrange(10**6):06d}" for _ in range(1000)]
+    rows = [{"prompt": each + ">", "answer": "".join(sorted(each))} for each in digits]
+    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric([sorted_digits]))
+"""
+
+
+def write(folder: Path) -> None:
+    """Write the packages `swarm_countdown`, `swarm_sorting` (0.3) and `swarm_words` (1.x)."""
+    (folder / "swarm_countdown.py").write_text(LEGACY, encoding="utf-8")
+    (folder / "swarm_words.py").write_text(TASKSET, encoding="utf-8")
+    (folder / "swarm_sorting.py").write_text(SORTING, encoding="utf-8")
