@@ -38,6 +38,9 @@ class TrainerSettings(ComputeSettings):
     tensor_parallel: int = pydantic.Field(default=1, ge=1)
     """Neighbouring ranks over which each layer's matrices are divided; they compute the same
     sequences. For models whose layers are too large for one device; choose the GPUs of a node."""
+    expert_parallel: bool = False
+    """Of a mixture of experts: each rank of a copy keeps its own experts of every layer, and tokens
+    travel to them, so that experts are never gathered."""
     activation_checkpointing: bool = False
     """Keep only the layers' inputs, and compute the rest again in the backward pass."""
     keep_products: bool = False
@@ -135,6 +138,7 @@ class TrainerSettings(ComputeSettings):
         return Sharding(
             replicas=self.replicas,
             tensor_parallel=self.tensor_parallel,
+            expert_parallel=self.expert_parallel,
             activation_checkpointing=self.activation_checkpointing,
             keep_products=self.keep_products,
             compile=self.compile,

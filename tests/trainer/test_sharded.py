@@ -23,6 +23,7 @@ from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import whole
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
+from tests.engines.families import SUPPORTED, save_random
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, settings, teach
 
@@ -191,8 +192,13 @@ def test_mixed_precision_keeps_fp32_master_weights(base: Path, tmp_path: Path) -
 
 
 def family(folder: Path, kind: str) -> Path:
-    """A small model of a family that tensor parallelism divides; Qwen3 has norms over heads."""
+    """A small model of a family that tensor or expert parallelism divides; Qwen3 has norms over
+    heads."""
     import transformers
+
+    if kind in SUPPORTED:
+        save_random(SUPPORTED[kind], folder, seed=2)
+        return folder
 
     make_policy(folder, seed=3)
     torch.manual_seed(3)
@@ -212,6 +218,8 @@ def family(folder: Path, kind: str) -> Path:
         ("Qwen3", 2, {"tensor_parallel": 2}),
         ("Llama", 2, {"tensor_parallel": 2, "activation_checkpointing": True}),
         ("Qwen3", 4, {"tensor_parallel": 2}),
+        ("qwen3-moe", 2, {"expert_parallel": True, "activation_checkpointing": True}),
+        ("qwen3-moe", 4, {"expert_parallel": True, "replicas": 2}),
     ],
 )
 def test_divided_matrices_learn_what_one_process_learns(
@@ -259,3 +267,21 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path, base: Path) -> None:
     assert (
         first == "trainer.tensor_parallel is 3, which does not divide the model's 4 attention heads"
     )
+
+
+@pytest.mark.slow
+def test_experts_that_cannot_be_divided_are_refused(tmp_path: Path, base: Path) -> None:
+    mixture = family(tmp_path / "mixture", "qwen3-moe")
+
+    def refused(ranks: Ranks, folder: Path, **sharding: Any) -> str:
+        with pytest.raises(UserError) as caught:
+            Learner(folder, chosen(expert_parallel=True, **sharding), ranks=ranks)
+        return str(caught.value)
+
+    (first, *_) = run_ranks(2, tmp_path, refused, base)
+    assert first == "trainer.expert_parallel is on, and the model has no experts; omit it"
+    (tmp_path / "meeting").unlink()
+    (first, *_) = run_ranks(3, tmp_path, refused, mixture)
+    assert "4 experts cannot be divided over the 3 ranks of a copy; omit it" in first
+    with pytest.raises(UserError, match=r"compile cannot be used with trainer\.expert_parallel"):
+        Learner(mixture, chosen(expert_parallel=True, compile=True))

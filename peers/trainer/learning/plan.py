@@ -264,7 +264,9 @@ def _parts(
     yield _part(f"{spare}, fp32", home, "always" if stays else "scoring", 4 * count)
     sharded = machine.ranks > 1 or sharding.mixed_precision or sharding.cpu_offload
     if sharded and model.layers:
-        yield from _gathered(model, dtype.itemsize, pass_)
+        yield from _gathered(
+            model, dtype.itemsize, pass_, shards if sharding.expert_parallel else 1
+        )
     yield _part("gradients, fp32", home, "stepping", 4 * count)
     piece = min(PIECE, max(mine)) * PIECE_BYTES[sharding.optimiser]
     yield _part("moments in the step", "device", "stepping", piece)
@@ -284,13 +286,20 @@ def _parts(
         yield _part("CUDA, NCCL and gaps", "device", "always", CONTEXT_BYTES)
 
 
-def _gathered(model: Model, itemsize: int, pass_: Activations) -> Iterator[MemoryPart]:
+def _gathered(
+    model: Model, itemsize: int, pass_: Activations, expert_parts: int
+) -> Iterator[MemoryPart]:
     """What FSDP gathers: all parameters outside layers, the layer computed and the next one.
+
+    Of the experts it is one of `expert_parts`; their tensors alone have three dimensions.
 
     A layer is gathered into a buffer and copied out. Its gradients are reduced in fp32 while the
     next layer's are computed; those of the other parameters wait until no activations are left.
     """
-    layer = max(sum(shape.numel() for shape in layer) for layer in model.layers)
+    layer = max(
+        sum(shape.numel() // (expert_parts if len(shape) > 2 else 1) for shape in layer)
+        for layer in model.layers
+    )
     others = sum(shape.numel() for shape in model.others)
     weights = (others + 3 * layer) * itemsize
     yield _part("weights, gathered", "device", "training", weights)

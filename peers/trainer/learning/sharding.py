@@ -18,8 +18,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from peers.trainer.learning.compiling import compile_layer
+from peers.trainer.learning.expert_parallel import divide_experts
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.tensor_parallel import divide
+from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 
 _aten = torch.ops.aten
@@ -43,6 +45,8 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
     Parameters on the device `meta` get memory for this rank's part, not yet filled.
     """
     layers = list(layers)
+    if how.expert_parallel and how.compile:
+        raise UserError("trainer.compile cannot be used with trainer.expert_parallel; omit one")
     for layer in layers:
         if how.compile:
             compile_layer(layer)
@@ -61,8 +65,11 @@ def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> No
         offload = OffloadPolicy()
         if how.cpu_offload:
             offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+        policies: Any = {"mp_policy": precision, "offload_policy": offload}
+        if how.expert_parallel and mesh["shard"].size() > 1:
+            divide_experts(layers, mesh, **policies)
         for each in (*layers, module):
-            fsdp2(each, mesh=mesh, mp_policy=precision, offload_policy=offload)
+            fsdp2(each, mesh=mesh, **policies)
         _make_masters(module, how)  # only now, so that a rank never holds it all in fp32
         _allocate(module, torch.device("cpu") if how.cpu_offload else ranks.device)
     else:

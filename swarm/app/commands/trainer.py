@@ -81,6 +81,7 @@ def plan_command(
     cpu_offload: Annotated[bool, typer.Option(help="trainer.cpu_offload.")] = False,
     replicas: Annotated[int, typer.Option(min=1, help="trainer.replicas.")] = 1,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="trainer.tensor_parallel.")] = 1,
+    expert_parallel: Annotated[bool, typer.Option(help="trainer.expert_parallel.")] = False,
     adapter_rank: Annotated[
         int, typer.Option(min=0, max=ADAPTER_RANK_MAX, help="The run's adapter.rank; 0: none.")
     ] = 0,
@@ -136,6 +137,7 @@ def plan_command(
     sharding = _sharding(
         replicas=replicas,
         tensor_parallel=tensor_parallel,
+        expert_parallel=expert_parallel,
         mixed_precision=dtype == "bfloat16" or (dtype == "auto" and device == "cuda"),
         activation_checkpointing=activation_checkpointing,
         keep_products=keep_products,
