@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, NoReturn
 
 import pytest
 
-from peers.environments import NotGradable, Task, Transcript, grade, load, split_of, task_of
+from peers.environments import (
+    Environment,
+    NotGradable,
+    Task,
+    Transcript,
+    grade,
+    load,
+    split_of,
+    task_of,
+)
 from peers.environments.code import Code, CodeOptions
 from peers.environments.code.problems import make_problem
 from peers.environments.graders import make_grader
@@ -27,7 +37,7 @@ def drawn(environment: Code, number: int = 0, split="train") -> Task:
     return task_of(environment, number.to_bytes(32, "big"), split)
 
 
-def rewarded(environment: Code, task: Task, program: str, finished: bool = True) -> float:
+def rewarded(environment: Environment, task: Task, program: str, finished: bool = True) -> float:
     return grade(environment, task, Transcript.of(program, finished=finished)).reward
 
 
@@ -217,6 +227,24 @@ def test_tests_of_a_data_set():
     assert GRADER.grade("def other(n, s): return n * s", "", {"tests": calls}).parts == {
         "failed": 1.0
     }
+
+
+@works
+def test_problems_of_a_file(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps({"question": "Add up.", "tests": SUM}) + "\n", encoding="utf-8")
+    options: dict[str, Any] = {
+        "path": str(path),
+        "prompt_column": "question",
+        "answer_column": "",
+        "data_columns": ["tests"],
+        "grader": "code",
+        "grader_options": ["cpu_seconds=2"],
+    }
+    environment = load("dataset", "1", options)
+    task = task_of(environment, bytes(32), "train")
+    assert rewarded(environment, task, "print(sum(map(int, input().split())))") == 1.0
+    assert rewarded(environment, task, "print(3)") == 0.0
 
 
 @pytest.mark.parametrize(

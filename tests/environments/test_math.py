@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peers.environments import Transcript, grade, load, split_of, task_of
+from peers.environments.dataset import Dataset, DatasetOptions
 from swarm.errors import UserError
 
 
@@ -40,3 +41,26 @@ def test_the_problem_stands_in_the_template():
 def test_a_wrong_option_is_refused(options, says):
     with pytest.raises(UserError, match=f"'math': options: {says}"):
         load("math", "1", options)
+
+
+PROBLEMS = """{"problem": "Half of one?", "solution": "\\\\frac{1}{2}"}
+{"problem": "Solve x^2=4.", "solution": "\\\\{-2, 2\\\\}"}
+"""
+
+
+def test_problems_of_a_file(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text(PROBLEMS, encoding="utf-8")
+    options = DatasetOptions(
+        path=str(path),
+        prompt_template="{problem} Put the final answer in a box.",
+        answer_column="solution",
+        grader="math",
+    )
+    environment = Dataset(options)
+    for number in range(2):
+        task = environment.task_of_row(number)
+        text = ("0.5", r"\{2, -2\}")[number]
+        right = Transcript.of(f"So \\boxed{{{text}}}.")
+        assert grade(environment, task, right).reward == 1
+        assert grade(environment, task, Transcript.of("\\boxed{7}")).reward == 0

@@ -17,8 +17,8 @@ START_SECONDS = 60.0
 class Grader(ABC):
     """Grades texts against answers; the same on every machine.
 
-    A text that earns nothing has the reward 0, and the part `Zero` of its grade says why. A grader
-    that cannot decide raises `NotGradable`: see docs/environments.md for which is which.
+    If a text is at fault, a part of its grade names the reason (`zero`). A grader that cannot
+    decide raises `NotGradable`: docs/environments.md says which is which.
     """
 
     name: ClassVar[str]

@@ -163,6 +163,7 @@ class _Process:
                 self._started.result()
             self._next(START_SECONDS, "loading its library")
             self._is_ready = True
+        self._ours.settimeout(seconds)
         try:
             worker.send(self._ours, request)
         except OSError:
