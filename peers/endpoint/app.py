@@ -119,7 +119,10 @@ class Endpoint:
                 return _json(begun.job.form.whole(self.reply(begun), choices))
             raise deadline_error(self.limits.deadline_seconds)
 
-        return await unless_gone(receive, make) or Response(status_code=GONE)
+        try:
+            return await unless_gone(receive, make) or Response(status_code=GONE)
+        finally:
+            begun.abandon()
 
     def reply(self, begun: Begun) -> Reply:
         """What all forms of the reply have in common."""
@@ -249,6 +252,12 @@ class Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the reply is whole, the client leaves, or time is up."""
+        try:
+            await self._send(receive, send)
+        finally:
+            self._begun.abandon()
+
+    async def _send(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
         async def put(event: bytes) -> None:

@@ -10,6 +10,7 @@ from itertools import count
 import trio
 
 from peers.engines.engine import Engine, Piece, Request
+from swarm.errors import SwarmError
 
 HOP_SECONDS = 0.05
 """Longest time in the thread: a stopping server waits for it."""
@@ -66,10 +67,16 @@ class Driver:
         return len(self._waiting)
 
     async def run(self) -> None:
-        """Step the engine whenever there is work; raises what the engine raises."""
+        """Step the engine whenever there is work; raises `SwarmError` when the engine fails."""
         while True:
             await self._work.wait()
-            for id, found in await trio.to_thread.run_sync(self._advance):
+            try:
+                pieces = await trio.to_thread.run_sync(self._advance)
+            except Exception as error:  # an engine may fail in any way, and its state is unknown
+                raise SwarmError(
+                    f"the engine failed ({type(error).__name__}: {error}); start the endpoint again"
+                ) from error
+            for id, found in pieces:
                 waiting = self._waiting.pop(id, None)
                 if waiting is None:
                     self._inbox.append(id)  # cancelled meanwhile: its cache is not wanted

@@ -33,6 +33,11 @@ class Begun:
     prompt_tokens: int
     """Tokens of the prompts; one that several choices share counts once."""
 
+    def abandon(self) -> None:
+        """Forget the choices that were not generated."""
+        for turn in self.turns:
+            turn.give_up()
+
 
 @dataclass(frozen=True)
 class Generator:
@@ -132,7 +137,7 @@ class Generator:
         try:
             sampled = await sample(self.driver, ask, text, sent.tell)
         except BaseException:
-            turn.give_up()
+            turn.give_up(began=True)
             raise
         with trio.CancelScope(shield=True):  # the episode is extended or not, never by half
             await trio.to_thread.run_sync(turn.end, sampled, draw, self.policy.number)

@@ -72,7 +72,6 @@ class Sessions:
     worker: str = field(default_factory=lambda: Identity(secrets.token_bytes(32)).peer_id)
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     opened: int = 0
-    written: int = 0
     _open: dict[str, Session] = field(default_factory=dict)
     """By name, in the order of the last request."""
 
@@ -169,7 +168,6 @@ class Sessions:
         whole = folder / f"{name}.json"
         whole.with_suffix(".part").write_bytes(msgspec.json.format(msgspec.json.encode(note)))
         whole.with_suffix(".part").replace(whole)
-        self.written += 1
         return str(folder / f"{name}.parquet")
 
     def _header(self, session: Session, episodes: Sequence[tuple[Episode, Rollout]]) -> Header:

@@ -115,6 +115,8 @@ class Turn:
     added: list[int]
     """The environment's tokens before it; empty in a new episode."""
     prompt: Prompt
+    is_open: bool = True
+    """Whether its episode waits for the segment."""
 
     @property
     def tokens(self) -> list[int]:
@@ -140,12 +142,18 @@ class Turn:
         episode.draws.append(draw)
         if episode.proof is not None:
             episode.proof.add(sampled)
-        episode.last, episode.busy = sampled.last, False
+        episode.last, episode.busy, self.is_open = sampled.last, False, False
 
-    def give_up(self) -> None:
-        """Forget the segment: the client left, or it could not be sampled."""
-        self.episode.busy = False
-        self.episode.last = None  # its cache is gone
+    def give_up(self, began: bool = False) -> None:
+        """Forget the segment: the client left, or it could not be sampled.
+
+        `began`: its sampling did, and has used up the episode's kept cache.
+        """
+        if not self.is_open:
+            return
+        self.episode.busy = self.is_open = False
+        if began:
+            self.episode.last = None
         if not self.episode.draws:
             self.session.episodes.remove(self.episode)
 

@@ -31,7 +31,7 @@ from peers.engines.sampling import Drawn, judge_margins
 from peers.proofs import toploc
 from swarm.app.rollouts.filters import Filters
 from swarm.app.rollouts.sources import open_source
-from swarm.errors import UserError
+from swarm.errors import UserError, leaf_errors
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits, read
 from tests.endpoint.harness import Client, serving
@@ -277,16 +277,30 @@ async def _events(client: Client, body: Any, key: str) -> bytes:
 
 
 class Endless:
-    """An engine whose requests never finish."""
+    """An engine whose requests never finish, or whose steps fail."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, error: Exception | None = None) -> None:
+        self._engine, self._error = engine, error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def step(self) -> list[Piece]:
+        if self._error is not None:
+            raise self._error
         return []
+
+
+def test_an_engine_that_fails_ends_the_endpoint_with_a_sentence(policy_folder: Path) -> None:
+    async def test(client: Client) -> None:
+        driver = client.endpoint.generator.driver
+        driver._engine = cast(Engine, Endless(driver._engine, RuntimeError("no device")))
+        await client.post("/v1/completions", {"prompt": "a"})
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        with_endpoint(policy_folder, test)
+    sentences = [str(leaf) for leaf in leaf_errors(raised.value)]
+    assert any("the engine failed (RuntimeError: no device)" in each for each in sentences)
 
 
 def test_a_client_that_leaves_cancels_its_generation(policy_folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,11 @@ import trio
 
 from peers.environments import Grade, NotGradable, Task, Transcript, grade, load, task_of
 from peers.environments.interface import Environment
-from peers.environments.judges import Judged
+from peers.environments.judges import Judged, judge
 from peers.environments.judges.definition import read_definition
 from swarm.errors import UserError
 from swarm.ledger.ruling import contradictions
+from swarm.world import progress
 from tests.endpoint.harness import Client, serving
 
 KEY = "the key of a judge"
@@ -183,6 +185,25 @@ def test_what_a_judge_may_do_wrong_is_a_sentence_and_never_a_reward(
         assert isinstance(found, float)
 
     with_endpoint(policy_folder, test)
+
+
+def test_a_judge_that_never_answers_is_waited_for_with_reports_of_progress(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (judge, progress):
+        monkeypatch.setattr(module, "REPORT_SECONDS", 0.02)
+    reports: list[int] = []
+
+    async def main() -> None:
+        progress.current.set(progress.Reporter(lambda: reports.append(1)))
+        (found,) = await graded(judged(), ["1"])
+        assert "no answer within 0.2 s (deadline_seconds)" in str(found)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        machine.write(REMOTE, url=url, deadline_seconds=0.2)
+        trio.run(main)
+    assert len(reports) >= 2
 
 
 def test_a_worker_needs_no_judge(machine: Machine) -> None:

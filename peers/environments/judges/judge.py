@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from threading import Thread
+from typing import Protocol, TypeVar
 
 from peers.environments.interface import NotGradable, Task, Transcript, as_text
 from peers.environments.judges.definition import Access, Definition, read_definition
 from peers.environments.judges.known import Known
 from peers.environments.judges.remote import Remote
 from swarm.rollouts.seeds import digest
+from swarm.world.progress import REPORT_SECONDS, checkpoint
+
+T = TypeVar("T")
 
 DECIMALS = 4
 """Rewards are rounded to so many: machines differ in a float's last bits."""
@@ -77,7 +84,7 @@ class Judge:
         if reached:
             raise NotGradable(f"judge {self.name!r}: {reached} are the most allowed")
         text = FIELD.sub(lambda field: fields[field[1]], self.definition.prompt)
-        given, tokens = self.scorer.score(text)
+        given, tokens = _patiently(partial(self.scorer.score, text))
         self.known.add_tokens(own, step, tokens)
         return self.known.add(key, self._reward(given))
 
@@ -89,6 +96,26 @@ class Judge:
                 f"{high:g}"
             )
         return round((score - low) / (high - low), DECIMALS)
+
+
+def _patiently(work: Callable[[], T]) -> T:
+    """The result of work in another thread, with reports of progress meanwhile.
+
+    Without them a validator would take its grading process for dead while a judge thinks. When the
+    job is cancelled, the work goes on until its own deadline.
+    """
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    Thread(target=run, name="judge", daemon=True).start()
+    while not wait([found], REPORT_SECONDS).done:
+        checkpoint()
+    return found.result()
 
 
 def make_scorer(definition: Definition, access: Access, name: str) -> Scorer:

@@ -107,6 +107,11 @@ class Remote:
             connection.request("POST", url.path, body, headers)
             response = connection.getresponse()
             raw = self._read(response, connection, until)
+        except TimeoutError as error:
+            seconds = self.access.deadline_seconds
+            raise _Refused(
+                f"{shown} gives no answer within {seconds:g} s (deadline_seconds)", again=False
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             what = str(error) or type(error).__name__
             raise _Refused(f"{shown} cannot be reached ({what})", again=True) from error
