@@ -151,7 +151,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "features": (),
     "content_parts": ([],),
-    "skip_special_tokens": (True, False),
+    "skip_special_tokens": (False,),
     "priority": (0,),
 }
 """Fields that are taken with these values, or null, only: then they change nothing."""

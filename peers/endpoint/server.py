@@ -52,6 +52,10 @@ class Options:
 
 def make_endpoint(options: Options, keys: Keys) -> Endpoint:
     """Load the policy; raises `UserError`."""
+    if not options.folder.is_dir():
+        raise UserError(
+            f"--policy {options.folder} is no folder; name the Hugging Face folder of a policy"
+        )
     stop_ids = stop_ids_of(options.folder)
     renderer = Renderer(options.folder)
     chat = chat_of(options.folder, renderer)
@@ -117,19 +121,24 @@ async def _sweep(endpoint: Endpoint) -> None:
         await endpoint.close_resting()
 
 
-def open_listener(listen: str) -> socket.socket:
-    """A listening socket at `host:port`; raises `UserError`."""
+def _address(listen: str) -> tuple[str, int]:
+    """Host and port of `host:port`; raises `UserError`."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise UserError(f"--listen {listen!r} is no host:port, such as 127.0.0.1:8000")
-    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
+    return "127.0.0.1" if host == "localhost" else host.strip("[]"), int(port)
+
+
+def open_listener(listen: str) -> socket.socket:
+    """A listening socket at `host:port`; raises `UserError`."""
+    host, port = _address(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(AttributeError, OSError):  # Linux has it; accepted sockets inherit it
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_MS)
-        listener.bind((host, int(port)))
+        listener.bind((host, port))
         listener.listen(128)
     except OSError as error:
         listener.close()
@@ -142,7 +151,7 @@ def open_listener(listen: str) -> socket.socket:
 
 def read_keys(listen: str, key_file: Path | None, reward_key_file: Path | None) -> Keys:
     """The keys in their files; raises `UserError` where one is needed and missing."""
-    if key_file is None and not is_loopback(listen.rpartition(":")[0]):
+    if key_file is None and not is_loopback(_address(listen)[0]):
         raise UserError(
             f"--listen {listen} is reached from other machines, so a key is needed: write one into "
             "a file (head -c 32 /dev/urandom | base64 > endpoint.key) and add --key-file "

@@ -24,7 +24,7 @@ from peers.endpoint.requests import (
     RewardRequest,
     parse,
 )
-from peers.endpoint.server import open_listener, read_keys
+from peers.endpoint.server import Options, make_endpoint, open_listener, read_keys
 from peers.engines.engine import Engine, Piece
 from peers.engines.registry import make_engine
 from peers.engines.sampling import Drawn, judge_margins
@@ -354,3 +354,7 @@ def test_an_endpoint_for_others_needs_a_key(tmp_path: Path) -> None:
     for listen in ("8000", "127.0.0.1:99999", "127.0.0.1:x", "203.0.113.1:80"):
         with pytest.raises(UserError, match="--listen"):
             open_listener(listen)
+    with pytest.raises(UserError, match="is no host:port"):
+        read_keys("8000", None, None)
+    with pytest.raises(UserError, match="is no folder"):
+        make_endpoint(Options(tmp_path / "none", "none", 0, "native"), Keys())
