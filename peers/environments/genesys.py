@@ -85,6 +85,7 @@ class Genesys(OfRows):
             "problem_id": str(row["problem_id"]),
             "task_type": kind,
             "source": str(row.get("source") or ""),
+            "in_source_id": row.get("in_source_id"),
             "verification_info": table_in(row, "verification_info", where),
             "metadata": table_in(row, "metadata", where) if "metadata" in row else {},
         }

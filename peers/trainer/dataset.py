@@ -17,9 +17,10 @@ from peers.environments import Renderer, Task, task_of
 from peers.environments import load as load_environment
 from peers.environments.interface import as_text
 from peers.evaluation.checkpoint import stop_ids_of
-from peers.trainer.evaluation import rewards
+from peers.trainer.evaluation import graded
 from swarm.errors import UserError
 from swarm.jobs.offline import (
+    Attempt,
     DescribePolicy,
     FilterService,
     FilterSetup,
@@ -68,7 +69,7 @@ class DatasetService:
         tasks = [task_of(self._environment, each) for each in seeds]
         for task in tasks:
             self._check_length(task, job.max_new_tokens)
-        passes = self._count_passes(tasks, job.first, job.seed, sampling)
+        attempts = self._attempts(tasks, job.first, job.seed, sampling)
         return TasksMeasured(
             rows=[
                 MeasuredTask(
@@ -76,9 +77,11 @@ class DatasetService:
                     seed=each.hex(),
                     prompt=as_text(task.prompt),
                     answer=task.answer,
-                    passes=passed,
+                    passes=sum(attempt.reward >= 1.0 for attempt in own),
+                    data=dict(task.own.data) if job.responses else {},
+                    responses=own if job.responses else [],
                 )
-                for index, each, task, passed in zip(indices, seeds, tasks, passes, strict=True)
+                for index, each, task, own in zip(indices, seeds, tasks, attempts, strict=True)
             ]
         )
 
@@ -95,15 +98,15 @@ class DatasetService:
                 "smaller --max-new-tokens"
             )
 
-    def _count_passes(
+    def _attempts(
         self, tasks: Sequence[Task], first: int, seed: int, sampling: Sampling
-    ) -> list[int]:
-        """Count the attempts with full reward, of `sampling.group_size` at each task.
+    ) -> list[list[Attempt]]:
+        """The graded attempts at each task, of `sampling.group_size` each.
 
         An attempt's noise follows from the seed and the task's index, which starts at `first`.
         """
         attempts = sampling.group_size
-        found = rewards(
+        played = graded(
             self._engine,
             self._renderer,
             self._environment,
@@ -112,8 +115,15 @@ class DatasetService:
             noise_key(digest("swarm/1/dataset-noise", seed.to_bytes(8, "big"))),
             sampling,
         )
-        passed = [reward >= 1.0 for reward in found]
-        return [sum(passed[at : at + attempts]) for at in range(0, len(passed), attempts)]
+        found = [
+            Attempt(
+                text="".join(turn.text for turn in transcript.turns),
+                finished=transcript.finished,
+                reward=grade.reward,
+            )
+            for transcript, grade in played
+        ]
+        return [found[at : at + attempts] for at in range(0, len(found), attempts)]
 
 
 _SERVICE: type[FilterService] = DatasetService

@@ -1,4 +1,4 @@
-"""Playing tasks for their rewards, and a policy's accuracy on prompts that no training draws."""
+"""Playing tasks for their grades, and a policy's accuracy on prompts that no training draws."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from peers.engines.engine import Engine
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
-from peers.environments import Environment, Renderer, Task, task_of
+from peers.environments import Environment, Grade, Renderer, Task, Transcript, grade, task_of
 from peers.environments.collection import Environments, labels
-from peers.environments.episodes import grade_segments
+from peers.environments.episodes import transcript_of
 from peers.environments.interface import Split
 from peers.evaluation.tasks import evaluation_seed, seeds_of_tasks
 from swarm.jobs.training import Accuracy, Evaluate, Evaluated
@@ -24,7 +24,7 @@ BATCH = 128
 """Episodes generated at a time."""
 
 
-def rewards(
+def graded(
     engine: Engine,
     renderer: Renderer,
     environment: Environment,
@@ -32,16 +32,16 @@ def rewards(
     first_row: int,
     key: tuple[int, int] | None,
     sampling: Sampling,
-) -> Iterator[float]:
-    """Play one episode per task, in batches, and yield its reward; rows count from `first_row`."""
+) -> Iterator[tuple[Transcript, Grade]]:
+    """Play one episode per task, in batches, and grade it; rows count from `first_row`."""
     for start in range(0, len(tasks), BATCH):
         batch = tasks[start : start + BATCH]
         rows = range(first_row + start, first_row + start + len(batch))
         work = [(environment, task) for task in batch]
         played = play(engine, renderer, work, rows, key, sampling)
         for task, rollout in zip(batch, played.rollouts, strict=True):
-            segments = rollout.segments
-            yield grade_segments(environment, task, renderer, segments, sampling.stop_ids).reward
+            transcript = transcript_of(renderer, rollout.segments, sampling.stop_ids)
+            yield transcript, grade(environment, task, transcript)
 
 
 def mean_reward(
@@ -62,7 +62,8 @@ def mean_reward(
     key = None if greedy else noise_key(drawn)
     tasks = [task_of(environment, seed, split) for seed in islice(seeds_of_tasks(drawn), prompts)]
     renderer = Renderer(tokenizer_folder)
-    return sum(rewards(engine, renderer, environment, tasks, 0, key, sampling)) / prompts
+    played = graded(engine, renderer, environment, tasks, 0, key, sampling)
+    return sum(found.reward for _, found in played) / prompts
 
 
 @torch.inference_mode()

@@ -7,6 +7,7 @@ one line per task, in order. Only complete lines count, so an interrupted run ca
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 
 import msgspec
 
+from swarm.app.responses import ResponseFile
 from swarm.errors import UserError
 from swarm.jobs.offline import DescribePolicy, FilterService, FilterSetup, MeasureTasks
+from swarm.strict_json import to_json
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 
@@ -65,8 +68,16 @@ def parse_bounds(text: str) -> tuple[float, float]:
     return bounds
 
 
-async def filter_tasks(wanted: Filtering, out: Path, show: Callable[[Progress], None]) -> Progress:
-    """Try the tasks and write `out`, resuming an existing file; raises `UserError`."""
+async def filter_tasks(
+    wanted: Filtering,
+    out: Path,
+    show: Callable[[Progress], None],
+    responses: Path | None = None,
+) -> Progress:
+    """Try the tasks and write `out`, resuming an existing file; raises `UserError`.
+
+    `responses`: a file for the texts of all attempts.
+    """
     setup = FilterSetup(
         policy=str(wanted.policy),
         environment=wanted.environment,
@@ -80,11 +91,16 @@ async def filter_tasks(wanted: Filtering, out: Path, show: Callable[[Progress], 
         del head["tasks"]  # more may be tried later
         progress, prompts = _resume(out, head)
         progress.total = wanted.tasks
+        kept = _response_file(responses, wanted, policy.policy, progress.tried)
         with out.open("a", encoding="utf-8") as file:
             while progress.tried < wanted.tasks:
                 show(progress)
-                measured = await service.measure(_tasks(wanted, policy.stop_ids, progress.tried))
-                for row in map(msgspec.structs.asdict, measured.rows):
+                job = _tasks(wanted, policy.stop_ids, progress.tried, responses is not None)
+                for task in (await service.measure(job)).rows:
+                    if kept is not None:
+                        kept.add(task)
+                    row = msgspec.structs.asdict(task)
+                    del row["data"], row["responses"]
                     share = row["passes"] / wanted.attempts
                     fresh = row["prompt"] not in prompts
                     row["kept"] = fresh and wanted.low <= share <= wanted.high
@@ -93,11 +109,32 @@ async def filter_tasks(wanted: Filtering, out: Path, show: Callable[[Progress], 
                     progress.kept += row["kept"]
                     file.write(json.dumps(row) + "\n")
                 file.flush()
+        if kept is not None:
+            kept.close()
         show(progress)
         return progress
 
 
-def _tasks(wanted: Filtering, stop_ids: list[int], first: int) -> MeasureTasks:
+def _response_file(
+    path: Path | None, wanted: Filtering, policy: str, tried: int
+) -> ResponseFile | None:
+    if path is None:
+        return None
+    shared = {
+        "model_name": f"{wanted.policy.name}@{policy[:16]}",
+        "generation_config": to_json(
+            {
+                "temperature": wanted.temperature,
+                "max_new_tokens": wanted.max_new_tokens,
+                "seed": wanted.seed,
+            }
+        ),
+        "machine_info": to_json({"system": platform.system(), "machine": platform.machine()}),
+    }
+    return ResponseFile(path, tried * wanted.attempts, shared)
+
+
+def _tasks(wanted: Filtering, stop_ids: list[int], first: int, responses: bool) -> MeasureTasks:
     return MeasureTasks(
         seed=wanted.seed,
         first=first,
@@ -106,6 +143,7 @@ def _tasks(wanted: Filtering, stop_ids: list[int], first: int) -> MeasureTasks:
         temperature=wanted.temperature,
         max_new_tokens=wanted.max_new_tokens,
         stop_ids=stop_ids,
+        responses=responses,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -139,6 +139,16 @@ class MeasureTasks(Job, frozen=True, kw_only=True):
     temperature: float
     max_new_tokens: int
     stop_ids: list[int]
+    responses: bool = False
+    """Whether the reply holds the texts of all attempts."""
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion of a task; of several turns, all of them end to end."""
+
+    text: str
+    finished: bool
+    reward: float
 
 
 class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +159,9 @@ class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
     passes: int
     """Number of completions with full reward."""
+    data: dict[str, Any] = {}
+    """`Task.data`; empty unless responses were asked for."""
+    responses: list[Attempt] = []
 
 
 class TasksMeasured(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,14 +13,15 @@ import trio
 from typer.testing import CliRunner
 
 from peers.engines.demo import make_policy
-from peers.environments import Grade, Transcript, grade, task_of
+from peers.environments import Grade, Transcript, grade, load, task_of
 from peers.environments.listed import Listed
 from peers.environments.sort_digits import SortDigits
 from peers.trainer.dataset import DatasetService
 from swarm.app.dataset import parse_bounds
 from swarm.app.main import app
+from swarm.app.responses import ResponseFile
 from swarm.errors import UserError
-from swarm.jobs.offline import FilterSetup, MeasureTasks
+from swarm.jobs.offline import Attempt, FilterSetup, MeasuredTask, MeasureTasks
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +166,61 @@ def test_an_environment_of_the_kept_tasks(tmp_path: Path) -> None:
         Listed(SortDigits(), out, "sort-kept")
     with pytest.raises(UserError, match="is no file of"):
         Listed(SortDigits(), tmp_path / "nothing", "sort-kept")
+
+
+@pytest.mark.slow
+def test_responses_are_records_of_genesys(policy: Path, tmp_path: Path) -> None:
+    """What one filter writes, the environment `genesys` reads; a resumed file has no line twice."""
+    records = [
+        {
+            "problem_id": f"p{n}",
+            "source": "sums",
+            "task_type": "sum",
+            "prompt": f"{n:06}>",
+            "verification_info": json.dumps({"ground_truth": str(n)}),
+            "gold_standard_solution": str(n),
+        }
+        for n in range(40)
+    ]
+    data, texts, out = (tmp_path / name for name in ("in.jsonl", "texts.jsonl", "out"))
+    data.write_text("\n".join(map(json.dumps, records)))
+    options = [
+        *("--environment", "genesys", "--option", f"path='{data}'"),
+        *("--option", "verifiers=['sum=exact']", "--responses", str(texts)),
+    ]
+    assert run(policy, out, *options, "--tasks", "2").exit_code == 0
+    first = texts.read_text()
+    with texts.open("a") as file:
+        file.write('{"cut off')
+    done = run(policy, out, *options, "--tasks", "3")
+    assert done.exit_code == 0, done.output
+    assert texts.read_text().startswith(first)
+    found = [json.loads(line) for line in texts.read_text().splitlines()]
+    assert len(found) == 6 and len({each["response_id"] for each in found}) == 6
+    for each in found:
+        number = int(each["problem_id"][1:])
+        assert each["prompt"] == f"{number:06}>" and each["source"] == "sums"
+        assert json.loads(each["verification_info"]) == {"ground_truth": str(number)}
+        assert each["score"] == 0 and isinstance(each["llm_response"], str)
+        assert json.loads(each["generation_config"])["max_new_tokens"] == 3
+    again = load("genesys", "1", {"path": str(texts), "verifiers": ["sum=exact"]})
+    assert again.pins()
+
+
+def test_a_file_of_responses_is_never_mixed_up(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    attempts = [Attempt(text="é\n", finished=True, reward=0.5)] * 2
+    row = MeasuredTask(index=0, seed="ab", prompt="1>", answer="2", passes=0, responses=attempts)
+    for kept in (0, 2):
+        file = ResponseFile(path, kept, {"model_name": "m"})
+        file.add(row)
+        file.close()
+    lines = path.read_text().splitlines()
+    assert len(lines) == 4 and lines[:2] == lines[2:]
+    assert json.loads(lines[0])["llm_response"] == "é\n"
+    with pytest.raises(UserError, match=r"texts.jsonl exists; choose another file"):
+        ResponseFile(path, 0, {})
+    with pytest.raises(UserError, match=r"has fewer responses than the 5 attempts of --out"):
+        ResponseFile(path, 5, {})
+    with pytest.raises(UserError, match=r"cannot be written \(No such file"):
+        ResponseFile(tmp_path / "nowhere" / "x", 0, {})

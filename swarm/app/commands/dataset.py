@@ -39,6 +39,12 @@ def filter_command(
     out: Annotated[
         Path, typer.Option(help="File of JSON lines; an existing one is resumed.")
     ] = Path("filtered.jsonl"),
+    responses: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the texts and scores of all attempts: JSON lines in the form of genesys."
+        ),
+    ] = None,
 ) -> None:
     """Try tasks with a policy and keep those that it solves sometimes.
 
@@ -69,5 +75,5 @@ def filter_command(
         end = "\n" if progress.tried == progress.total or not sys.stderr.isatty() else ""
         print(f"\r{text}" if sys.stderr.isatty() else text, end=end, file=sys.stderr)
 
-    done = run_until_interrupted(filter_tasks, wanted, out, show)
+    done = run_until_interrupted(filter_tasks, wanted, out, show, responses)
     print(f"{done.kept} of {done.tried} tasks are kept; the results are in {out}")
