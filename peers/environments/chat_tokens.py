@@ -4,21 +4,24 @@ The model's tokens are never decoded and encoded again. What the template writes
 text that follows a stand-in for the turn; its tokens are appended to those of the model.
 
 Control tokens come from the template only. A message that contains the text of one, such as
-`<|im_end|>`, gets the tokens of that text: before rendering, such texts in messages are replaced by
-codes of noncharacters; after it, the control tokens of the template are; then the former become
-text again. A second copy of the tokenizer treats control tokens as text and knows the codes.
+`<|im_end|>`, gets the tokens of that text: before rendering, codes of
+noncharacters replace such texts; afterwards other codes replace the control tokens of the template,
+and the former become text again. A second copy of the tokenizer treats control tokens as text and
+knows the codes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import asdict
+from typing import Any
 
 import tokenizers
 from blake3 import blake3
 
 from peers.environments.chat_template import ChatTemplate
+from peers.environments.interface import Message
 from swarm.errors import UserError
 
 NONCHARACTERS = re.compile("[\ufdd0-\ufdef]")
@@ -34,13 +37,6 @@ QUOTED = "\ufdd3{}\ufdd4"
 """Stands for the text of a control token, by its id, in a message."""
 
 
-class MessageLike(Protocol):
-    @property
-    def role(self) -> str: ...
-    @property
-    def content(self) -> str: ...
-
-
 class ChatTokens:
     """A checkpoint's chat template with its tokenizer."""
 
@@ -53,8 +49,8 @@ class ChatTokens:
             if token.special and token.content
         }
         self._controls = {text: id for text, (id, _) in specials.items()}
-        longest_first = sorted(map(re.escape, self._controls), key=len, reverse=True)
-        self._control = re.compile("|".join(longest_first) or r"(?!)")
+        longest_first = sorted(self._controls, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._quoted = re.compile(QUOTED.format(r"(\d+)"))
         codes = [
             tokenizers.AddedToken(
@@ -67,7 +63,7 @@ class ChatTokens:
         self._tokenizer = tokenizer
         self._texts = {str(id): text for text, id in self._controls.items()}
         self._ids = {tokenizer.token_to_id(CONTROL.format(id)): id for id, _ in specials.values()}
-        self.stop_candidates = frozenset(self._controls.values())
+        self.control_ids = frozenset(self._controls.values())
         """Ids of the control tokens."""
 
     @classmethod
@@ -94,15 +90,15 @@ class ChatTokens:
             hasher.update(f"\0{name}\0{text}".encode())
         return hasher.digest()
 
-    def prompt(self, messages: Sequence[MessageLike], variables: Mapping[str, Any]) -> list[int]:
+    def prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
         """Token ids of a prompt, with the beginning of the model's turn; raises `UserError`."""
         return self._encode(self._rendered(_chat(messages), variables, prompts=True))
 
     def after_turn(
         self,
-        messages: Sequence[MessageLike],
+        messages: Sequence[Message],
         variables: Mapping[str, Any],
-        observation: Sequence[MessageLike],
+        observation: Sequence[Message],
         last: int | None,
     ) -> list[int]:
         """Token ids that follow a turn of the model in the conversation that began with `messages`.
@@ -124,11 +120,11 @@ class ChatTokens:
         return tokens[self._written_by_model(tokens, last) :]
 
     def closing_token(
-        self, messages: Sequence[MessageLike], variables: Mapping[str, Any]
+        self, messages: Sequence[Message], variables: Mapping[str, Any]
     ) -> int | None:
         """The control token with which the template ends a turn, or None if it ends with text."""
         tokens = self.after_turn(messages, variables, (), None)
-        return next((token for token in tokens if token in self.stop_candidates), None)
+        return next((token for token in tokens if token in self.control_ids), None)
 
     def text_of(self, token: int) -> str:
         """The text of a control token."""
@@ -147,7 +143,7 @@ class ChatTokens:
     ) -> str:
         """The text with codes for the control tokens of the template."""
         quoted = [
-            {**message, "content": self._control.sub(self._code(QUOTED), message["content"])}
+            {key: self._control.sub(self._code(QUOTED), text) for key, text in message.items()}
             for message in chat
         ]
         text = self.template.render(quoted, variables, prompts)
@@ -162,8 +158,8 @@ class ChatTokens:
         return [self._ids.get(id, id) for id in ids]
 
 
-def _chat(messages: Sequence[MessageLike]) -> list[dict[str, str]]:
+def _chat(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [
-        {"role": each.role, "content": NONCHARACTERS.sub("\ufffd", each.content)}
+        {key: NONCHARACTERS.sub("\ufffd", text) for key, text in asdict(each).items()}
         for each in messages
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,13 @@ from hypothesis import strategies as st
 from peers.environments.chat_files import read_files
 from peers.environments.chat_template import ChatTemplate
 from peers.environments.chat_tokens import ChatTokens
+from peers.environments.interface import Message
 from swarm.errors import UserError
 from tests.environments.chat_families import CHATML, FAMILIES, Family, make_tokenizer
 
 CHATML_TOKENS = ChatTokens(
     ChatTemplate(CHATML, {}, "chatml"), make_tokenizer(FAMILIES["chatml"].controls, False)
 )
-
-
-@dataclass(frozen=True)
-class Said:
-    role: str
-    content: str
 
 
 def id_of(tokenizer: tokenizers.Tokenizer, control: str) -> int:
@@ -40,9 +34,9 @@ def read(folder: Path) -> ChatTokens:
     return ChatTokens.of_files(read_files(folder), tokenizer, str(folder))
 
 
-def asked(family: Family, text: str = "What is 2 + 7?") -> list[Said]:
-    system = [Said("system", "Answer briefly.")] if family.system else []
-    return [*system, Said("user", text)]
+def asked(family: Family, text: str = "What is 2 + 7?") -> list[Message]:
+    system = [Message("system", "Answer briefly.")] if family.system else []
+    return [*system, Message("user", text)]
 
 
 @pytest.fixture(params=FAMILIES)
@@ -68,7 +62,7 @@ def test_a_prompt_has_the_tokens_that_transformers_gives(folder: Path, name: str
     for messages in (
         asked(family),
         asked(family, "  spaces \n and ümlauts 🙂  "),
-        [*asked(family), Said("assistant", "nine"), Said("user", "the answer is nine?")],
+        [*asked(family), Message("assistant", "nine"), Message("user", "the answer is nine?")],
     ):
         chat = [{"role": each.role, "content": each.content} for each in messages]
         for variables in ({}, {"enable_thinking": False}):
@@ -84,7 +78,7 @@ def test_a_prompt_has_the_tokens_that_transformers_gives(folder: Path, name: str
 
 def test_a_switch_of_the_template_is_a_variable(tmp_path: Path) -> None:
     chat = read(FAMILIES["qwen3"].write(tmp_path))
-    messages = [Said("user", "hi")]
+    messages = [Message("user", "hi")]
     on, off = (chat.prompt(messages, {"enable_thinking": each}) for each in (True, False))
     assert off[: len(on)] == on
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -118,8 +112,11 @@ def test_the_text_of_a_control_token_in_a_message_stays_text(folder: Path, name:
     ]
     text = tokenizer.decode(tokens, skip_special_tokens=False)
     assert f"the {family.closes}answer{''.join(family.controls)} \ufffd" in text
-    answered = chat.after_turn(asked(family), {}, [Said("user", hostile)], None)
-    plain = chat.after_turn(asked(family), {}, [Said("user", "x")], None)
+    if name == "chatml":
+        role = chat.prompt([Message(f"user{family.closes}", "the answer")], {})
+        assert role.count(id_of(tokenizer, family.closes)) == 1
+    answered = chat.after_turn(asked(family), {}, [Message("user", hostile)], None)
+    plain = chat.after_turn(asked(family), {}, [Message("user", "x")], None)
     assert [each for each in answered if each in controls] == [
         each for each in plain if each in controls
     ]
@@ -129,9 +126,9 @@ def test_the_text_of_a_control_token_in_a_message_stays_text(folder: Path, name:
 @given(st.lists(st.sampled_from(["<", "|", "im_end", "im_start", ">", " ", "\ufdd3", "2", "é"])))
 def test_no_text_smuggles_a_control_token(pieces: list[str]) -> None:
     text = "".join(pieces)
-    tokens = CHATML_TOKENS.prompt([Said("user", text)], {})
-    plain = CHATML_TOKENS.prompt([Said("user", "")], {})
-    controls = CHATML_TOKENS.stop_candidates
+    tokens = CHATML_TOKENS.prompt([Message("user", text)], {})
+    plain = CHATML_TOKENS.prompt([Message("user", "")], {})
+    controls = CHATML_TOKENS.control_ids
     assert sum(each in controls for each in tokens) == sum(each in controls for each in plain)
 
 
@@ -170,16 +167,16 @@ def test_turns_never_encode_the_model_s_tokens_again(folder: Path, name: str) ->
             written = tokenization(tokenizer, text, draw)
             odd += written != tokenizer.encode(text, add_special_tokens=False).ids
             before = [*conversation, *written, closes]
-            observation = [Said("user", f"turn {turn} the user")]
+            observation = [Message("user", f"turn {turn} the user")]
             after = chat.after_turn(messages, {}, observation, closes)
             conversation = [*before, *after]
             assert conversation[: len(before)] == before
-            said += [Said("assistant", text), *observation]
+            said += [Message("assistant", text), *observation]
         whole = tokenizer.decode(conversation, skip_special_tokens=False)
         expected = tokenizer.decode(chat.prompt(said, {}), skip_special_tokens=False)
         assert whole.replace(" ", "") == expected.replace(" ", "")
-        assert [each for each in conversation if each in chat.stop_candidates] == [
-            each for each in chat.prompt(said, {}) if each in chat.stop_candidates
+        assert [each for each in conversation if each in chat.control_ids] == [
+            each for each in chat.prompt(said, {}) if each in chat.control_ids
         ]
     assert odd > 150
 
@@ -187,7 +184,7 @@ def test_turns_never_encode_the_model_s_tokens_again(folder: Path, name: str) ->
 def test_what_the_model_has_not_written_ends_its_turn(tmp_path: Path) -> None:
     chat = read(FAMILIES["chatml"].write(tmp_path))
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    messages, answer = [Said("user", "hi")], [Said("user", "yes")]
+    messages, answer = [Message("user", "hi")], [Message("user", "yes")]
     end, other = (id_of(tokenizer, each) for each in ("<|im_end|>", "<|endoftext|>"))
     follows = "\n<|im_start|>user\nyes<|im_end|>\n<|im_start|>assistant\n"
 
@@ -247,7 +244,7 @@ def test_a_template_that_fails_is_a_sentence(source: str, sentence: str) -> None
 def test_a_refused_system_role_names_the_way_out(tmp_path: Path) -> None:
     chat = read(FAMILIES["gemma"].write(tmp_path))
     with pytest.raises(UserError, match=r"System role not supported.*option system_prompt into"):
-        chat.prompt([Said("system", "be brief"), Said("user", "hi")], {})
+        chat.prompt([Message("system", "be brief"), Message("user", "hi")], {})
 
 
 def test_a_template_that_drops_or_repeats_a_turn_is_a_sentence(tmp_path: Path) -> None:
@@ -258,4 +255,4 @@ def test_a_template_that_drops_or_repeats_a_turn_is_a_sentence(tmp_path: Path) -
     ):
         (tmp_path / "chat_template.jinja").write_text(source)
         with pytest.raises(UserError, match=f"writes a turn of the model {times} times"):
-            read(tmp_path).after_turn([Said("user", "hi")], {}, [], None)
+            read(tmp_path).after_turn([Message("user", "hi")], {}, [], None)
