@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     chat: bool = True
     """A prompt of text becomes a message of the user. False leaves text as it is."""
     system_prompt: Text | None = None
-    """The first message, of the role `system`."""
+    """The first message, of the role `system`; it replaces one that the environment gives."""
     enable_thinking: bool | None = None
     """The template's switch of that name (Qwen 3)."""
     thinking: bool | None = None
@@ -90,8 +91,11 @@ class _ChatTasks:
         if isinstance(task.prompt, str) and not self.options.chat:
             return task
         system = self.options.system_prompt
-        first = () if system is None else (Message("system", system),)
-        prompt = Conversation((*first, *messages_of(task.prompt)), self.variables)
+        messages = messages_of(task.prompt)
+        if system is not None:
+            rest = messages[1:] if messages[0].role == "system" else messages
+            messages = (Message("system", system), *rest)
+        prompt = Conversation(messages, self.variables)
         return replace(task, prompt=prompt, inner=task)
 
 
@@ -109,7 +113,13 @@ def _variables(options: ChatOptions, where: str) -> Mapping[str, Any]:
         if value is not None:
             found[name] = value
     if options.chat_date is not None:
-        found["date"] = options.chat_date
+        try:
+            datetime.date.fromisoformat(options.chat_date)
+        except ValueError as error:
+            raise UserError(
+                f"{where}: chat_date is {options.chat_date!r} ({error}); give a day of the calendar"
+            ) from error
+        found["chat_date"] = options.chat_date
     if not options.chat:
         named = [*found, *(["system_prompt"] if options.system_prompt else [])]
         if named:

@@ -76,12 +76,13 @@ class ChatTemplate:
     def render(self, chat: Chat, variables: Mapping[str, Any], prompts: bool) -> str:
         """The text of a conversation.
 
-        `prompts` says whether the beginning of the model's turn follows. Of `variables`, `date`
-        ("2026-11-23") is the day that the template may ask for; all others are the template's own.
+        `prompts` says whether the beginning of the model's turn follows. Of `variables`,
+        `chat_date` ("2026-11-23") is the day that the template may ask for; all others are the
+        template's own.
         Raises `UserError` when the template fails.
         """
         own = {**variables}
-        date = own.pop("date", None)
+        date = own.pop("chat_date", None)
         if date is not None:
             own["strftime_now"] = datetime.date.fromisoformat(date).strftime
         parts: list[str] = []

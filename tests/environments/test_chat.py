@@ -66,6 +66,7 @@ def test_length_targets_and_other_variables_go_together(tmp_path: Path) -> None:
     [
         ({"system_prompt": ""}, r"system_prompt is ''"),
         ({"chat_date": "today"}, r"chat_date is 'today'"),
+        ({"chat_date": "2026-02-30"}, r"chat_date is '2026-02-30' \(day is out of range"),
         ({"history": "forget"}, r"history is 'forget'"),
         ({"template_variables": ["x"]}, r"template_variables is \['x'\]"),
         (

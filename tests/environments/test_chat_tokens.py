@@ -91,7 +91,7 @@ def test_the_date_is_the_one_of_the_option_and_never_the_day_s(tmp_path: Path) -
     assert template is not None
     chat = [{"role": "user", "content": "hi"}]
     assert "Today Date: 26 Jul 2024\n" in template.render(chat, {}, True)
-    assert "Today Date: 23 Nov 2026\n" in template.render(chat, {"date": "2026-11-23"}, True)
+    assert "Today Date: 23 Nov 2026\n" in template.render(chat, {"chat_date": "2026-11-23"}, True)
     asks = ChatTemplate("{{ strftime_now('%Y') }}", {}, "T")
     with pytest.raises(UserError, match=r"T: the chat template fails .* option chat_date"):
         asks.render(chat, {}, True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from peers.environments import Transcript, grade, load, task_of
-from peers.environments.interface import Message
+from peers.environments.interface import Message, messages_of
 from peers.environments.probe import probe_seed
 from swarm.errors import UserError
 from tests.app.harness import complaint, swarm
@@ -59,7 +59,8 @@ def test_prompts_are_made_of_columns_or_messages(tmp_path: Path) -> None:
     assert asked.task_of_row(0).prompt == "1+1 in 3?" and asked.task_of_row(0).answer == ""
     chat = dataset(path, prompt_column="chat")
     assert chat.task_of_row(0).prompt == (Message("system", "Add."), Message("user", "1+1"))
-    assert not isinstance(task_of(dataset(path, prompt_column="q", chat=True), b"x").prompt, str)
+    told = task_of(dataset(path, prompt_column="chat", system_prompt="Sum."), b"x").prompt
+    assert messages_of(told) == (Message("system", "Sum."), Message("user", "1+1"))
 
 
 @pytest.mark.parametrize(
