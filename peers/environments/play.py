@@ -35,7 +35,7 @@ def task_of(
             task = environment.cached_tasks.draw(seed, split, step)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"environment {environment.name!r} cannot draw a task ({described(error)}); repair it"
         ) from error
@@ -67,7 +67,7 @@ class Episode:
                 observation = self._answering.step(self._state, text)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"environment {self._environment.name!r} cannot answer the turn {text[:40]!r} "
                 f"({described(error)}); repair it"
@@ -97,7 +97,7 @@ def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade
         ) from error
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"environment {environment.name!r} cannot grade the completion {text} "
             f"({described(error)}); a reward must never raise, but be 0 for what it does not "

@@ -78,39 +78,55 @@ def load_any(name: str, options: Mapping[str, OptionValue] | None = None) -> Env
     Options of `SHARED` wrap it; the rest are its own. Raises `UserError` when no environment has
     that name, its package is broken, or an option is invalid.
     """
-    found = installed()
-    if name not in found:
-        raise UserError(
-            f"environment {name!r} is not installed here; known environments: "
-            f"{', '.join(sorted(found))}"
-        )
     where = f"environment {name!r}: options"
     given = dict(options or {})
     shared = [
         {key: given.pop(key) for key in each.options.__struct_fields__ if key in given}
         for each in SHARED
     ]
+    made = class_of(name)
     try:
-        environment = _made(name, found[name].load(), given, where)
+        environment = _made(made, given, where)
     except UserError:
         raise
     except Exception as error:  # a lab's package may do anything
-        raise UserError(
-            f"environment {name!r} cannot be loaded ({described(error)}); repair its package"
-        ) from error
+        raise _broken(name, error) from error
     for each, values in zip(SHARED, shared, strict=True):
         if values:
             environment = each.wrap(environment, struct_from_mapping(each.options, values, where))
     return environment
 
 
-def _made(name: str, made: Any, options: Mapping[str, OptionValue], where: str) -> Environment:
-    """Construct an environment with its own options; raises `UserError` for an unknown option."""
+def class_of(name: str) -> type[Environment]:
+    """The class of an environment; raises `UserError` if it is missing or its package is broken."""
+    found = installed()
+    if name not in found:
+        raise UserError(
+            f"environment {name!r} is not installed here; known environments: "
+            f"{', '.join(sorted(found))}"
+        )
+    try:
+        made = found[name].load()
+    except UserError:
+        raise
+    except Exception as error:  # a lab's package may do anything
+        raise _broken(name, error) from error
     if not (isinstance(made, type) and issubclass(made, SingleTurn)):
         raise UserError(
             f"environment {name!r} is {made!r:.100}; it must be a subclass of SingleTurn or "
             "Episodes of peers.environments"
         )
+    return made
+
+
+def _broken(name: str, error: Exception) -> UserError:
+    return UserError(
+        f"environment {name!r} cannot be loaded ({described(error)}); repair its package"
+    )
+
+
+def _made(made: type[Environment], options: Mapping[str, OptionValue], where: str) -> Environment:
+    """Construct an environment with its own options; raises `UserError` for an unknown option."""
     kind = made.Options
     known = kind.__struct_fields__ if kind is not None else ()
     for key in options:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import blake3
 import msgspec
 
-from peers.environments.interface import Prompt, Split, Task
+from peers.environments.interface import Prompt, Split, Task, Tasks
 from swarm.rollouts.seeds import digest
+
+SPLITS: tuple[Split, Split] = ("train", "held_out")
 
 HELD_OUT_BELOW = 16
 """A prompt whose BLAKE3 starts with a byte below this is held out: one in sixteen."""
@@ -71,3 +74,27 @@ class TaskList:
     def _chosen(self, randomness: bytes) -> Task:
         # 256 bits modulo the length favour no task measurably.
         return self.tasks[int.from_bytes(randomness, "big") % len(self.tasks)]
+
+
+SHARE_DRAWS = 1024
+"""Prompts whose split is looked at to estimate the share that is held out."""
+
+
+def held_out_share(tasks: Tasks) -> float | None:
+    """About the share of the prompts that is held out; None for tasks of another kind."""
+    drawn: Iterable[Task]
+    if isinstance(tasks, TaskList):
+        drawn = itertools.islice(tasks.tasks, SHARE_DRAWS)
+    elif isinstance(tasks, Generated):
+        drawn = map(tasks.make, _randoms())
+    elif isinstance(tasks, Curriculum):
+        drawn = (tasks.make(randomness, 0) for randomness in _randoms())
+    else:
+        return None
+    splits = [split_of(task.prompt) for task in drawn]
+    return splits.count("held_out") / len(splits) if splits else None
+
+
+def _randoms() -> Iterator[bytes]:
+    for number in range(SHARE_DRAWS):
+        yield digest("swarm/1/share", number.to_bytes(4, "big"))

@@ -85,13 +85,13 @@ def _group_lines(seen: SeenRollout, width: int | None) -> Iterator[Text]:
     yield line
     if origin.detail:
         yield Text(f"   {printable(origin.detail)}", "red")
-    yield from _turn_lines(seen.turns[0], width)
+    yield from turn_lines(seen.turns[0], width)
 
 
 def _rollout_lines(seen: SeenRollout, width: int | None) -> Iterator[Text]:
     yield Text("   ").append("  ".join([f"sample {seen.sample}", *figures(seen)]), "cyan")
     for turn in seen.turns[1:]:
-        yield from _turn_lines(turn, width)
+        yield from turn_lines(turn, width)
 
 
 def figures(seen: SeenRollout) -> list[str]:
@@ -113,7 +113,8 @@ def figures(seen: SeenRollout) -> list[str]:
     return found
 
 
-def _turn_lines(turn: Turn, width: int | None) -> Iterator[Text]:
+def turn_lines(turn: Turn, width: int | None) -> Iterator[Text]:
+    """The lines of one turn, each behind its bar."""
     bar = IN_LOSS if turn.in_loss else OUTSIDE
     shown = visible_lines(text_of(turn), TURN_CHARACTERS_MAX)
     if width is not None:

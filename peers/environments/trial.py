@@ -1,0 +1,281 @@
+"""The service of `swarm environment check`, in a child process: it calls an environment's code."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import blake3
+import msgspec
+
+from peers.environments.interface import (
+    Episodes,
+    NotGradable,
+    Split,
+    Task,
+    Transcript,
+    Turn,
+    as_text,
+    episodes_of,
+)
+from peers.environments.play import Episode, described, grade, task_of
+from peers.environments.probe import probe_hash
+from peers.environments.registry import class_of, installed, load_any
+from peers.environments.renderer import Renderer
+from peers.environments.tasks import SPLITS, held_out_share
+from swarm.errors import UserError
+from swarm.jobs.environments import (
+    CatalogueService,
+    Describe,
+    Described,
+    DrawTrial,
+    GradeTrial,
+    Installed,
+    InstalledList,
+    ListInstalled,
+    TrialDrawn,
+    TrialGraded,
+    TrialService,
+    TrialSetup,
+)
+from swarm.rollouts.seeds import digest
+from swarm.world.job_thread import JobThread, in_job_thread
+from swarm.world.progress import checkpoint
+
+T = TypeVar("T")
+
+LATER_STEP = 1000
+"""A second rollout step for which tasks are drawn: a curriculum may fail there."""
+
+TURNS_TRIED = 4
+"""Turns of junk in one episode."""
+
+JUNK = {
+    "empty text": "",
+    "a space": " ",
+    "control characters": "\n\x00\ufffd\u202e",
+    "a long word": "x" * 100_000,
+    "a huge number": "9" * 10_000,
+    "nested braces": "{" * 5_000,
+    "nested boxes": "\\boxed{" * 1_000,
+    "a tower of powers": "9**9**9**9",
+    "no number": "NaN",
+    "emoji": "\U0001f642" * 500,
+}
+"""Completions that any policy may write, by what they are."""
+
+
+class Trial:
+    """Implements `swarm.jobs.environments.TrialService`."""
+
+    def __init__(self, setup: TrialSetup) -> None:
+        self._environment = load_any(setup.environment, setup.options)
+        self._renderer = Renderer(Path(setup.model)) if setup.model else None
+        self._thread = JobThread()
+
+    @in_job_thread
+    def describe(self, job: Describe) -> Described:
+        return Described(
+            version=self._environment.version,
+            several_turns=episodes_of(self._environment) is not None,
+            call_seconds=self._environment.call_seconds,
+        )
+
+    @in_job_thread
+    def draw(self, job: DrawTrial) -> TrialDrawn:
+        found, prompts = TrialDrawn(), dict[Split, set[str]]((split, set()) for split in SPLITS)
+        try:
+            for number, split in ((n, s) for s in SPLITS for n in range(job.tasks)):
+                checkpoint()
+                task, seconds = _timed(lambda n=number, s=split: self._task(n, s))  # type: ignore[misc]
+                prompts[split].add(as_text(task.prompt))
+                found.answers.append((f"{split} task {number}", _digest(task)))
+                if split == "train":
+                    found.seconds.append(seconds)
+                    self._measure(task, found)
+            self._look_at_splits(prompts, found)
+        except UserError as error:
+            found.faults.append(str(error))
+        return found
+
+    def _task(self, number: int, split: Split = "train", step: int = 0) -> Task:
+        seed = digest("swarm/1/trial", number.to_bytes(4, "big"))
+        return task_of(self._environment, seed, split, step=step)
+
+    def _measure(self, task: Task, found: TrialDrawn) -> None:
+        if self._renderer is None:
+            return
+        tokens = self._renderer.encode_prompt(task.prompt)
+        if not tokens:
+            raise UserError(
+                f"environment {self._environment.name!r} makes the prompt {task.prompt!r:.100}, "
+                "which has no tokens; a prompt needs at least one"
+            )
+        found.prompt_tokens.append(len(tokens))
+        found.answer_tokens.append(len(self._renderer.encode_completion(task.answer)))
+
+    def _look_at_splits(self, prompts: dict[Split, set[str]], found: TrialDrawn) -> None:
+        name = self._environment.name
+        found.different = len(prompts["train"])
+        found.held_out_share = held_out_share(self._environment.cached_tasks)
+        both = sorted(prompts["train"] & prompts["held_out"])
+        if both:
+            found.faults.append(
+                f"environment {name!r} draws the prompt {both[0]:.60} as a training task and as a "
+                "held-out one; use the Tasks of peers.environments, which split by the prompt"
+            )
+        self._task(0, step=LATER_STEP)
+        if self._renderer is not None:
+            found.probe_hash = probe_hash(self._environment, self._renderer).hex()
+
+    @in_job_thread
+    def grade(self, job: GradeTrial) -> TrialGraded:
+        found, before = TrialGraded(), _memory_bytes()
+        try:
+            for number in range(job.tasks):
+                task = self._task(number)
+                self._grade_answer(number, task, found)
+                for junk, text in self._junk(number, task):
+                    self._grade_junk(f"task {number}, {junk}", task, text, found)
+        except UserError as error:
+            found.faults.append(str(error))
+        found.grown_bytes = _memory_bytes() - before
+        return found
+
+    def _junk(self, number: int, task: Task) -> Iterator[tuple[str, str]]:
+        yield from JUNK.items()
+        yield "the prompt", as_text(task.prompt)
+        other = self._task(number + 1)
+        if other.answer != task.answer:
+            yield "another task's answer", other.answer
+
+    def _grade_answer(self, number: int, task: Task, found: TrialGraded) -> None:
+        texts = self._environment.solution(task.own)
+        if not texts:
+            return
+        episode, turns = Episode(self._environment, task), list[Turn]()
+        for at, text in enumerate(texts):
+            turns.append(Turn("model", text))
+            if at + 1 == len(texts):
+                break
+            observation = self._stepped(f"task {number}, turn {at}", episode, text, found)
+            if observation is None:
+                found.faults.append(
+                    f"environment {self._environment.name!r} ends the episode after {text!r:.60}, "
+                    "but its solution goes on; make `solution` and `step` agree"
+                )
+                return
+            turns.append(Turn("environment", observation))
+        what = f"task {number}, its answer"
+        reward = self._graded(what, task, Transcript(tuple(turns), finished=True), found)
+        if reward is not None:
+            found.answer_rewards.append(reward)
+
+    def _grade_junk(self, what: str, task: Task, text: str, found: TrialGraded) -> None:
+        for finished in (True, False):
+            transcript = Transcript.of(text, finished=finished)
+            reward = self._graded(f"{what}, {finished}", task, transcript, found)
+            if reward is not None:
+                found.junk_rewards.append(reward)
+                if reward >= 1:
+                    shown = "finished" if finished else "cut at the token limit"
+                    warning = f"junk earns the full reward: {what} ({shown})"
+                    found.warnings.append(warning)
+        episode = Episode(self._environment, task)
+        for turn in range(TURNS_TRIED if episodes_of(self._environment) is not None else 0):
+            if self._stepped(f"{what}, turn {turn}", episode, text, found) is None:
+                break
+
+    def _graded(
+        self, what: str, task: Task, transcript: Transcript, found: TrialGraded
+    ) -> float | None:
+        checkpoint()
+        try:
+            (given, seconds), again = (
+                _timed(lambda: grade(self._environment, task, transcript)),
+                grade(self._environment, task, transcript),
+            )
+        except NotGradable as error:
+            found.not_gradable += 1
+            found.warnings.append(str(error))
+            return None
+        if given != again:
+            raise UserError(
+                f"environment {self._environment.name!r} gives the completion "
+                f"{transcript.text[:40]!r} first the reward {given.reward:g}, then "
+                f"{again.reward:g}; equal texts must get equal rewards"
+            )
+        found.grade_seconds.append(seconds)
+        found.parts = sorted({*found.parts, *given.parts})
+        found.answers.append((f"the reward of {what}", f"{given.reward!r}"))
+        return given.reward
+
+    def _stepped(self, what: str, episode: Episode, text: str, found: TrialGraded) -> str | None:
+        checkpoint()
+        observation, seconds = _timed(lambda: episode.step(text))
+        found.step_seconds.append(seconds)
+        shown = None if observation is None else as_text(observation)
+        found.answers.append((f"the observation of {what}", f"{shown!r}"))
+        return shown
+
+
+_SERVICE: type[TrialService] = Trial
+
+
+class Catalogue:
+    """Implements `swarm.jobs.environments.CatalogueService`."""
+
+    def __init__(self) -> None:
+        self._thread = JobThread()
+
+    @in_job_thread
+    def list(self, job: ListInstalled) -> InstalledList:
+        return InstalledList(environments=[_listed(name) for name in sorted(installed())])
+
+
+_CATALOGUE: type[CatalogueService] = Catalogue
+
+
+def _listed(name: str) -> Installed:
+    entry = installed()[name]
+    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+    try:
+        made = class_of(name)
+    except UserError as error:
+        return Installed(name=name, package=package, problem=str(error))
+    return Installed(
+        name=name,
+        package=package,
+        version=made.version,
+        several_turns=issubclass(made, Episodes),
+        options=list(made.Options.__struct_fields__) if made.Options is not None else [],
+    )
+
+
+def _digest(task: Task) -> str:
+    try:
+        data = json.dumps(task.data, sort_keys=True)
+        raw = msgspec.json.encode((task.prompt, task.answer, data))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"a task's data is {task.data!r:.100}, which is not JSON ({described(error)}); use "
+            "numbers, text, lists and dictionaries"
+        ) from error
+    return blake3.blake3(raw).hexdigest(length=8)
+
+
+def _timed(call: Callable[[], T]) -> tuple[T, float]:
+    started = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - started
+
+
+def _memory_bytes() -> int:
+    """The largest memory that this process has used."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used << 10

@@ -1,0 +1,1 @@
+"""The commands `swarm environment`: write, check and try an environment."""

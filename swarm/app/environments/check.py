@@ -1,0 +1,202 @@
+"""`swarm environment check`: is an environment fit for a run? Its code runs in two child processes.
+
+The two processes hash text differently, as two machines do: an environment that iterates over a set
+is found out.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.jobs.environments import (
+    Describe,
+    Described,
+    DrawTrial,
+    Findings,
+    GradeTrial,
+    TrialDrawn,
+    TrialGraded,
+    TrialService,
+    TrialSetup,
+)
+from swarm.world import ChildDied, ChildError, ChildUserError, client
+from swarm.world.compute import LocalCompute
+
+SERVICE = "peers.environments.trial:Trial"
+
+MEMORY_BYTES_MAX = 8 << 30
+"""Memory of each child process."""
+
+GROWTH_BYTES_MAX = 256 << 20
+"""Growth of a process's memory that is warned of."""
+
+REPEATED_MAX = 3
+"""Warnings of a kind that are shown."""
+
+
+@dataclass
+class Part:
+    """What one process found."""
+
+    described: Described | None = None
+    drawn: TrialDrawn = field(default_factory=TrialDrawn)
+    graded: TrialGraded = field(default_factory=TrialGraded)
+    faults: list[str] = field(default_factory=list)
+    """Why it did not finish."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The results of both processes."""
+
+    environment: str
+    parts: list[Part]
+    """Of one process if that found faults, else of two."""
+
+    @property
+    def faults(self) -> list[str]:
+        found = [
+            sentence
+            for part in self.parts
+            for sentence in (*part.drawn.faults, *part.graded.faults, *part.faults)
+        ]
+        return found or list(self._differences())
+
+    @property
+    def warnings(self) -> list[str]:
+        part = self.parts[0]
+        found = list(dict.fromkeys([*part.drawn.warnings, *part.graded.warnings]))
+        more = len(found) - REPEATED_MAX
+        found = [*found[:REPEATED_MAX], *([f"… and {more} more such answers"] if more > 0 else [])]
+        rewards = part.graded.answer_rewards
+        if rewards and min(rewards) < 1:
+            found.append(
+                f"{sum(each < 1 for each in rewards)} of {len(rewards)} answers earn less than 1: "
+                "a policy that learns them learns too little"
+            )
+        if part.graded.grown_bytes > GROWTH_BYTES_MAX:
+            found.append(
+                f"memory grew by {part.graded.grown_bytes >> 20} MiB while "
+                f"{len(part.graded.grade_seconds)} completions were graded; a validator grades "
+                "millions"
+            )
+        if part.drawn.held_out_share == 0:
+            found.append("no prompt is held out, so `swarm eval` has no tasks; add prompts")
+        return found
+
+    def _differences(self) -> Iterator[str]:
+        """A sentence about the first call whose result differs between the processes."""
+        here, there = _answers(self.parts[0]), _answers(self.parts[-1])
+        for what in here:
+            if what in there and here[what] != there[what]:
+                yield (
+                    f"environment {self.environment!r} gives {what} differently in another process "
+                    f"({here[what]:.40} and {there[what]:.40}); sort what comes from a set, and "
+                    "never use hash(), a clock or the global random state"
+                )
+                return
+
+
+def _answers(part: Part) -> dict[str, str]:
+    findings: Sequence[Findings] = (part.drawn, part.graded)
+    return {what: result for each in findings for what, result in each.answers}
+
+
+async def check(setup: TrialSetup, tasks: int, graded: int) -> Checked:
+    """Try an environment in two processes; raises `UserError` if it cannot be loaded."""
+    checked = Checked(setup.environment, [])
+    for hash_seed in ("1", "2"):
+        with _hash_seed(hash_seed):
+            checked.parts.append(await _try(setup, tasks, graded))
+        if checked.faults:
+            break
+    return checked
+
+
+async def _try(setup: TrialSetup, tasks: int, graded: int) -> Part:
+    part, at = Part(), "was loaded"
+    try:
+        async with LocalCompute().child(
+            SERVICE, setup, name="environment", memory_limit_bytes=MEMORY_BYTES_MAX
+        ) as child:
+            service = client(TrialService, child)
+            part.described = await service.describe(Describe())
+            at = "drew tasks"
+            part.drawn = await service.draw(DrawTrial(tasks=tasks))
+            if not part.drawn.faults:
+                at = "graded"
+                part.graded = await service.grade(GradeTrial(tasks=graded))
+    except ChildUserError as error:
+        raise UserError(str(error).removeprefix("environment: ")) from error
+    except (ChildDied, ChildError) as error:
+        part.faults.append(
+            f"the process of environment {setup.environment!r} ended while it {at}: {error}; "
+            "a validator would lose its process, too"
+        )
+    return part
+
+
+@contextmanager
+def _hash_seed(seed: str) -> Iterator[None]:
+    """Let children hash text with a seed of their own."""
+    before = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = seed
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONHASHSEED"]
+        else:
+            os.environ["PYTHONHASHSEED"] = before
+
+
+# --- the report --------------------------------------------------------------------------------
+
+
+def figures(checked: Checked) -> dict[str, Any]:
+    """The figures of a trial by name, as text for people."""
+    part = checked.parts[0]
+    drawn, graded = part.drawn, part.graded
+    described = part.described or Described(version="?", several_turns=False, call_seconds=0.0)
+    share = drawn.held_out_share
+    found = {
+        "environment": f"{checked.environment} {described.version}, "
+        + ("several turns" if described.several_turns else "single turns"),
+        "tasks": f"{len(drawn.seconds)} training tasks, {drawn.different} different prompts",
+        "held out": "unknown" if share is None else f"{share:.1%} of the prompts",
+        "prompt tokens": spread(drawn.prompt_tokens, "", 0),
+        "answer tokens": spread(drawn.answer_tokens, "", 0),
+        "probe hash": drawn.probe_hash,
+        "reward of answers": spread(graded.answer_rewards, "", 3) or "no answers are known",
+        "reward of junk": spread(graded.junk_rewards, "", 3),
+        "parts of rewards": ", ".join(graded.parts),
+        "not gradable": f"{graded.not_gradable} completions" if graded.not_gradable else "",
+        "draw": spread([1e3 * each for each in drawn.seconds], " ms", 3),
+        "grade": spread([1e3 * each for each in graded.grade_seconds], " ms", 3),
+        "observation": spread([1e3 * each for each in graded.step_seconds], " ms", 3),
+        "memory growth": f"{graded.grown_bytes / (1 << 20):.1f} MiB",
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def spread(values: Sequence[float], unit: str, digits: int) -> str:
+    """Median, 10th to 90th percentile, and maximum; empty without values."""
+    if not values:
+        return ""
+    middle = statistics.median(values)
+    low, high = _percentile(values, 0.1), _percentile(values, 0.9)
+    return (
+        f"{middle:.{digits}f}{unit} ({low:.{digits}f} to {high:.{digits}f}, at most "
+        f"{max(values):.{digits}f})"
+    )
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,117 @@
+"""`swarm environment`: packages that people write, and what the command says of broken ones."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.engines.demo import make_policy
+from tests.app.harness import complaint, swarm
+
+CODE = """
+import ctypes, os, time
+from peers.environments import SingleTurn, Task, TaskList
+
+class Lab(SingleTurn):
+    name, version = "lab", "3"
+    call_seconds = 0.2
+    def tasks(self):
+        return TaskList([Task(str(number), "7") for number in range(200)])
+    def grade(self, task, transcript):
+        return float(transcript.text == task.answer)
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the search path, in which the package of `CODE` is installed."""
+    info = tmp_path / "lab-4.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 4\n")
+    (info / "entry_points.txt").write_text("[swarm.environments]\nlab = lab_environment:Lab\n")
+    (tmp_path / "lab_environment.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_new_package_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mirror"
+    made = swarm("environment", "new", "word-mirror", "--folder", folder)
+    assert made.status == 0 and str(folder / "word_mirror.py") in made.output
+    assert 'word-mirror = "word_mirror:WordMirror"' in (folder / "pyproject.toml").read_text()
+    monkeypatch.syspath_prepend(folder)
+    importlib.import_module("test_word_mirror").test_the_answer_and_nothing_else_is_rewarded()
+    for name in ("word_mirror", "test_word_mirror"):
+        monkeypatch.delitem(sys.modules, name)
+    assert "exists already; give --folder" in complaint(
+        "environment", "new", "word-mirror", "--folder", folder
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Word", "NAME is 'Word'; use lower-case letters"),
+        ("word--chain", "use lower-case letters"),
+        ("w" * 41, "at most 40"),
+        ("json", "which is a name of Python's own"),
+        ("class", "which is a name of Python's own"),
+    ],
+)
+def test_a_name_that_no_package_can_have(name: str, sentence: str) -> None:
+    assert sentence in complaint("environment", "new", name)
+
+
+def test_an_environment_that_is_not_installed() -> None:
+    assert "'chess' is not installed here; known environments: calculator" in complaint(
+        "environment", "check", "chess"
+    )
+
+
+def test_a_set_is_found_out_by_the_second_process(site: Path) -> None:
+    """It iterates over text in a set, whose order differs from process to process."""
+    changed = CODE.replace('Task(str(number), "7")', 'Task(str(number), "".join({*"abcdefgh"}))')
+    (site / "lab_environment.py").write_text(changed)
+    checked = swarm("environment", "check", "lab", "--graded", "1")
+    assert checked.status == 1
+    assert "'lab' gives train task 0 differently in another process" in checked.errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("act", "sentence"),
+    [
+        ("while True: pass", "took more than 0.2 s to grade the completion '7'"),
+        ("time.sleep(60)", "took more than 0.2 s to grade the completion '7'"),
+        ("return len(bytearray(1 << 36))", "cannot grade the completion '7' (MemoryError"),
+        ("os._exit(3)", "ended while it graded: child environment ended with status 3"),
+        ("ctypes.string_at(0)", "ended while it graded: child environment was killed by SIGSEGV"),
+        ("raise SystemExit(3)", "cannot grade the completion '7' (SystemExit: 3)"),
+    ],
+)
+def test_code_that_ends_its_process_is_one_sentence(act: str, sentence: str, site: Path) -> None:
+    broken = CODE.replace("return float(transcript.text == task.answer)", act)
+    (site / "lab_environment.py").write_text(broken)
+    checked = swarm("environment", "check", "lab", "--graded", "1")
+    assert checked.status == 1
+    assert sentence in checked.errors
+    assert checked.errors.count("error: ") == 1, checked.errors
+
+
+@pytest.mark.slow
+def test_list_and_try(site: Path, tmp_path: Path) -> None:
+    listed = swarm("environment", "list")
+    assert "lab          version 3, single turns, lab 4" in listed.output
+    make_policy(tmp_path / "policy", seed=0)
+    arguments: list[Any] = ["environment", "try", "lab", "--policy", tmp_path / "policy"]
+    tried = swarm(*arguments, "--tasks", "2", "--samples", "2", "--max-new-tokens", "4")
+    assert tried.status == 0, tried.errors
+    assert tried.output.count("━━ lab 3  task") == 2
+    assert tried.output.count("sample 1  reward 0  ") == 2
+    assert "--policy nowhere is no folder" in complaint(
+        "environment", "try", "lab", "--policy", "nowhere"
+    )
