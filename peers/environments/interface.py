@@ -157,6 +157,9 @@ class SingleTurn(ABC):
     version: str
     Options: ClassVar[type[msgspec.Struct] | None] = None
     options: Any
+    replayable: bool = True
+    """Whether equal turns get equal observations on every machine. If not, a run must be served:
+    a validator that replayed an honest episode would find another."""
     call_seconds: float = 30.0
     """The longest that any one call of the environment's code may take."""
 
@@ -220,7 +223,7 @@ class Wrapper(SingleTurn):
     def __init__(self, inner: Environment) -> None:
         self.inner = inner
         self.name, self.version = inner.name, inner.version
-        self.call_seconds = inner.call_seconds
+        self.call_seconds, self.replayable = inner.call_seconds, inner.replayable
 
     def tasks(self) -> Tasks:
         return self.inner.tasks()

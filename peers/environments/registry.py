@@ -34,6 +34,7 @@ BUILT_IN = {
         "math": "math:Math",
         "reasoning-gym": "reasoning_gym:ReasoningGym",
         "sort-digits": "sort_digits:SortDigits",
+        "tools": "tools:Tools",
         "verifiers": "verifiers.environment:Verifiers",
     }.items()
 }
