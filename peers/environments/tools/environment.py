@@ -91,7 +91,7 @@ class Tools(Episodes):
         match = LAST_NUMBER.search(transcript.text[-200:])
         right = transcript.finished and match is not None and match[1] == task.answer
         observed = [turn.text for turn in transcript.turns if turn.kind == "environment"]
-        used = any(not text.startswith("<result>error") for text in observed)
+        used = any("<result>error" not in text for text in observed)
         earned = right and (used or not self.options.must_call)
         return Grade(float(earned), {"answer": float(right), "tool": float(used)})
 
