@@ -74,6 +74,8 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
     Returns warnings; raises `UserError`. Messages about the manifest begin with `where`.
     """
     renderer, installed = Renderer(folder), Environments()
+    for each in manifest.environments:
+        _check_replayable(installed.of(each), each, where)
     probed = [
         _probe_environment(installed.of(each), renderer, manifest.schedule.steps)
         for each in manifest.environments
@@ -99,6 +101,16 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
             "remove it"
         )
     return [*warnings, *_warnings(manifest, config, where)]
+
+
+def _check_replayable(environment: Environment, named: EnvironmentReference, where: str) -> None:
+    """Raise `UserError` if a validator would replay what no replay gives again."""
+    if named.where == "local" and not environment.replayable:
+        raise UserError(
+            f"{where}: the observations of environment {named.name!r} may differ from machine to "
+            'machine with these options, so a validator cannot replay them; set where = "served" '
+            "for it"
+        )
 
 
 def _check_tokens(

@@ -205,3 +205,10 @@ def test_environments(
     said = complaint(*describe(tmp_path, RUN.replace("sort-digits", "broken")))
     assert "environment 'broken' " in said and re.search(sentence, said), said
     assert not (tmp_path / "run.manifest").exists()
+
+
+def test_a_tool_that_no_replay_repeats_needs_a_served_run(tmp_path: Path) -> None:
+    tools = RUN.replace("sort-digits", "tools").replace(
+        'version = "1"', 'version = "1"\noptions = {tools = ["python"]}', 1
+    )
+    assert 'set where = "served" for it' in complaint(*describe(tmp_path, tools))

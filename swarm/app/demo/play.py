@@ -42,7 +42,7 @@ from swarm.world.machine import Machine
 START_SECONDS_MAX = 120.0
 """Deadline for a peer to listen. The fork servers import in this time."""
 STALL_SECONDS_MAX = 180.0
-"""The demo gives up when no step is trained for this long."""
+"""The demo gives up when no step is trained for this long, nor the base policy made."""
 FAREWELL_SECONDS = 1.0
 """Wait for the peers' last figures after the end of the run."""
 
@@ -185,19 +185,24 @@ class Demo:
         Raises `SwarmError` if no step is trained for `STALL_SECONDS_MAX`.
         """
         while not self.complete.is_set():
-            trained = self.state.step
+            done = self._done
             with trio.move_on_after(STALL_SECONDS_MAX):
                 await self.complete.wait()
-            if not self.complete.is_set() and self.state.step == trained:
+            if not self.complete.is_set() and self._done == done:
                 doing = "; ".join(
                     f"{peer.name} is {peer.state}{f' ({peer.doing})' if peer.doing else ''}"
                     for peer in self.state.peers.values()
                 )
                 raise SwarmError(
-                    f"no step was trained for {STALL_SECONDS_MAX:g} s (step {trained} of "
+                    f"no step was trained for {STALL_SECONDS_MAX:g} s (step {self.state.step} of "
                     f"{self.options.steps}): {doing}"
                 )
         self.ending = True
+
+    @property
+    def _done(self) -> tuple[bool, int]:
+        """(whether the base policy is ready, the steps trained)."""
+        return bool(self.state.accuracy_before), self.state.step
 
 
 def join_line(bootstrap: str) -> str:
