@@ -35,6 +35,12 @@ OPTIMISER = Optimiser(
 SCHEDULE = Schedule(steps=250, groups_per_step=32, asynchrony=2, max_staleness=4, old="generation")
 CALCULATOR = EnvironmentReference(name="calculator", version="1", options={"digits": 2})
 
+TOOLS = EnvironmentReference(
+    name="tools",
+    version="1",
+    options={"statement": "bare", "digits": 2, "operations": 1, "must_call": True},
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -56,6 +62,11 @@ RECIPES = {
         title="arithmetic with a tool",
         environments=(CALCULATOR,),
         sampling=replace(SAMPLING, max_new_tokens=16),
+    ),
+    "tools": Recipe(
+        title="call a calculator",
+        environments=(TOOLS,),
+        sampling=replace(SAMPLING, max_new_tokens=28),
     ),
 }
 """By the name that `swarm demo --environment` takes."""

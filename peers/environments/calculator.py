@@ -55,13 +55,10 @@ class Calculator(Episodes):
         state.answered = True
         return f"{result}>" if result else None
 
-    def solution(self, task: Task) -> tuple[str, str]:
-        return as_text(task.prompt).removesuffix(">") + "=", task.answer
-
     def grade(self, task: Task, transcript: Transcript) -> float:
         """1.0 for the right answer after a call of the task's own expression, 0.0 otherwise."""
         turns = transcript.turns
-        call, _ = self.solution(task)
+        call = as_text(task.prompt).removesuffix(">") + "="
         called = len(turns) == 3 and turns[0].text == call
         return float(called and transcript.finished and transcript.text == task.answer)
 

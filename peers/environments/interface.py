@@ -7,7 +7,7 @@ be deterministic: a validator draws every task again, replays every episode and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
@@ -181,13 +181,6 @@ class SingleTurn(ABC):
         """Options that `swarm run create` writes into the manifest, such as the hash of a file."""
         return {}
 
-    def solution(self, task: Task) -> Sequence[str]:
-        """The model's turns in an episode with full reward; empty if none is known.
-
-        For checks, and for the warm-up of a policy.
-        """
-        return (task.answer,) if task.answer else ()
-
     @cached_property
     def cached_tasks(self) -> Tasks:
         """The tasks, made on first use."""
@@ -233,9 +226,6 @@ class Wrapper(SingleTurn):
 
     def grade(self, task: Task, transcript: Transcript) -> float | Grade:
         return self.inner.grade(task, transcript)
-
-    def solution(self, task: Task) -> Sequence[str]:
-        return self.inner.solution(task)
 
 
 def episodes_of(environment: Environment) -> Episodes | None:

@@ -155,8 +155,8 @@ class Trial:
             yield "another task's answer", other.answer
 
     def _grade_answer(self, number: int, task: Task, found: TrialGraded) -> None:
-        texts = self._environment.solution(task.own)
-        if not texts:
+        texts = task.own.model_turns
+        if not any(texts):
             return
         episode, turns = Episode(self._environment, task), list[Turn]()
         for at, text in enumerate(texts):
@@ -167,7 +167,7 @@ class Trial:
             if observation is None:
                 found.faults.append(
                     f"environment {self._environment.name!r} ends the episode after {text!r:.60}, "
-                    "but its solution goes on; make `solution` and `step` agree"
+                    "but the task's demonstration goes on; make it and `step` agree"
                 )
                 return
             turns.append(Turn("environment", observation))

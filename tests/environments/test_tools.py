@@ -71,7 +71,7 @@ def test_no_expression_makes_it_raise(expression: str) -> None:
 def test_a_call_and_its_result_solve_every_task(seed: bytes, digits: int, operations: int) -> None:
     environment = Tools(ToolsOptions(digits=digits, operations=operations, must_call=True))
     task = task_of(environment, seed)
-    call, answer = environment.solution(task)
+    call, answer = task.model_turns
     result = Episode(environment, task).step(call)
     assert result == f"<result>{answer}</result>"
     for end, reward in ((answer, 1.0), (f"It is {answer}.", 1.0), (f"{answer}1", 0.0)):
@@ -124,5 +124,5 @@ def test_the_interpreter_runs_in_the_sandbox_and_needs_a_served_run() -> None:
     environment = Tools(ToolsOptions(tools=["python"]))
     assert not environment.replayable and Tools().replayable
     task = task_of(environment, b"seed")
-    call, answer = environment.solution(task)
+    call, answer = task.model_turns
     assert Episode(environment, task).step(call) == f"<result>{answer}</result>"

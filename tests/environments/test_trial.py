@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ class Turns(Lab, Episodes):
     def step(self, state: None, text: str) -> str | None:
         return None
 
-    def solution(self, task: Task) -> Sequence[str]:
-        return "1", "7"
+    def tasks(self) -> Tasks:
+        return Generated(lambda r: replace(digits(r), demonstration=("1", "7")))
 
 
 def tried(environment: SingleTurn) -> tuple[TrialDrawn, TrialGraded]:
@@ -102,7 +103,7 @@ def raises(error: Exception) -> Callable[..., Any]:
             of(tasks=lambda _: Curriculum(lambda r, step: Task(r.hex(), str(1 / (step - 1000))))),
             "cannot draw a task (ZeroDivisionError",
         ),
-        (Turns(), "ends the episode after '1', but its solution goes on"),
+        (Turns(), "ends the episode after '1', but the task's demonstration goes on"),
     ],
 )
 def test_a_fault_is_a_sentence(environment: SingleTurn, sentence: str) -> None:

@@ -95,12 +95,6 @@ class Tools(Episodes):
         earned = right and (used or not self.options.must_call)
         return Grade(float(earned), {"answer": float(right), "tool": float(used)})
 
-    def solution(self, task: Task) -> tuple[str, str]:
-        tool = self.options.tools[0]
-        expression = task.data["expression"]
-        given = expression if tool == "calc" else f"print({expression})"
-        return f"<{tool}>{given}</{tool}>", task.answer
-
     def _make(self, randomness: bytes) -> Task:
         # At most 10^153 · 3^16 expressions: 1024 bits modulo that favour none measurably.
         blocks = (digest("swarm/1/tools", randomness, bytes([block])) for block in range(4))
@@ -117,4 +111,6 @@ class Tools(Episodes):
         if self.options.statement == "words":
             tools = "".join(TOOLS[name] for name in self.options.tools)
             prompt = WORDS.format(expression=expression, tools=tools)
-        return Task(prompt, calculate(expression), {"expression": expression})
+        tool, answer = self.options.tools[0], calculate(expression)
+        given = expression if tool == "calc" else f"print({expression})"
+        return Task(prompt, answer, demonstration=(f"<{tool}>{given}</{tool}>", answer))
