@@ -398,6 +398,12 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"held-out tasks {f['moment']} the run: accuracy {f['sampled']:.3f} sampled, "
         f"{f['greedy']:.3f} greedy"
     ),
+    "trainer.evaluation_failed": lambda f: (
+        f"policy {f['policy']} could not be evaluated: {f['reason']}; training goes on"
+    ),
+    "trainer.policy_evaluated": lambda f: (
+        f"held-out tasks with policy {f['policy']}: mean reward {f['reward']:.3f}"
+    ),
     "trainer.fetch_failed": lambda f: (
         f"validator {_short(f['validator'])} could not hand over an accepted submission "
         f"(attempt {f['attempt']}): {f['reason']}"

@@ -201,6 +201,10 @@ class Checkpoint(StateMessage, frozen=True, kw_only=True):
     """Mean reward of the batch that the policy was trained on."""
     base_bytes: Count = 0
     """Of an adapter: the size of all files of its base, which is fetched with it."""
+    evaluated: Annotated[int, Meta(ge=-1, le=2**53)] = -1
+    """Newest policy evaluated on held-out tasks; -1: none."""
+    evaluation: Finite = 0.0
+    """Mean reward of that policy on these tasks."""
 
     @property
     def lineage(self) -> int:

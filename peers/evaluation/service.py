@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ class EvaluationService:
     """Implements `swarm.jobs.evaluation.EvaluationService`."""
 
     def __init__(self, setup: EvaluationSetup) -> None:
+        os.nice(setup.niceness)
         check_engine(setup.engine)
         use_hardware(setup.hardware)
         self._setup = setup

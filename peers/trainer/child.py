@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from peers.trainer.mixture import EnvironmentFigures
 from peers.trainer.pool import Accepted
 from peers.trainer.progress import FollowedVersions
 from peers.trainer.settings import TrainerSettings
@@ -138,12 +139,8 @@ class TrainerChild:
         """Whether a published policy is the one held, bit for bit."""
         return (await self.service.compare(Compare(folder=self._local(folder)))).same
 
-    async def record(
-        self, step: int, figures: Figures, environment_rewards: dict[str, float]
-    ) -> None:
-        await self.service.record(
-            Record(step=step, figures=figures, environment_rewards=environment_rewards)
-        )
+    async def record(self, step: int, figures: Figures, environments: EnvironmentFigures) -> None:
+        await self.service.record(Record(step=step, figures=figures, environments=environments))
 
     async def evaluate(self, folder: str) -> Evaluated:
         return await self.service.evaluate(

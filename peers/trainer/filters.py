@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from peers.environments import collection
 from swarm.manifest import EnvironmentReference
 from swarm.messages import Verdict
 
@@ -55,18 +54,6 @@ def label_groups(
         else:
             found.append("kept")
     return found
-
-
-def environment_rewards(
-    verdicts: Sequence[Verdict], environments: Sequence[EnvironmentReference]
-) -> dict[str, float]:
-    """Mean reward of a batch's rollouts by environment; environments without any are left out."""
-    found: dict[int, list[float]] = {}
-    for verdict in verdicts:
-        for group, rewards in enumerate(verdict.rewards):
-            found.setdefault(environment_of(verdict, group), []).extend(rewards)
-    names = collection.labels(environments)
-    return {names[index]: sum(rewards) / len(rewards) for index, rewards in sorted(found.items())}
 
 
 def environment_of(verdict: Verdict, group: int) -> int:

@@ -29,7 +29,7 @@ PEAK_FLOPS = {
 part that is found counts."""
 
 _SECTIONS = {
-    "reward": ("reward", "length_penalty", "task_reward"),
+    "reward": ("reward", "length_penalty", "task_reward", "evaluation", "pass_at", "keep_rate"),
     "policy": ("entropy", "ratio", "kl_", "clipped_", "weight", "effective", "outside", "loss"),
     "optimiser": ("gradient_norm", "learning_rate", "skipped"),
     "data": (
@@ -93,8 +93,8 @@ class Metrics:
             for name, value in figures.items()
             if isinstance(value, (int, float)) and math.isfinite(value)
         }
-        for environment, reward in figures.get("environment_rewards", {}).items():
-            named[f"reward/of/{environment}"] = float(reward)
+        for environment, values in figures.get("environments", {}).items():
+            named |= {f"{name}/of/{environment}": float(value) for name, value in values.items()}
         for name, share in idle_shares(figures).items():
             named[f"time/{name}"] = share
         if self._folder:

@@ -27,8 +27,9 @@ from peers.trainer.background import Background
 from peers.trainer.batches import Batches
 from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
 from peers.trainer.collector import Collector
-from peers.trainer.filters import environment_rewards
+from peers.trainer.evaluations import Evaluations
 from peers.trainer.forecast import Forecast
+from peers.trainer.mixture import environment_figures
 from peers.trainer.orders import Orders
 from peers.trainer.outcomes import Outcomes
 from peers.trainer.pool import Accepted
@@ -77,6 +78,8 @@ class _Trained:
     """The learner's metrics."""
     record: Batch
     """The batch's entries for the log."""
+    group_tokens: list[list[int]]
+    """[submissions][groups] Completion tokens."""
 
 
 class TrainerRole:
@@ -123,6 +126,7 @@ class TrainerRole:
         precedence = Precedence(peer, store, refusals)
         self._collector = Collector(peer, progress, forecast, outcomes, accepted, precedence, pause)
         self._publisher = publisher = Publisher(peer, trusted, progress, settings.mirrors)
+        self._evaluations = Evaluations(peer, progress, publisher, settings)
         self._orders = Orders(peer, store, progress, forecast, accepted.pool, publisher, pause)
         self._batches = Batches(
             peer,
@@ -171,6 +175,8 @@ class TrainerRole:
                 await self._orders.open_first()
                 self._collector.start(nursery)
                 nursery.start_soon(self._orders.run)
+                if self._settings.evaluate_steps:
+                    nursery.start_soon(self._evaluations.run)
             while await self._take_step(child):
                 pass
             await self._publishing.idle()
@@ -314,7 +320,8 @@ class TrainerRole:
                 break
             times.trained = self._node.world.now()
             if step + 1 > newest:
-                await self._hand_over(child, step, _Trained(taken, result.figures, batch), times)
+                trained = _Trained(taken, result.figures, batch, result.group_tokens)
+                await self._hand_over(child, step, trained, times)
                 continue
             self._progress.advance(step + 1)
             self._accepted.trained(step)
@@ -376,7 +383,8 @@ class TrainerRole:
             Consumed(step=step, submission=accepted.digest, outcomes=[*outcomes])
             for accepted, outcomes in zip(batch, result.outcomes, strict=True)
         ]
-        return _Trained(batch, result.figures, Batch(consumed, result.figures["reward"]))
+        record = Batch(consumed, result.figures["reward"])
+        return _Trained(batch, result.figures, record, result.group_tokens)
 
     async def _hand_over(
         self, child: TrainerChild, step: int, trained: _Trained, times: _StepTimes
@@ -412,14 +420,20 @@ class TrainerRole:
         await self._publisher.publish(child, step + 1, reward=trained.record.reward)
         self._restarts.succeeded()
         figures["publish_seconds"] = self._node.world.now() - began
-        rewards = environment_rewards(
-            [accepted.verdict for accepted in trained.batch],
+        environments = environment_figures(
+            trained.batch,
+            trained.group_tokens,
             self._progress.versions.manifest_of(step).environments,
         )
+        evaluated = self._evaluations.take()
+        if evaluated is not None:
+            figures |= {"evaluation": evaluated.reward, "evaluation_policy": evaluated.policy}
+            for label, found in evaluated.environments.items():
+                environments.setdefault(label, {})["evaluation"] = found.value
         self._events.emit(
-            "trainer.step_trained", **{**figures, "environment_rewards": rewards, "step": step}
+            "trainer.step_trained", **{**figures, "environments": environments, "step": step}
         )
-        await child.record(step, figures, rewards)
+        await child.record(step, figures, environments)
         if state is not None:
             await self._accepted.saved(state.step)
 

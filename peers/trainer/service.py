@@ -186,7 +186,7 @@ class TrainerService:
 
     async def record(self, job: Record) -> Done:
         """Not in the job thread, which may be training."""
-        figures = {**job.figures, "environment_rewards": job.environment_rewards}
+        figures = {**job.figures, "environments": job.environments}
         async with self._recording:
             await trio.to_thread.run_sync(self._metrics.record, job.step, figures)
         return Done()
@@ -221,6 +221,9 @@ class TrainerService:
                     for group in range(len(each.rewards))
                 ]
                 for each in read
+            ],
+            group_tokens=[
+                [each.tokens_in({group}) for group in range(len(each.rewards))] for each in read
             ],
         )
 

@@ -12,13 +12,14 @@ import trio
 
 from simnet.compute.deltas import DeltaModel
 from simnet.compute.environment import EnvironmentModel
+from simnet.compute.evaluation import EvaluationModel
 from simnet.compute.inference import EngineModel
 from simnet.compute.rollouts import Crash
 from simnet.compute.setting import Setting
 from simnet.compute.training import TrainerModel
 from simnet.compute.validation import InspectorModel, PrefillModel
 from simnet.disk import PowerCut, SimulatedDisk
-from swarm.jobs import environment, inference, training, validation
+from swarm.jobs import environment, evaluation, inference, training, validation
 from swarm.shardcast.jobs import DeltaService
 from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, setup_type
 
@@ -31,11 +32,13 @@ ENGINE: type[inference.InferenceService] = EngineModel  # a type error where a m
 INSPECTOR: type[validation.InspectionService] = InspectorModel
 PREFILL: type[validation.PrefillService] = PrefillModel
 TRAINER: type[training.TrainingService] = TrainerModel
+EVALUATION: type[evaluation.EvaluationService] = EvaluationModel
 DELTAS: type[DeltaService] = DeltaModel
 ENVIRONMENT: type[environment.EnvironmentService] = EnvironmentModel
 MODELS: dict[str, Callable[..., Any]] = {
     "swarm.shardcast.delta:DeltaService": DELTAS,
     "peers.environment.service:EnvironmentPeerService": ENVIRONMENT,
+    "peers.evaluation.service:EvaluationService": EVALUATION,
     "peers.inference.engine_service:EngineService": ENGINE,
     "peers.validator.inspector:InspectorService": INSPECTOR,
     "peers.validator.prefill:PrefillService": PREFILL,

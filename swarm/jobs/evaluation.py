@@ -22,6 +22,8 @@ class EvaluationSetup(Setup, frozen=True, kw_only=True):
     environments: list[EnvironmentReference]
     engine: str = "native"
     hardware: Hardware = Hardware()
+    niceness: int = 0
+    """How far the child's priority is lowered."""
 
 
 class DrawTasks(Job, frozen=True, kw_only=True):

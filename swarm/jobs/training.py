@@ -187,6 +187,8 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
     """The learner's metrics."""
     outcomes: list[list[Literal["consumed", "zero-advantage"]]] = []
     """[submissions][groups]"""
+    group_tokens: list[list[int]] = []
+    """[submissions][groups] Completion tokens."""
     unreadable: list[Unreadable] = []
 
 
@@ -309,8 +311,8 @@ class Record(Job, frozen=True, kw_only=True):
 
     step: int
     figures: Figures
-    environment_rewards: dict[str, float]
-    """Mean reward by the environment's label."""
+    environments: dict[str, dict[str, float]]
+    """Figures of each environment, by its label."""
 
 
 class EndTraining(Job, frozen=True, kw_only=True):

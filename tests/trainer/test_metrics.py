@@ -43,8 +43,10 @@ def read_back(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_gets_what_is_a_finite_number(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    Metrics(str(tmp_path)).record(7, {**FIGURES, "environment_rewards": {"sort-digits": 0.25}})
+    environments = {"sort-digits": {"reward": 0.25, "keep_rate": 0.5}}
+    Metrics(str(tmp_path)).record(7, {**FIGURES, "environments": environments})
     found = read_back(tmp_path)
+    assert found["keep_rate/of/sort-digits"] == [(7, 0.5)]
     assert found["reward/reward"] == found["reward/of/sort-digits"] == [(7, 0.25)]
     assert found["policy/entropy"] == [(7, 1.5)]
     assert found["data/staleness"] == [(7, 2.0)]

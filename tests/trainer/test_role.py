@@ -57,6 +57,7 @@ async def start_run(
     prefill_tokens_per_second: float = 40_000.0,
     trainer_memory_bytes: int = 1 << 50,
     memory_check: str = "refuse",
+    trainer: dict[str, Any] | None = None,
     **run: Any,
 ) -> dict[str, Peer]:
     await start_bootstrap(
@@ -73,6 +74,7 @@ async def start_run(
                 "mirrors": list(mirrors),
                 "save_steps": save_steps,
                 "memory_check": memory_check,
+                **(trainer or {}),
             }
         plan = Plan(
             name,
@@ -708,10 +710,52 @@ def test_each_environment_has_a_reward_of_its_own() -> None:
     assert len(trained) == 3
     seen: set[str] = set()
     for fields in trained:
-        rewards = fields["environment_rewards"]
+        figures = fields["environments"]
+        rewards = {label: each["reward"] for label, each in figures.items()}
+        assert sum(each["groups"] for each in figures.values()) == 8
+        assert all(0 <= each["pass_at_1"] <= each["pass_at_g"] <= 1 for each in figures.values())
+        assert all(each["completion_length"] > 1 for each in figures.values())
         seen |= set(rewards)
         assert min(rewards.values()) <= fields["reward"] <= max(rewards.values())
     assert seen == {"simulated", "other"}
+
+
+def test_evaluations_run_beside_the_training_and_may_die() -> None:
+    """Each takes about 40 s, a step 60 s; the second one's child is killed."""
+
+    async def main(simulation: Simulation) -> None:
+        tables = {"evaluate_steps": 2, "evaluate_tasks": 1200}
+        peers = await start_run(simulation, "validator", "trainer", steps=8, trainer=tables)
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        second = simulation.expect(
+            "trainer.checkpoint_published", ["trainer"], lambda event: event.fields["step"] == 2
+        )
+        worker = simulation.add(Plan("inference", ["inference"]))
+        await worker.start()
+        assert await simulation.meet(second, 1800)
+        await trio.sleep(10)
+        assert peers["trainer"].node is not None
+        compute: Any = peers["trainer"].node.compute
+        compute.children["evaluation"].die()
+        assert await simulation.meet(over, 1800)
+        assert worker.part is not None
+        heard = worker.part.newest_checkpoint()
+        assert heard is not None
+        assert (heard.evaluated, round(heard.evaluation, 2)) == (6, 0.32)
+
+    said = [event for _, event in simulate(main)]
+    evaluated = [event.fields for event in said if event.name == "trainer.policy_evaluated"]
+    failed = [event.fields for event in said if event.name == "trainer.evaluation_failed"]
+    assert [each["policy"] for each in evaluated][:3] == [0, 4, 6]
+    assert [each["policy"] for each in failed] == [2]
+    assert "evaluation was killed" in failed[0]["reason"]
+    assert evaluated[1]["environments"]["simulated"]["reward"] == evaluated[1]["reward"]
+    assert evaluated[1]["reward"] == pytest.approx(0.28, abs=0.001)
+    trained = [event.fields for event in said if event.name == "trainer.step_trained"]
+    assert len(trained) == 8
+    taken = [each["evaluation_policy"] for each in trained if "evaluation" in each]
+    assert taken == [0, 4, 6]
+    assert max(each["step_seconds"] for each in trained[2:]) < 70  # no step waited for it
 
 
 @pytest.mark.parametrize("memory_check", ["refuse", "report"])

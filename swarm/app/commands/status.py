@@ -78,6 +78,8 @@ def status_object(status: RunStatus) -> dict[str, Any]:
         "steps": status.run.manifest.schedule.steps,
         "policy": checkpoint.step if checkpoint else None,
         "reward": checkpoint.reward if checkpoint else None,
+        "evaluated": checkpoint.evaluated if checkpoint and checkpoint.evaluated >= 0 else None,
+        "evaluation": checkpoint.evaluation if checkpoint and checkpoint.evaluated >= 0 else None,
         "state": _state(order),
         "forks": dict(sorted(status.forks.items())),
         "contradicting": status.contradicting,
@@ -117,6 +119,8 @@ def status_lines(status: RunStatus, listed_max: int = PEERS_LISTED) -> list[Text
     progress = f"step {step} · {told['state']}"
     if told["policy"] is not None:
         progress += f" · newest policy {told['policy']} · reward {told['reward']:.3f}"
+    if told["evaluated"] is not None:
+        progress += f" · held-out tasks {told['evaluation']:.3f} at policy {told['evaluated']}"
     lines = [Text(f"run {status.run.id}", style="bold"), Text(progress)]
     lines += [
         Text(f"the log of {printable(peer)} is forked: {reason}", style="red")

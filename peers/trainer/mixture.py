@@ -1,0 +1,63 @@
+"""Figures of a trained batch for each environment of the run. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peers.environments.collection import labels
+from peers.trainer.filters import SPREAD_MIN, environment_of
+from peers.trainer.pool import Accepted
+from swarm.manifest import EnvironmentReference
+from swarm.messages import Verdict
+
+EnvironmentFigures = dict[str, dict[str, float]]
+"""Figures by name, by the environment's label."""
+
+
+def environment_figures(
+    batch: Sequence[Accepted],
+    group_tokens: Sequence[Sequence[int]],
+    environments: Sequence[EnvironmentReference],
+) -> EnvironmentFigures:
+    """Figures of each environment that a batch has groups of; groups left out count, too.
+
+    `group_tokens`: [submissions][groups] completion tokens, or nothing if they are unknown.
+    pass_at_1 is the share of right completions and pass_at_g that of groups with a right one, where
+    a completion is right if its task reward is 1. With a length penalty a verdict has only mean and
+    spread of a group's task rewards: these figures then are exact for rewards of 0 and 1.
+    """
+    gathered: dict[int, list[tuple[Accepted, int, int | None]]] = {}
+    for number, accepted in enumerate(batch):
+        for group in range(len(accepted.verdict.rewards)):
+            tokens = group_tokens[number][group] if group_tokens else None
+            index = environment_of(accepted.verdict, group)
+            gathered.setdefault(index, []).append((accepted, group, tokens))
+    names = labels(environments)
+    return {names[index]: _figures(groups) for index, groups in sorted(gathered.items())}
+
+
+def _figures(groups: Sequence[tuple[Accepted, int, int | None]]) -> dict[str, float]:
+    count = len(groups)
+    rewards = [accepted.verdict.rewards[group] for accepted, group, _ in groups]
+    completions = sum(map(len, rewards))
+    shares = [_right(accepted.verdict, group) for accepted, group, _ in groups]
+    found = {
+        "reward": sum(map(sum, rewards)) / completions,
+        "pass_at_1": sum(share for share, _ in shares) / count,
+        "pass_at_g": sum(any_right for _, any_right in shares) / count,
+        "keep_rate": sum(accepted.labels[group] == "kept" for accepted, group, _ in groups) / count,
+        "groups": float(count),
+    }
+    tokens = [each for _, _, each in groups if each is not None]
+    if tokens:
+        found["completion_length"] = sum(tokens) / completions
+    return found
+
+
+def _right(verdict: Verdict, group: int) -> tuple[float, bool]:
+    """(share of right completions, whether there is any)."""
+    if verdict.task_means:
+        mean, spread = verdict.task_means[group], verdict.task_spreads[group]
+        return mean, max(mean, spread) >= 1 - SPREAD_MIN
+    right = [reward >= 1 - SPREAD_MIN for reward in verdict.rewards[group]]
+    return sum(right) / len(right), any(right)

@@ -1,0 +1,46 @@
+"""Cost model of an evaluation's service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import trio
+
+from simnet.compute.setting import Setting
+from swarm.jobs import evaluation
+
+
+class EvaluationModel:
+    """Cost model of `peers.evaluation.service.EvaluationService`."""
+
+    def __init__(self, setting: Setting, setup: evaluation.EvaluationSetup) -> None:
+        self._setting = setting
+        self._environments = len(setup.environments)
+        self._policy = 0
+
+    async def draw(self, job: evaluation.DrawTasks) -> evaluation.TasksDrawn:
+        workload = self._setting.workload
+        await trio.sleep(workload.model_bytes / self._setting.hardware.load_bytes_per_second)
+        self._policy = job.step
+        return evaluation.TasksDrawn(
+            checkpoint="00" * 32,
+            engine="simulated",
+            tasks=[job.tasks] * self._environments,
+            max_new_tokens=job.max_new_tokens,
+            stop_ids=job.stop_ids,
+        )
+
+    async def play(self, job: evaluation.PlayTasks) -> AsyncGenerator[evaluation.Sample, None]:
+        workload = self._setting.workload
+        tokens = max(1, round(workload.completion_tokens_mean))
+        share = workload.reward_start + workload.reward_gain * self._policy
+        for row in job.rows:
+            await trio.sleep(tokens / self._setting.hardware.tokens_per_second)
+            yield evaluation.Sample(
+                environment=job.environment,
+                row=row,
+                reward=float(row < share * len(job.rows)),
+                finished=True,
+                tokens=tokens,
+                turns=[],
+            )
