@@ -401,6 +401,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "trainer.evaluation_failed": lambda f: (
         f"policy {f['policy']} could not be evaluated: {f['reason']}; training goes on"
     ),
+    "trainer.level_changed": lambda f: (
+        f"environment {f['environment']} goes to level {f['level']} of {f['highest']}, at "
+        f"a mean reward of {f['accuracy']:.3f}"
+    ),
     "trainer.policy_evaluated": lambda f: (
         f"held-out tasks with policy {f['policy']}: mean reward {f['reward']:.3f}"
     ),

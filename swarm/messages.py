@@ -218,6 +218,15 @@ class Checkpoint(StateMessage, frozen=True, kw_only=True):
         return (self.lineage, self.step)
 
 
+ENVIRONMENTS_MAX = 16
+"""Environments that one run may mix."""
+
+LEVELS_MAX = 64
+"""Most levels of an environment's curriculum."""
+
+Level = Annotated[int, Meta(ge=0, le=LEVELS_MAX - 1)]
+
+
 class StepOrder(StateMessage, frozen=True, kw_only=True):
     """Opens step `step`: workers must use exactly this policy and this nonce."""
 
@@ -237,6 +246,8 @@ class StepOrder(StateMessage, frozen=True, kw_only=True):
     """Version of the run manifest that governs this step."""
     run_digest: RunDigest = b""
     """Digest of that manifest (`swarm.run.manifest.content_digest`), the same in all revisions."""
+    levels: Annotated[list[Level], Meta(max_length=ENVIRONMENTS_MAX)] = []
+    """Level of each environment's curriculum, the same in all revisions; empty: 0 for all."""
 
     @property
     def lineage(self) -> int:
@@ -294,9 +305,6 @@ class Check(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     threshold: Finite
     passed: bool
 
-
-ENVIRONMENTS_MAX = 16
-"""Environments that one run may mix."""
 
 EnvironmentIndex = Annotated[int, Meta(ge=0, le=ENVIRONMENTS_MAX - 1)]
 Reward = Annotated[float, Meta(ge=-1e6, le=1e6)]

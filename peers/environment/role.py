@@ -37,6 +37,7 @@ from swarm.rates import TokenBuckets
 from swarm.rollouts.seeds import environment_of_group, nonce_of
 from swarm.rollouts.signed_turns import BadTurn, open_turn
 from swarm.run.admission import check_admission, is_worker
+from swarm.run.curriculum import environments_of
 from swarm.settings import RoleSettings
 from swarm.turns import (
     PACKED_BYTES_MAX,
@@ -344,7 +345,7 @@ class EnvironmentRole:
             worker=worker,
             number=request.number,
             groups=sampling.groups_per_submission,
-            environments=manifest.environments,
+            environments=environments_of(manifest, found),
             sampling=sampling,
         )
         if (
@@ -353,7 +354,7 @@ class EnvironmentRole:
             or request.sample >= sampling.group_size
         ):
             raise _Refused("the step order allows no such submission, group or sample")
-        weights = [each.weight for each in manifest.environments]
+        weights = [each.weight for each in order.environments]
         index = environment_of_group(order.seed(), request.group, weights)
         if manifest.environments[index].where != "served":
             raise _Refused("that group's environment is not served: the worker renders it itself")

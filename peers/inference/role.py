@@ -43,6 +43,7 @@ from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.rollouts.seeds import nonce_of
+from swarm.run.curriculum import environments_of
 from swarm.settings import ComputeSettings
 from swarm.world import ChildUserError, client
 from swarm.world.restarts import Restarts
@@ -492,7 +493,7 @@ class InferenceRole:
             worker=self._peer.peer_id,
             number=self._pending.number,
             groups=manifest.sampling.groups_per_submission,
-            environments=manifest.environments,
+            environments=environments_of(manifest, order),
             sampling=manifest.sampling,
         )
 

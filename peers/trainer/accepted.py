@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from peers.trainer.filters import label_groups
+from peers.trainer.filters import label_groups, label_old
 from peers.trainer.forecast import Forecast
 from peers.trainer.outcomes import Outcomes
 from peers.trainer.pool import Accepted, Pool, SubmissionKey
@@ -100,10 +100,20 @@ class AcceptedSubmissions:
         labels = label_groups(verdict, manifest.environments)
         self.forecast.keep_rate.observe(labels)
         digest = verdict.submission
-        self._put(Accepted(digest, verdict, path_of(digest), labels, manifest.filters.fill))
+        accepted = Accepted(digest, verdict, path_of(digest), labels, manifest.filters.fill)
+        self._put(self._aged(accepted))
         self.grew = self.peer.node.world.now()
         if self.is_unfit(verdict):  # became unfit since the last check
             self._swept = None
+
+    def _aged(self, accepted: Accepted) -> Accepted:
+        """The submission as the present step sees it."""
+        verdict = accepted.verdict
+        environments = self.progress.versions.manifest_of(verdict.step).environments
+        return replace(
+            accepted,
+            labels=label_old(accepted.labels, verdict, environments, self.progress.step),
+        )
 
     def _put(self, accepted: Accepted) -> None:
         """Add a submission to the pool, or to those of the steps to repeat."""
@@ -163,7 +173,7 @@ class AcceptedSubmissions:
     def take_again(self, digests: Sequence[bytes]) -> list[Accepted] | None:
         """Take a batch that was trained on before a crash; None if a submission is missing."""
         found = [self._aside.get(digest) for digest in digests]
-        batch = [accepted for accepted in found if accepted is not None]
+        batch = [self._aged(accepted) for accepted in found if accepted is not None]
         if len(batch) < len(found):
             return None
         for digest in digests:
@@ -238,6 +248,8 @@ class AcceptedSubmissions:
         if now == self._swept:
             return
         self._swept = now
+        for accepted in self.pool.oldest_first():
+            self.pool.add(self._aged(accepted))
         stale = self.pool.matching(self.is_unfit)
         for accepted in stale:  # before the first await, so that no other task logs it too
             self.pool.remove(accepted.digest)

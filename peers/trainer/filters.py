@@ -13,9 +13,10 @@ from typing import Literal
 from swarm.manifest import EnvironmentReference
 from swarm.messages import Verdict
 
-GroupLabel = Literal["kept", "no_spread", "length_only", "too_hard", "too_easy"]
+GroupLabel = Literal["kept", "no_spread", "length_only", "too_hard", "too_easy", "too_old"]
 """What the filter says of a group: worth training on; all rewards equal; rewards that differ only
-by length penalties; mean task reward below or above the bounds."""
+by length penalties; mean task reward below or above the bounds; older than its environment allows.
+"""
 
 SMOOTHING = 0.1
 """Weight of the newest submission in the running share of groups kept."""
@@ -53,6 +54,21 @@ def label_groups(
             found.append("too_easy")
         else:
             found.append("kept")
+    return found
+
+
+def label_old(
+    labels: Sequence[GroupLabel],
+    verdict: Verdict,
+    environments: Sequence[EnvironmentReference],
+    step: int,
+) -> list[GroupLabel]:
+    """The labels at training step `step`, at which groups may be older than allowed."""
+    found: list[GroupLabel] = []
+    for index, label in enumerate(labels):
+        allowed = environments[environment_of(verdict, index)].max_staleness
+        old = label == "kept" and 0 <= allowed < step - verdict.policy
+        found.append("too_old" if old else label)
     return found
 
 

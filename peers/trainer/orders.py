@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import msgspec
 import trio
 
+from peers.trainer.curricula import Curricula
 from peers.trainer.filters import groups_to_ask_for
 from peers.trainer.forecast import Forecast
 from peers.trainer.pool import Pool
-from peers.trainer.progress import Pause, Progress
+from peers.trainer.progress import STEPS_REMEMBERED, Pause, Progress
 from peers.trainer.publishing import Publisher
 from peers.trainer.store import TrainerStore
 from swarm.envelope import STATE_LIFETIME_SECONDS
@@ -32,6 +33,7 @@ class Orders:
     pool: Pool
     publisher: Publisher
     pause: Pause
+    curricula: Curricula
     _newest: StepOrder | None = None
     _issuing: trio.Lock = field(default_factory=trio.Lock)
     """Held while an order is issued, and while the lineage changes."""
@@ -43,7 +45,8 @@ class Orders:
 
     async def open_first(self) -> None:
         """Open the first step or, after a restart, the step that was open before it."""
-        before = self.store.newest_orders(self.progress.lineage, 1)
+        before = self.store.newest_orders(self.progress.lineage, STEPS_REMEMBERED)
+        self.curricula.restore(before)
         if before:
             await self._issue(before[0].step, before[0])
         else:
@@ -193,6 +196,7 @@ class Orders:
             submissions_max=(revised.submissions_max if revised else 0) + submissions,
             run_version=manifest.version,
             run_digest=content_digest(followed),
+            levels=revised.levels if revised else self.curricula.levels_for(step),
         )
         await self.store.keep_order(order)
         self._newest = order

@@ -27,6 +27,7 @@ from peers.trainer.background import Background
 from peers.trainer.batches import Batches
 from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
 from peers.trainer.collector import Collector
+from peers.trainer.curricula import Curricula
 from peers.trainer.evaluations import Evaluations
 from peers.trainer.forecast import Forecast
 from peers.trainer.mixture import environment_figures
@@ -126,8 +127,11 @@ class TrainerRole:
         precedence = Precedence(peer, store, refusals)
         self._collector = Collector(peer, progress, forecast, outcomes, accepted, precedence, pause)
         self._publisher = publisher = Publisher(peer, trusted, progress, settings.mirrors)
+        self._curricula = curricula = Curricula(self._events)
         self._evaluations = Evaluations(peer, progress, publisher, settings)
-        self._orders = Orders(peer, store, progress, forecast, accepted.pool, publisher, pause)
+        self._orders = Orders(
+            peer, store, progress, forecast, accepted.pool, publisher, pause, curricula
+        )
         self._batches = Batches(
             peer,
             trusted,
@@ -379,6 +383,7 @@ class TrainerRole:
             return None
         times.trained = self._node.world.now()
         self._outcomes.filtered(batch)
+        self._curricula.observe(batch, versions.manifest_of(step))
         consumed = [
             Consumed(step=step, submission=accepted.digest, outcomes=[*outcomes])
             for accepted, outcomes in zip(batch, result.outcomes, strict=True)
@@ -420,11 +425,12 @@ class TrainerRole:
         await self._publisher.publish(child, step + 1, reward=trained.record.reward)
         self._restarts.succeeded()
         figures["publish_seconds"] = self._node.world.now() - began
+        manifest_of_step = self._progress.versions.manifest_of(step)
         environments = environment_figures(
-            trained.batch,
-            trained.group_tokens,
-            self._progress.versions.manifest_of(step).environments,
+            trained.batch, trained.group_tokens, manifest_of_step.environments
         )
+        for label, level in self._curricula.levels_of(manifest_of_step).items():
+            environments.setdefault(label, {})["level"] = level
         evaluated = self._evaluations.take()
         if evaluated is not None:
             figures |= {"evaluation": evaluated.reward, "evaluation_policy": evaluated.policy}

@@ -15,6 +15,7 @@ from swarm.jobs.validation import Inspected, Report
 from swarm.manifest import RunManifest
 from swarm.messages import Acknowledgement, Evidence, StepOrder, Submission, Verdict
 from swarm.rollouts.seeds import nonce_of
+from swarm.run.curriculum import environments_of
 
 
 class Slot(NamedTuple):
@@ -86,7 +87,7 @@ def submission_order(
         worker=worker,
         number=submission.number,
         groups=submission.groups,
-        environments=manifest.environments,
+        environments=environments_of(manifest, order),
         sampling=manifest.sampling,
     )
 

@@ -50,6 +50,8 @@ class InspectorService:
     def __init__(self, setup: InspectionSetup) -> None:
         """Load the environments; raises `UserError` for one that is not installed here."""
         self._renderer: Renderer | None = None
+        self._references = setup.environments
+        """As the manifest has them. An order has them at its levels, which have no probe hash."""
         self._environments = Environments(setup.environments)
         self._reader = Reader()
         self._alike: set[tuple[bytes, str, str, bytes]] = set()
@@ -114,7 +116,7 @@ class InspectorService:
 
         Otherwise it would find proven faults in honest work. Empty if all render alike.
         """
-        for each in order.environments:
+        for each in [*self._references, *order.environments]:
             if each.where == "served":
                 continue
             key = (renderer.files_hash, each.name, each.version, each.probe_hash)

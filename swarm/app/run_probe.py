@@ -21,6 +21,7 @@ from peers.environments.play import Episode
 from peers.environments.probe import PROBE_TASKS, probe_seed
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
+from swarm.run.curriculum import at_level
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml
 
 GRADED_TASKS = 8
@@ -78,7 +79,11 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
         _check_replayable(installed.of(each), each, where)
     probed = [
         _probe_environment(installed.of(each), renderer, manifest.schedule.steps)
-        for each in manifest.environments
+        for environment in manifest.environments
+        for each in [
+            environment,
+            *(at_level(environment, level) for level in range(environment.curriculum.levels)),
+        ]
     ]
     longest, largest = (max(figures) for figures in zip(*probed, strict=True))
     warnings = [

@@ -24,6 +24,7 @@ _TAKES_EFFECT = {
     "environments.spread": NEXT_STEP,
     "environments.accuracy_min": NEXT_STEP,
     "environments.accuracy_max": NEXT_STEP,
+    "environments.max_staleness": NEXT_STEP,
     "sampling": NEXT_STEP,
     "schedule": NEXT_STEP,
     "schedule.steps": AT_ONCE,

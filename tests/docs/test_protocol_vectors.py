@@ -18,6 +18,7 @@ NESTED = (
     messages.Present,
     messages.CheckpointReference,
     manifest.EnvironmentReference,
+    manifest.Curriculum,
     manifest.Sampling,
     manifest.Schedule,
     manifest.Objective,
