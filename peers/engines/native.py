@@ -22,6 +22,7 @@ from peers.engines.engine import Capabilities, Piece, Prefill, Request
 from peers.engines.flat import FlatAttention, Fresh, Further, Part
 from peers.engines.graphs import Drawn, Graphs, capture_graph
 from peers.engines.noise import NoisePool
+from peers.engines.pace import Fixed, Pace
 from peers.engines.prefill import Prefiller
 from peers.engines.rows import Admitted, Row, Rows
 from swarm import __version__
@@ -59,7 +60,7 @@ class NativeEngine:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         policy: int = 0,
-        slots: int = SLOTS,
+        slots: int = 0,
         memory_share: float = 0.5,
         merge: bool = True,
         cuda_graphs: bool = True,
@@ -67,14 +68,14 @@ class NativeEngine:
         """Load the policy in `folder`, whose number is `policy`.
 
         `dtype` is the precision to compute in; None: the weights' stored dtype. At most `slots`
-        rows are generated at once, with caches of at most `memory_share` of the memory that is free
-        once the weights are loaded. `merge` is as in `Decoder`. `cuda_graphs`: whether a GPU
-        decodes with them. Raises `UserError` for an unsupported model.
+        rows are generated at once (0: `SLOTS` or half, as measured), with caches of at most
+        `memory_share` of the memory that is free once the weights are loaded. `merge` is as in
+        `Decoder`. `cuda_graphs`: whether a GPU decodes with them. Raises `UserError` for an
+        unsupported model.
         """
         self._decoder = decoder = Decoder(folder, device, dtype, merge=merge)
         self._prefiller = Prefiller(decoder)
         self._policy = policy
-        self._slots = slots
         self.out_of_memory = 0
         """How often the batch was halved because memory was short."""
         vocabulary_size = decoder.vocabulary_size
@@ -99,7 +100,8 @@ class NativeEngine:
         cache_bytes = int(memory_share * available_bytes(decoder.device))
         noise = NoisePool(vocabulary_size, decoder.device)
         cache: Cache[Row] = Cache(shape, decoder.length_max, cache_bytes)
-        self._rows = Rows(cache, noise, slots)
+        self._pace = Fixed(slots) if slots else Pace(SLOTS)
+        self._rows = Rows(cache, noise, slots or SLOTS, self._pace)
         on_gpu = decoder.device.type == "cuda"
         self._entries_max = ENTRIES_MAX_GPU if on_gpu else ENTRIES_MAX
         capture = capture_graph(decoder.device) if on_gpu and cuda_graphs else None
@@ -138,6 +140,7 @@ class NativeEngine:
     @torch.inference_mode()
     def step(self) -> list[Piece]:
         while True:
+            started = self._pace.clock()
             self._rows.make_columns()
             admitted = self._rows.admit(self._policy)
             if not self._rows.live:
@@ -147,6 +150,8 @@ class NativeEngine:
                 drawn = None if admitted.rows() else self._graphs.draw()
                 if drawn is None:
                     drawn = self._sample(*self._advance(admitted))
+                if not admitted.rows():
+                    self._pace.note(len(drawn), self._pace.clock() - started)
                 return self._append(drawn)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):

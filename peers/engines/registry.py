@@ -11,7 +11,7 @@ from peers.engines.device import available_bytes, find_device, find_dtype
 from peers.engines.engine import Engine
 from peers.engines.installed import NATIVE, VLLM
 from peers.engines.memory import check_fits, need_of
-from peers.engines.native import SLOTS, NativeEngine
+from peers.engines.native import NativeEngine
 from peers.engines.pipeline.start import pipeline_engine
 from peers.engines.vllm.engine import vllm_engine
 from swarm.errors import UserError
@@ -54,7 +54,7 @@ def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
         device,
         dtype,
         policy,
-        slots=hardware.slots or SLOTS,
+        slots=hardware.slots,
         memory_share=hardware.memory_share,
         merge=hardware.adapters == "merged",
         cuda_graphs=hardware.cuda_graphs != "off",

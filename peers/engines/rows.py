@@ -19,6 +19,7 @@ from torch import Tensor
 from peers.engines.cache import Cache, Cached, Copy
 from peers.engines.engine import PROMPT_ROWS_MAX, Piece, Request
 from peers.engines.noise import Ahead, NoisePool
+from peers.engines.pace import Pace
 from swarm.errors import UserError
 
 PREFILL_TOKENS_MAX = 1 << 14
@@ -130,8 +131,9 @@ class Admitted:
 class Rows:
     """All rows of an engine."""
 
-    def __init__(self, cache: Cache[Row], noise: NoisePool, slots: int) -> None:
-        self.cache, self.noise, self.slots = cache, noise, slots
+    def __init__(self, cache: Cache[Row], noise: NoisePool, slots: int, pace: Pace) -> None:
+        """At most `slots` rows are generated at once, and as many as `pace` finds best."""
+        self.cache, self.noise, self.slots, self._pace = cache, noise, slots, pace
         self.live: dict[int, Row] = {}
         """By request id."""
         self._waiting: OrderedDict[int, Row] = OrderedDict()
@@ -177,7 +179,8 @@ class Rows:
         admitted = Admitted()
         leaders: dict[tuple[int, ...], Row] = {}
         computed_tokens = 0
-        while self._waiting and len(self.live) < self.slots:
+        slots = min(self.slots, self._pace.slots)
+        while self._waiting and len(self.live) < slots:
             row = next(iter(self._waiting.values()))
             length = row.fed_length
             shared = row.prompt is not None and (
@@ -185,7 +188,7 @@ class Rows:
             )
             if not shared and computed_tokens and computed_tokens + length > PREFILL_TOKENS_MAX:
                 break
-            more = min(len(self._waiting), self.slots - len(self.live)) - 1
+            more = min(len(self._waiting), slots - len(self.live)) - 1
             if not self.cache.add(row, length + 1, more):
                 if self.free_memory():
                     continue
