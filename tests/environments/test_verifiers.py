@@ -108,6 +108,11 @@ def test_a_reward_that_needs_a_runtime_is_not_gradable() -> None:
         rewarded(words(arguments='{"kind": "runtime"}'), "a")
 
 
+def test_a_task_that_cannot_begin_is_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"ends before its prompt \(.*no such room"):
+        task_of(words(arguments='{"kind": "closed"}'), bytes(32))
+
+
 def test_tasks_with_one_prompt_are_split_by_index() -> None:
     environment = words(tasks=256, arguments='{"alike": true}')
     answers = {

@@ -79,6 +79,10 @@ class Word(vf.Task[Data]):
     async def cut(self, trace: vf.Trace) -> float:
         return float(trace.is_truncated)
 
+class Closed(Word):
+    async def setup(self, trace, runtime):
+        raise KeyError("no such room")
+
 class InBox(Word):
     @vf.reward
     async def ran(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
@@ -97,7 +101,7 @@ class Words(vf.Taskset[Word, Config]):
     def load(self):
         number = 0
         while True:
-            kind = InBox if self.config.kind == "runtime" else Word
+            kind = {"runtime": InBox, "closed": Closed}.get(self.config.kind, Word)
             prompt = "Guess a word." if self.config.alike else f"Guess word {number}."
             yield kind(Data(prompt=prompt, system_prompt="Play.", answer=f"w{number}"),
                        self.config.task)

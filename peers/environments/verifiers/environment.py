@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -160,7 +161,8 @@ class Verifiers(Episodes):
                 f"package {self.options.package!r} gives the reward {reply.reward:g}, outside "
                 f"reward_low {low:g} to reward_high {high:g}; widen these options"
             )
-        return Grade((reply.reward - low) / (high - low), reply.parts)
+        parts = {name: part for name, part in reply.parts.items() if math.isfinite(part)}
+        return Grade((reply.reward - low) / (high - low), parts)
 
     @cached_property
     def _count(self) -> int:

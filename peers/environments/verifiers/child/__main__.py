@@ -26,6 +26,7 @@ from peers.environments.verifiers.messages import (
     Request,
     Said,
     Step,
+    Ungradable,
     decode_request,
     encode,
 )
@@ -64,7 +65,12 @@ class Child:
         if isinstance(request, Draw):
             if request.task not in self._prompts:
                 episode = self._start(request.task)
-                self._prompts[request.task] = await episode.asked()
+                prompt = await episode.asked()
+                if not prompt:
+                    ended = await episode.graded()
+                    reason = ended.reason if isinstance(ended, Ungradable) else "no error"
+                    raise Unplayable(f"task {request.task} ends before its prompt ({reason})")
+                self._prompts[request.task] = prompt
                 await self._keep(request.task, (), episode)
             return Drawn(self._prompts[request.task], self._tasks.answer(request.task))
         if isinstance(request, Step):
