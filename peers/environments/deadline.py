@@ -18,6 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from swarm.errors import UserError
+from swarm.world.progress import Reporter, current
+
+REPORT_SECONDS = 10.0
+"""Interval at which progress is reported for a call within its limit, so that nobody takes its
+process for hung. The shortest patience of a job that calls environments is 60 s."""
 
 GRACE_SECONDS = 5.0
 """Time that an interrupted call has to end before its process does."""
@@ -32,6 +37,7 @@ class _Call:
     deadline: float
     sentence: Callable[[], str]
     thread: int = field(default_factory=threading.get_ident)
+    reporter: Reporter | None = field(default_factory=current.get)
     is_interrupted: bool = False
 
 
@@ -67,15 +73,19 @@ class _Watch:
     def _run(self) -> None:
         with self._changed:
             while True:
-                self._sleeps_until = min((call.deadline for call in self._calls), default=math.inf)
-                if self._sleeps_until == math.inf:
-                    self._changed.wait()
-                else:
+                self._sleeps_until = math.inf
+                if self._calls:
+                    first = min(call.deadline for call in self._calls)
+                    self._sleeps_until = min(first, time.monotonic() + REPORT_SECONDS)
                     self._changed.wait(max(0.0, self._sleeps_until - time.monotonic()))
+                else:
+                    self._changed.wait()
                 now = time.monotonic()
                 for call in self._calls:
                     if call.deadline <= now:
                         self._end(call, now)
+                    elif call.reporter is not None:
+                        call.reporter.report_from_any_thread()
 
     @staticmethod
     def _end(call: _Call, now: float) -> None:

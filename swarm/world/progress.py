@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 
 import trio
@@ -16,8 +17,9 @@ class Reporter:
     """Reports the progress of one call to the child's owner."""
 
     def __init__(self, send: Callable[[], None]) -> None:
-        """`send` is called in trio's thread."""
+        """Made in trio's thread, where `send` is called."""
         self._send = send
+        self._token = trio.lowlevel.current_trio_token()
         self._sent_at = time.monotonic()
 
     def report(self, *, cancellable: bool) -> None:
@@ -32,6 +34,11 @@ class Reporter:
                 trio.from_thread.run_sync(self._send)
             else:
                 self._send()
+
+    def report_from_any_thread(self) -> None:
+        """Report progress on behalf of a thread that cannot, because it is in a long call."""
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._send)
 
 
 current: ContextVar[Reporter | None] = ContextVar("current", default=None)

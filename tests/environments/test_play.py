@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import trio
 
 from peers.environments import (
     Episode,
@@ -17,11 +19,14 @@ from peers.environments import (
     Task,
     Tasks,
     Transcript,
+    deadline,
     grade,
+    play,
     task_of,
 )
 from peers.environments.calculator import Calculator
 from swarm.errors import UserError
+from swarm.world.progress import Reporter, current
 
 TASK = Task("1+1>", "2")
 COMPLETION = Transcript.of("1+1=")
@@ -71,6 +76,22 @@ def test_a_call_without_end_is_ended(call: Callable[[Lab], Any], doing: str) -> 
             call(Lab(endless))
     assert time.monotonic() - began < 5
     assert grade(Calculator(), TASK, COMPLETION) == Grade(0.0), "nothing arrives later"
+
+
+def test_a_long_call_within_its_limit_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the owner of the process would take it for hung."""
+    monkeypatch.setattr(deadline, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(deadline, "limited", deadline._Watch().limited)
+    monkeypatch.setattr(play, "limited", deadline.limited)
+    heard = threading.Event()
+
+    async def main() -> None:
+        current.set(Reporter(heard.set))
+        lab = Lab(lambda: float(heard.wait(20)))
+        lab.call_seconds = 30.0
+        assert (await trio.to_thread.run_sync(grade, lab, TASK, COMPLETION)).reward == 1.0
+
+    trio.run(main)
 
 
 BLOCKED = """

@@ -41,7 +41,7 @@ from swarm.world.machine import Machine
 
 START_SECONDS_MAX = 120.0
 """Deadline for a peer to listen. The fork servers import in this time."""
-STALL_SECONDS_MAX = 180.0
+STALL_SECONDS_MAX = 300.0
 """The demo gives up when no step is trained for this long, nor the base policy made."""
 FAREWELL_SECONDS = 1.0
 """Wait for the peers' last figures after the end of the run."""
