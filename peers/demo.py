@@ -68,6 +68,11 @@ RECIPES = {
         environments=(TOOLS,),
         sampling=replace(SAMPLING, max_new_tokens=28),
     ),
+    "mixture": Recipe(
+        title="sort digits, and arithmetic with two kinds of tool",
+        environments=(ENVIRONMENT, CALCULATOR, TOOLS),
+        sampling=replace(SAMPLING, max_new_tokens=28),
+    ),
 }
 """By the name that `swarm demo --environment` takes."""
 
