@@ -28,6 +28,7 @@ from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import Sharding
 from swarm.manifest import Adapter
+from tests.engines.families import SUPPORTED, save_random
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, run_steps, settings, teach
 from tests.trainer.test_sharded import family
@@ -273,6 +274,17 @@ def test_what_does_not_fit_is_said_with_what_would(large: Path) -> None:
     assert plan(model, plain, tiny, work).problem.endswith("no number of ranks would make it fit")
     with pytest.raises(UserError, match=r"trainer\.replicas is 3, which does not divide the 8"):
         plan(model, Sharding(replicas=3), machine, work)
+
+
+def test_divided_experts_are_not_gathered(tmp_path: Path) -> None:
+    save_random(SUPPORTED["qwen3-moe"], tmp_path, seed=2)
+    machine, work = Machine("cuda", 4, 4), Workload(tokens=64, longest=64, held=1, reference=False)
+    whole, divided = (
+        plan(read_model(tmp_path), Sharding(expert_parallel=each), machine, work)
+        for each in (False, True)
+    )
+    assert part(divided, "weights, gathered") < part(whole, "weights, gathered")
+    assert part(divided, "weights, fp32") == part(whole, "weights, fp32")
 
 
 def test_divided_matrices_are_planned(large: Path) -> None:
