@@ -68,6 +68,20 @@ ELSEWHERE = [
             "a prefill.", "the same.", "tests/validator/test_swaps.py",
         ),
         (
+            "submissions", "a_wrong_turn_is_a_proven_fault", "Turns of a served environment that "
+            "are forged, bent, of another row, reordered, left out or added.",
+            "Caught by `signed_turns`, a proven fault, before anything is recomputed or graded.",
+            "the swarm reads one file; the cheat's identity.",
+            "tests/environment/test_submission.py",
+        ),
+        (
+            "submissions", "turns_cannot_be_replayed_in_another_submission",
+            "An environment peer's turns, signed for another submission, step or worker.",
+            "Caught by `signed_turns`: every turn names the submission's seed.",
+            "the swarm reads one file; the cheat's identity.",
+            "tests/environment/test_submission.py",
+        ),
+        (
             "submissions", "a_thousand_policies", "Spans of as many policies as the file has rows, "
             "each of which the validator would have to load.", "Caught by `spans`, a proven fault: "
             "a submission has at most `swaps_max` + 1.", "the swarm reads one file; the cheat's "
