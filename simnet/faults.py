@@ -310,7 +310,7 @@ def draw(
         choices: list[AnyFault] = [
             Crash(at=at, seconds=seconds, peers=few),
             Kill(at=at, seconds=seconds, peers=few),
-            KillChild(at=at, peers=few, lot=round(chance.random(), 3)),
+            KillChild(at=at, peers=few, lot=chance.randrange(1000) / 1000),
             Freeze(at=at, seconds=seconds, peers=one),
             SlowDisk(at=at, seconds=seconds, peers=one),
             FullDisk(at=at, seconds=seconds, peers=one),

@@ -18,6 +18,9 @@ from swarm.tables import read_toml
 ROLE_GROUP = "swarm.roles"
 """Group of the roles' entry points."""
 
+HOME_VARIABLE = "SWARM_HOME"
+"""Environment variable with the home of a peer, for its children; a peer sets it."""
+
 
 class RoleSettings(pydantic.BaseModel):
     """Base of the settings of one role."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -116,14 +117,29 @@ class ServedTurns:
 
         `begun`: the submissions under way. Raises the errors of the child.
         """
+        failed: list[Exception] = []
         async with trio.open_nursery() as nursery:
+
+            async def guard(task: Callable[[], Awaitable[None]]) -> None:
+                try:
+                    await task()
+                except Exception as error:  # raised below, outside the nursery's group
+                    failed.append(error)
+                    nursery.cancel_scope.cancel()
+
+            async def hand_out() -> None:
+                while True:
+                    turns = (await engine.turns(AskTurns())).turns
+                    pending = {each.asked.seed(): each for each in begun()}
+                    for asked in turns:
+                        if asked.seed in pending:
+                            give = partial(self._give, engine, pending[asked.seed], asked)
+                            nursery.start_soon(guard, give)
+
             nursery.start_soon(complain, self._complain)
-            while True:
-                turns = (await engine.turns(AskTurns())).turns
-                pending = {each.asked.seed(): each for each in begun()}
-                for asked in turns:
-                    if asked.seed in pending:
-                        nursery.start_soon(self._give, engine, pending[asked.seed], asked)
+            await guard(hand_out)
+        if failed:
+            raise failed[0]
 
     async def _give(
         self, engine: InferenceService, pending: PendingSubmission, asked: AskedTurn

@@ -10,8 +10,8 @@ import importlib.util
 from swarm.errors import UserError
 
 EXTRAS = {
-    "infer": ("torch", "transformers", "tokenizers", "safetensors", "pyarrow"),
-    "train": ("torch", "transformers", "tokenizers", "safetensors", "pyarrow"),
+    "infer": ("torch", "transformers", "tokenizers", "jinja2", "safetensors", "pyarrow"),
+    "train": ("torch", "transformers", "tokenizers", "jinja2", "safetensors", "pyarrow"),
     "plots": ("matplotlib",),
     "endpoint": ("hypercorn", "starlette"),
 }

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
-from peers.environments.verifiers.installed import HOME_VARIABLE
 from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import open_node
@@ -22,7 +21,7 @@ from swarm.events import Event
 from swarm.node.departure import Departure
 from swarm.node.joining import NO_WAY_IN
 from swarm.roles import BOOTSTRAP, check_tables, load_role, take_part
-from swarm.settings import PeerSettings
+from swarm.settings import HOME_VARIABLE, PeerSettings
 from swarm.untrusted import PrintableFormatter
 
 

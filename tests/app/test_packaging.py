@@ -40,6 +40,8 @@ def name_of(requirement: str) -> str:
 def imported(package: str) -> Iterator[str]:
     """Collect the top-level names of the modules that a package's files import."""
     for path in (REPOSITORY / package).rglob("*.py"):
+        if path.is_relative_to(REPOSITORY / "peers/environments/verifiers/child"):
+            continue  # it runs under the interpreter of verifiers, with that library's packages
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -51,7 +53,7 @@ def test_every_import_is_declared() -> None:
     table = project()["project"]
     extras = table["optional-dependencies"]
     wanted = list(table["dependencies"])
-    for extra in ("infer", "plots", "adamw8bit", "vllm"):
+    for extra in set(extras) - {"dev", "fuzz", "toploc", "peft"}:
         wanted += extras[extra]
     declared = {name_of(requirement) for requirement in wanted}
     foreign = {module for package in SHIPPED for module in imported(package)}
@@ -69,7 +71,8 @@ def test_every_import_is_declared() -> None:
 def test_commands_know_what_each_extra_holds(extra: str) -> None:
     extras = project()["project"]["optional-dependencies"]
     requirements = extras["infer"] if extra == "train" else extras[extra]
-    assert {name_of(requirement) for requirement in requirements} == set(EXTRAS[extra])
+    names = {name_of(requirement) for requirement in requirements} - {"swarm-rl"}
+    assert names == set(EXTRAS[extra])
 
 
 @pytest.fixture
@@ -119,8 +122,8 @@ def test_a_role_that_computes_says_what_to_install(tmp_path: Path, role: str) ->
     done = subprocess.run(command, capture_output=True, text=True)
     extra = "train" if role == "trainer" else "infer"
     assert done.stderr == (
-        f"error: --role {role} needs torch, transformers, tokenizers, safetensors, pyarrow, which "
-        f"this environment lacks; type: pip install 'swarm-rl[{extra}]'\n"
+        f"error: --role {role} needs torch, transformers, tokenizers, jinja2, safetensors, "
+        f"pyarrow, which this environment lacks; type: pip install 'swarm-rl[{extra}]'\n"
     )
     assert done.returncode == 2
 

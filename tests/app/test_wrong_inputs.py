@@ -68,7 +68,7 @@ def test_who_is_looked_for_may_wait_for_others(role: str, tmp_path: Path) -> Non
         ("role = 3", "role is 3: input should be a valid list"),
         ('bulk_port = "80"', "bulk_port is '80': input should be a valid integer"),
         ("bulk_port = 70000", "bulk_port is 70000: input should be less than or equal to 65535"),
-        ("colour = 1", "unknown key 'colour'; there are: [inference], "),
+        ("colour = 1", "unknown key 'colour'; there are: [environment], [inference], "),
         ("role = [", "is not valid TOML"),
     ],
 )

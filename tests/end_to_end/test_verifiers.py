@@ -13,9 +13,10 @@ import trio
 
 from peers.environments import Renderer
 from peers.environments.interface import Message
-from peers.environments.verifiers.installed import HOME_VARIABLE, interpreter_for
+from peers.environments.verifiers.installed import interpreter_for
 from swarm.jobs.training import Lessons
 from swarm.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
+from swarm.settings import HOME_VARIABLE
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
 from tests.end_to_end.pipeline import pipeline

@@ -17,12 +17,12 @@ from peers.environments.verifiers.child.episode import Episode, EpisodeOver, Spo
 from peers.environments.verifiers.host import Host, Limits, PlayError
 from peers.environments.verifiers.installed import (
     CHILD_NEEDS,
-    HOME_VARIABLE,
     RECIPES,
     recipe_of,
 )
 from peers.environments.verifiers.messages import Graded, Open, Said
 from swarm.errors import UserError
+from swarm.settings import HOME_VARIABLE
 from tests.app.harness import complaint
 from tests.engines.test_installed import ROOT
 

@@ -37,7 +37,7 @@ def test_each_role_has_a_table(tmp_path: Path) -> None:
         ("[inference]\nthreads = 'all'\n", r"\[inference\]: threads is 'all'"),
         ("[validator]\nalter_weights = 1.0\n", r"\[validator\]: unknown key 'alter_weights'"),
         ("[relay]\nspeed = 1\n", r"\[relay\]: unknown key 'speed'"),
-        ("[trainor]\nmodel = 'x'\n", r"unknown key 'trainor'; there are: \[inference\]"),
+        ("[trainor]\nmodel = 'x'\n", r"unknown key 'trainor'; there are: \[environment\]"),
         ("[tables.inference]\nthreads = 1\n", "unknown key 'tables'"),
         ("inference = 3\n", "unknown key 'inference'"),
         ("[options]\n'trainer.model' = 'x'\n", r"\[options\] has become a table for each role"),

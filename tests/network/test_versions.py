@@ -34,6 +34,7 @@ OTHER: dict[str, Any] = {
     "checkpoints_kept": 9,
     "broadcast_mode": "relay-only",
     "name": "other",
+    "environment_peers": [TrustedKey(peer=BOB.peer_id)],
     "environments": [],
 }
 """Another value of each field that is no table."""

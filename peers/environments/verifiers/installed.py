@@ -11,9 +11,7 @@ from pathlib import Path
 
 from peers.engines.installed import Recipe, python_of, why_unusable
 from swarm.errors import UserError
-
-HOME_VARIABLE = "SWARM_HOME"
-"""Environment variable with the home of a peer, for its children; a peer sets it."""
+from swarm.settings import HOME_VARIABLE
 
 DEFAULT_HOME = Path("~/.swarm")
 
