@@ -195,22 +195,40 @@ class Endpoint:
     async def close(
         self, session: Session, reward: float | None = None, parts: dict[str, float] | None = None
     ) -> str:
-        """Close a session that is idle, release its caches, and write it."""
+        """Close a session that is idle, release its caches, and write it.
+
+        Raises `ApiError` if it cannot be written; then it stays open.
+        """
         self.sessions.close(session)
         for episode in session.episodes:
             if episode.last is not None:
                 self.generator.driver.release(episode.last)
+                episode.last = None
         write = partial(self.sessions.write, session, reward, parts or {})
         path = ""
         with trio.CancelScope(shield=True):
-            path += await trio.to_thread.run_sync(write)
+            try:
+                path += await trio.to_thread.run_sync(write)
+            except OSError as error:
+                self.sessions.reopen(session)
+                raise ApiError(
+                    507,
+                    f"session {session.name!r} cannot be written ({error}) and stays open; make "
+                    "room in the folder of --record, and post its reward again",
+                    kind="server_error",
+                    code="not_recorded",
+                ) from error
         return path
 
-    async def close_resting(self) -> None:
-        """Close sessions that are idle for too long, or too many."""
+    async def close_resting(self) -> str:
+        """Close sessions that are idle for too long, or too many; returns why one stays open."""
         before = trio.current_time() - self.limits.idle_seconds
         for session in self.sessions.resting(before):
-            await self.close(session)
+            try:
+                await self.close(session)
+            except ApiError as error:
+                return error.message
+        return ""
 
     def _session_of(self, request: Request) -> str | None:
         name = request.headers.get(SESSION_HEADER)

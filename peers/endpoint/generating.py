@@ -55,11 +55,13 @@ class Generator:
         forget = job.session is None and self.sessions.folder is None
         session = self.sessions.session(name, now, forget)
         turns: list[Turn] = []
+        lengths: list[int] = []
+        limits: list[int] = []
         try:
-            for prompt in job.prompts:
-                turns += [session.begin(prompt) for _ in range(job.n)]
-            lengths = [len(turn.tokens) for turn in turns]
-            limits = [self._limit(job, length) for length in lengths]
+            for prompt in [each for each in job.prompts for _ in range(job.n)]:
+                turns.append(session.begin(prompt))
+                lengths.append(len(turns[-1].tokens))
+                limits.append(self._limit(job, lengths[-1]))
         except BaseException as error:
             for turn in turns:
                 turn.give_up()

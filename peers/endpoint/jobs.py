@@ -23,6 +23,13 @@ from peers.endpoint.requests import (
 from peers.environments.interface import Message
 from swarm.rollouts.seeds import digest, noise_key
 
+TEMPERATURE_MIN = 0.01
+"""Least temperature above 0. A tiny one makes logits overflow, and the engine would fail."""
+
+CHARACTERS_PER_TOKEN_MAX = 16
+"""Characters of a prompt per token of the context. A longer text is refused before it is encoded,
+which would hold up all other requests."""
+
 COMPLETION_TOKENS = 16
 """Tokens of a completion that names no limit, as at OpenAI and in vLLM."""
 
@@ -52,7 +59,14 @@ class Job:
     stream_usage: bool
 
     def check(self) -> None:
-        """Raise `ApiError` for too many choices."""
+        """Raise `ApiError` for too many choices, or a temperature that no engine can divide by."""
+        if 0 < self.temperature < TEMPERATURE_MIN:
+            raise ApiError(
+                400,
+                f"temperature is {self.temperature:g}; send 0 for the likeliest tokens, or at "
+                f"least {TEMPERATURE_MIN:g}",
+                param="temperature",
+            )
         choices = len(self.prompts) * self.n
         if choices > PROMPTS_MAX:
             raise ApiError(
@@ -162,7 +176,22 @@ def _id(prefix: str) -> str:
     return f"{prefix}-{token_hex(12)}"
 
 
+def _check_characters(count: int, param: str, policy: Policy) -> None:
+    most = policy.length_max * CHARACTERS_PER_TOKEN_MAX
+    if count > most:
+        raise ApiError(
+            400,
+            f"the prompt has {count} characters; at most {most} are taken, "
+            f"{CHARACTERS_PER_TOKEN_MAX} for each of the {policy.length_max} tokens of the model's "
+            "context",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
 def _prompts(prompt: str | Sequence[str | int | list[int]], policy: Policy) -> list[Prompt]:
+    texts = [prompt] if isinstance(prompt, str) else [e for e in prompt if isinstance(e, str)]
+    _check_characters(max(map(len, texts), default=0), "prompt", policy)
     if isinstance(prompt, str):
         return [TextPrompt(prompt, policy.renderer)]
     ids = [each for each in prompt if isinstance(each, int)]
@@ -194,4 +223,5 @@ def _messages(messages: Sequence[ChatMessage], policy: Policy) -> Prompt:
             "the last message is the assistant's; end with a message that it may answer",
             param="messages",
         )
+    _check_characters(sum(len(each.text) for each in messages), "messages", policy)
     return ChatPrompt(tuple(Message(each.role, each.text) for each in messages), policy.chat)

@@ -118,6 +118,10 @@ class Sessions:
         """Forget an open session: whoever closes it writes it."""
         self._open.pop(session.name, None)
 
+    def reopen(self, session: Session) -> None:
+        """Keep a closed session that could not be written, unless its name is in use again."""
+        self._open.setdefault(session.name, session)
+
     def resting(self, before: float) -> list[Session]:
         """Sessions whose last request was before a time, and those that are too many; oldest
         first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from hypercorn.typing import ASGIFramework
 
 from peers.endpoint.app import Endpoint, Limits
 from peers.endpoint.driving import Driver
+from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys, is_loopback
 from peers.endpoint.generating import Generator
 from peers.endpoint.policy import Policy, chat_of, stop_ids_of
@@ -91,7 +93,10 @@ async def run_endpoint(
             started(url)
     finally:
         for session in endpoint.sessions.all():
-            await endpoint.close(session)
+            try:
+                await endpoint.close(session)
+            except ApiError as error:
+                print(error.message, file=sys.stderr)
 
 
 async def _serve(
@@ -118,7 +123,9 @@ async def _serve(
 async def _sweep(endpoint: Endpoint) -> None:
     while True:
         await trio.sleep(SWEEP_SECONDS)
-        await endpoint.close_resting()
+        problem = await endpoint.close_resting()
+        if problem:
+            print(problem, file=sys.stderr)
 
 
 def _address(listen: str) -> tuple[str, int]:

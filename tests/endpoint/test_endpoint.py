@@ -203,6 +203,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "logprobs": 5}, "logprobs", "only the sampled token's"),
     ({"prompt": "a", "colour": 1}, "colour", "is unknown"),
     ({"prompt": "a", "temperature": -1}, "temperature", ">= 0"),
+    ({"prompt": "a", "temperature": 1e-300}, "temperature", "at least 0.01"),
+    ({"prompt": "a" * 40_000, "n": 128}, "prompt", "has 40000 characters"),
+    ({"messages": [{"role": "user", "content": "a" * 2000}]}, "messages", "2000 characters"),
     ({"prompt": "a", "n": 500}, "n", "<= 128"),
     ({"prompt": [1, "a"]}, "prompt", "mixes"),
     ({"prompt": [99999]}, "", "outside the vocabulary"),
@@ -332,6 +335,24 @@ def test_sessions_that_rest_are_written_and_closed(policy_folder: Path, tmp_path
 
     with_endpoint(policy_folder, test, record=tmp_path, idle_seconds=0.0)
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
+
+
+def test_a_session_that_cannot_be_written_stays_open(policy_folder: Path, tmp_path: Path) -> None:
+    record = tmp_path / "sessions"
+
+    async def test(client: Client) -> None:
+        body = {"prompt": "12>", "max_tokens": 2, "user": "a"}
+        await client.ok("/v1/completions", body)
+        record.rmdir()
+        record.write_text("in the way")
+        for _ in range(2):
+            status, found = await client.post("/v1/rollouts/a/reward", {"reward": 0.5})
+            assert status == 507 and "cannot be written" in found["error"]["message"], found
+        await client.ok("/v1/completions", body)
+        record.unlink()
+        assert (await client.ok("/v1/rollouts/a/reward", {"reward": 0.5}))["episodes"] == 2
+
+    with_endpoint(policy_folder, test, record=record)
 
 
 def test_an_endpoint_for_others_needs_a_key(tmp_path: Path) -> None:
