@@ -16,7 +16,7 @@ import msgspec
 import pydantic
 import trio
 
-from peers.environment.pool import CallFailed, Pool
+from peers.environment.pool import CallFailed, Pool, TooBusy
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import SwarmError, UserError
 from swarm.events import Rationed
@@ -132,6 +132,16 @@ class EnvironmentRole:
         self._dropped = Rationed(peer.node.events)
         peer.gossip.listen(StepOrder, self._on_order)
 
+    def _take_shown(self, shown: Envelope | None) -> None:
+        """Take note of a trainer's order that stands beside a request: this peer may have been
+        offline when it was published."""
+        if (
+            shown is not None
+            and shown.body.run == self._run.id
+            and self._run.permits(shown.sender, shown.message) is None
+        ):
+            self._on_order(shown)
+
     def _on_order(self, envelope: Envelope) -> None:
         order = envelope.expect(StepOrder)
         key = (order.lineage, order.step)
@@ -203,6 +213,7 @@ class EnvironmentRole:
     async def _turn(
         self, worker: str, request: TurnRequest, supporting: Sequence[Envelope]
     ) -> Envelope:
+        self._take_shown(first(supporting, StepOrder))
         order = await self._order_of(worker, request)
         segments = self._segments(request, supporting)
         if len(segments) % 2:
@@ -224,7 +235,11 @@ class EnvironmentRole:
             if not segments:
                 turn = await self._prompt(order, turn)
             else:
-                turn = await self._answer(order, turn, segments, first(supporting, Turn))
+                if turn.index > 1:
+                    self._check_shown(request, turn, segments, first(supporting, Turn))
+                turn = await self._answer(order, turn, segments)
+        except TooBusy as error:
+            raise _Refused(str(error), later=True) from error
         except CallFailed as error:
             self._failures[episode] += 1
             if self._failures[episode] < ATTEMPTS_MAX or not segments:
@@ -245,7 +260,7 @@ class EnvironmentRole:
 
     async def _prompt(self, order: SubmissionOrder, turn: Turn) -> Turn:
         job = DrawPrompt(order=order, group=turn.group)
-        drawn = await self._pool.call(lambda service: service.draw(job))
+        drawn = await self._pool.call(order.worker, lambda service: service.draw(job))
         return _with_tokens(turn, drawn.tokens, last=drawn.last)
 
     async def _answer(
@@ -253,13 +268,10 @@ class EnvironmentRole:
         order: SubmissionOrder,
         turn: Turn,
         segments: list[list[int]],
-        shown: Envelope | None,
     ) -> Turn:
-        """The turn after the last of an episode's segments. `shown`: the turn before it."""
-        if turn.index > 1:
-            self._check_shown(turn, segments, shown)
+        """The turn after the last of an episode's segments."""
         job = PlayTurn(order=order, group=turn.group, sample=turn.sample, segments=segments)
-        played = await self._pool.call(lambda service: service.play(job))
+        played = await self._pool.call(order.worker, lambda service: service.play(job))
         if played.differs:
             return _failed(
                 turn,
@@ -268,9 +280,17 @@ class EnvironmentRole:
             )
         return _with_tokens(turn, played.tokens)
 
-    def _check_shown(self, turn: Turn, segments: list[list[int]], shown: Envelope | None) -> None:
-        """Raise `_Refused` unless an environment peer signed the turns so far: the hash in the last
-        of them covers all others."""
+    def _check_shown(
+        self,
+        request: EpisodeRequest,
+        turn: Turn,
+        segments: list[list[int]],
+        shown: Envelope | None,
+    ) -> None:
+        """Raise `_Refused` unless an environment peer signed the turns so far: the hash in `shown`,
+        the last of them, covers all others."""
+        manifest = self._run.manifest_of(self._orders[request.lineage, request.step])
+        assert manifest is not None, "the order of the request was found"
         if shown is None:
             raise _Refused("the environment's last turn must stand beside a request")
         before = [token for segment in segments[:-2] for token in segment]
@@ -278,7 +298,7 @@ class EnvironmentRole:
             last = open_turn(
                 shown.raw,
                 run=self._run.id,
-                peers=self._run.manifest.environment_ids(),
+                peers=manifest.environment_ids(),
                 seed=turn.seed,
                 group=turn.group,
                 sample=turn.sample,
@@ -303,6 +323,7 @@ class EnvironmentRole:
             return [await self._refusal(refusal)]
 
     async def _grade(self, request: GradeRequest, supporting: Sequence[Envelope]) -> Envelope:
+        self._take_shown(first(supporting, StepOrder))
         order = await self._order_of(request.worker, request)
         segments = self._segments(request, supporting)
         if len(segments) % 2 or not segments:
@@ -311,7 +332,9 @@ class EnvironmentRole:
             order=order, group=request.group, sample=request.sample, segments=segments
         )
         try:
-            graded = await self._pool.call(lambda service: service.grade(job))
+            graded = await self._pool.call(
+                f"grades of {order.worker}", lambda service: service.grade(job)
+            )
         except (CallFailed, ChildError) as error:
             raise _Refused(str(error)[:500], later=isinstance(error, CallFailed)) from error
         grade = EpisodeGrade(

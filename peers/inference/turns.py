@@ -20,7 +20,7 @@ from swarm.jobs.inference import (
     InferenceService,
     SignedPrompt,
 )
-from swarm.messenger import first
+from swarm.messenger import REQUEST_ENVELOPES_MAX, first
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.rollouts.seeds import environment_of_group, rendezvous
@@ -184,7 +184,7 @@ class ServedTurns:
         self._waiting[identity] = self._peer.node.world.now()
         try:
             while True:
-                for name in self._ranked(episode.pending.asked.seed()):
+                for name in self._ranked(episode.pending):
                     self._check_wanted(episode.pending)
                     try:
                         async with self._limits[name]:
@@ -197,10 +197,22 @@ class ServedTurns:
         finally:
             del self._waiting[identity]
 
-    def _ranked(self, seed: bytes) -> list[str]:
-        """Environment peers in the order in which a submission asks them."""
-        now = self._peer.node.world.now()
-        ranked = rendezvous(self._run.manifest.environment_ids(), seed)
+    def _ranked(self, pending: PendingSubmission) -> list[str]:
+        """Environment peers in the order in which a submission asks them; raises `Unwanted` if
+        none is left.
+
+        Validators accept the turns of those that the step's version of the manifest names; the
+        newest version may have removed some of them.
+        """
+        now, order = self._peer.node.world.now(), pending.order
+        manifest = self._run.manifest_of(order)
+        named = manifest.environment_ids() if manifest is not None else []
+        left = [name for name in named if self._run.manifest.is_environment_peer(name)]
+        if not left:
+            raise Unwanted(
+                f"the run's owner has removed all environment peers that step {order.step} may use"
+            )
+        ranked = rendezvous(left, pending.asked.seed())
         return sorted(ranked, key=lambda name: self._rests.get(name, 0.0) > now)
 
     def _check_wanted(self, pending: PendingSubmission) -> None:
@@ -231,9 +243,10 @@ class ServedTurns:
         )
         messages = [request, *(EpisodeTokens(tokens=part) for part in parts[1:])]
         sealed = [await self._peer.seal(each, EVENT_LIFETIME_SECONDS) for each in messages]
-        reply = await self._peer.messenger.request(
-            peer, *sealed, *self._shown(episode), deadline_seconds=TURN_SECONDS
-        )
+        shown = [*sealed, *self._shown(episode)]
+        if episode.pending.envelope is not None and len(shown) < REQUEST_ENVELOPES_MAX:
+            shown.append(episode.pending.envelope)  # a restarted environment peer does not know it
+        reply = await self._peer.messenger.request(peer, *shown, deadline_seconds=TURN_SECONDS)
         refused = first(reply, TurnRefused)
         if refused is not None:
             raise PeerError(f"{peer} gives no turn: {refused.expect(TurnRefused).reason}")

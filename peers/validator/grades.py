@@ -134,6 +134,7 @@ class ServedGrades:
         return await self._peer.messenger.request(
             peer,
             *[await self._peer.seal(each, EVENT_LIFETIME_SECONDS) for each in messages],
+            case.ordered,  # a restarted environment peer does not know it
             deadline_seconds=GRADE_SECONDS,
         )
 

@@ -11,17 +11,19 @@ import trio
 
 from peers.inference.pending import PendingSubmission
 from peers.inference.role import InferenceRole
+from peers.inference.turns import ServedTurns, Unwanted
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
-from simnet.simulation import Peer, Plan, Simulation
+from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from simnet.world import EPOCH
 from swarm.envelope import Envelope, seal
 from swarm.events import Event
-from swarm.manifest import RunManifest
+from swarm.manifest import RunManifest, TrustedKey
 from swarm.messages import StepOrder
 from swarm.run.exchange import BOOTSTRAP_SECONDS
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest
+from tests.orders import submission_order
 
 STEPS = 8
 
@@ -297,3 +299,40 @@ def test_an_owner_who_signs_one_version_twice_is_told() -> None:
         assert len(refused) == 1 and refused[0]["version"] == 2, name
     accepted = [f for f in watching.named("inference.receipt", "inference-2")]
     assert accepted and {f["outcome"] for f in accepted} == {"accepted"}
+
+
+def test_workers_ask_the_environment_peers_of_their_steps_version() -> None:
+    """Validators accept the turns of no others: those of a newly added peer would get an honest
+    worker evicted."""
+
+    async def main(watching: Watching) -> None:
+        simulation = watching.simulation
+        ids = [simulation.identity(f"environment-{n}").peer_id for n in range(3)]
+        first = await watching.start(
+            "validator", "trainer", "environment-0", "environment-1", "inference-0",
+            environments=[msgspec.structs.replace(SIMULATED, where="served")],
+            environment_peers=["environment-0", "environment-1"],
+        )  # fmt: skip
+        await watching.step_trained(0)
+        worker = watching.part("inference-0")
+        order = worker.step_order()
+        pending = PendingSubmission(
+            order=order, envelope=None, asked=submission_order(), entry=b"", since=0.0
+        )
+        turns = ServedTurns(worker)
+        assert set(turns._ranked(pending)) == set(ids[:2])
+        added = TrustedKey(peer=ids[2], from_version=2)
+        for version, named in ((2, [*first.environment_peers, added]), (3, [added])):
+            message = msgspec.structs.replace(first, version=version, environment_peers=named)
+            if version == 3:
+                for n in range(2):
+                    await simulation.peers[f"environment-{n}"].kill()
+            watching.part("validator").gossip.publish(signed(simulation, message))
+            await trio.sleep(1.0)
+            assert worker.run.manifest.version == version
+            if version == 2:
+                assert set(turns._ranked(pending)) == set(ids[:2])
+        with pytest.raises(Unwanted, match="removed all environment peers"):
+            turns._ranked(pending)
+
+    watch(main)
