@@ -9,12 +9,17 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from peers.inference.pending import PendingSubmission
 from peers.inference.role import InferenceRole
+from peers.inference.turns import ServedTurns
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Plan, Simulation
 from swarm.events import Event
+from swarm.jobs import SubmissionOrder
+from swarm.messages import Admission, StepOrder
+from swarm.rollouts.seeds import nonce_of
 
 STEPS = 2
 EVICTED = "membership.peer_evicted"
@@ -109,3 +114,53 @@ def test_turns_of_another_place_are_a_proven_fault() -> None:
     heard = train(turns=1, forges=True)
     reasons = [e.fields.get("reason", "") for _, e in heard if e.name == EVICTED]
     assert any("was signed as turn" in reason for reason in reasons)
+
+
+def test_a_restarted_environment_peer_serves_a_step_that_it_has_not_heard_of() -> None:
+    """The newest order reaches it; that of an older step stands beside the request."""
+
+    async def main() -> None:
+        simulation = Simulation(7, workload=Workload(model_bytes=3_000_000, turns=1))
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=["v0"], steps=4, groups_per_step=8,
+                max_new_tokens=256, environments=[SERVED], environment_peers=["e0"],
+            )  # fmt: skip
+            for name, role in (
+                ("v0", "validator"), ("trainer", "trainer"), ("e0", "environment"),
+                ("w0", "inference"),
+            ):  # fmt: skip
+                await simulation.add(Plan(name, [role])).start()
+            assert await simulation.meet(
+                simulation.expect("trainer.step_trained", ["trainer"]), 600.0
+            )
+            worker = simulation.peers["w0"].part
+            assert worker is not None and worker.lease is not None
+            old, admission = worker.order.value, worker.lease.admission
+            assert old is not None and admission is not None
+            trained = simulation.expect(
+                "trainer.step_trained", ["trainer"], lambda event: event.fields["step"] >= 1
+            )
+            assert await simulation.meet(trained, 600.0)
+            await simulation.peers["e0"].kill()
+            await simulation.peers["e0"].start_again()
+            order, manifest = old.expect(StepOrder), worker.run.manifest
+            entry = admission.expect(Admission).entry
+            asked = SubmissionOrder(
+                run=worker.run.id,
+                policy=order.checkpoint,
+                step=order.step,
+                nonce=nonce_of(order.nonce, entry),
+                worker=worker.node.peer_id,
+                number=0,
+                groups=manifest.sampling.groups_per_submission,
+                environments=manifest.environments,
+                sampling=manifest.sampling,
+            )
+            pending = PendingSubmission(
+                order=order, envelope=old, asked=asked, entry=entry, since=0.0
+            )
+            with trio.fail_after(30.0):
+                assert await ServedTurns(worker).prompts(pending)
+
+    run_virtual(main, seed=7)
