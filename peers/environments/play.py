@@ -5,9 +5,13 @@ Every failure, and a call that does not return, becomes a `UserError` that names
 
 from __future__ import annotations
 
-import math
-from contextlib import AbstractContextManager
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+import trio
 
 from peers.environments.deadline import limited
 from peers.environments.interface import (
@@ -25,25 +29,42 @@ from swarm.errors import UserError
 
 Observation = str | tuple[Message, ...]
 
+TARGET_LENGTH_BITS = 32
+"""Bits of a task's target length in the probe hash."""
+
 
 def task_of(
     environment: Environment, seed: bytes, split: Split = "train", *, step: int = 0
 ) -> Task:
     """Draw the task of a seed in a rollout step; raises `UserError`."""
-    try:
-        with _limited(environment, "draw a task"):
-            task = environment.cached_tasks.draw(seed, split, step)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"environment {environment.name!r} cannot draw a task ({described(error)}); repair it"
-        ) from error
+    with failures(environment, "draw a task", "repair it"), _limited(environment, "draw a task"):
+        task = environment.cached_tasks.draw(seed, split, step)
     if not isinstance(task, Task) or not _is_prompt(_messages(task.prompt)):
         raise UserError(
-            f"environment {environment.name!r} draws {task!r:.100}; it must be a Task with a "
+            f"environment {environment.name!r} draws {shown(task, 100)}; it must be a Task with a "
             "prompt of text or messages"
         )
+    for name, value, is_right, right in (
+        ("answer", task.answer, _is_text(task.answer), "text, as the model writes it"),
+        (
+            "demonstration",
+            task.demonstration,
+            isinstance(task.demonstration, tuple) and all(map(_is_text, task.demonstration)),
+            "a tuple of texts",
+        ),
+        (
+            "target_length",
+            task.target_length,
+            isinstance(task.target_length, int)
+            and 0 <= task.target_length < 1 << TARGET_LENGTH_BITS,
+            "a number of tokens, 0 or more",
+        ),
+    ):
+        if not is_right:
+            raise UserError(
+                f"environment {environment.name!r} draws a task whose {name} is "
+                f"{shown(value, 100)}; it must be {right}"
+            )
     return task
 
 
@@ -60,22 +81,15 @@ class Episode:
         """The observation after the model's next turn, or None at the end; raises `UserError`."""
         if self._answering is None:
             return None
-        try:
-            with _limited(self._environment, f"answer the turn {text[:40]!r}"):
-                if not self._is_started:
-                    self._state, self._is_started = self._answering.start(self._task), True
-                observation = self._answering.step(self._state, text)
-        except UserError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise UserError(
-                f"environment {self._environment.name!r} cannot answer the turn {text[:40]!r} "
-                f"({described(error)}); repair it"
-            ) from error
+        what = f"answer the turn {text[:40]!r}"
+        with failures(self._environment, what, "repair it"), _limited(self._environment, what):
+            if not self._is_started:
+                self._state, self._is_started = self._answering.start(self._task), True
+            observation = self._answering.step(self._state, text)
         if observation is not None and not _is_prompt(observation):
             raise UserError(
                 f"environment {self._environment.name!r} answers the turn {text[:40]!r} with "
-                f"{observation!r:.100}; it must be text, messages, or None to end the episode"
+                f"{shown(observation, 100)}; it must be text, messages, or None to end the episode"
             )
         return observation
 
@@ -87,33 +101,32 @@ def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade
     is not in [0, 1].
     """
     text = repr(transcript.text[:40])
+    what = f"grade the completion {text}"
+    advice = "a reward must never raise, but be 0 for what it does not understand"
     try:
-        with _limited(environment, f"grade the completion {text}"):
+        with failures(environment, what, advice), _limited(environment, what):
             given = environment.grade(task.own, transcript)
     except NotGradable as error:
         raise NotGradable(
             f"environment {environment.name!r} cannot know the reward of the completion {text}: "
             f"{error}"
         ) from error
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"environment {environment.name!r} cannot grade the completion {text} "
-            f"({described(error)}); a reward must never raise, but be 0 for what it does not "
-            "understand"
-        ) from error
     graded = given if isinstance(given, Grade) else Grade(given)
-    if not _is_number(graded.reward) or not 0 <= graded.reward <= 1:
+    if not _is_finite(graded.reward) or not 0 <= graded.reward <= 1:
         raise UserError(
             f"environment {environment.name!r} gives the completion {text} the reward "
-            f"{graded.reward!r:.40}; it must be a number in [0, 1]"
+            f"{shown(graded.reward, 40)}; it must be a number in [0, 1]"
+        )
+    if not isinstance(graded.parts, Mapping):
+        raise UserError(
+            f"environment {environment.name!r} gives the completion {text} the parts "
+            f"{shown(graded.parts, 40)}; they must be a dictionary of names and numbers"
         )
     for name, part in graded.parts.items():
-        if not isinstance(name, str) or not _is_number(part) or not math.isfinite(part):
+        if not isinstance(name, str) or not _is_finite(part):
             raise UserError(
-                f"environment {environment.name!r} gives the completion {text} the part {name!r} "
-                f"= {part!r:.40}; it must be a name with a finite number"
+                f"environment {environment.name!r} gives the completion {text} the part "
+                f"{shown(name, 40)} = {shown(part, 40)}; it must be a name with a finite number"
             )
     return Grade(float(graded.reward), {name: float(part) for name, part in graded.parts.items()})
 
@@ -128,8 +141,39 @@ def _limited(environment: Environment, what: str) -> AbstractContextManager[None
     )
 
 
+@contextmanager
+def failures(environment: Environment, what: str, advice: str) -> Iterator[None]:
+    """Raise every error of an environment's code as a `UserError`.
+
+    Only cancellation passes, and the user's own Ctrl-C, which reaches the main thread.
+    """
+    try:
+        yield
+    except (UserError, trio.Cancelled):
+        raise
+    except BaseException as error:
+        in_main = threading.current_thread() is threading.main_thread()
+        if isinstance(error, KeyboardInterrupt) and in_main:
+            raise
+        raise UserError(
+            f"environment {environment.name!r} cannot {what} ({described(error)}); {advice}"
+        ) from error
+
+
 def described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+    try:
+        message = str(error)
+    except Exception:  # a lab's class may do anything
+        message = "its message cannot be printed"
+    return f"{type(error).__name__}: {message}".replace("\n", " ")[:200]
+
+
+def shown(value: object, characters: int) -> str:
+    """The beginning of a value's representation, which a lab's class may fail to give."""
+    try:
+        return repr(value)[:characters]
+    except Exception:
+        return f"an object of {type(value).__name__} that cannot be printed"
 
 
 def _messages(prompt: object) -> object:
@@ -138,18 +182,24 @@ def _messages(prompt: object) -> object:
 
 def _is_prompt(value: object) -> bool:
     if isinstance(value, str):
-        return True
+        return _is_text(value)
     return (
         isinstance(value, tuple)
         and bool(value)
         and all(
-            isinstance(each, Message)
-            and isinstance(each.role, str)
-            and isinstance(each.content, str)
+            isinstance(each, Message) and _is_text(each.role) and _is_text(each.content)
             for each in value
         )
     )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
+def _is_text(value: object) -> bool:
+    """Whether a value is text that a tokenizer takes: half of a UTF-16 pair is none."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max

@@ -5,6 +5,7 @@ An environment's module is imported when a run names it, because it may need a h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -16,7 +17,7 @@ from peers.environments.chat import Chat, ChatOptions
 from peers.environments.interface import Environment, SingleTurn
 from peers.environments.judges import Judged, JudgeOptions
 from peers.environments.length import LengthOptions, LengthTargets
-from peers.environments.play import described
+from peers.environments.play import described, shown
 from swarm.errors import UserError
 from swarm.manifest import OptionValue
 from swarm.tables import struct_from_mapping
@@ -90,8 +91,14 @@ def load_any(name: str, options: Mapping[str, OptionValue] | None = None) -> Env
         environment = _made(made, given, where)
     except UserError:
         raise
-    except Exception as error:  # a lab's package may do anything
+    except (Exception, SystemExit) as error:  # a lab's package may do anything
         raise _broken(name, error) from error
+    seconds = environment.call_seconds
+    if not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        raise UserError(
+            f"environment {name!r} has the call_seconds {shown(seconds, 40)}; it must be a number "
+            "above 0"
+        )
     for each, values in zip(SHARED, shared, strict=True):
         if values:
             environment = each.wrap(environment, struct_from_mapping(each.options, values, where))
@@ -110,17 +117,32 @@ def class_of(name: str) -> type[Environment]:
         made = found[name].load()
     except UserError:
         raise
-    except Exception as error:  # a lab's package may do anything
+    except (Exception, SystemExit) as error:  # a lab's package may do anything
         raise _broken(name, error) from error
     if not (isinstance(made, type) and issubclass(made, SingleTurn)):
         raise UserError(
             f"environment {name!r} is {made!r:.100}; it must be a subclass of SingleTurn or "
             "Episodes of peers.environments"
         )
+    for field, example in (("name", "word-chain"), ("version", "1")):
+        value = getattr(made, field, None)
+        if not isinstance(value, str) or not value:
+            raise UserError(
+                f"environment {name!r}: its class has {shown(value, 40)} as its {field}; it must "
+                f'be text in quotes, such as {field} = "{example}"'
+            )
+    options: object = made.Options
+    if options is not None and not (
+        isinstance(options, type) and issubclass(options, msgspec.Struct)
+    ):
+        raise UserError(
+            f"environment {name!r}: its class has the Options {shown(options, 40)}; it must be a "
+            "subclass of msgspec.Struct, or None"
+        )
     return made
 
 
-def _broken(name: str, error: Exception) -> UserError:
+def _broken(name: str, error: BaseException) -> UserError:
     return UserError(
         f"environment {name!r} cannot be loaded ({described(error)}); repair its package"
     )

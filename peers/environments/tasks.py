@@ -39,7 +39,10 @@ def draw(seed: bytes, split: Split, make: Callable[[bytes], Task]) -> Task:
         task = make(digest("swarm/1/draw", seed, attempt.to_bytes(4, "big")))
         if split_of(task.prompt) == split:
             return task
-    raise ValueError(f"no {split} task in {DRAWS_MAX} draws")
+    raise ValueError(
+        f"no {split} task in {DRAWS_MAX} draws; one prompt in sixteen is held out, by its hash: "
+        "make more different prompts"
+    )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from swarm import __version__
@@ -42,6 +43,10 @@ EnvironmentOptions = Annotated[
 ]
 
 
+SEED_MAX = (1 << 63) - 1
+"""Largest seed or step: a signed integer of 64 bits."""
+
+
 def environment_options(lines: Sequence[str] | None) -> dict[str, Any]:
     """Parse options of an environment, each a line of TOML; raises `UserError`."""
     options: dict[str, Any] = {}
@@ -53,6 +58,14 @@ def environment_options(lines: Sequence[str] | None) -> dict[str, Any]:
                 f"--option is {line!r}; write it as KEY=VALUE in TOML, with text in quotes, for "
                 "example 'lengths=[8,12]'"
             ) from error
+        except ValueError as error:  # Python reads no integer of more than 4,300 digits
+            raise UserError(f"--option is {line[:60]!r}…; give a smaller number") from error
+    try:
+        msgspec.msgpack.encode(options)
+    except OverflowError as error:
+        raise UserError(
+            "--option has an integer beyond 64 bits, which no manifest can hold; give a smaller one"
+        ) from error
     return options
 
 

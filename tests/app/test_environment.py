@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from peers.engines.demo import make_policy
+from peers.environments.registry import load_any
+from swarm.errors import UserError
 from tests.app.harness import complaint, swarm
 
 CODE = """
@@ -60,6 +62,8 @@ def test_a_new_package_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.M
         ("w" * 41, "at most 40"),
         ("json", "which is a name of Python's own"),
         ("class", "which is a name of Python's own"),
+        ("peers", "which is a package of Swarm's own"),
+        ("sort-digits", "which is built into Swarm and would hide yours"),
     ],
 )
 def test_a_name_that_no_package_can_have(name: str, sentence: str) -> None:
@@ -70,6 +74,40 @@ def test_an_environment_that_is_not_installed() -> None:
     assert "'chess' is not installed here; known environments: calculator" in complaint(
         "environment", "check", "chess"
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('"lab", "3"', '"lab", 3', "its class has 3 as its version; it must be text in quotes"),
+        ('name, version = "lab", "3"', "", "its class has None as its name; it must be text"),
+        ("call_seconds = 0.2", "call_seconds = 0", "has the call_seconds 0; it must be a number"),
+        ("call_seconds = 0.2", "Options = dict", "it must be a subclass of msgspec.Struct"),
+        (
+            "import ctypes, os, time",
+            "raise SystemExit('no GPU')",
+            "cannot be loaded (SystemExit: no GPU)",
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_used(
+    old: str, new: str, sentence: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "lab_environment.py").write_text(CODE.replace(old, new))
+    monkeypatch.delitem(sys.modules, "lab_environment", raising=False)
+    with pytest.raises(UserError) as raised:
+        load_any("lab")
+    assert "environment 'lab'" in str(raised.value) and sentence in str(raised.value)
+    monkeypatch.delitem(sys.modules, "lab_environment", raising=False)
+
+
+def test_numbers_that_no_manifest_holds() -> None:
+    assert "--option has an integer beyond 64 bits" in complaint(
+        "environment", "check", "tools", "--option", f"digits={1 << 70}"
+    )
+    for option in ("--seed", "--step"):
+        tried = swarm("environment", "try", "tools", "--policy", "x", option, 1 << 63)
+        assert tried.status == 2 and f"Invalid value for '{option}'" in tried.errors
 
 
 def test_a_set_is_found_out_by_the_second_process(site: Path) -> None:

@@ -94,6 +94,11 @@ def test_a_long_call_within_its_limit_reports_progress(monkeypatch: pytest.Monke
     trio.run(main)
 
 
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
 BLOCKED = """
 import time
 from peers.environments import deadline
@@ -120,11 +125,73 @@ def test_a_call_that_cannot_be_ended_ends_the_process_with_the_sentence() -> Non
         (None, "the reward None; it must be"),
         (Grade(2), "the reward 2; it must be"),
         (Grade(1, {"form": float("inf")}), "the part 'form' = inf; it must be a name with"),
+        (Grade(1, {"form": 10**400}), "the part 'form' = 1000*; it must be a name with"),
+        (Grade(1, [1]), r"the parts \[1\]; they must be a dictionary"),  # type: ignore[arg-type]
+        (Unprintable(), "the reward an object of Unprintable that cannot be printed; it must be"),
     ],
 )
 def test_a_reward_out_of_bounds_is_refused(given: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=f"'lab' gives the completion .* {sentence}"):
         grade(Lab(lambda: given), TASK, COMPLETION)
+
+
+class UnprintableError(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (UnprintableError(), r"\(UnprintableError: its message cannot be printed\)"),
+        (GeneratorExit(), "GeneratorExit"),
+        (BaseExceptionGroup("all", [SystemExit(1)]), "BaseExceptionGroup: all"),
+    ],
+)
+def test_no_kind_of_error_passes(error: BaseException, sentence: str) -> None:
+    """A validator would call it a failure of its own, and withhold the worker's credit."""
+
+    def act() -> None:
+        raise error
+
+    calls: list[Callable[[], Any]] = [
+        lambda: grade(Lab(act), TASK, COMPLETION),
+        lambda: Episode(Lab(act), TASK).step("1+1="),
+        lambda: task_of(Lab(act), b"seed"),
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match=f"'lab' cannot .*{sentence}"):
+            call()
+
+
+def test_ctrl_c_passes() -> None:
+    def act() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        task_of(Lab(act), b"seed")
+
+
+@pytest.mark.parametrize(
+    ("task", "sentence"),
+    [
+        (Task("1>", 7), "whose answer is 7; it must be text"),  # type: ignore[arg-type]
+        (Task("1>", "\ud800"), r"whose answer is '\\ud800'; it must be text"),
+        (Task("\ud800", "7"), "must be a Task with a prompt of text or messages"),
+        (Task("1>", "7", demonstration="12"), "whose demonstration is '12'"),  # type: ignore[arg-type]
+        (Task("1>", "7", target_length=-1), "whose target_length is -1; it must be a number"),
+        (Task("1>", "7", target_length=1 << 32), "whose target_length is 4294967296"),
+    ],
+)
+def test_a_task_that_cannot_be_rendered_is_refused(task: Task, sentence: str) -> None:
+    class Drawn:
+        def draw(self, *_: Any) -> Task:
+            return task
+
+    with pytest.raises(UserError, match=f"environment 'lab' draws .*{sentence}"):
+        task_of(Lab(Drawn), b"seed")
 
 
 def test_a_grade_keeps_its_parts() -> None:

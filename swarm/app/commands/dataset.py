@@ -11,7 +11,7 @@ import typer
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import EnvironmentOptions, environment_options
+from swarm.app.options import SEED_MAX, EnvironmentOptions, environment_options
 from swarm.errors import UserError
 
 app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
@@ -32,7 +32,8 @@ def filter_command(
     ] = "0.125:0.5",
     tasks: Annotated[int, typer.Option(min=1, help="Tasks to try.")] = 1024,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the choice of tasks and of the sampling.")
+        int,
+        typer.Option(min=0, max=SEED_MAX, help="Seed of the choice of tasks and of the sampling."),
     ] = 0,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of an attempt.")] = 512,
@@ -54,8 +55,8 @@ def filter_command(
     from swarm.app.dataset import Filtering, Progress, filter_tasks, parse_bounds
 
     low, high = parse_bounds(keep)
-    if not temperature > 0:
-        raise UserError(f"--temperature is {temperature:g}; it must be above 0")
+    if not 0 < temperature <= 10:
+        raise UserError(f"--temperature is {temperature:g}; it must be above 0, and at most 10")
     wanted = Filtering(
         policy=policy,
         environment=environment,

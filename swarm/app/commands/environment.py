@@ -13,7 +13,7 @@ from swarm.app.commands import environment_install
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import AsJson, EnvironmentOptions, environment_options
+from swarm.app.options import SEED_MAX, AsJson, EnvironmentOptions, environment_options
 from swarm.app.output import plain, print_json
 from swarm.errors import UserError
 
@@ -50,9 +50,10 @@ def new_command(
     ] = None,
 ) -> None:
     """Write a package with a small environment, its test and a README."""
+    from peers.environments.registry import BUILT_IN
     from swarm.app.environments.package import write_package
 
-    made = write_package(name, folder or Path(name))
+    made = write_package(name, folder or Path(name), BUILT_IN)
     for path in made:
         print(path)
     print(
@@ -115,9 +116,14 @@ def try_command(
     max_new_tokens: Annotated[
         int, typer.Option(min=0, help="Length limit of a sample; 0: as many as fit, at most 512.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks and of the sampling.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=SEED_MAX, help="Seed of the tasks and of the sampling.")
+    ] = 0,
     step: Annotated[
-        int, typer.Option(min=0, help="Step of the run for which curricula draw their tasks.")
+        int,
+        typer.Option(
+            min=0, max=SEED_MAX, help="Step of the run for which curricula draw their tasks."
+        ),
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -130,8 +136,8 @@ def try_command(
 
     if not policy.is_dir():
         raise UserError(f"--policy {policy} is no folder; name a Hugging Face folder")
-    if not temperature > 0:
-        raise UserError(f"--temperature is {temperature:g}; it must be above 0")
+    if not 0 < temperature <= 10:
+        raise UserError(f"--temperature is {temperature:g}; it must be above 0, and at most 10")
     version = run_until_interrupted(version_of, name)
     wanted = Wanted(
         policy=policy.resolve(),

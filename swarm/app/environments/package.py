@@ -5,12 +5,15 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from swarm.errors import UserError
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 NAME_CHARACTERS_MAX = 40
+OWN_PACKAGES = ("swarm", "peers", "simnet")
+"""Importable names that a module of the new package must not shadow."""
 
 PYPROJECT = """\
 [build-system]
@@ -110,8 +113,11 @@ options = {{letters = 5}}
 """
 
 
-def write_package(name: str, folder: Path) -> list[Path]:
-    """Write a package with an environment `name` into a new folder; raises `UserError`."""
+def write_package(name: str, folder: Path, built_in: Collection[str]) -> list[Path]:
+    """Write a package with an environment `name` into a new folder; raises `UserError`.
+
+    It must not have the name of an environment in `built_in`.
+    """
     module = name.replace("-", "_")
     if not NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
         raise UserError(
@@ -120,6 +126,12 @@ def write_package(name: str, folder: Path) -> list[Path]:
         )
     if keyword.iskeyword(module) or module in sys.stdlib_module_names:
         raise UserError(f"NAME is {name!r}, which is a name of Python's own; choose another")
+    if module in OWN_PACKAGES:
+        raise UserError(f"NAME is {name!r}, which is a package of Swarm's own; choose another")
+    if name in built_in:
+        raise UserError(
+            f"NAME is {name!r}, which is built into Swarm and would hide yours; choose another"
+        )
     if folder.exists():
         raise UserError(f"{folder} exists already; give --folder the name of a new one")
     words = {"name": name, "module": module, "cls": module.title().replace("_", "")}
