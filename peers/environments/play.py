@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -37,7 +37,7 @@ def task_of(
     environment: Environment, seed: bytes, split: Split = "train", *, step: int = 0
 ) -> Task:
     """Draw the task of a seed in a rollout step; raises `UserError`."""
-    with failures(environment, "draw a task", "repair it"), _limited(environment, "draw a task"):
+    with failures(cannot_draw(environment)), _limited(environment, "draw a task"):
         task = environment.cached_tasks.draw(seed, split, step)
     if not isinstance(task, Task) or not _is_prompt(_messages(task.prompt)):
         raise UserError(
@@ -81,8 +81,15 @@ class Episode:
         """The observation after the model's next turn, or None at the end; raises `UserError`."""
         if self._answering is None:
             return None
-        what = f"answer the turn {text[:40]!r}"
-        with failures(self._environment, what, "repair it"), _limited(self._environment, what):
+        name, turn = self._environment.name, repr(text[:40])
+        with (
+            failures(
+                lambda error: (
+                    f"environment {name!r} cannot answer the turn {turn} ({error}); repair it"
+                )
+            ),
+            _limited(self._environment, f"answer the turn {turn}"),
+        ):
             if not self._is_started:
                 self._state, self._is_started = self._answering.start(self._task), True
             observation = self._answering.step(self._state, text)
@@ -101,10 +108,17 @@ def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade
     is not in [0, 1].
     """
     text = repr(transcript.text[:40])
-    what = f"grade the completion {text}"
-    advice = "a reward must never raise, but be 0 for what it does not understand"
     try:
-        with failures(environment, what, advice), _limited(environment, what):
+        with (
+            failures(
+                lambda error: (
+                    f"environment {environment.name!r} cannot grade the completion {text} "
+                    f"({error}); a reward must never raise, but be 0 for what it does not "
+                    "understand"
+                )
+            ),
+            _limited(environment, f"grade the completion {text}"),
+        ):
             given = environment.grade(task.own, transcript)
     except NotGradable as error:
         raise NotGradable(
@@ -142,8 +156,8 @@ def _limited(environment: Environment, what: str) -> AbstractContextManager[None
 
 
 @contextmanager
-def failures(environment: Environment, what: str, advice: str) -> Iterator[None]:
-    """Raise every error of an environment's code as a `UserError`.
+def failures(sentence: Callable[[str], str]) -> Iterator[None]:
+    """Raise every error of an environment's code as a `UserError` with a sentence about it.
 
     Only cancellation passes, and the user's own Ctrl-C, which reaches the main thread.
     """
@@ -155,9 +169,12 @@ def failures(environment: Environment, what: str, advice: str) -> Iterator[None]
         in_main = threading.current_thread() is threading.main_thread()
         if isinstance(error, KeyboardInterrupt) and in_main:
             raise
-        raise UserError(
-            f"environment {environment.name!r} cannot {what} ({described(error)}); {advice}"
-        ) from error
+        raise UserError(sentence(described(error))) from error
+
+
+def cannot_draw(environment: Environment) -> Callable[[str], str]:
+    """The sentence for an error of `tasks`."""
+    return lambda error: f"environment {environment.name!r} cannot draw a task ({error}); repair it"
 
 
 def described(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from peers.environments.interface import (
     as_text,
     episodes_of,
 )
-from peers.environments.play import Episode, described, failures, grade, task_of
+from peers.environments.play import Episode, cannot_draw, described, failures, grade, task_of
 from peers.environments.probe import probe_hash
 from peers.environments.registry import class_of, installed, load_any
 from peers.environments.renderer import Renderer
@@ -122,7 +122,7 @@ class Trial:
     def _look_at_splits(self, prompts: dict[Split, set[str]], found: TrialDrawn) -> None:
         name = self._environment.name
         found.different = len(prompts["train"])
-        with failures(self._environment, "draw a task", "repair it"):
+        with failures(cannot_draw(self._environment)):
             found.held_out_share = held_out_share(self._environment.cached_tasks)
         both = sorted(prompts["train"] & prompts["held_out"])
         if both:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.environments import Episode, Grade, Transcript, grade, load, task_of
+from peers.environments.graders.reasoning_gym import answer_in
 from peers.environments.tools.calls import calculate, called, run_python
 from peers.environments.tools.environment import Tools, ToolsOptions
 from peers.sandbox import Outcome, probe
@@ -36,6 +39,16 @@ EASIEST: dict[str, Any] = {"statement": "bare", "digits": 2, "operations": 1, "m
 def test_a_call_is_the_last_element_of_a_turn(text: str, call: Any) -> None:
     assert called(text, ["calc", "python"]) == call
     assert call is None or called(text, ["other"]) is None
+
+
+def test_openings_without_end_take_no_quadratic_time() -> None:
+    """Each of them had the rest of the text searched, while no other thread could run."""
+    names = itertools.islice(itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=3), 13_000)
+    began = time.process_time()
+    assert called("".join(f"<{''.join(name)}>" for name in names), ["calc"]) is None
+    assert answer_in("<answer>" * 50_000) == "<answer>" * 50_000
+    assert time.process_time() - began < 1
+    assert answer_in("<answer>1</answer> or <answer><answer>2</answer></answer>") == "<answer>2"
 
 
 @pytest.mark.parametrize(

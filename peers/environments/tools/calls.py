@@ -18,8 +18,9 @@ import msgspec
 
 from peers.sandbox import Limits, Outcome, Program
 
-TAGGED = re.compile(r"<([a-z_]{1,20})>((?:(?!<\1>).)*)</\1>\s*\Z", re.DOTALL)
-"""The last element of a text."""
+CLOSING = re.compile(r"</([a-z_]{1,20})>\s*\Z")
+"""The end of the last element of a text; its beginning is searched for backwards, because one
+pattern for both takes quadratic time on a hostile text."""
 
 EXPRESSION = re.compile(r"[0-9+\-*/%(). ]{1,200}")
 DIGITS_MAX = 1_000
@@ -42,10 +43,13 @@ class _Json(msgspec.Struct):
 
 def called(text: str, tools: Sequence[str]) -> tuple[str, str] | None:
     """(tool, its input) of the call that ends a text; None without a call of one of `tools`."""
-    match = TAGGED.search(text[-(1 << 16) :])
-    if match is None:
+    text = text[-(1 << 16) :]
+    match = CLOSING.search(text)
+    opening = f"<{match[1]}>" if match is not None else ""
+    begins = text.rfind(opening, 0, match.start()) if match is not None else -1
+    if match is None or begins < 0:
         return None
-    name, given = match[1], match[2]
+    name, given = match[1], text[begins + len(opening) : match.start()]
     if name == "tool_call":
         try:
             call = msgspec.json.decode(given.strip().encode("utf-8", "replace"), type=_Json)
