@@ -106,7 +106,7 @@ def test_numbers_that_no_manifest_holds() -> None:
         "environment", "check", "tools", "--option", f"digits={1 << 70}"
     )
     for option in ("--seed", "--step"):
-        tried = swarm("environment", "try", "tools", "--policy", "x", option, 1 << 63)
+        tried = swarm("environment", "try", "tools", "--policy", "x", option, str(1 << 63))
         assert tried.status == 2 and f"Invalid value for '{option}'" in tried.errors
 
 
