@@ -260,7 +260,6 @@ class Counted(Reporter):
     """Counts the reports of one call."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: None)
         self.count = 0
 
     def report(self, *, cancellable: bool) -> None:
