@@ -40,6 +40,21 @@ TOOLS = EnvironmentReference(
     version="1",
     options={"statement": "bare", "digits": 2, "operations": 1, "must_call": True},
 )
+ARITHMETIC = EnvironmentReference(
+    name="reasoning-gym",
+    version="1",
+    options={
+        "datasets": ["chain_sum"],
+        "settings": [
+            "chain_sum.min_terms=3",
+            "chain_sum.max_terms=3",
+            "chain_sum.min_digits=1",
+            "chain_sum.max_digits=1",
+        ],
+        "after": "problem: ",
+        "instruction": "{question}>",
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +82,10 @@ RECIPES = {
         title="call a calculator",
         environments=(TOOLS,),
         sampling=replace(SAMPLING, max_new_tokens=28),
+    ),
+    "reasoning-gym": Recipe(
+        title="sums of three digits, by reasoning-gym",
+        environments=(ARITHMETIC,),
     ),
     "mixture": Recipe(
         title="sort digits, and arithmetic with two kinds of tool",
