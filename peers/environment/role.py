@@ -65,7 +65,7 @@ TURNS_KEPT = 4096
 that is not deterministic."""
 
 ATTEMPTS_MAX = 2
-"""Calls over one turn that may end their child or take too long. Then the episode is over."""
+"""Failed calls over one episode. Then the episode is over, or its prompt cannot be rendered."""
 
 WORKERS_REMEMBERED_MAX = 4096
 """Workers whose requests are counted."""
@@ -127,8 +127,8 @@ class EnvironmentRole:
         self._rates = TokenBuckets(rate, rate * BURST_SECONDS, WORKERS_REMEMBERED_MAX)
         self._turns: OrderedDict[tuple[bytes, int, int, int, bytes], Envelope] = OrderedDict()
         """The last turns, by seed, group, sample, index and the hash of the tokens before."""
-        self._failures: Counter[tuple[bytes, int, int]] = Counter()
-        """Calls that failed, by episode."""
+        self._failures: Counter[tuple[str, bytes, int, int]] = Counter()
+        """Calls that failed, by kind (`prompt` or `turn`) and episode."""
         self._dropped = Rationed(peer.node.events)
         peer.gossip.listen(StepOrder, self._on_order)
 
@@ -219,8 +219,7 @@ class EnvironmentRole:
         if len(segments) % 2:
             raise _Refused("an episode must end with a segment of the model")
         seed, before = order.seed(), [token for segment in segments for token in segment]
-        episode = (seed, request.group, request.sample)
-        key = (*episode, len(segments) // 2, tokens_digest(before))
+        key = (seed, request.group, request.sample, len(segments) // 2, tokens_digest(before))
         known = self._turns.get(key)
         if known is not None:
             return known
@@ -240,23 +239,37 @@ class EnvironmentRole:
                 turn = await self._answer(order, turn, segments)
         except TooBusy as error:
             raise _Refused(str(error), later=True) from error
-        except CallFailed as error:
-            self._failures[episode] += 1
-            if self._failures[episode] < ATTEMPTS_MAX or not segments:
-                raise _Refused(str(error)[:500], later=True) from error
-            del self._failures[episode]
-            turn = _failed(turn, str(error))
-        except ChildError as error:
-            if not segments or error.kind != UserError.__name__:
-                raise _Refused(str(error)[:500], later=not segments) from error
-            turn = _failed(turn, str(error))
+        except (CallFailed, ChildError) as error:
+            turn = self._after_failure(turn, error)
         signed = await self._peer.seal(turn, STATE_LIFETIME_SECONDS)
         self._turns[key] = signed
         if len(self._turns) > TURNS_KEPT:
             self._turns.popitem(last=False)
+        return signed
+
+    def _after_failure(self, turn: Turn, error: CallFailed | ChildError) -> Turn:
+        """The failed turn after a call that failed; raises `_Refused` if the worker may ask again.
+
+        A child's `UserError` about a turn is the environment's, and final; other errors about turns
+        are the request's. A prompt needs nothing of the worker, so that any error counts.
+        """
+        reason = str(error)
+        if turn.index and isinstance(error, ChildError):
+            if error.kind != UserError.__name__:
+                raise _Refused(reason[:500]) from error
+            return _failed(turn, reason)
+        key = ("turn" if turn.index else "prompt", turn.seed, turn.group, turn.sample)
+        self._count_failure(key, error)
+        del self._failures[key]
+        return _failed(turn, reason)
+
+    def _count_failure(self, key: tuple[str, bytes, int, int], error: SwarmError) -> None:
+        """Count a failed call; raises `_Refused` until the last attempt has failed."""
         if len(self._failures) > TURNS_KEPT:
             self._failures.clear()
-        return signed
+        self._failures[key] += 1
+        if self._failures[key] < ATTEMPTS_MAX:
+            raise _Refused(str(error)[:500], later=True) from error
 
     async def _prompt(self, order: SubmissionOrder, turn: Turn) -> Turn:
         job = DrawPrompt(order=order, group=turn.group)

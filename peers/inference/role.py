@@ -548,8 +548,8 @@ class InferenceRole:
     async def _generate(
         self, engine: InferenceService, pending: PendingSubmission
     ) -> Generated | None:
-        """Generate a submission, or give it up if nobody wants it once its environment peers
-        answer."""
+        """Generate a submission, or give it up if its environment peers cannot render a prompt or
+        nobody wants it once they answer."""
         seed = pending.asked.seed()
         try:
             prompts = await self._turns.prompts(pending)

@@ -42,7 +42,11 @@ REST_SECONDS = 10.0
 
 
 class Unwanted(PeerError):
-    """Nobody wants the submission any more; the message says why."""
+    """The submission cannot be finished, or nobody wants it any more; the message says why."""
+
+
+class _NoPrompt(PeerError):
+    """An environment peer has signed that it cannot render a group's prompt."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class ServedTurns:
                 signed, turn = await self._ask(_Episode(pending, group, 0, ()))
             except Unwanted as error:
                 failed.append(error)
+                nursery.cancel_scope.cancel()
                 return
             found[group] = SignedPrompt(
                 group=group, tokens=unpack(turn.tokens), last=turn.last, signed=signed
@@ -178,20 +183,29 @@ class ServedTurns:
     async def _ask(self, episode: _Episode) -> tuple[bytes, Turn]:
         """Ask one environment peer after the other, until one gives a valid turn.
 
-        Returns it signed and opened. Raises `Unwanted` once nobody wants the submission.
+        Returns it signed and opened. Raises `Unwanted` once nobody wants the submission, and after
+        a round in which some peer has signed that it cannot render the prompt and no other has
+        given one.
         """
         identity, pause = id(episode), PAUSE_SECONDS_MIN
         self._waiting[identity] = self._peer.node.world.now()
         try:
             while True:
+                no_prompt: _NoPrompt | None = None
                 for name in self._ranked(episode.pending):
                     self._check_wanted(episode.pending)
                     try:
                         async with self._limits[name]:
                             return await self._request(PeerId(name), episode)
+                    except Unwanted:
+                        raise
                     except PeerError as error:
+                        if isinstance(error, _NoPrompt):
+                            no_prompt = error
                         self._reason = str(error)
                         self._rests[name] = self._peer.node.world.now() + REST_SECONDS
+                if no_prompt is not None:
+                    raise Unwanted(str(no_prompt)) from no_prompt
                 await trio.sleep(pause)
                 pause = min(2 * pause, PAUSE_SECONDS_MAX)
         finally:
@@ -223,7 +237,10 @@ class ServedTurns:
             raise Unwanted(f"step {order.step} is too old to be trained on")
 
     async def _request(self, peer: PeerId, episode: _Episode) -> tuple[bytes, Turn]:
-        """Ask one environment peer; raises `PeerError` unless it gives a valid turn."""
+        """Ask one environment peer; raises `PeerError` unless it gives a valid turn.
+
+        Raises `Unwanted` for an episode that is too long for a request.
+        """
         await self._peer.node.reach(peer)
         before = [token for segment in episode.segments for token in segment]
         try:
@@ -269,7 +286,7 @@ class ServedTurns:
                 f"{peer} gives a turn that no validator would accept: {error}"
             ) from error
         if turn.over and not episode.segments:
-            raise PeerError(f"{peer} cannot render a prompt: {turn.failed}")
+            raise _NoPrompt(f"{peer} cannot render the prompt of a group: {turn.failed}")
         return given.raw, turn
 
     def _shown(self, episode: _Episode) -> list[Envelope]:

@@ -23,9 +23,14 @@ from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.curriculum import at_level
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml
+from swarm.turns import PACKED_BYTES_MAX, TOKEN_BYTES
 
 GRADED_TASKS = 8
 """Probe tasks per step that are graded: grading may be slow."""
+
+SERVED_PROMPTS = 256
+"""Prompts of a served environment that must fit a message: a few long ones among thousands only
+cost the submissions that hold them."""
 
 ODD_TEXTS = ("", " ", "\n\x00\ufffd", "0", "x" * 1000)
 """Completions that any policy may write and that an environment must handle."""
@@ -77,14 +82,19 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
     renderer, installed = Renderer(folder), Environments()
     for each in manifest.environments:
         _check_replayable(installed.of(each), each, where)
-    probed = [
-        _probe_environment(installed.of(each), renderer, manifest.schedule.steps)
+    variants = [
+        each
         for environment in manifest.environments
         for each in [
             environment,
             *(at_level(environment, level) for level in range(environment.curriculum.levels)),
         ]
     ]
+    steps = manifest.schedule.steps
+    probed = [_probe_environment(installed.of(each), renderer, steps) for each in variants]
+    for each in variants:
+        if each.where == "served":
+            check_prompts_fit(installed.of(each), renderer, steps)
     longest, largest = (max(figures) for figures in zip(*probed, strict=True))
     warnings = [
         warning
@@ -198,6 +208,23 @@ def _probe_environment(environment: Environment, renderer: Renderer, steps: int)
                 _try_grades(environment, task)
                 _try_answers(environment, task)
     return longest, largest
+
+
+def check_prompts_fit(environment: Environment, renderer: Renderer, steps: int) -> None:
+    """Raise `UserError` unless the prompts of a served environment fit a message.
+
+    Draws `SERVED_PROMPTS` of them, of the first and the last step in turn.
+    """
+    most = PACKED_BYTES_MAX // TOKEN_BYTES
+    for index in range(SERVED_PROMPTS):
+        task = task_of(environment, probe_seed(index), step=index % 2 * (steps - 1))
+        length = len(renderer.encode_prompt(task.prompt))
+        if length > most:
+            raise UserError(
+                f"environment {environment.name!r} makes a prompt of {length} tokens, but a prompt "
+                f"of a served environment has at most {most}; leave such tasks out, or set where = "
+                '"local" for it'
+            )
 
 
 def _try_grades(environment: Environment, task: Task) -> None:

@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from peers.engines.demo import make_tokenizer
+from peers.environments import Generated, Renderer, Task, Tasks
+from peers.environments.sort_digits import SortDigits
+from swarm.app.run_probe import check_prompts_fit
+from swarm.errors import UserError
 from tests.app.harness import complaint, swarm
 from tests.app.test_commands import RUN, TRAINER, VALIDATOR, create
 
@@ -212,3 +217,18 @@ def test_a_tool_that_no_replay_repeats_needs_a_served_run(tmp_path: Path) -> Non
         'version = "1"', 'version = "1"\noptions = {tools = ["python"]}', 1
     )
     assert 'set where = "served" for it' in complaint(*describe(tmp_path, tools))
+
+
+class LongPrompts(SortDigits):
+    """Draws a prompt of 20,002 tokens for one seed in thirty-two."""
+
+    def tasks(self) -> Tasks:
+        return Generated(lambda seed: Task("1" * (20_001 if seed[0] < 8 else 3), "1"))
+
+
+def test_a_served_environment_with_prompts_that_fit_no_message_is_refused(tmp_path: Path) -> None:
+    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    renderer = Renderer(tmp_path)
+    check_prompts_fit(SortDigits(), renderer, 2)
+    with pytest.raises(UserError, match=r"a prompt of 20002 tokens, .* at most 20000; leave"):
+        check_prompts_fit(LongPrompts(), renderer, 2)
