@@ -68,6 +68,11 @@ def test_exact():
         ("none", None),
         ("9" * 101, None),
         ("٣", None),
+        ("12²", None),
+        ("12٣", None),
+        ("٣12", None),
+        ("1.1.1", None),
+        ("5-3", "-3"),
     ],
 )
 def test_the_last_number_of_a_text(text, value):

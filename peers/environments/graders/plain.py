@@ -72,11 +72,16 @@ class Number(Grader):
 
 
 def number_in(text: str) -> Fraction | None:
-    """The last number of a text, exactly; None if it has none, or one that is too long."""
-    words = [m[0] for m in NUMBER.finditer(text[-LAST_CHARACTERS:]) if re.search(r"\d", m[0])]
-    if not words or len(words[-1]) > DIGITS_MAX:
+    """The last number of a text, exactly; None if it has none, or one that is too long or only part
+    of a longer word of digits, such as `12²` or `1.1.1`."""
+    end = text[-LAST_CHARACTERS:]
+    found = [match for match in NUMBER.finditer(end) if re.search(r"\d", match[0])]
+    if not found or len(found[-1][0]) > DIGITS_MAX:
         return None
-    numerator, _, denominator = words[-1].replace(",", "").partition("/")
+    word, before = found[-1][0], end[: found[-1].start()][-1:]
+    if end[found[-1].end() :][:1].isnumeric() or (before.isnumeric() and word[0] not in "+-"):
+        return None
+    numerator, _, denominator = word.replace(",", "").partition("/")
     try:
         return Fraction(Decimal(numerator)) / Fraction(denominator or "1")
     except (ArithmeticError, ValueError):  # division by zero; "/5" without a numerator
