@@ -26,6 +26,7 @@ from swarm.jobs.environment import (
     DrawPrompt,
     EnvironmentService,
     EnvironmentSetup,
+    Graded,
     GradeEpisode,
     PlayTurn,
 )
@@ -65,7 +66,8 @@ TURNS_KEPT = 4096
 that is not deterministic."""
 
 ATTEMPTS_MAX = 2
-"""Failed calls over one episode. Then the episode is over, or its prompt cannot be rendered."""
+"""Failed calls over one episode. Then the episode is over, or its prompt cannot be rendered, or its
+grade cannot be known."""
 
 WORKERS_REMEMBERED_MAX = 4096
 """Workers whose requests are counted."""
@@ -128,7 +130,7 @@ class EnvironmentRole:
         self._turns: OrderedDict[tuple[bytes, int, int, int, bytes], Envelope] = OrderedDict()
         """The last turns, by seed, group, sample, index and the hash of the tokens before."""
         self._failures: Counter[tuple[str, bytes, int, int]] = Counter()
-        """Calls that failed, by kind (`prompt` or `turn`) and episode."""
+        """Calls that failed, by kind (`prompt`, `turn` or `grade`) and episode."""
         self._dropped = Rationed(peer.node.events)
         peer.gossip.listen(StepOrder, self._on_order)
 
@@ -344,12 +346,19 @@ class EnvironmentRole:
         job = GradeEpisode(
             order=order, group=request.group, sample=request.sample, segments=segments
         )
+        key = ("grade", order.seed(), request.group, request.sample)
         try:
             graded = await self._pool.call(
                 f"grades of {order.worker}", lambda service: service.grade(job)
             )
-        except (CallFailed, ChildError) as error:
-            raise _Refused(str(error)[:500], later=isinstance(error, CallFailed)) from error
+        except TooBusy as error:
+            raise _Refused(str(error), later=True) from error
+        except ChildError as error:
+            raise _Refused(str(error)[:500]) from error
+        except CallFailed as error:
+            self._count_failure(key, error)
+            self._failures[key] -= 1  # a later request is tried once
+            graded = Graded(reward=0.0, penalty=0.0, has_target=False, not_gradable=str(error))
         grade = EpisodeGrade(
             reward=graded.reward,
             penalty=graded.penalty,

@@ -45,7 +45,7 @@ class EnvironmentModel:
         )
 
     async def grade(self, job: environment.GradeEpisode) -> environment.Graded:
-        await self._work()
+        await trio.sleep(self._setting.hardware.grade_seconds)
         made = rollouts(self._setting, job.order)
         return environment.Graded(
             reward=true_rewards(self._setting.workload, made)[job.group][job.sample],

@@ -23,6 +23,8 @@ class Hardware:
     """Checkpoint bytes per second, when making or applying a delta."""
     environment_seconds: float = 0.05
     """Duration of one call of an environment peer's child."""
+    grade_seconds: float = 0.05
+    """Duration of one grade there."""
     step_seconds: float = 60.0
     """Duration of one rollout step of the trainer."""
     memory_bytes: int = 1 << 50

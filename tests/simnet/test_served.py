@@ -116,8 +116,10 @@ def test_turns_of_another_place_are_a_proven_fault() -> None:
     assert any("was signed as turn" in reason for reason in reasons)
 
 
-def test_a_submission_whose_prompts_hang_is_given_up_and_the_next_begun() -> None:
-    given_up: list[dict[str, Any]] = []
+def events_with(hardware: Hardware, peer: str, name: str, count: int) -> list[dict[str, Any]]:
+    """The fields of a peer's first `count` events of this name; two environment peers have this
+    hardware."""
+    found: list[dict[str, Any]] = []
 
     async def main() -> None:
         simulation = Simulation(7, workload=Workload(model_bytes=3_000_000, turns=1))
@@ -126,25 +128,36 @@ def test_a_submission_whose_prompts_hang_is_given_up_and_the_next_begun() -> Non
                 simulation, trainers=["trainer"], validators=["v0"], steps=2, groups_per_step=8,
                 max_new_tokens=256, environments=[SERVED], environment_peers=["e0", "e1"],
             )  # fmt: skip
-            hangs = Hardware(environment_seconds=1000.0)
             for plan in (
                 Plan("v0", ["validator"]), Plan("trainer", ["trainer"]), Plan("w0", ["inference"]),
-                Plan("e0", ["environment"], hardware=hangs),
-                Plan("e1", ["environment"], hardware=hangs),
+                Plan("e0", ["environment"], hardware=hardware),
+                Plan("e1", ["environment"], hardware=hardware),
             ):  # fmt: skip
                 await simulation.add(plan).start()
 
-            def is_third(event: Event) -> bool:
-                given_up.append(event.fields)
-                return event.fields["number"] >= 2
+            def is_last(event: Event) -> bool:
+                found.append(event.fields)
+                return len(found) == count
 
-            third = simulation.expect("inference.submission_given_up", ["w0"], is_third)
-            assert await simulation.meet(third, 1200.0)
+            assert await simulation.meet(simulation.expect(name, [peer], is_last), 1200.0)
 
     run_virtual(main, seed=7)
-    assert sorted(each["number"] for each in given_up)[:3] == [0, 1, 2]
-    assert all("cannot render the prompt" in each["reason"] for each in given_up)
-    assert "took longer than 30 s" in given_up[0]["reason"]
+    return found
+
+
+def test_a_submission_whose_prompts_hang_is_given_up_and_the_next_begun() -> None:
+    found = events_with(
+        Hardware(environment_seconds=1000.0), "w0", "inference.submission_given_up", count=3
+    )
+    assert sorted(each["number"] for each in found) == [0, 1, 2]
+    assert all("cannot render the prompt" in each["reason"] for each in found)
+    assert "took longer than 30 s" in found[0]["reason"]
+
+
+def test_an_episode_whose_grade_hangs_is_not_gradable() -> None:
+    (verdict,) = events_with(Hardware(grade_seconds=1000.0), "v0", "validator.verdict", count=1)
+    assert (verdict["outcome"], verdict["failed"]) == ("quarantined", "not_gradable")
+    assert "took longer than 30 s" in verdict["detail"]
 
 
 def test_a_restarted_environment_peer_serves_a_step_that_it_has_not_heard_of() -> None:
