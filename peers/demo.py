@@ -55,6 +55,9 @@ ARITHMETIC = EnvironmentReference(
         "instruction": "{question}>",
     },
 )
+CODE = EnvironmentReference(
+    name="code", version="1", options={"steps": 1, "style": "lambda", "tests": 3}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,13 @@ RECIPES = {
     "reasoning-gym": Recipe(
         title="sums of three digits, by reasoning-gym",
         environments=(ARITHMETIC,),
+    ),
+    "code": Recipe(
+        title="programs of one line, by hidden tests",
+        environments=(CODE,),
+        sampling=replace(SAMPLING, max_new_tokens=72),
+        schedule=replace(SCHEDULE, groups_per_step=8),
+        positions=128,
     ),
     "mixture": Recipe(
         title="sort digits, and arithmetic with two kinds of tool",

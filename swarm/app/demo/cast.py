@@ -32,8 +32,8 @@ PRELOAD_PEERS = (
 )
 """Modules that the fork server of the peers imports; none of them imports torch."""
 
-GROUPS_PER_SUBMISSION = 16
-"""Half of a step. A submission costs about 35 ms of CPU time in all processes, whatever its size:
+SUBMISSIONS_PER_STEP = 2
+"""A submission costs about 35 ms of CPU time in all processes, whatever its size:
 its file, push, announcement, receipt, verdict, and the copy for the trainer. Generating four groups
 takes less than that."""
 

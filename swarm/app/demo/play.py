@@ -20,9 +20,9 @@ from rich.console import Console
 from peers.demo import recipe_of
 from peers.engines.demo import save_tokenizer
 from swarm.app.demo.cast import (
-    GROUPS_PER_SUBMISSION,
     PRELOAD_COMPUTE,
     PRELOAD_PEERS,
+    SUBMISSIONS_PER_STEP,
     configure,
     demo_manifest,
     make_peers,
@@ -142,7 +142,7 @@ class Demo:
             hashes=probe_hashes(base, recipe.environments),
             trainer=self._peer("trainer").identity.peer_id,
             validator=self._peer("validator").identity.peer_id,
-            groups_per_submission=GROUPS_PER_SUBMISSION,
+            groups_per_submission=recipe.schedule.groups_per_step // SUBMISSIONS_PER_STEP,
         )
         owner = load_or_create(self.folder / "owner.key")
         path = self.folder / "run.manifest"
