@@ -22,7 +22,7 @@ import torch
 from msgspec.structs import replace
 
 from benchmarks.study import Sampler
-from peers.demo import OBJECTIVE, OPTIMISER, RECIPES, Recipe
+from peers.demo import OBJECTIVE, RECIPES, Recipe
 from peers.engines.native import NativeEngine
 from peers.environments.collection import Environments
 from peers.trainer.child import EVALUATION_PROMPTS
@@ -72,7 +72,7 @@ def run(
         if keep is not None:
             shutil.copytree(folder / "0", keep / "0")
         schedule = replace(recipe.schedule, steps=steps, old=old)
-        settings = LearnerSettings(OBJECTIVE, schedule, seed, optimiser=OPTIMISER)
+        settings = LearnerSettings(OBJECTIVE, schedule, seed, optimiser=recipe.optimiser)
         learner = Learner(folder / "0", settings)
         sampler = Sampler(folder / "0", environments, recipe.sampling, engine, weights)
         figures = train(learner, sampler, folder, seed, schedule, clock=clock, keep=keep)

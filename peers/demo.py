@@ -68,6 +68,7 @@ class Recipe:
     environments: tuple[EnvironmentReference, ...]
     sampling: Sampling = SAMPLING
     schedule: Schedule = SCHEDULE
+    optimiser: Optimiser = OPTIMISER
     positions: int = 64
     """The model's context length."""
     accuracy: float = 0.15
@@ -94,7 +95,8 @@ RECIPES = {
         title="programs of one line, by hidden tests",
         environments=(CODE,),
         sampling=replace(SAMPLING, max_new_tokens=72),
-        schedule=replace(SCHEDULE, groups_per_step=8),
+        schedule=replace(SCHEDULE, groups_per_step=16),
+        optimiser=replace(OPTIMISER, learning_rate=1e-4),
         positions=128,
     ),
     "mixture": Recipe(

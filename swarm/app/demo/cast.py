@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from peers.demo import MODEL, OBJECTIVE, OPTIMISER, RECIPES, Recipe
+from peers.demo import MODEL, OBJECTIVE, RECIPES, Recipe
 from swarm.app.demo.options import DemoOptions
 from swarm.app.local_peers import LocalPeer, free_ports, write_config
 from swarm.identity import load_or_create
@@ -69,7 +69,7 @@ def demo_manifest(
         sampling=sampling,
         schedule=replace(recipe.schedule, steps=steps),
         objective=OBJECTIVE,
-        optimiser=OPTIMISER,
+        optimiser=recipe.optimiser,
         trainers=[TrustedKey(peer=trainer)],
         validators=[TrustedKey(peer=validator)],
         checkpoints_kept=5,
