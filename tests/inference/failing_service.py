@@ -20,6 +20,11 @@ SUBMITTED = "requests.log"
 """File beside that one with a line per request."""
 
 
+def kept(marker: Path) -> list[Path]:
+    """The files of finished rollouts beside the marker."""
+    return list(marker.parent.glob("*.finished"))
+
+
 class FailingEngineService(engine_service.EngineService):
     def __init__(self, setup: InferenceSetup) -> None:
         super().__init__(setup)
@@ -37,8 +42,10 @@ def fail(engine: type[NativeEngine], kind: str, marker: Path) -> None:
     def failing_step(self: NativeEngine) -> list[Piece]:
         nonlocal some
         if some and not marker.exists():
-            while not list(marker.parent.glob("*.finished")):
-                time.sleep(0.001)  # another thread writes what is finished
+            size, seen = 0, -1
+            while not size or size != seen:  # another thread writes what is finished
+                time.sleep(0.02)
+                seen, size = size, sum(each.stat().st_size for each in kept(marker))
             marker.touch()
             if kind == "hang":
                 time.sleep(600)
