@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -89,9 +90,9 @@ class OfRows(SingleTurn):
             self.task_of_row(index)
         return {"hash": self.rows.hash()}
 
+    @abstractmethod
     def task_of_row(self, index: int) -> Task:
         """The task of a row; raises `UserError` for a row of the wrong form."""
-        raise NotImplementedError
 
 
 class Dataset(OfRows):

@@ -20,7 +20,7 @@ from peers.environments.graders.reasoning_refused import REFUSED
 from peers.environments.interface import Grade, SingleTurn, Task, Tasks, Transcript
 from peers.environments.tasks import Generated
 from swarm.errors import UserError
-from swarm.rollouts.seeds import digest
+from swarm.rollouts.seeds import digest, index_by_weight
 
 SEEDS = 1 << 31
 """Seeds of a data set's tasks: some pass them to numpy, which takes 32 bits."""
@@ -79,7 +79,9 @@ class ReasoningGym(SingleTurn):
         return self._grader.grade(transcript.text, task.answer, task.data)
 
     def _make(self, randomness: bytes) -> Task:
-        dataset = self.options.datasets[self._chosen(digest("swarm/1/mixture", randomness))]
+        dataset = self.options.datasets[
+            index_by_weight(digest("swarm/1/mixture", randomness), self._weights)
+        ]
         data = {
             "dataset": dataset,
             "settings": self._settings.get(dataset, {}),
@@ -91,16 +93,6 @@ class ReasoningGym(SingleTurn):
             question = question.partition(self.options.after)[2]
         prompt = self.options.instruction.replace("{question}", question)
         return Task(prompt, drawn["answer"], data)
-
-    def _chosen(self, randomness: bytes) -> int:
-        """The index of a data set, drawn in proportion to the weights."""
-        point = int.from_bytes(randomness[:6], "big") / 2**48 * sum(self._weights)
-        reached = 0.0
-        for index, weight in enumerate(self._weights):
-            reached += weight
-            if point < reached:
-                return index
-        return max(index for index, weight in enumerate(self._weights) if weight > 0)
 
     @cached_property
     def _pool(self) -> Any:

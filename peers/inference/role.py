@@ -26,6 +26,7 @@ from peers.inference.quantised import check_quantised
 from peers.inference.swapping import offer_newer
 from peers.inference.turns import ServedTurns, Unwanted
 from swarm.errors import UserError
+from swarm.first_error import open_guarded
 from swarm.gossip.topics import RUN
 from swarm.jobs import Hardware, Load, SubmissionOrder, may_begin_with
 from swarm.jobs.inference import (
@@ -181,30 +182,18 @@ class InferenceRole:
 
     async def _work(self, engine: InferenceService) -> None:
         """Use the child until the run is over; raises the first error of any task."""
-        failed: list[Exception] = []
-        async with trio.open_nursery() as nursery:
-
-            async def guard(task: Callable[[], Awaitable[None]]) -> None:
-                try:
-                    await task()
-                except Exception as error:  # raised below, outside the nursery's group
-                    failed.append(error)
-                    nursery.cancel_scope.cancel()
+        async with open_guarded() as guarded:
 
             def begin(pending: PendingSubmission) -> None:
-                nursery.start_soon(guard, partial(self._make, engine, pending))
+                guarded.start_soon(partial(self._make, engine, pending))
 
-            nursery.start_soon(guard, partial(self._meter.follow, engine))
-            nursery.start_soon(guard, partial(self._offer_newer, engine))
-            nursery.start_soon(
-                guard, partial(self._turns.serve, engine, lambda: self._pending.begun)
-            )
-            await guard(partial(self._generate_until_over, engine, begin))
+            guarded.start_soon(partial(self._meter.follow, engine))
+            guarded.start_soon(partial(self._offer_newer, engine))
+            guarded.start_soon(partial(self._turns.serve, engine, lambda: self._pending.begun))
+            await guarded.guard(partial(self._generate_until_over, engine, begin))
             if self._leaving:
                 await trio.sleep_forever()  # submissions may still be made; `leave` waits for them
-            nursery.cancel_scope.cancel()
-        if failed:
-            raise failed[0]
+            guarded.nursery.cancel_scope.cancel()
 
     async def leave(self) -> None:
         """Finish and deliver the submissions under way that take at most `leave_seconds`.

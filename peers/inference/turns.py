@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +12,7 @@ import trio
 from peers.inference.pending import PendingSubmission
 from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope, open_envelope
 from swarm.errors import PeerError
+from swarm.first_error import open_guarded
 from swarm.identity import PeerId
 from swarm.jobs.inference import (
     AskedTurn,
@@ -122,15 +123,7 @@ class ServedTurns:
 
         `begun`: the submissions under way. Raises the errors of the child.
         """
-        failed: list[Exception] = []
-        async with trio.open_nursery() as nursery:
-
-            async def guard(task: Callable[[], Awaitable[None]]) -> None:
-                try:
-                    await task()
-                except Exception as error:  # raised below, outside the nursery's group
-                    failed.append(error)
-                    nursery.cancel_scope.cancel()
+        async with open_guarded() as guarded:
 
             async def hand_out() -> None:
                 while True:
@@ -138,13 +131,12 @@ class ServedTurns:
                     pending = {each.asked.seed(): each for each in begun()}
                     for asked in turns:
                         if asked.seed in pending:
-                            give = partial(self._give, engine, pending[asked.seed], asked)
-                            nursery.start_soon(guard, give)
+                            guarded.start_soon(
+                                partial(self._give, engine, pending[asked.seed], asked)
+                            )
 
-            nursery.start_soon(complain, self._complain)
-            await guard(hand_out)
-        if failed:
-            raise failed[0]
+            guarded.nursery.start_soon(complain, self._complain)
+            await guarded.guard(hand_out)
 
     async def _give(
         self, engine: InferenceService, pending: PendingSubmission, asked: AskedTurn

@@ -36,11 +36,12 @@ def encode_examples(
     found: list[Rollout] = []
     left_out = 0
     for task in tasks:
-        if not renderer.encode_prompt(task.prompt):
+        ends = stop if isinstance(task.prompt, str) else renderer.turn_end(task.prompt) or stop
+        segments = demonstrate(environment, task, renderer, ends)
+        if not segments[0].tokens:
             left_out += 1
             continue
-        ends = stop if isinstance(task.prompt, str) else renderer.turn_end(task.prompt) or stop
-        rollout = Rollout(demonstrate(environment, task, renderer, ends))
+        rollout = Rollout(segments)
         outside = [token for token in rollout.tokens if token >= vocabulary]
         if outside:
             raise UserError(

@@ -64,6 +64,12 @@ def environment_of_group(seed: bytes, group: int, weights: Sequence[float]) -> i
     if not math.isfinite(total) or total <= 0 or min(weights) < 0:
         raise ValueError(f"the environments' weights {list(weights)} are no shares of a whole")
     raw = digest("swarm/1/environment", seed, group.to_bytes(4, "big"))
+    return index_by_weight(raw, weights)
+
+
+def index_by_weight(raw: bytes, weights: Sequence[float]) -> int:
+    """An index drawn in proportion to `weights`, shares of a whole, by the first six bytes."""
+    total = math.fsum(weights)
     point = int.from_bytes(raw[:6], "big") / 2**48 * total  # in [0, total): 48 bits are exact
     reached = 0.0
     for index, weight in enumerate(weights):
