@@ -4,6 +4,7 @@ run."""
 from __future__ import annotations
 
 import os
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -30,12 +31,14 @@ MALLORY, HONEST = Identity(bytes([66]) * 32), Identity(bytes([67]) * 32)
 GROWTH_BYTES_MAX = 96 << 20
 """Largest allowed growth of memory: the bound of unread bytes (64 MiB), and 32 MiB."""
 
-UNDISTURBED_SECONDS = 20.0
+UNDISTURBED_SECONDS = 10.0
 """Time without attacks before each attack, which shows what a step costs the victim."""
 
-COST_MAX = 0.2
-"""Most processor seconds per second that strangers may cost a peer. Other work on the machine
-changes the pace of a run, but only lowers this figure, since it slows the attacker as well."""
+COST_PER_ATTACKER_SECOND_MAX = 4.0
+"""Most processor seconds that a stranger's second may cost a peer; 1.5 to 2 were measured."""
+
+NOISE_SHARE = 0.25
+"""How much the cost of a victim's own work varies from one period to the next."""
 
 
 def processor_seconds(peer: Peer) -> float:
@@ -97,6 +100,7 @@ def test_no_role_is_harmed_by_strangers(tmp_path: Path, base: Path, fork_server:
                 idle = (processor_seconds(peer) - spent) / UNDISTURBED_SECONDS
                 steps, before = trained(), resident_bytes(peer.pid)
                 peak, began, spent = before, trio.current_time(), processor_seconds(peer)
+                attacker = time.thread_time()
 
                 async def watch(peer: Peer = peer) -> None:
                     nonlocal peak
@@ -112,6 +116,7 @@ def test_no_role_is_harmed_by_strangers(tmp_path: Path, base: Path, fork_server:
                         sent += await attacks.flood(peer.multiaddr, MALLORY, protocol, source)
                     nursery.cancel_scope.cancel()
                 seconds = trio.current_time() - began
+                attacker = (time.thread_time() - attacker) / seconds
                 pace = (trained() - steps) / seconds
                 attacked = (processor_seconds(peer) - spent) / seconds
                 cost = attacked - idle * pace / undisturbed
@@ -121,9 +126,9 @@ def test_no_role_is_harmed_by_strangers(tmp_path: Path, base: Path, fork_server:
                     f"{name}: {len(protocols)} protocols, {sent >> 20} MiB sent, resident "
                     f"{before >> 20} to at most {peak >> 20} MiB, {60 * pace:.0f} steps a minute, "
                     f"{pace / undisturbed:.2f} of the pace without; strangers cost {cost:.2f} of a "
-                    f"core: {attacked:.2f} in place of {idle:.2f}"
+                    f"core: {attacked:.2f} in place of {idle:.2f}, and the attacker {attacker:.2f}"
                 )
-                assert cost <= COST_MAX
+                assert cost <= COST_PER_ATTACKER_SECOND_MAX * attacker + NOISE_SHARE * idle
                 assert peak - before <= GROWTH_BYTES_MAX
             reached = trained()
             await trainer.says("trainer.step_trained", step=reached + 2, seconds=STEP_SECONDS)
