@@ -1,0 +1,215 @@
+"""The service of one of several trainers: inner steps, pseudo-gradients, and their merge.
+
+In a *round* each trainer takes inner steps from the common *outer state* and writes a
+*contribution*, its compressed pseudo-gradient. Merging the contributions leads to the next outer
+state. Every job is a function of the files that it names and writes only the folders that it names,
+durably. So a job that was interrupted is repeated with the same result, and all trainers that merge
+the same contributions hold the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from swarm.jobs import LOAD_PATIENCE_SECONDS, Hardware
+from swarm.jobs.training import (
+    SAVE_PATIENCE_SECONDS,
+    TRAINING_PATIENCE_SECONDS,
+    Done,
+    Figures,
+    Sharding,
+)
+from swarm.manifest import Optimiser
+from swarm.messages import Count, Digest
+from swarm.world import Job, Setup
+
+Compression = Literal["fp32", "int8", "sparse"]
+"""Form of a contribution. int8: one byte per parameter, with error feedback. sparse: only the
+entries whose bf16 value would change, with error feedback."""
+
+
+class OuterSetup(Setup, frozen=True, kw_only=True):
+    hardware: Hardware = Hardware()
+
+
+class Inner(msgspec.Struct, frozen=True, kw_only=True):
+    """How one trainer takes its inner steps."""
+
+    objective: Literal["pretrain", "sft"] = "pretrain"
+    data: list[str] = []
+    """Files on this machine: text, JSONL or Parquet."""
+    sequence_tokens: Annotated[int, Meta(ge=2)] = 1024
+    """Length of a packed sequence."""
+    batch_sequences: Annotated[int, Meta(ge=1)] = 32
+    """Sequences of one inner step."""
+    z_loss: Annotated[float, Meta(ge=0)] = 0.0
+    """Coefficient of the max-z-loss; 0: none."""
+    optimiser: Optimiser = Optimiser()
+
+
+class StartReplica(Job, frozen=True, kw_only=True):
+    """Load the model and the data; the first job of a service."""
+
+    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
+
+    model: str
+    """A Hugging Face folder."""
+    trainer: str
+    """Peer id. Trainer, round and seed determine the data of a round, so that no two trainers
+    train on the same blocks."""
+    seed: int
+    inner: Inner
+    inner_steps: int
+    """Inner steps of a round."""
+    rounds: int
+    """Rounds of the whole run, over which the learning rate's schedule extends."""
+    compression: Compression
+    sharding: Sharding = Sharding()
+    dtype: str = "auto"
+    attention: str = "fastest"
+
+
+class ReplicaStarted(msgspec.Struct, frozen=True, kw_only=True):
+    parameters: int
+    contribution_bytes_max: Count
+    """Size of the largest contribution that a trainer of this model can make."""
+
+
+class FirstState(Job, frozen=True, kw_only=True):
+    """Write the outer state before the first round: the model's weights, without momentum."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    folder: str
+
+
+class CheckState(Job, frozen=True, kw_only=True):
+    """Compute the digest of an outer state that another peer made, and check it."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    folder: str
+
+
+class OuterState(msgspec.Struct, frozen=True, kw_only=True):
+    """An outer state on this disk: weights and momentum in fp32."""
+
+    digest: Digest
+    """BLAKE3-256 of weights and momentum, however they are divided into files."""
+    problem: str = ""
+    """One sentence about a state that cannot be used: unreadable, of other shapes, not finite."""
+
+
+class TrainRound(Job, frozen=True, kw_only=True):
+    """Take the inner steps of a round from an outer state, and write the contribution."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+    round: int
+    """The round that the contribution is made for, from 1 on."""
+    state: str
+    """Folder of the outer state that the round begins from."""
+    inner_before: str
+    """Folder of this trainer's inner state after its previous round (inner optimiser, position in
+    the data, error feedback); empty for its first round."""
+    inner_after: str
+    """Folder to write the inner state to."""
+    contribution: str
+    """Folder to write the contribution to."""
+
+
+class RoundTrained(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: Count
+    """Tokens that the inner steps trained on: the contribution's weight in the merge."""
+    figures: Figures = {}
+    """The learner's metrics, `loss` among them."""
+
+
+class InspectContribution(Job, frozen=True, kw_only=True):
+    """Check another trainer's contribution. It may run beside `TrainRound`."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    contribution: str
+
+
+class Inspected(msgspec.Struct, frozen=True, kw_only=True):
+    problem: str = ""
+    """One sentence about what is wrong: unreadable, other shapes, NaN, too large; empty if
+    nothing is. It depends on the contribution's bytes and the model's shapes alone."""
+
+
+class Contributed(msgspec.Struct, frozen=True, kw_only=True):
+    """A contribution to merge."""
+
+    trainer: str
+    folder: str
+    tokens: Annotated[int, Meta(ge=1)]
+
+
+class MergeRound(Job, frozen=True, kw_only=True):
+    """Write the outer state that follows from a state and a list of contributions.
+
+    The step is Nesterov momentum along the token-weighted mean of the pseudo-gradients. The result
+    does not depend on the order of the list. Contributions that `InspectContribution` refuses are
+    left out; if none remains, the state stays as it is. It may run beside `TrainRound`.
+    """
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    state: str
+    """Folder of the outer state before."""
+    contributions: list[Contributed]
+    momentum: float
+    learning_rate: float
+    folder: str
+    """Folder to write the outer state after to."""
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    trainer: str
+    problem: str
+
+
+class Merged(msgspec.Struct, frozen=True, kw_only=True):
+    digest: Digest
+    """As `OuterState.digest`."""
+    left_out: list[LeftOut] = []
+    figures: Figures = {}
+
+
+class ExportState(Job, frozen=True, kw_only=True):
+    """Write the weights of an outer state as a plain Hugging Face folder."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    state: str
+    folder: str
+
+
+class OuterService(Protocol):
+    """Trains one of several replicas of a model. Folders are absolute paths on this machine.
+
+    A folder to write to may exist from an interrupted job; it is then replaced.
+    """
+
+    async def start(self, job: StartReplica) -> ReplicaStarted:
+        """Raises `UserError` for a model, data or a setting that cannot be trained with."""
+        ...
+
+    async def first_state(self, job: FirstState) -> OuterState: ...
+
+    async def check_state(self, job: CheckState) -> OuterState: ...
+
+    async def train(self, job: TrainRound) -> RoundTrained:
+        """Raises `UserError` when the data has too few tokens for a round."""
+        ...
+
+    async def inspect(self, job: InspectContribution) -> Inspected: ...
+
+    async def merge(self, job: MergeRound) -> Merged: ...
+
+    async def export(self, job: ExportState) -> Done: ...
