@@ -50,7 +50,7 @@ class _Call:
             if scope.cancelled_caught:
                 self.error = CallFailed(f"the environment took longer than {seconds_max:g} s")
         except ChildDied as error:
-            self.error = CallFailed(str(error))
+            self.error = CallFailed(error.hung or str(error))
         except ChildError as error:
             self.error, usable = error, True
         finally:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from swarm.errors import UserError
-from swarm.world.progress import Reporter, current
+from swarm.world.progress import HUNG_STATUS, Reporter, current
 
 REPORT_SECONDS = 10.0
 """Interval at which progress is reported for a call within its limit, so that nobody takes its
@@ -92,7 +92,7 @@ class _Watch:
         if call.is_interrupted:
             sys.stderr.write(f"{call.sentence()}\n")
             sys.stderr.flush()
-            os._exit(1)
+            os._exit(HUNG_STATUS)
         call.is_interrupted, call.deadline = True, now + GRACE_SECONDS
         _raise_in(call.thread, _OverdueError)
 

@@ -102,8 +102,8 @@ class Examiner:
         """Note that the prefill child is new and holds no policy."""
         self._loaded = []
 
-    async def examine(self, case: Case, children: Children) -> Outcome:
-        """Run all checks of a case.
+    async def examine(self, case: Case, children: Children, hung: str = "") -> Outcome:
+        """Run all checks of a case. `hung`: see `Inspect.hung`.
 
         Raises `PeerError` when the policy or the manifest cannot be fetched, and a child's errors.
         """
@@ -117,10 +117,10 @@ class Examiner:
             return Outcome.of(stale)
         with self._peer.store.pinned(case.order.checkpoint):
             load = await self._fetched(case.order.checkpoint, manifest)
-            return await self._examine(case, load.folder, manifest, children)
+            return await self._examine(case, load.folder, manifest, children, hung)
 
     async def _examine(
-        self, case: Case, folder: str, manifest: RunManifest, children: Children
+        self, case: Case, folder: str, manifest: RunManifest, children: Children, hung: str
     ) -> Outcome:
         """Run the checks of a case whose order's policy is in `folder`."""
         canonical, accepted = canonical_path_of(case.key), False
@@ -134,6 +134,7 @@ class Examiner:
             tokenizer_folder=folder,
             bytes_max=manifest.limits.submission_bytes_max,
             environment_peers=manifest.environment_ids(),
+            hung=hung,
         )
         try:
             outcome = await self._check(case, inspect, manifest, children)

@@ -80,6 +80,8 @@ class InspectorService:
             run(CHECKS, inspection, report)
             if not report.failed:
                 ungraded = inspection.failed_turn
+                if job.hung:
+                    raise UserError(job.hung)
                 graded, parts = _graded(inspection.rollouts, inspection)
         except NotGradable as error:
             ungraded, not_gradable = str(error), True
@@ -167,6 +169,7 @@ class InspectorService:
             run=order.run,
             seed=order.seed(),
             environment_peers=job.environment_peers,
+            hung=job.hung,
         )
 
     async def run(self) -> None:

@@ -44,6 +44,8 @@ class Lane:
     """The case being judged; it stays here to be judged again if a child dies over it."""
     deaths: int = 0
     """Number of children that died over that case."""
+    hung: str = ""
+    """Why its inspector died over that case, if an environment's code did not return."""
 
 
 @dataclass(eq=False)
@@ -138,12 +140,15 @@ class Lanes:
     ) -> Outcome:
         try:
             return self.verdicts.if_evicted(case.worker) or await self.examiner.examine(
-                case, children
+                case, children, lane.hung
             )
         except ChildDied as error:
             lane.deaths += not error.between_calls
+            lane.hung = error.hung if error.child == lane.name else ""
             if lane.deaths >= DEATHS_PER_CASE_MAX:
                 outcome = crashed(f"{lane.deaths} child processes died while checking it: {error}")
+                if lane.hung:
+                    outcome.failed, outcome.detail = "environment", lane.hung
                 await self.verdicts.give(case, outcome, nursery)
                 self._put_down(lane, case, 0.0)
                 lane.restarts.succeeded()  # the file is to blame, not this machine
@@ -155,5 +160,5 @@ class Lanes:
 
     def _put_down(self, lane: Lane, case: Case, seconds: float) -> None:
         """Note that a lane's case is settled, after so many seconds."""
-        lane.case, lane.deaths = None, 0
+        lane.case, lane.deaths, lane.hung = None, 0, ""
         self.queue.done(case, seconds)

@@ -66,6 +66,7 @@ class SimulatedChild:
         """Running calls: one, and any of the model's `BESIDE`."""
         self._died = ""
         """How the child died; empty while it lives."""
+        self._hung = ""
 
     async def request(self, method: str, job: Job, reply: type[T]) -> T:
         work = getattr(self._model, method)
@@ -98,7 +99,8 @@ class SimulatedChild:
                     await self._machine_answers(method, job.patience_seconds)
                 except PowerCut:
                     raise
-                except Crash:
+                except Crash as crash:
+                    self._hung = str(crash)
                     self.die()
                     await trio.sleep_forever()
                 except (ValueError, OSError) as error:
@@ -106,7 +108,7 @@ class SimulatedChild:
                 finally:
                     self._calls.pop(scope, None)
                 return result
-            raise ChildDied(f"{self.name} {self._died}", self.name)
+            raise ChildDied(f"{self.name} {self._died}", self.name, hung=self._hung)
 
     async def _machine_answers(self, method: str, patience_seconds: float) -> None:
         while True:

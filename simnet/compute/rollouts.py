@@ -16,7 +16,7 @@ POISON = b"a file that crashes its reader"
 
 
 class Crash(Exception):
-    """An operation that kills the child."""
+    """An operation that kills the child. The argument, if any, is `ChildDied.hung`."""
 
 
 class SimulatedRollouts(msgspec.Struct, array_like=True):

@@ -31,6 +31,8 @@ class Hardware:
     """Memory free for children; by default more than enough."""
     grades: bool = True
     """False: the environment's reward function raises on this machine."""
+    hangs: bool = False
+    """True: it does not return, so that its process ends."""
 
 
 @dataclass(frozen=True)

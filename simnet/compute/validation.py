@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from peers.validator.evidence import betting
 from simnet.compute.environment import served_episodes, served_groups
-from simnet.compute.rollouts import SimulatedRollouts, read_rollouts, rollouts, true_rewards
+from simnet.compute.rollouts import Crash, SimulatedRollouts, read_rollouts, rollouts, true_rewards
 from simnet.compute.setting import Setting
 from swarm.jobs import Load, validation
 from swarm.manifest import Thresholds
@@ -48,6 +48,9 @@ class InspectorModel:
             return _fault("header", "another submission", _exact("schema"))
         grades, order = self._setting.hardware.grades, job.order
         partly = None
+        ungraded = job.hung or ("" if grades else "environment 'simulated' cannot grade")
+        if self._setting.hardware.hangs and not job.hung:
+            raise Crash("environment 'simulated' took too long")
         if served_groups(order):
             try:
                 partly = self._partly(job, found)
@@ -57,8 +60,8 @@ class InspectorModel:
         await disk.write(disk.path_of(job.canonical_path), canonical)
         return validation.Inspected(
             checks=[_exact("schema"), _exact("header")],
-            ungraded="" if grades else "environment 'simulated' cannot grade",
-            rewards=true_rewards(self._setting.workload, right) if grades and not partly else [],
+            ungraded=ungraded,
+            rewards=[] if ungraded or partly else true_rewards(self._setting.workload, right),
             partly=partly,
             environments=order.environments_of_groups(),
             group_digests=[

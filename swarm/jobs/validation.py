@@ -56,6 +56,9 @@ class Inspect(Job, frozen=True, kw_only=True):
     """Size of the largest file that is read."""
     environment_peers: list[str] = msgspec.field(default_factory=list)
     """Peers whose signed turns count."""
+    hung: str = ""
+    """Why an earlier inspection ended its process: an environment's code did not return. Then
+    nothing is replayed or graded."""
 
 
 class ServedEpisode(msgspec.Struct, frozen=True, kw_only=True):

@@ -178,9 +178,13 @@ class ChildDied(SwarmError):
     The message names the child, how it ended, and its last lines of stderr.
     """
 
-    def __init__(self, message: str, child: str, *, between_calls: bool = False) -> None:
+    def __init__(
+        self, message: str, child: str, *, between_calls: bool = False, hung: str = ""
+    ) -> None:
         super().__init__(message)
         self.child = child
+        self.hung = hung
+        """The sentence about the call that did not return, if one ended the child; else empty."""
         self.between_calls = between_calls
         """The child was dead before the call, so the job did not cause its death."""
 

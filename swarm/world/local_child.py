@@ -32,6 +32,7 @@ from swarm.world.frames import (
     raw,
 )
 from swarm.world.process import Process, lines_of
+from swarm.world.progress import HUNG_STATUS
 
 T = TypeVar("T")
 
@@ -93,6 +94,8 @@ class LocalChild:
         self._why = ""
         """Why the child was killed; empty if it was not."""
         self._how = "does not end though it was killed"
+        self._hung = ""
+        """See `ChildDied.hung`."""
         self._ended = False
         """Whether its process has ended; its last output may still be unread."""
         self._gone = trio.Event()
@@ -218,9 +221,9 @@ class LocalChild:
 
     async def _out_of_patience(self, call: _Pending) -> ChildDied:
         call.finish(None)
-        self._kill(
-            f"made no progress on {call.what} within {call.patience_seconds:g} s and was killed"
-        )
+        why = f"made no progress on {call.what} within {call.patience_seconds:g} s and was killed"
+        self._hung = f"child {self.name} {why}"
+        self._kill(why)
         return await self._died()
 
     async def _decode(self, call: _Pending, value: msgspec.Raw, kind: type[T]) -> T:
@@ -298,7 +301,7 @@ class LocalChild:
             await self._wait_gone()
         words = "; its last lines: " + " | ".join(self._last_lines) if self._last_lines else ""
         message = f"child {self.name} {self._how}{words}"
-        return ChildDied(message, self.name, between_calls=between_calls)
+        return ChildDied(message, self.name, between_calls=between_calls, hung=self._hung)
 
     async def _wait_gone(self) -> None:
         """Wait until the process has ended; kill it after `GRACE_SECONDS`."""
@@ -337,8 +340,10 @@ class LocalChild:
                 nursery.cancel_scope.cancel()
             self._nursery = None
             self._abandon_calls()
-            ended = await self._process.how_it_ended()
-            self._how = self._why or ended
+            status = await self._process.status_if_known()
+            self._how = self._why or process.describe_ending(status)
+            if status == HUNG_STATUS and self._last_lines:
+                self._hung = self._last_lines[-1]
             self._gone.set()
             if self._events is not None and not self._ending:
                 self._events.emit(

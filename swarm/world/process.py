@@ -50,8 +50,8 @@ class Process(abc.ABC):
         """End the process: SIGTERM, and SIGKILL after `grace_seconds`."""
 
     @abc.abstractmethod
-    async def how_it_ended(self) -> str:
-        """Describe how the process ended. Call it once, after `wait`."""
+    async def status_if_known(self) -> int | None:
+        """The exit status, or None if it is lost. Call it once, after `wait`."""
 
     def close(self) -> None:
         if self._pidfd >= 0:
@@ -102,8 +102,8 @@ class Spawned(Process):
                 await self.status()
         self.close()
 
-    async def how_it_ended(self) -> str:
-        return _ending(self._popen.wait())
+    async def status_if_known(self) -> int | None:
+        return self._popen.wait()
 
     def _signal_group(self, which: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -143,7 +143,7 @@ class Forked(Process):
     async def status(self) -> int:
         """See `Process.status`. A process in a group of this one dies with its own owner."""
         await self.wait()
-        status = await self._wait_status()
+        status = await self.status_if_known()
         return -signal.SIGKILL if status is None else status
 
     async def terminate(self, grace_seconds: float) -> None:
@@ -157,12 +157,8 @@ class Forked(Process):
                 await self.wait()
         self.close()
 
-    async def how_it_ended(self) -> str:
-        status = await self._wait_status()
-        return "ended with its fork server" if status is None else _ending(status)
-
-    async def _wait_status(self) -> int | None:
-        """The exit status of the process, which has ended; None if its fork server has too."""
+    async def status_if_known(self) -> int | None:
+        """See `Process.status_if_known`; it is lost if the fork server has ended, too."""
         with trio.move_on_after(GRACE_SECONDS):
             await trio.lowlevel.wait_readable(self._server)
             with suppress(ConnectionError):
@@ -175,7 +171,10 @@ class Forked(Process):
         self._server.close()
 
 
-def _ending(status: int) -> str:
+def describe_ending(status: int | None) -> str:
+    """How a process ended, by its exit status if that is known."""
+    if status is None:
+        return "ended with its fork server"
     return f"{'ended' if status >= 0 else 'was killed'} {describe_status(status)}"
 
 

@@ -13,6 +13,11 @@ REPORT_SECONDS = 1.0
 """Shortest time between two reports: the patience of every job is many times as long."""
 
 
+HUNG_STATUS = 75
+"""Exit status of a child that ends itself because a call does not return. The last line that it
+wrote to stderr is a sentence about that call."""
+
+
 class Reporter:
     """Reports the progress of one call to the child's owner."""
 

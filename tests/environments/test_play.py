@@ -26,7 +26,7 @@ from peers.environments import (
 )
 from peers.environments.calculator import Calculator
 from swarm.errors import UserError
-from swarm.world.progress import Reporter, current
+from swarm.world.progress import HUNG_STATUS, Reporter, current
 
 TASK = Task("1+1>", "2")
 COMPLETION = Transcript.of("1+1=")
@@ -112,7 +112,7 @@ def test_a_call_that_cannot_be_ended_ends_the_process_with_the_sentence() -> Non
     ended = subprocess.run(
         [sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=30, check=False
     )
-    assert ended.returncode == 1
+    assert ended.returncode == HUNG_STATUS
     assert ended.stderr.startswith("environment 'lab' took more than 0.05 s to grade")
 
 

@@ -53,6 +53,7 @@ class Story:
         *plans: Plan,
         killings: tuple[str, str, Sequence[int]] | None = None,
         tables: Mapping[str, dict[str, Any]] = {},
+        judges_on: Hardware | None = None,
     ) -> None:
         self.said: list[Event] = []
         self.simulation = Simulation(
@@ -62,7 +63,7 @@ class Story:
         if killings is not None:
             Killings(self.simulation, *killings)
         self._plans = [
-            Plan("validator", ["validator"]),
+            Plan("validator", ["validator"], hardware=judges_on or Hardware()),
             Plan("trainer", ["trainer"], hardware=SLOW),
             *plans,
         ]
@@ -120,6 +121,15 @@ def test_a_file_that_kills_its_reader_is_quarantined_and_ends_nobody() -> None:
     assert "2 child processes died while checking it" in story.of("validator.verdict")[0]["detail"]
     restarted = [fields["deaths"] for fields in story.of("compute.child_restarted")]
     assert len(restarted) > restarts.DEATHS_MAX and set(restarted) == {1, 2}
+
+
+def test_a_grader_that_hangs_costs_no_worker_its_credit() -> None:
+    story = Story(WORKER, judges_on=Hardware(hangs=True))
+    story.run("validator.verdict", "validator")
+    (verdict,) = story.of("validator.verdict")
+    assert (verdict["outcome"], verdict["failed"]) == ("quarantined", "environment")
+    assert verdict["detail"] == "environment 'simulated' took too long"
+    assert len(story.of("compute.child_restarted")) == 1, "it is asked once only"
 
 
 def test_a_child_that_always_dies_ends_its_peer_after_so_many_deaths_in_a_row() -> None:

@@ -69,7 +69,7 @@ class Stage:
         path.write_bytes(raw)
         return self.inspect_file(path, blake3(raw).digest(), **changes)
 
-    def inspect_file(self, path: Path, digest: bytes, **changes: Any) -> Inspected:
+    def inspect_file(self, path: Path, digest: bytes, hung: str = "", **changes: Any) -> Inspected:
         job = Inspect(
             order=self.order(**changes),
             path=str(path),
@@ -77,6 +77,7 @@ class Stage:
             canonical_path=str(self.folder / "canonical"),
             tokenizer_folder=str(self.policy),
             bytes_max=1 << 20,
+            hung=hung,
         )
         return self.ask(self.inspector.inspect, job)
 

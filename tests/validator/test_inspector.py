@@ -402,6 +402,11 @@ def test_the_parts_of_rewards_are_reported_by_their_means(stage: Stage) -> None:
     assert not found.not_gradable and found.parts == {"first": 2.0, "form": 1.0}
 
 
+class Hanging(Failing):
+    def grade(self, task: Task, transcript: Transcript) -> float:
+        raise AssertionError("a grader that hung is not asked again")
+
+
 class Taskless(Failing):
     name = "taskless"
 
@@ -420,6 +425,11 @@ def test_an_environment_that_fails_leaves_the_other_checks_to_tell_whose_fault_i
     assert "cannot grade the completion" in found.ungraded
     assert "RuntimeError: no sandbox" in found.ungraded
     assert stage.judge().failed == "", "its tokens are the seed's all the same"
+    stage.inspector._environments = Given(Hanging(), Taskless())
+    found = stage.inspect(of_failing, rollouts, hung="it hung", environments=[reference("failing")])
+    assert (found.failed, found.ungraded, found.rewards) == ("", "it hung", [])
+    assert found.tokens == len(rollouts.log_probabilities), "the worker is credited"
+    assert stage.judge().failed == ""
 
     def invent(lists: Lists) -> None:
         for tokens in (some for some in lists["completions"] if len(some) > 1):

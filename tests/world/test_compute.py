@@ -150,8 +150,19 @@ def test_a_dead_child_is_reported_with_its_last_words(compute: LocalCompute) -> 
             with pytest.raises(ChildDied, match=r"SIGKILL.*these are my last words") as caught:
                 await child.request("die", Nothing(), NoneType)
             assert "engine" in str(caught.value)
+            assert caught.value.hung == ""
             with pytest.raises(ChildDied):
                 await child.request("greet", Named(name="x"), str)
+
+    trio.run(main)
+
+
+def test_a_child_that_ends_over_a_hung_call_says_so(compute: LocalCompute) -> None:
+    async def main() -> None:
+        async with compute.child(SERVICE, name="c") as child:
+            with pytest.raises(ChildDied, match="status 75") as caught:
+                await child.request("give_up", Nothing(), NoneType)
+            assert caught.value.hung == "the call does not return"
 
     trio.run(main)
 
@@ -160,8 +171,9 @@ def test_a_missed_deadline_kills_the_child(compute: LocalCompute) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
             pid = await child.request("pid", Nothing(), int)
-            with pytest.raises(ChildDied, match=r"no progress on 'stall' within 0\.05 s"):
+            with pytest.raises(ChildDied, match=r"no progress on 'stall' within 0\.05 s") as caught:
                 await child.request("stall", Impatient(), NoneType)
+            assert caught.value.hung.startswith("child c made no progress on 'stall' within")
         with pytest.raises(ProcessLookupError):  # killed and reaped
             os.kill(pid, 0)
 

@@ -18,6 +18,7 @@ from peers.environments.episodes import EpisodeLimits, Replies
 from peers.proofs.format import ProofFormatError, check_format, split
 from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.parsing import Contents
+from swarm.errors import UserError
 from swarm.rollouts.rollouts import FINISHES, MODEL, Rollouts
 from swarm.rollouts.signed_turns import BadTurn, check_turns, open_turn
 from swarm.rollouts.submission_file import BadSubmission
@@ -49,6 +50,8 @@ class Inspection:
     """The submission's, which signed turns name."""
     environment_peers: Sequence[str] = ()
     """Peers whose signed turns count."""
+    hung: str = ""
+    """Why environments must not be asked: their code did not return before."""
     failed_turn: str = ""
     """Why an environment peer's environment could not go on with an episode; set by
     `SignedTurns`."""
@@ -323,7 +326,7 @@ class Turns(Check[Inspection]):
 
     Figure: rows in which an environment's turn differs. Raises `UserError` if it cannot answer.
 
-    This check is the last, because it runs the environment's code.
+    It runs the environment's code, which may not return; see `Inspection.hung`.
     """
 
     name = "turns"
@@ -343,6 +346,8 @@ class Turns(Check[Inspection]):
             return True  # its turns are signed
         if episodes_of(drawn.environment) is None:
             return length == 2
+        if evidence.hung:
+            raise UserError(evidence.hung)
         segments = evidence.rollouts.rollout(row).segments
         replies = Replies(drawn.environment, drawn.task, evidence.renderer, evidence.limits)
         for count in range(2, len(segments) + 1, 2):
