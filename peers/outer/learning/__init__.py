@@ -1,0 +1,1 @@
+"""What a trainer of several computes: inner steps, pseudo-gradients, and their merge."""
