@@ -36,7 +36,7 @@ from swarm.messenger import first
 from swarm.node.run_node import RunNode
 from swarm.rates import TokenBuckets
 from swarm.rollouts.seeds import environment_of_group, nonce_of
-from swarm.rollouts.signed_turns import BadTurn, open_turn
+from swarm.rollouts.signed_turns import BadTurn, has_room, open_turn
 from swarm.run.admission import check_admission, is_worker
 from swarm.run.curriculum import environments_of
 from swarm.settings import RoleSettings
@@ -220,6 +220,8 @@ class EnvironmentRole:
         segments = self._segments(request, supporting)
         if len(segments) % 2:
             raise _Refused("an episode must end with a segment of the model")
+        if not has_room(segments[1::2], order.sampling.max_new_tokens):
+            raise _Refused("the episode is over: it is as long as the run allows")
         seed, before = order.seed(), [token for segment in segments for token in segment]
         key = (seed, request.group, request.sample, len(segments) // 2, tokens_digest(before))
         known = self._turns.get(key)

@@ -10,14 +10,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, Replies, grade_segments
 from peers.environments.interface import episodes_of
+from peers.environments.model_facts import ModelFacts
 from peers.environments.probe import probe_hash
 from peers.environments.renderer import Renderer
-from swarm.errors import DECODE_ERRORS, UserError
+from swarm.errors import UserError
 from swarm.jobs.environment import (
     Drawn,
     DrawPrompt,
@@ -44,10 +43,6 @@ _Key = tuple[bytes, int, int, bytes]
 """Seed, group and sample of an episode, and the digest of its tokens up to the last turn."""
 
 
-class _ModelFacts(msgspec.Struct):
-    max_position_embeddings: int
-
-
 class EnvironmentPeerService:
     """Implements `swarm.jobs.environment.EnvironmentService`."""
 
@@ -55,7 +50,7 @@ class EnvironmentPeerService:
         """Load the environments; raises `UserError` for one that is not installed here."""
         folder = Path(setup.folder)
         self._renderer = Renderer(folder)
-        self._positions = _positions(folder)
+        self._facts = ModelFacts.read(folder)
         self._environments = Environments()
         for reference in setup.environments:
             self._environments.of(reference)
@@ -80,12 +75,15 @@ class EnvironmentPeerService:
     def play(self, job: PlayTurn) -> Played:
         order, drawn = job.order, self._task(job)
         self._check_prompt(drawn, job.segments)
+        self._check_tokens(job)
         segments = _segments(job.segments)
         episode = (order.seed(), job.group, job.sample)
         replies = self._going.pop((*episode, _digest(job.segments[:-1])), None)
         if replies is None:
             limits = EpisodeLimits(
-                order.sampling.stop_ids, order.sampling.max_new_tokens, self._positions
+                order.sampling.stop_ids,
+                order.sampling.max_new_tokens,
+                self._facts.max_position_embeddings,
             )
             replies = Replies(drawn.environment, drawn.task, self._renderer, limits)
             for count in range(2, len(segments), 2):
@@ -133,6 +131,15 @@ class EnvironmentPeerService:
         if list(segments[0]) != self._renderer.encode_prompt(drawn.task.prompt):
             raise ValueError("the episode does not begin with the prompt of its group")
 
+    def _check_tokens(self, job: PlayTurn) -> None:
+        """Raise `ValueError` for tokens that no model can have written."""
+        stops = set(job.order.sampling.stop_ids)
+        for written in job.segments[1::2]:
+            if max(written) >= self._facts.vocab_size:
+                raise ValueError("the episode has a token id outside the model's vocabulary")
+            if written[-1] not in stops or not stops.isdisjoint(written[:-1]):
+                raise ValueError("a segment of the model must end at its first stop token")
+
 
 _SERVICE: type[EnvironmentService] = EnvironmentPeerService
 
@@ -151,14 +158,3 @@ def _segments(tokens: Sequence[Sequence[int]]) -> list[Segment]:
 
 def _digest(segments: Sequence[Sequence[int]]) -> bytes:
     return tokens_digest(token for segment in segments for token in segment)
-
-
-def _positions(folder: Path) -> int:
-    """The context length of the model in `folder`."""
-    try:
-        raw = (folder / "config.json").read_bytes()
-        return msgspec.json.decode(raw, type=_ModelFacts).max_position_embeddings
-    except (OSError, *DECODE_ERRORS) as error:
-        raise UserError(
-            f"{folder} has no config.json that gives max_position_embeddings ({error})"
-        ) from error

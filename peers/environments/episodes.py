@@ -20,7 +20,8 @@ from peers.environments.interface import (
 from peers.environments.play import Episode, Observation, grade
 from peers.environments.renderer import Renderer
 from swarm.errors import UserError
-from swarm.rollouts.rollout import TURNS_MAX, Segment, Span
+from swarm.rollouts.rollout import Segment, Span
+from swarm.rollouts.signed_turns import has_room
 
 ANSWER_CHARACTERS_MAX = 1 << 16
 """A longer answer fits no episode and ends it; rendering it would only cost time."""
@@ -59,9 +60,8 @@ class Replies:
         if not self._several_turns or segments[-1].finish == "length":
             return None
         limits = self._limits
-        used = sum(len(segment.tokens) for segment in segments if segment.kind == "model")
-        turns = sum(segment.kind == "model" for segment in segments)
-        if used >= limits.max_new_tokens or turns >= TURNS_MAX:
+        written = [segment.tokens for segment in segments if segment.kind == "model"]
+        if not has_room(written, limits.max_new_tokens):
             return None
         text, _ = self._renderer.decode_completion(segments[-1].tokens, limits.stop_ids)
         answer = self._episode.step(text)
@@ -70,7 +70,8 @@ class Replies:
         last = segments[-1].tokens[-1]
         tokens = self._renderer.encode_observation(self._prompt, answer, last)
         length = sum(len(segment.tokens) for segment in segments) + len(tokens)
-        fits = length + limits.max_new_tokens - used <= limits.positions_max
+        left = limits.max_new_tokens - sum(map(len, written))
+        fits = length + left <= limits.positions_max
         return tokens if tokens and fits else None
 
 

@@ -17,11 +17,12 @@ import numpy as np
 from peers.environments import Grade, NotGradable, Renderer, episodes_of, probe_hash
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, grade_segments
+from peers.environments.model_facts import ModelFacts
 from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.parsing import Reader
 from peers.validator.rewards import settle
-from swarm.errors import DECODE_ERRORS, UserError
+from swarm.errors import UserError
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.validation import (
     Inspect,
@@ -137,7 +138,7 @@ class InspectorService:
         self, job: Inspect, drawn: Sequence[GroupTask | None], renderer: Renderer
     ) -> Inspection:
         order, sampling = job.order, job.order.sampling
-        config = _ModelFacts.read(Path(job.tokenizer_folder))
+        config = ModelFacts.read(Path(job.tokenizer_folder))
         prompts = [
             None if each is None else renderer.encode_prompt(each.task.prompt) for each in drawn
         ]
@@ -194,24 +195,6 @@ def expected_header(order: SubmissionOrder) -> dict[str, Any]:
         "max_new_tokens": order.sampling.max_new_tokens,
         "stop_ids": order.sampling.stop_ids,
     }
-
-
-class _ModelFacts(msgspec.Struct):
-    """Fields of config.json that bound token ids and episodes."""
-
-    vocab_size: int
-    """Size of the model's vocabulary, which may be larger than the tokenizer's."""
-    max_position_embeddings: int
-
-    @classmethod
-    def read(cls, folder: Path) -> _ModelFacts:
-        try:
-            return msgspec.json.decode((folder / "config.json").read_bytes(), type=cls)
-        except (OSError, *DECODE_ERRORS) as error:
-            raise UserError(
-                f"{folder} has no config.json that gives vocab_size and max_position_embeddings "
-                f"({error})"
-            ) from error
 
 
 def _graded(rollouts: Rollouts, inspection: Inspection) -> tuple[PartlyGraded, dict[str, float]]:

@@ -113,6 +113,6 @@ def served_episodes(
                 run=order.run,
                 peers=peers,
                 sample=sample,
-                max_new_tokens=order.sampling.max_new_tokens + 1,
+                max_new_tokens=order.sampling.max_new_tokens,
             )
             yield group, sample, [list(segment.tokens) for segment in segments]

@@ -16,6 +16,7 @@ from simnet.compute.setting import Setting
 from swarm.jobs import Load, SubmissionOrder, inference
 from swarm.messages import CheckpointReference
 from swarm.rollouts.seeds import digest as digest_of
+from swarm.rollouts.signed_turns import has_room
 from swarm.world import ChildUserError
 
 SWAP_CHANCES = 8
@@ -115,7 +116,7 @@ class EngineModel:
         size, seed = job.order.sampling.group_size, job.order.seed()
         prompts = {each.group: each for each in job.prompts}
         made.turns = [[] for _ in range(job.order.rows())]
-        longest = max(map(max, made.lengths))
+        longest, limit = max(map(max, made.lengths)), job.order.sampling.max_new_tokens
         unwanted: list[str] = []
 
         async def play(group: int, sample: int, prompt: inference.SignedPrompt) -> None:
@@ -126,7 +127,7 @@ class EngineModel:
             for model in model_segments(length, turns, made.seed, row):
                 await trio.sleep(seconds * length / longest / (turns + 1))
                 segments.append(model)
-                if prompt.last:
+                if prompt.last or not has_room(segments[1::2], limit):
                     return
                 given = await self._ask(seed, row, segments)
                 if given.unwanted:

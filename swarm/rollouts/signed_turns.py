@@ -62,10 +62,14 @@ def is_answered(segments: Sequence[Segment], *, last: bool, max_new_tokens: int)
 
     `last`: whether the turn before that segment ends the episode with it.
     """
-    used = sum(len(each.tokens) for each in segments if each.kind == "model")
-    turns = sum(each.kind == "model" for each in segments)
-    full = segments[-1].finish == "length" or used >= max_new_tokens or turns >= TURNS_MAX
-    return not (last or full)
+    written = [each.tokens for each in segments if each.kind == "model"]
+    is_full = segments[-1].finish == "length" or not has_room(written, max_new_tokens)
+    return not (last or is_full)
+
+
+def has_room(written: Sequence[Sequence[int]], max_new_tokens: int) -> bool:
+    """Whether an episode with these model segments may have another one."""
+    return len(written) < TURNS_MAX and sum(map(len, written)) < max_new_tokens
 
 
 def check_turns(

@@ -196,6 +196,14 @@ def test_another_environment_peer_takes_over(made: Made) -> None:
     job = PlayTurn(order=ORDER, group=row // size, sample=row % size, segments=segments[:4])
     assert trio.run(other.play, job).tokens == segments[4]
     altered = [*segments[:2], [5, 5], *segments[3:4]]
+    for written, sentence in (
+        ([20, 64, 5], "outside the model's vocabulary"),
+        ([20, 20], "end at its first stop token"),
+        ([5, 5], "end at its first stop token"),
+    ):
+        impossible = [*segments[:3], written]
+        with pytest.raises(ValueError, match=sentence):
+            trio.run(other.play, msgspec.structs.replace(job, segments=impossible))
     assert trio.run(other.play, msgspec.structs.replace(job, segments=altered)).differs
     grade = GradeEpisode(order=ORDER, group=row // size, sample=row % size, segments=segments)
     graded = [trio.run(each.grade, grade) for each in (other, made.peer.service)]

@@ -11,12 +11,14 @@ from msgspec.structs import replace
 
 from peers.inference.pending import PendingSubmission
 from peers.inference.role import InferenceRole
-from peers.inference.turns import ServedTurns
+from peers.inference.turns import ServedTurns, _Episode
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Plan, Simulation
+from swarm.errors import PeerError
 from swarm.events import Event
+from swarm.identity import PeerId
 from swarm.jobs import SubmissionOrder
 from swarm.messages import Admission, StepOrder
 from swarm.rollouts.seeds import nonce_of
@@ -161,7 +163,8 @@ def test_an_episode_whose_grade_hangs_is_not_gradable() -> None:
 
 
 def test_a_restarted_environment_peer_serves_a_step_that_it_has_not_heard_of() -> None:
-    """The newest order reaches it; that of an older step stands beside the request."""
+    """The newest order reaches it; that of an older step stands beside the request. An episode that
+    is over gets no turn."""
 
     async def main() -> None:
         simulation = Simulation(7, workload=Workload(model_bytes=3_000_000, turns=1))
@@ -205,6 +208,16 @@ def test_a_restarted_environment_peer_serves_a_step_that_it_has_not_heard_of() -
                 order=order, envelope=old, asked=asked, entry=entry, since=0.0
             )
             with trio.fail_after(30.0):
-                assert await ServedTurns(worker).prompts(pending)
+                served = ServedTurns(worker)
+                prompt = (await served.prompts(pending))[0]
+                peer = PeerId(manifest.environment_ids()[0])
+                for written, is_answered in ((255, True), (256, False)):
+                    segments = [prompt.tokens, [1] * written]
+                    asking = served._request(peer, _Episode(pending, prompt.group, 0, segments))
+                    if is_answered:
+                        assert (await asking)[1].tokens
+                        continue
+                    with pytest.raises(PeerError, match="over: it is as long as the run allows"):
+                        await asking
 
     run_virtual(main, seed=7)
