@@ -22,6 +22,7 @@ from swarm.messages import (
     Submission,
     Verdict,
 )
+from swarm.outer import OuterStatus, RoundRecord
 from swarm.turns import (
     EpisodeGrade,
     EpisodeTokens,
@@ -55,6 +56,8 @@ KINDS: dict[str, type[Message]] = {
     "episode_tokens": EpisodeTokens,
     "grade_request": GradeRequest,
     "episode_grade": EpisodeGrade,
+    "outer_status": OuterStatus,
+    "round_record": RoundRecord,
 }
 """Message types by the wire name of their kind."""
 

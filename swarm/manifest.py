@@ -343,6 +343,47 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Without a verdict by then, the worker asks the next validator in rank."""
 
 
+TRAINERS_MAX = 64
+"""Trainers of one run."""
+
+Compression = Literal["fp32", "int8", "sparse"]
+"""Form of a contribution. int8: one byte per parameter, with error feedback. sparse: only the
+entries whose bf16 value would change, with error feedback."""
+
+
+class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """The outer loop of several trainers (DiLoCo; defaults: the INTELLECT-1 recipe)."""
+
+    rounds: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
+    """Rounds of the whole run; 0: the run has no outer loop."""
+    inner_steps: Annotated[int, Meta(ge=1, le=1 << 20)] = 100
+    """Optimiser steps of each trainer in a round."""
+    momentum: Finite = 0.9
+    """Nesterov momentum of the outer optimiser."""
+    learning_rate: Finite = 0.7
+    """Learning rate of the outer optimiser."""
+    quorum: Annotated[int, Meta(ge=1, le=TRAINERS_MAX)] = 2
+    """Contributions with which the grace window of a round begins; fewer if fewer trainers are
+    present."""
+    grace_seconds: Seconds = 120.0
+    """Time that a round with a quorum waits for the other trainers that are present."""
+    deadline_seconds: Finite = 3600.0
+    """Longest wait for a quorum; then the round closes with the contributions that it has."""
+    staleness_max: Annotated[int, Meta(ge=0, le=16)] = 1
+    """Rounds by which the base of a contribution may be older than the newest outer state."""
+    compression: Compression = "int8"
+
+    def problem(self) -> str | None:
+        """One sentence about the first invalid number, or None."""
+        if not 0 <= self.momentum < 1:
+            return f"outer.momentum is {self.momentum:g}; it must be 0 or more and below 1"
+        if not 0 < self.learning_rate <= 2:
+            return f"outer.learning_rate is {self.learning_rate:g}; it must lie in (0, 2]"
+        if not self.deadline_seconds > 0:
+            return f"outer.deadline_seconds is {self.deadline_seconds:g}; it must be above 0"
+        return None
+
+
 class RunManifest(StateMessage, frozen=True, kw_only=True):
     """One training job, signed by its owner. Run id: `<owner peer id>/<name>`."""
 
@@ -355,7 +396,7 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     schedule: Schedule = Schedule()
     objective: Objective = Objective()
     optimiser: Optimiser = Optimiser()
-    trainers: Annotated[list[TrustedKey], Meta(min_length=1, max_length=16)]
+    trainers: Annotated[list[TrustedKey], Meta(min_length=1, max_length=TRAINERS_MAX)]
     validators: Annotated[list[TrustedKey], Meta(min_length=1, max_length=256)]
     admissions: Admissions = Admissions()
     thresholds: Thresholds = Thresholds()
@@ -370,12 +411,17 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
         default_factory=list
     )
     """Peers that render, play and grade the environments that are `served`."""
+    outer: Outer = Outer()
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)
 
     def is_trainer(self, peer: str) -> bool:
-        return any(key.peer == peer and key.from_version <= self.version for key in self.trainers)
+        return peer in self.trainer_ids()
+
+    def trainer_ids(self) -> list[str]:
+        """The trainers trusted in this version, in the manifest's order."""
+        return [key.peer for key in self.trainers if key.from_version <= self.version]
 
     def is_validator(self, peer: str) -> bool:
         return peer in self.validator_ids()
@@ -394,5 +440,6 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     def trusted_ids(self) -> list[str]:
         """The trainers, validators and environment peers trusted in this version, without
         repeats."""
-        trainers = [key.peer for key in self.trainers if key.from_version <= self.version]
-        return list(dict.fromkeys(trainers + self.validator_ids() + self.environment_ids()))
+        return list(
+            dict.fromkeys(self.trainer_ids() + self.validator_ids() + self.environment_ids())
+        )

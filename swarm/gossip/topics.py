@@ -14,6 +14,7 @@ from swarm.messages import (
     StepOrder,
     Verdict,
 )
+from swarm.outer import OuterStatus, RoundRecord
 
 RUN = "run"
 WORK = "work"
@@ -27,11 +28,13 @@ TOPICS: dict[type[Message], str] = {
     Verdict: WORK,
     Presence: WORK,
     LogHead: WORK,
+    OuterStatus: WORK,
+    RoundRecord: WORK,
 }
 """The topic of each message type. Other types are never gossiped. Only the owner and trusted peers
 may send these (`Run.permits`), so no stranger can make others forward or store anything."""
 
-STATES_FIRST = (RunManifest, Checkpoint, StepOrder, LogHead, Presence)
+STATES_FIRST = (RunManifest, Checkpoint, StepOrder, LogHead, Presence, OuterStatus)
 """State messages in the order in which a neighbour is offered them; evictions and events follow."""
 
 LASTING = (Eviction, Reinstatement)

@@ -22,13 +22,9 @@ from swarm.jobs.training import (
     Figures,
     Sharding,
 )
-from swarm.manifest import Optimiser
+from swarm.manifest import Compression, Optimiser
 from swarm.messages import Count, Digest
 from swarm.world import Job, Setup
-
-Compression = Literal["fp32", "int8", "sparse"]
-"""Form of a contribution. int8: one byte per parameter, with error feedback. sparse: only the
-entries whose bf16 value would change, with error feedback."""
 
 
 class OuterSetup(Setup, frozen=True, kw_only=True):

@@ -38,7 +38,11 @@ def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
             raise UserError(f"{where}: {name} is {value:g}; it must be {words}")
     _check_trusted(manifest, where)
     _check_admissions(manifest, where)
-    problem = manifest.objective.problem(manifest.schedule) or manifest.adapter.problem()
+    problem = (
+        manifest.objective.problem(manifest.schedule)
+        or manifest.adapter.problem()
+        or manifest.outer.problem()
+    )
     if problem is not None:
         raise UserError(f"{where}: {problem}")
     _check_environments(manifest, where)

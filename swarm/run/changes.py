@@ -40,6 +40,11 @@ _TAKES_EFFECT = {
     "filters": NEXT_STEP,
     "broadcast_mode": AT_ONCE,
     "adapter": NEVER,
+    "outer": NEVER,
+    "outer.rounds": AT_ONCE,
+    "outer.quorum": AT_ONCE,
+    "outer.grace_seconds": AT_ONCE,
+    "outer.deadline_seconds": AT_ONCE,
 }
 """When a change takes effect, by field of the manifest. A table's field has an entry of its own if
 its change takes effect at another time than the table's."""

@@ -24,6 +24,7 @@ from swarm.messages import (
     StepOrder,
     Verdict,
 )
+from swarm.outer import OuterStatus, RoundRecord
 from swarm.run.bounds import check_batch
 from swarm.run.changes import NEVER, changes, values_listed
 from swarm.run.manifest import content_digest, manifest_in, run_id
@@ -142,8 +143,13 @@ class Run:
     @property
     def checkpoints_kept(self) -> int:
         """Policies that a peer keeps: all whose rollouts may still be trained on, since they must
-        be checked."""
-        return max(self.manifest.checkpoints_kept, self.max_staleness + 2)
+        be checked. With an outer loop, also the outer states that contributions may begin from, and
+        the contributions of as many rounds."""
+        policies = max(self.manifest.checkpoints_kept, self.max_staleness + 2)
+        outer = self.manifest.outer
+        if not outer.rounds:
+            return policies
+        return policies + (outer.staleness_max + 2) * (1 + len(self.manifest.trainers))
 
     def evict(self, envelope: Envelope) -> None:
         """Accept a trusted peer's eviction. For each evicted peer the newest one counts."""
@@ -199,7 +205,7 @@ class Run:
             allowed = sender == self.owner and message.name == manifest.name
             if allowed and self.refusal(message) is not None:
                 return VERSION_REFUSED
-        elif isinstance(message, (Checkpoint, StepOrder)):
+        elif isinstance(message, (Checkpoint, StepOrder, OuterStatus, RoundRecord)):
             allowed = manifest.is_trainer(sender)
         elif isinstance(message, (Verdict, Acknowledgement)):
             allowed = manifest.is_validator(sender)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarm import manifest, messages
+from swarm import manifest, messages, outer
 from swarm.kinds import KINDS
 from swarm.ledger import entries
 from swarm.rollouts.submission_file import Header
@@ -29,6 +29,8 @@ NESTED = (
     manifest.Limits,
     manifest.Filters,
     manifest.Adapter,
+    manifest.Outer,
+    outer.Contribution,
     messages.Check,
     messages.Evidence,
 )

@@ -1,0 +1,246 @@
+"""The chain of round records, which everyone checks and follows by the same rules.
+
+No consensus is needed. Two trainers that do not hear each other may sign two records with the same
+parent; each leads a branch. Once a trainer knows both branches it follows the *heaviest*: most
+tokens of all its rounds, and of equals the one with the smaller digest. What the lighter branch has
+merged is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from swarm.envelope import Envelope
+from swarm.errors import SwarmError
+from swarm.outer import GENESIS, Contribution, RoundRecord
+
+WAITING_MAX = 1000
+"""Records kept whose parent is unknown."""
+
+
+class BadRecord(SwarmError):
+    """A round record is refused. The message says why in one sentence."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A record of the chain."""
+
+    digest: bytes
+    signer: str
+    record: RoundRecord
+    envelope: Envelope
+
+    @staticmethod
+    def of(envelope: Envelope) -> Link:
+        record = envelope.expect(RoundRecord)
+        return Link(envelope.digest, envelope.sender, record, envelope)
+
+    @property
+    def round(self) -> int:
+        return self.record.round
+
+
+class Chain:
+    """All known records, and the rules by which one of their branches counts."""
+
+    def __init__(self, staleness_max: int) -> None:
+        self._staleness_max = staleness_max
+        self._links: dict[bytes, Link] = {}
+        """Checked records, whose parents are known."""
+        self._waiting: dict[bytes, Link] = {}
+        """Records whose parents are unknown, oldest first."""
+
+    # --- adding ------------------------------------------------------------------------------
+
+    def add(self, envelope: Envelope) -> list[Link]:
+        """Add a record, and those that waited for it; return what joins the chain.
+
+        A record whose parent is unknown waits. Raises `BadRecord`.
+        """
+        link = Link.of(envelope)
+        if link.digest in self._links or link.digest in self._waiting:
+            return []
+        if link.record.parent != GENESIS and link.record.parent not in self._links:
+            _check_alone(link.record)
+            self._waiting[link.digest] = link
+            if len(self._waiting) > WAITING_MAX:
+                del self._waiting[next(iter(self._waiting))]
+            return []
+        self._check(link.record)
+        self._links[link.digest] = link
+        return [link, *self._add_waiting(link.digest)]
+
+    def begin_at(self, envelope: Envelope) -> list[Link]:
+        """Add a record whose ancestors this trainer does not need, because it has the outer state
+        that the record leads to; return what joins the chain."""
+        link = Link.of(envelope)
+        if link.digest in self._links:
+            return []
+        _check_alone(link.record)
+        self._waiting.pop(link.digest, None)
+        self._links[link.digest] = link
+        return [link, *self._add_waiting(link.digest)]
+
+    def _add_waiting(self, parent: bytes) -> list[Link]:
+        added = []
+        for child in [each for each in self._waiting.values() if each.record.parent == parent]:
+            del self._waiting[child.digest]
+            try:
+                added += self.add(child.envelope)
+            except BadRecord:
+                continue  # it stays out, like one that comes after its parent
+        return added
+
+    def missing(self) -> list[bytes]:
+        """Unknown parents of the waiting records."""
+        parents = dict.fromkeys(each.record.parent for each in self._waiting.values())
+        return [each for each in parents if each not in self._waiting and each not in self._links]
+
+    def waits_for(self, missing: bytes) -> Link:
+        """A record that waits for an unknown parent."""
+        return next(each for each in self._waiting.values() if each.record.parent == missing)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest == GENESIS or digest in self._links
+
+    def get(self, digest: bytes) -> Link | None:
+        return self._links.get(digest)
+
+    def round_of(self, digest: bytes) -> int:
+        return 0 if digest == GENESIS else self._links[digest].round
+
+    def tokens_of(self, digest: bytes) -> int:
+        """Tokens of all rounds up to a record: the weight of the chain that ends there."""
+        return 0 if digest == GENESIS else self._links[digest].record.tokens
+
+    def best(self, counts: Callable[[Link], bool] = lambda link: True) -> bytes:
+        """The last record of the heaviest chain; `GENESIS` if there is none.
+
+        Only records for which `counts` is true can be the last.
+        """
+        heads = [link for link in self._links.values() if counts(link)]
+        if not heads:
+            return GENESIS
+        return min(heads, key=lambda link: (-link.record.tokens, link.digest)).digest
+
+    def ancestor(self, digest: bytes, round: int) -> bytes | None:
+        """The record of a round in the chain that ends at `digest`; None: unknown, or later."""
+        while digest != GENESIS and digest in self._links:
+            link = self._links[digest]
+            if link.round <= round:
+                return digest if link.round == round else None
+            digest = link.record.parent
+        return GENESIS if digest == GENESIS and round == 0 else None
+
+    def path(self, start: bytes, end: bytes) -> list[Link] | None:
+        """The records after `start` up to `end`, in order; None unless `end` follows `start`."""
+        found: list[Link] = []
+        while end != start:
+            link = self._links.get(end)
+            if link is None:
+                return None
+            found.append(link)
+            end = link.record.parent
+        return found[::-1]
+
+    def fork(self, one: bytes, other: bytes) -> bytes | None:
+        """The last record that two chains share; None if their beginnings are unknown."""
+        known = set(self._back(one))
+        return next((digest for digest in self._back(other) if digest in known), None)
+
+    def _back(self, digest: bytes) -> Iterable[bytes]:
+        while digest in self._links:
+            yield digest
+            digest = self._links[digest].record.parent
+        if digest == GENESIS:
+            yield digest
+
+    # --- rules -------------------------------------------------------------------------------
+
+    def refusal(self, contribution: Contribution, parent: bytes) -> str | None:
+        """Return in one sentence why the record after `parent` cannot have a contribution.
+
+        Every trainer that knows the parent's chain gives the same answer.
+        """
+        age = self.round_of(parent) - contribution.base_round
+        if age < 0:
+            return f"its base is round {contribution.base_round}, which this chain lacks"
+        if age > self._staleness_max:
+            return (
+                f"it is too late: its base is {age} rounds old, more than outer.staleness_max "
+                f"({self._staleness_max})"
+            )
+        base = self.ancestor(parent, contribution.base_round)
+        if base != contribution.base and (base is not None or contribution.base in self):
+            return f"it has another base than round {contribution.base_round} of this chain"
+        for link in self._recent(parent):
+            for counted in link.record.contributions:
+                if is_same(counted, contribution):
+                    return f"round {link.round} counted it already"
+        return None
+
+    def _recent(self, digest: bytes) -> Iterable[Link]:
+        """The records in which a contribution that is young enough may have been counted."""
+        for _ in range(self._staleness_max + 1):
+            link = self._links.get(digest)
+            if link is None:
+                return
+            yield link
+            digest = link.record.parent
+
+    def _check(self, record: RoundRecord) -> None:
+        """Raise `BadRecord` unless a record may follow its parent."""
+        _check_alone(record)
+        expected = self.round_of(record.parent) + 1
+        if record.round != expected:
+            raise BadRecord(
+                f"the record is of round {record.round}, but its parent leads to {expected}"
+            )
+        tokens = self.tokens_of(record.parent) + tokens_in(record.contributions)
+        if record.tokens != tokens:
+            raise BadRecord(
+                f"the record of round {record.round} states {record.tokens} tokens, but its chain "
+                f"has {tokens}"
+            )
+        for contribution in record.contributions:
+            why = self.refusal(contribution, record.parent)
+            if why is not None:
+                raise BadRecord(
+                    f"the record of round {record.round} has a contribution of "
+                    f"{contribution.trainer} that does not count: {why}"
+                )
+
+
+def is_same(one: Contribution, other: Contribution) -> bool:
+    """Whether two contributions cannot both count: one trainer's from one base, or the same
+    files."""
+    by_one = (one.trainer, one.base) == (other.trainer, other.base)
+    return by_one or one.artifact.digest == other.artifact.digest
+
+
+def tokens_in(contributions: Iterable[Contribution]) -> int:
+    return sum(contribution.tokens for contribution in contributions)
+
+
+def _check_alone(record: RoundRecord) -> None:
+    """Raise `BadRecord` for faults that show without the parent."""
+    trainers = [contribution.trainer for contribution in record.contributions]
+    if trainers != sorted(set(trainers)):
+        raise BadRecord(
+            f"the record of round {record.round} lists a trainer twice, or not by peer id"
+        )
+    digests = {contribution.artifact.digest for contribution in record.contributions}
+    if len(digests) < len(trainers):
+        raise BadRecord(f"the record of round {record.round} lists the same files twice")
+    if (record.round == 1) != (record.parent == GENESIS):
+        raise BadRecord(f"the record of round {record.round} has a parent of another round")
+
+
+def lost(chain: Chain, old: bytes, new: bytes) -> Sequence[Link]:
+    """The records of a chain that another chain does not have."""
+    fork = chain.fork(old, new)
+    return (chain.path(fork, old) if fork is not None else None) or []

@@ -1,0 +1,72 @@
+"""Messages of several trainers: their contributions, their states, and the records of rounds.
+
+A *round record* names its parent, so records form chains, and the outer state after a record is a
+function of its chain alone (`swarm.manifest.Outer`). A record is named by the digest of its
+envelope.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from swarm.manifest import TRAINERS_MAX
+from swarm.messages import CheckpointReference, Count, Digest, Key, Message, StateMessage
+
+GENESIS = bytes(32)
+"""Names the state before the first round, in place of a record."""
+
+CONTRIBUTION_TOKENS_MAX = 1 << 44
+"""Most tokens of one contribution, 17 million million, so that no sum of a run overflows."""
+
+
+class Contribution(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """A trainer's pseudo-gradient of one round, published like a checkpoint."""
+
+    trainer: Key
+    base: Digest
+    """Record whose outer state the inner steps began from."""
+    base_round: Count
+    """Number of that record; 0: the state before the first round."""
+    artifact: CheckpointReference
+    total_bytes: Count
+    """Size of its files."""
+    tokens: Annotated[int, Meta(ge=1, le=CONTRIBUTION_TOKENS_MAX)]
+    """Tokens that the inner steps trained on: its weight in the merge."""
+
+
+class OuterStatus(StateMessage, frozen=True, kw_only=True):
+    """A trainer's present position: its newest outer state, and its newest contribution.
+
+    It is also the trainer's heartbeat for the other trainers.
+    """
+
+    round: Count
+    """Number of the newest record that it has merged."""
+    record: Digest
+    """That record."""
+    tokens: Count
+    """Tokens of all rounds of that record's chain, which other trainers compare."""
+    state: Digest
+    """Digest of the outer state after that record."""
+    published: CheckpointReference | None = None
+    """That state, where it can be fetched."""
+    contribution: Contribution | None = None
+    leaving: bool = False
+    """Whether the trainer leaves, so that nobody waits for it."""
+
+
+class RoundRecord(Message, frozen=True, kw_only=True):
+    """Closes a round: names the contributions whose merge leads to the next outer state."""
+
+    round: Annotated[int, Meta(ge=1, le=2**53)]
+    parent: Digest
+    """The record before; for round 1, 32 zero bytes."""
+    state: Digest
+    """Digest of the outer state after the parent."""
+    contributions: Annotated[list[Contribution], Meta(min_length=1, max_length=TRAINERS_MAX)]
+    """By trainer id."""
+    tokens: Count
+    """Tokens of all rounds of the chain, this one included."""

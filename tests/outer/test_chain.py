@@ -1,0 +1,130 @@
+"""Records that are refused, and the branch that every trainer follows."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.outer.chain import BadRecord, Chain, lost
+from swarm.envelope import Envelope
+from swarm.outer import GENESIS, Contribution
+from tests.outer.records import TRAINERS, contribution, record
+
+STALENESS_MAX = 1
+
+
+def chain_of(*records: Envelope) -> Chain:
+    chain = Chain(STALENESS_MAX)
+    for each in records:
+        chain.add(each)
+    return chain
+
+
+FIRST = record([contribution(0), contribution(1)])
+SECOND = record([contribution(0, FIRST.digest, 1)], FIRST)
+OTHER = record([contribution(2)])
+TWICE = contribution(0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (record([contribution(2, tokens=5)], FIRST, tokens=7), "its chain has 25"),
+        (record([contribution(2)], FIRST, round=3), "its parent leads to 2"),
+        (record([contribution(2)], SECOND), "too late: its base is 2 rounds old"),
+        (record([contribution(2, OTHER.digest, 1)], FIRST), "another base than round 1"),
+        (record([contribution(2, SECOND.digest, 2)], FIRST), "round 2, which this chain lacks"),
+        (record([contribution(1, name="again")], FIRST), "round 1 counted it already"),
+        (record([TWICE, TWICE], FIRST), "lists a trainer twice"),
+        (record([contribution(2)], round=2), "a parent of another round"),
+    ],
+)
+def test_a_record_that_breaks_a_rule_is_refused_in_a_sentence(bad: Envelope, why: str) -> None:
+    chain = chain_of(FIRST, SECOND, OTHER)
+    with pytest.raises(BadRecord, match=why):
+        chain.add(bad)
+    assert bad.digest not in chain
+
+
+def test_a_late_contribution_counts_within_the_bound() -> None:
+    chain = chain_of(FIRST, record([contribution(2), contribution(0, FIRST.digest, 1)], FIRST))
+    assert chain.round_of(chain.best()) == 2
+
+
+def test_a_record_waits_for_its_parent() -> None:
+    chain = Chain(STALENESS_MAX)
+    assert chain.add(SECOND) == []
+    assert (chain.best(), chain.missing()) == (GENESIS, [FIRST.digest])
+    assert [link.digest for link in chain.add(FIRST)] == [FIRST.digest, SECOND.digest]
+    assert (chain.best(), chain.missing()) == (SECOND.digest, [])
+
+
+def test_a_trainer_with_a_later_state_needs_no_ancestors() -> None:
+    third = record([contribution(1, FIRST.digest, 1)], SECOND)
+    chain = Chain(STALENESS_MAX)
+    chain.begin_at(SECOND)
+    chain.add(third)
+    assert chain.best() == third.digest
+    assert chain.path(FIRST.digest, third.digest) is not None  # the record itself is unknown
+    assert chain.path(GENESIS, third.digest) is None
+
+
+def test_records_that_a_removed_trainer_signed_last_do_not_count() -> None:
+    heavy = record([contribution(3, tokens=1000)], signer=4)
+    chain = chain_of(FIRST, heavy)
+    assert chain.best() == heavy.digest
+    assert chain.best(lambda link: link.signer != TRAINERS[4].peer_id) == FIRST.digest
+    kept = record([contribution(0, heavy.digest, 1)], heavy)
+    chain.add(kept)  # a present trainer has built on it
+    assert chain.best(lambda link: link.signer != TRAINERS[4].peer_id) == kept.digest
+
+
+def test_what_the_lighter_branch_has_merged_is_lost() -> None:
+    heavier = record([contribution(3, tokens=50)])
+    chain = chain_of(FIRST, SECOND, heavier)
+    assert chain.best() == heavier.digest
+    assert [link.round for link in lost(chain, SECOND.digest, heavier.digest)] == [1, 2]
+    assert not lost(chain, FIRST.digest, SECOND.digest)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[Envelope]:
+    """Records of several branches, each a valid one or one that breaks a rule."""
+    records: list[Envelope] = []
+    for number in range(draw(st.integers(1, 8))):
+        parent = draw(st.sampled_from([None, *records]))
+        signer = draw(st.integers(0, 4))
+        trainers = draw(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True))
+        bases = [(GENESIS, 0)]
+        bases += [(each.digest, each.message.round) for each in records]  # type: ignore[attr-defined]
+        contributions: list[Contribution] = []
+        for trainer in trainers:
+            base, base_round = draw(st.sampled_from(bases))
+            tokens = draw(st.integers(1, 3))
+            name = draw(st.sampled_from(["", str(number)]))
+            contributions.append(contribution(trainer, base, base_round, tokens, name))
+        records.append(record(contributions, parent, signer=signer))
+    return records
+
+
+@given(records=trees(), data=st.data())
+def test_every_order_of_arrival_ends_at_the_same_record(
+    records: list[Envelope], data: st.DataObject
+) -> None:
+    best = set()
+    for _ in range(2):
+        chain = Chain(STALENESS_MAX)
+        for each in data.draw(st.permutations(records)):
+            with suppress(BadRecord):
+                chain.add(each)
+        best.add(chain.best())
+        counted = set()
+        for link in chain.path(GENESIS, chain.best()) or []:
+            for part in link.record.contributions:
+                assert link.round - 1 - part.base_round in (0, 1)
+                assert (part.trainer, part.base) not in counted
+                counted.add((part.trainer, part.base))
+    assert len(best) == 1
