@@ -299,6 +299,12 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "inference.submission_given_up": lambda f: (
         f"submission {f['number']} of step {f['step']} is given up: {f['reason']}"
     ),
+    "evaluation.done": lambda f: (
+        f"held-out tasks with policy {f['policy']}: mean reward {f['reward']:.3f}"
+    ),
+    "evaluation.failed": lambda f: (
+        f"policy {f['policy']} could not be evaluated: {f['reason']}; the run goes on"
+    ),
     "environment.request_dropped": lambda f: (
         f"a request of {_short(f['remote'])} was dropped: "
         + {"over_rate": "more than requests_per_second"}.get(
@@ -398,15 +404,9 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"held-out tasks {f['moment']} the run: accuracy {f['sampled']:.3f} sampled, "
         f"{f['greedy']:.3f} greedy"
     ),
-    "trainer.evaluation_failed": lambda f: (
-        f"policy {f['policy']} could not be evaluated: {f['reason']}; training goes on"
-    ),
     "trainer.level_changed": lambda f: (
         f"environment {f['environment']} goes to level {f['level']} of {f['highest']}, at "
         f"a mean reward of {f['accuracy']:.3f}"
-    ),
-    "trainer.policy_evaluated": lambda f: (
-        f"held-out tasks with policy {f['policy']}: mean reward {f['reward']:.3f}"
     ),
     "trainer.fetch_failed": lambda f: (
         f"validator {_short(f['validator'])} could not hand over an accepted submission "

@@ -201,10 +201,6 @@ class Checkpoint(StateMessage, frozen=True, kw_only=True):
     """Mean reward of the batch that the policy was trained on."""
     base_bytes: Count = 0
     """Of an adapter: the size of all files of its base, which is fetched with it."""
-    evaluated: Annotated[int, Meta(ge=-1, le=2**53)] = -1
-    """Newest policy evaluated on held-out tasks; -1: none."""
-    evaluation: Finite = 0.0
-    """Mean reward of that policy on these tasks."""
 
     @property
     def lineage(self) -> int:
@@ -259,6 +255,39 @@ class StepOrder(StateMessage, frozen=True, kw_only=True):
 
     def order(self) -> tuple[int, ...]:
         return (self.lineage, self.step, self.revision)
+
+
+class EnvironmentEvaluation(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Figures of a policy on the held-out tasks of one environment."""
+
+    label: Name
+    """The environment's name; of two versions also that."""
+    reward: Finite
+    """Mean reward."""
+    low: Finite
+    """Lower end of its 95 % confidence interval."""
+    high: Finite
+    tokens: Annotated[float, Meta(ge=0, le=1e9)]
+    """Mean length of a sample."""
+
+
+class Evaluation(StateMessage, frozen=True, kw_only=True):
+    """A trainer or validator evaluates a policy on held-out tasks during the run.
+
+    It announces this when it begins, so that no other peer evaluates the same policy, repeats that
+    while it evaluates, and announces the result.
+    """
+
+    reference: CheckpointReference
+    state: Literal["begun", "done", "failed"]
+    tasks: Count = 0
+    """Tasks of all environments, one sample each; 0 unless done."""
+    reward: Finite = 0.0
+    """Mean over the environments, by their weights."""
+    environments: Annotated[list[EnvironmentEvaluation], Meta(max_length=ENVIRONMENTS_MAX)] = []
+
+    def order(self) -> tuple[int, ...]:
+        return (self.reference.lineage, self.reference.step, int(self.state != "begun"))
 
 
 # --- rollouts --------------------------------------------------------------------------------

@@ -35,10 +35,6 @@ class Publisher:
     mirrors: Sequence[str]
     published: dict[int, CheckpointReference] = field(default_factory=dict)
     """Policies of this lineage that are on this disk."""
-    evaluated: int = -1
-    """Newest policy that was evaluated on held-out tasks; -1: none."""
-    evaluation: float = 0.0
-    """Its mean reward."""
     _logged: dict[int, bytes] = field(default_factory=dict)
     """Policies logged as published, and the digests of their manifests."""
     _exported: str = ""
@@ -191,8 +187,6 @@ class Publisher:
             total_bytes=held.manifest.total_bytes,
             reward=reward,
             base_bytes=base.manifest.total_bytes if base is not None else 0,
-            evaluated=self.evaluated,
-            evaluation=self.evaluation,
         )
         await self.peer.announce(checkpoint, STATE_LIFETIME_SECONDS)
         self.peer.node.events.emit(

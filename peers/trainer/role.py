@@ -21,6 +21,7 @@ from typing import ClassVar
 import msgspec
 import trio
 
+from peers.evaluation.during import Evaluations
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.alarms import RECENT_STEPS, Alarm, Alarms
 from peers.trainer.background import Background
@@ -28,7 +29,6 @@ from peers.trainer.batches import Batches
 from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
 from peers.trainer.collector import Collector
 from peers.trainer.curricula import Curricula
-from peers.trainer.evaluations import Evaluations
 from peers.trainer.forecast import Forecast
 from peers.trainer.mixture import environment_figures
 from peers.trainer.orders import Orders
@@ -128,7 +128,7 @@ class TrainerRole:
         self._collector = Collector(peer, progress, forecast, outcomes, accepted, precedence, pause)
         self._publisher = publisher = Publisher(peer, trusted, progress, settings.mirrors)
         self._curricula = curricula = Curricula(self._events)
-        self._evaluations = Evaluations(peer, progress, publisher, settings)
+        self._evaluations = Evaluations(peer, settings)
         self._orders = Orders(
             peer, store, progress, forecast, accepted.pool, publisher, pause, curricula
         )
@@ -179,8 +179,7 @@ class TrainerRole:
                 await self._orders.open_first()
                 self._collector.start(nursery)
                 nursery.start_soon(self._orders.run)
-                if self._settings.evaluate_steps:
-                    nursery.start_soon(self._evaluations.run)
+                nursery.start_soon(self._evaluations.run)
             while await self._take_step(child):
                 pass
             await self._publishing.idle()
@@ -433,9 +432,10 @@ class TrainerRole:
             environments.setdefault(label, {})["level"] = level
         evaluated = self._evaluations.take()
         if evaluated is not None:
-            figures |= {"evaluation": evaluated.reward, "evaluation_policy": evaluated.policy}
-            for label, found in evaluated.environments.items():
-                environments.setdefault(label, {})["evaluation"] = found.value
+            policy = evaluated.reference.step
+            figures |= {"evaluation": evaluated.reward, "evaluation_policy": policy}
+            for found in evaluated.environments:
+                environments.setdefault(found.label, {})["evaluation"] = found.reward
         self._events.emit(
             "trainer.step_trained", **{**figures, "environments": environments, "step": step}
         )

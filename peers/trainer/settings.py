@@ -10,10 +10,10 @@ from typing import Literal
 import pydantic
 from pydantic_core import PydanticCustomError
 
+from peers.evaluation.settings import EvaluationSettings
 from peers.trainer.alarms import Action, Limits
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
-from swarm.settings import ComputeSettings
 from swarm.shardcast import limits
 from swarm.shardcast.manifest import is_mirror
 
@@ -21,7 +21,7 @@ Attention = Literal["fastest", "flash_attention_2", "flex_attention", "sdpa", "e
 """One of `masks.ATTENTIONS`, or the fastest one that the device can train with."""
 
 
-class TrainerSettings(ComputeSettings):
+class TrainerSettings(EvaluationSettings):
     """`[trainer]`: how this peer trains. With bfloat16 the master weights stay in float32."""
 
     model: str = ""
@@ -33,14 +33,6 @@ class TrainerSettings(ComputeSettings):
     short SFT."""
     evaluate: bool = False
     """Evaluate on held-out prompts when the run is over."""
-    evaluate_steps: int = pydantic.Field(default=0, ge=0)
-    """Steps between evaluations beside the training: a child of its own, at the lowest priority,
-    plays held-out tasks with the newest policy. 0: none."""
-    evaluate_tasks: int = pydantic.Field(default=128, ge=1, le=1 << 20)
-    """Held-out tasks of each environment in such an evaluation, one sample each."""
-    evaluate_device: str = "cpu"
-    """Device of these evaluations. One that nothing else uses, such as a GPU apart from the
-    trainer's, costs the training nothing."""
     replicas: int = pydantic.Field(default=1, ge=1)
     """Whole copies of the policy among the ranks (HSDP); each copy is sharded over its ranks."""
     tensor_parallel: int = pydantic.Field(default=1, ge=1)

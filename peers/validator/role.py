@@ -16,6 +16,8 @@ import pydantic
 import trio
 
 from peers.engines.installed import PREFILLS
+from peers.evaluation.during import Evaluations
+from peers.evaluation.settings import EvaluationSettings
 from peers.validator.audits import Audits
 from peers.validator.cases import Case
 from peers.validator.conduct import Conduct
@@ -38,7 +40,6 @@ from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.run.heard_verdicts import report_contradictions
-from swarm.settings import ComputeSettings
 from swarm.world import client
 from swarm.world.restarts import Restarts
 
@@ -56,8 +57,8 @@ OLDER_STEPS_KEPT = 2
 behind."""
 
 
-class ValidatorSettings(ComputeSettings):
-    """`[validator]`: how this peer recomputes submissions."""
+class ValidatorSettings(EvaluationSettings):
+    """`[validator]`: how this peer recomputes submissions and evaluates policies."""
 
     lanes: int = pydantic.Field(default=2, ge=1, le=64)
     """Submissions judged at a time. Each lane has a process that reads files and grades; all share
@@ -133,6 +134,7 @@ class ValidatorRole:
         )
         self._lanes.open(self._settings.lanes)
         self._second = SecondOpinions(peer, self._trusted, self._docket, self._queue)
+        self._evaluations = Evaluations(peer, self._settings)
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._hear)
         peer.gossip.listen(Verdict, self._conduct.hear)
@@ -172,6 +174,7 @@ class ValidatorRole:
             nursery.start_soon(self._tidy)
             nursery.start_soon(self._audits.run, nursery)
             nursery.start_soon(self._second.run)
+            nursery.start_soon(self._evaluations.run)
             nursery.start_soon(self._second.recover, self._hear)
             reception = Reception(self._peer, self._docket, self._inbox, self._queue, self._conduct)
             self._peer.status.doing = "ready to judge"

@@ -22,11 +22,11 @@ from swarm.ledger.receipts import Receipt, receipts_of, reinstatement_in_log
 from swarm.ledger.state import Authority, LedgerState, Record, is_disputed, ledger_state
 from swarm.ledger.wire import Contradiction, Status
 from swarm.manifest import RunManifest
-from swarm.messages import Checkpoint, Eviction, Present, Reinstatement, StepOrder
+from swarm.messages import Checkpoint, Evaluation, Eviction, Present, Reinstatement, StepOrder
 from swarm.node.node import Node
 from swarm.run.run import Run
 
-StateT = TypeVar("StateT", Checkpoint, StepOrder)
+StateT = TypeVar("StateT", Checkpoint, StepOrder, Evaluation)
 
 STATUS_SECONDS_MAX = 12.0
 """Deadline for finding, reaching and asking one trusted peer."""
@@ -43,6 +43,10 @@ class RunStatus:
     run: Run
     checkpoint: Checkpoint | None = None
     order: StepOrder | None = None
+    evaluation: Evaluation | None = None
+    """Newest result on held-out tasks."""
+    evaluator: str = ""
+    """Peer id of its signer."""
     present: dict[str, Present] = field(default_factory=dict)
     """Latest report on each peer, by peer id."""
     forks: dict[str, str] = field(default_factory=dict)
@@ -54,7 +58,7 @@ class RunStatus:
 
     def learn(self, status: Status) -> None:
         """Merge one trusted peer's answer; skip envelopes whose signer may not send them."""
-        for raw in status.envelopes:
+        for raw in (*status.envelopes, *([status.evaluation] if status.evaluation else ())):
             try:
                 self._take(open_envelope(raw))
             except Dropped:
@@ -93,6 +97,10 @@ class RunStatus:
             self.checkpoint = _newest(self.checkpoint, message)
         elif isinstance(message, StepOrder):
             self.order = _newest(self.order, message)
+        elif isinstance(message, Evaluation):
+            self.evaluation = _newest(self.evaluation, message)
+            if self.evaluation is message:
+                self.evaluator = envelope.sender
 
 
 def _newest(held: StateT | None, other: StateT) -> StateT:

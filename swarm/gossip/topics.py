@@ -6,6 +6,7 @@ from swarm.manifest import RunManifest
 from swarm.messages import (
     Acknowledgement,
     Checkpoint,
+    Evaluation,
     Eviction,
     LogHead,
     Message,
@@ -27,6 +28,7 @@ TOPICS: dict[type[Message], str] = {
     Acknowledgement: WORK,
     Verdict: WORK,
     Presence: WORK,
+    Evaluation: WORK,
     LogHead: WORK,
     OuterStatus: WORK,
     RoundRecord: WORK,
@@ -34,7 +36,15 @@ TOPICS: dict[type[Message], str] = {
 """The topic of each message type. Other types are never gossiped. Only the owner and trusted peers
 may send these (`Run.permits`), so no stranger can make others forward or store anything."""
 
-STATES_FIRST = (RunManifest, Checkpoint, StepOrder, LogHead, Presence, OuterStatus)
+STATES_FIRST = (
+    RunManifest,
+    Checkpoint,
+    StepOrder,
+    LogHead,
+    Presence,
+    OuterStatus,
+    Evaluation,
+)
 """State messages in the order in which a neighbour is offered them; evictions and events follow."""
 
 LASTING = (Eviction, Reinstatement)

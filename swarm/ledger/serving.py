@@ -52,6 +52,10 @@ class Reporting(Protocol):
         """The newest manifest, checkpoint and step order, and the peers that are present."""
         ...
 
+    def evaluation(self) -> bytes:
+        """The newest signed result on held-out tasks; empty without one."""
+        ...
+
     def forks(self) -> Sequence[ForkEvidence]:
         """Contradictory heads of other trusted peers' logs."""
         ...
@@ -202,7 +206,9 @@ def report(ledger: Reporting) -> wire.Status:
     forks = list(ledger.forks())[: wire.FORKS_MAX]
     count, contradictions = ledger.contradictions(wire.CONTRADICTIONS_MAX)
     page = freshest[: min(fitting, 8192)]
-    return wire.Status(list(envelopes), page, forks, count, contradictions)
+    return wire.Status(
+        list(envelopes), page, forks, count, contradictions, evaluation=ledger.evaluation()
+    )
 
 
 def _fitting(sizes: Sequence[int]) -> int:

@@ -207,6 +207,8 @@ class Status(_Struct, frozen=True, tag="status"):
     """Contradictions between validators in the logs that the server holds."""
     contradictions: Annotated[list[Contradiction], Meta(max_length=CONTRADICTIONS_MAX)] = []
     """Those of the newest steps."""
+    evaluation: _RawEnvelope = b""
+    """The newest result on held-out tasks; empty without one."""
 
 
 class Expulsions(_Struct, frozen=True, tag="expulsions"):

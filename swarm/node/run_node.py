@@ -21,6 +21,7 @@ from swarm.messages import (
     DOING_CHARACTERS_MAX,
     Checkpoint,
     CheckpointReference,
+    Evaluation,
     Eviction,
     Heartbeat,
     Message,
@@ -95,6 +96,8 @@ class RunNode:
         """Newest checkpoint announced by a trainer of the run."""
         self.order: Observable[Envelope | None] = Observable(None)
         """Newest step order."""
+        self.evaluation: Observable[Envelope | None] = Observable(None)
+        """Newest result on held-out tasks."""
         self.versions = Versions(node, run, self.hear_manifest)
         self._evictions = Evictions(node, run)
         self.gossip.listen(Presence, self._clock.on_presence)
@@ -102,6 +105,7 @@ class RunNode:
         self.announced = Announced(node, run)
         self.gossip.listen(Checkpoint, self._on_checkpoint)
         self.gossip.listen(StepOrder, self._on_order)
+        self.gossip.listen(Evaluation, self._on_evaluation)
         self.gossip.listen(Eviction, self._evictions.hear)
         self.gossip.listen(Reinstatement, run.reinstate)
         self.store = CheckpointStore(
@@ -139,6 +143,7 @@ class RunNode:
                 seal=self.seal,
                 describe=self.describe,
                 newest=self.newest,
+                evaluation=lambda: self.evaluation.value,
                 has_work=self._has_work,
             )
         else:
@@ -271,6 +276,10 @@ class RunNode:
         """Return the step order in force: the newest one of any trainer."""
         envelope = self.order.value
         return envelope.expect(StepOrder) if envelope is not None else None
+
+    def _on_evaluation(self, envelope: Envelope) -> None:
+        if envelope.expect(Evaluation).state == "done":
+            self._newest(self.evaluation, envelope)
 
     def _has_work(self) -> bool:
         order = self.step_order()

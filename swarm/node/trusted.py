@@ -72,15 +72,18 @@ class TrustedPart:
         seal: Sealer,
         describe: Callable[[], Heartbeat],
         newest: Callable[[], list[Envelope]],
+        evaluation: Callable[[], Envelope | None],
         has_work: Callable[[], bool],
     ) -> None:
         """`describe` makes this peer's heartbeat. `newest` returns the newest known manifest,
-        checkpoint and step order. `has_work` says whether a step wants work."""
+        checkpoint and step order, `evaluation` the newest result on held-out tasks. `has_work`
+        says whether a step wants work."""
         self._node = node
         self._run = run
         self._gossip = gossip
         self._seal = seal
         self._newest = newest
+        self._evaluation = evaluation
         self._database = node.disk.database("ledger.sqlite")
         self.tables = DerivedTables(self._database, node.peer_id)
         self.faults = FaultStore(self._database, node.disk)
@@ -251,6 +254,11 @@ class TrustedPart:
             status = ([newest.raw for newest in self._newest()], self.registrar.present())
             self._status = (now, status)
         return status
+
+    def evaluation(self) -> bytes:
+        """Return the newest result on held-out tasks; empty without one."""
+        newest = self._evaluation()
+        return newest.raw if newest is not None else b""
 
     def expulsions_of(self, peer: str) -> list[bytes]:
         """Return one peer's newest signed eviction and reinstatement, in force or overruled."""

@@ -13,6 +13,7 @@ from swarm.messages import (
     AdmissionRefused,
     AdmissionRequest,
     Checkpoint,
+    Evaluation,
     Eviction,
     Heartbeat,
     Invite,
@@ -207,6 +208,8 @@ class Run:
                 return VERSION_REFUSED
         elif isinstance(message, (Checkpoint, StepOrder, OuterStatus, RoundRecord)):
             allowed = manifest.is_trainer(sender)
+        elif isinstance(message, Evaluation):
+            allowed = manifest.is_trainer(sender) or manifest.is_validator(sender)
         elif isinstance(message, (Verdict, Acknowledgement)):
             allowed = manifest.is_validator(sender)
         elif isinstance(message, (Turn, EpisodeGrade)):

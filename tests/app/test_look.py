@@ -26,6 +26,8 @@ from swarm.ledger.entries import Consumed
 from swarm.messages import (
     Checkpoint,
     CheckpointReference,
+    EnvironmentEvaluation,
+    Evaluation,
     Evidence,
     Heartbeat,
     Present,
@@ -66,6 +68,15 @@ CHECKPOINT = Checkpoint(
     total_bytes=1,
     reward=0.5,
 )
+EVALUATION = Evaluation(
+    reference=CHECKPOINT.reference,
+    state="done",
+    tasks=64,
+    reward=0.5,
+    environments=[
+        EnvironmentEvaluation(label="sort-digits", reward=0.5, low=0.4, high=0.6, tokens=7.25)
+    ],
+)
 
 
 def printed(lines: list[Text], width: int = 80) -> str:
@@ -86,6 +97,7 @@ def test_a_status_is_told_by_any_trusted_peer_without_admission(tmp_path: Path) 
         ):
             await trainer.run_node.announce(CHECKPOINT, 600)
             await trainer.run_node.announce(ORDER, 600)
+            await alice.run_node.announce(EVALUATION, 600)
             await trio.sleep(11)
             run = Run(onlooker.run_node.run.manifest_envelope)
             began = trio.current_time()
@@ -96,6 +108,11 @@ def test_a_status_is_told_by_any_trusted_peer_without_admission(tmp_path: Path) 
             assert onlooker.node.peer_id not in status.present, "who looks on is not admitted"
             told = json.loads(to_json(status_object(status)))
             assert (told["step"], told["policy"], told["state"]) == (3, 2, "wants 8 groups")
+            told = told["evaluation"]
+            assert (told["policy"], told["reward"], told["by"]) == (2, 0.5, ALICE.peer_id)
+            page = printed(status_lines(status))
+            assert "held-out tasks 0.500 at policy 2" in page
+            assert "held-out tasks of sort-digits: 0.500 [0.400, 0.600], 7.2 tokens" in page
             assert worker.run_node.lease is not None and alice.trusted is not None
 
     in_virtual_time(main)
@@ -146,9 +163,10 @@ def test_a_liars_word_about_the_run_is_not_taken() -> None:
         sealed(WORKER, ORDER, run.id),
         sealed(TRAINER, ORDER, f"{OWNER.peer_id}/other"),
         sealed(WORKER, newer, run.id),
+        sealed(WORKER, EVALUATION, run.id),
     ):
         status._take(envelope)
-    assert status.order is None and run.manifest.version == 1
+    assert status.order is None and status.evaluation is None and run.manifest.version == 1
 
 
 def test_a_record_holds_the_receipts_of_all_validators_and_the_eviction(tmp_path: Path) -> None:

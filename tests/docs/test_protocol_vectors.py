@@ -33,6 +33,7 @@ NESTED = (
     outer.Contribution,
     messages.Check,
     messages.Evidence,
+    messages.EnvironmentEvaluation,
 )
 
 LOGGED: dict[str, type[msgspec.Struct]] = {

@@ -24,6 +24,8 @@ from swarm.messages import (
     AdmissionRequest,
     Checkpoint,
     CheckpointReference,
+    EnvironmentEvaluation,
+    Evaluation,
     Eviction,
     Heartbeat,
     Invite,
@@ -52,15 +54,19 @@ WORKER = Identity(bytes(range(32)))
 RUN = f"{OWNER.peer_id}/test"
 DIGEST = bytes([1]) * 32
 
+REFERENCE = CheckpointReference(lineage=0, step=3, digest=DIGEST, size_bytes=400)
+
 MESSAGES: list[Message] = [
     Heartbeat(roles=["relay"], step=3, policy=2, doing="generating"),
     run_manifest([OWNER], [WORKER]),
-    Checkpoint(
-        reference=CheckpointReference(lineage=0, step=3, digest=DIGEST, size_bytes=400),
-        total_bytes=10_000,
-    ),
+    Checkpoint(reference=REFERENCE, total_bytes=10_000),
     vectors.verdict(),
     LogHead(size=5, root=DIGEST),
+    Evaluation(
+        reference=REFERENCE,
+        state="done",
+        environments=[EnvironmentEvaluation(label="a", reward=0.5, low=0.4, high=0.6, tokens=9.5)],
+    ),
     Eviction(peer=WORKER.peer_id, reason="a forged file", submission=DIGEST),
     PeerRecord(roles=["relay"], addresses=["/ip4/127.0.0.1/tcp/4001"]),
     AdmissionRequest(roles=["inference"]),

@@ -45,6 +45,9 @@ class Reported:
     def status(self) -> tuple[list[bytes], Sequence[Present]]:
         return [self._manifest.raw], self._registrar.present()
 
+    def evaluation(self) -> bytes:
+        return b""
+
     def forks(self) -> Sequence[ForkEvidence]:
         return []
 

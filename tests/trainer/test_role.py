@@ -19,7 +19,7 @@ from swarm.events import Event
 from swarm.identity import Identity
 from swarm.ledger.entries import Consumed, decode
 from swarm.manifest import Adapter
-from swarm.messages import Evidence, Verdict
+from swarm.messages import Evaluation, Evidence, Verdict
 from swarm.node.trusted import UNGRADED_MAX
 from swarm.shardcast.manifest import digest_of, parse
 
@@ -58,6 +58,7 @@ async def start_run(
     trainer_memory_bytes: int = 1 << 50,
     memory_check: str = "refuse",
     trainer: dict[str, Any] | None = None,
+    validator: dict[str, Any] | None = None,
     **run: Any,
 ) -> dict[str, Peer]:
     await start_bootstrap(
@@ -66,7 +67,7 @@ async def start_run(
     )  # fmt: skip
     peers = {}
     for name in names:
-        tables: dict[str, dict[str, Any]] = {}
+        tables: dict[str, dict[str, Any]] = {"validator": validator or {}}
         if name == "trainer":
             tables["trainer"] = {
                 "model": "simulated",
@@ -720,12 +721,16 @@ def test_each_environment_has_a_reward_of_its_own() -> None:
     assert seen == {"simulated", "other"}
 
 
-def test_evaluations_run_beside_the_training_and_may_die() -> None:
-    """Each takes about 40 s, a step 60 s; the second one's child is killed."""
+def test_trainer_and_validators_share_the_evaluations() -> None:
+    """Each takes about 40 s, a step 60 s; the child of the second one is killed."""
+    tables = {"evaluate_steps": 2, "evaluate_tasks": 1200}
 
     async def main(simulation: Simulation) -> None:
-        tables = {"evaluate_steps": 2, "evaluate_tasks": 1200}
-        peers = await start_run(simulation, "validator", "trainer", steps=8, trainer=tables)
+        names = ("validator-1", "validator-2")
+        peers = await start_run(
+            simulation, *names, "trainer", steps=6, validators=names, trainer=tables,
+            validator=tables,
+        )  # fmt: skip
         over = simulation.expect("trainer.run_complete", ["trainer"])
         second = simulation.expect(
             "trainer.checkpoint_published", ["trainer"], lambda event: event.fields["step"] == 2
@@ -734,27 +739,28 @@ def test_evaluations_run_beside_the_training_and_may_die() -> None:
         await worker.start()
         assert await simulation.meet(second, 1800)
         await trio.sleep(10)
-        assert peers["trainer"].node is not None
-        compute: Any = peers["trainer"].node.compute
-        compute.children["evaluation"].die()
+        computes: list[Any] = [peer.node.compute for peer in peers.values() if peer.node]
+        running = [each.children for each in computes]
+        (evaluating,) = [each["evaluation"] for each in running if "evaluation" in each]
+        evaluating.die()
         assert await simulation.meet(over, 1800)
-        assert worker.part is not None
-        heard = worker.part.newest_checkpoint()
-        assert heard is not None
-        assert (heard.evaluated, round(heard.evaluation, 2)) == (6, 0.32)
+        for peer in peers.values():
+            assert peer.part is not None and peer.part.evaluation.value is not None
+            heard = peer.part.evaluation.value.expect(Evaluation)
+            assert (heard.reference.step, heard.tasks, round(heard.reward, 2)) == (4, 1200, 0.28)
 
-    said = [event for _, event in simulate(main)]
-    evaluated = [event.fields for event in said if event.name == "trainer.policy_evaluated"]
-    failed = [event.fields for event in said if event.name == "trainer.evaluation_failed"]
-    assert [each["policy"] for each in evaluated][:3] == [0, 4, 6]
-    assert [each["policy"] for each in failed] == [2]
+    said = simulate(main)
+    evaluated = [event.fields for _, event in said if event.name == "evaluation.done"]
+    failed = [event.fields for _, event in said if event.name == "evaluation.failed"]
+    assert [each["policy"] for each in evaluated][:3] == [0, 2, 4]
+    assert [each["policy"] for each in failed] == [2]  # and another peer took over
     assert "evaluation was killed" in failed[0]["reason"]
-    assert evaluated[1]["environments"]["simulated"]["reward"] == evaluated[1]["reward"]
-    assert evaluated[1]["reward"] == pytest.approx(0.28, abs=0.001)
-    trained = [event.fields for event in said if event.name == "trainer.step_trained"]
-    assert len(trained) == 8
+    assert evaluated[2]["environments"]["simulated"]["reward"] == evaluated[2]["reward"]
+    assert evaluated[2]["reward"] == pytest.approx(0.28, abs=0.001)
+    trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
+    assert len(trained) == 6
     taken = [each["evaluation_policy"] for each in trained if "evaluation" in each]
-    assert taken == [0, 4, 6]
+    assert taken == [0, 2, 4]
     assert max(each["step_seconds"] for each in trained[2:]) < 70  # no step waited for it
 
 

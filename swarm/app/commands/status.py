@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from swarm.app.onlooker import RunStatus
-    from swarm.messages import Present, StepOrder
+    from swarm.messages import Evaluation, Present, StepOrder
     from swarm.run.members import Standing
 
 WIDTH = 80
@@ -71,15 +71,14 @@ def status(
 
 def status_object(status: RunStatus) -> dict[str, Any]:
     """Convert the status to plain data."""
-    order, checkpoint = status.order, status.checkpoint
+    order, checkpoint, evaluation = status.order, status.checkpoint, status.evaluation
     return {
         "run": status.run.id,
         "step": order.step if order else None,
         "steps": status.run.manifest.schedule.steps,
         "policy": checkpoint.step if checkpoint else None,
         "reward": checkpoint.reward if checkpoint else None,
-        "evaluated": checkpoint.evaluated if checkpoint and checkpoint.evaluated >= 0 else None,
-        "evaluation": checkpoint.evaluation if checkpoint and checkpoint.evaluated >= 0 else None,
+        "evaluation": _evaluation(evaluation, status.evaluator) if evaluation else None,
         "state": _state(order),
         "forks": dict(sorted(status.forks.items())),
         "contradicting": status.contradicting,
@@ -95,6 +94,16 @@ def status_object(status: RunStatus) -> dict[str, Any]:
             | plain(entry.heartbeat)
             for peer, entry in sorted(status.present.items())
         },
+    }
+
+
+def _evaluation(found: Evaluation, by: str) -> dict[str, Any]:
+    return {
+        "policy": found.reference.step,
+        "tasks": found.tasks,
+        "reward": found.reward,
+        "environments": [plain(each) for each in found.environments],
+        "by": by,
     }
 
 
@@ -119,9 +128,12 @@ def status_lines(status: RunStatus, listed_max: int = PEERS_LISTED) -> list[Text
     progress = f"step {step} · {told['state']}"
     if told["policy"] is not None:
         progress += f" · newest policy {told['policy']} · reward {told['reward']:.3f}"
-    if told["evaluated"] is not None:
-        progress += f" · held-out tasks {told['evaluation']:.3f} at policy {told['evaluated']}"
+    evaluation = told["evaluation"]
+    if evaluation is not None:
+        progress += f" · held-out tasks {evaluation['reward']:.3f} at policy {evaluation['policy']}"
     lines = [Text(f"run {status.run.id}", style="bold"), Text(progress)]
+    if evaluation is not None:
+        lines += [Text(_evaluation_line(each)) for each in evaluation["environments"]]
     lines += [
         Text(f"the log of {printable(peer)} is forked: {reason}", style="red")
         for peer, reason in told["forks"].items()
@@ -136,6 +148,13 @@ def status_lines(status: RunStatus, listed_max: int = PEERS_LISTED) -> list[Text
     ):
         lines += _peer_lines(peer, entry, trusted=peer in trusted)
     return lines
+
+
+def _evaluation_line(found: dict[str, Any]) -> str:
+    return (
+        f"held-out tasks of {printable(found['label'])}: {found['reward']:.3f} "
+        f"[{found['low']:.3f}, {found['high']:.3f}], {found['tokens']:.1f} tokens"
+    )
 
 
 def _summary(status: RunStatus) -> list[Text]:

@@ -1,0 +1,252 @@
+"""Evaluations during a run: a child of its own plays held-out tasks with new policies.
+
+Trainers and validators may do this. Each announces what it begins, and its result, so that no two
+evaluate the same policy. Nothing waits for an evaluation: a policy that comes while one runs is
+left to the next, and a child that dies or fails is a sentence in the log. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from peers.environments.collection import labels
+from peers.evaluation.settings import EvaluationSettings
+from peers.evaluation.statistics import estimate
+from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.errors import leaf_errors
+from swarm.identity import PeerId
+from swarm.jobs import Hardware
+from swarm.jobs.evaluation import (
+    DrawTasks,
+    EvaluationService,
+    EvaluationSetup,
+    PlayTasks,
+    Sample,
+    TasksDrawn,
+)
+from swarm.manifest import EnvironmentReference, RunManifest, Sampling
+from swarm.messages import Checkpoint, CheckpointReference, EnvironmentEvaluation, Evaluation
+from swarm.node.run_node import RunNode
+from swarm.observable import Observable
+from swarm.world import Child, client
+
+SERVICE = "peers.evaluation.service:EvaluationService"
+START_DEADLINE_SECONDS = 120.0
+"""Time for the child to import torch at the lowest priority."""
+
+NICENESS = 19
+"""Priority of the child: it takes only the processor time that nobody else wants."""
+
+CLAIM_SECONDS = 120.0
+"""Time for which the announcement that an evaluation has begun counts. After the death of its peer
+another one may evaluate."""
+
+
+class Evaluations:
+    """Evaluates the newest policy each time `evaluate_steps` further steps are done.
+
+    Another peer's evaluation of a policy of these steps counts, too.
+    """
+
+    def __init__(self, peer: RunNode, settings: EvaluationSettings) -> None:
+        self._peer, self._settings = peer, settings
+        self._tried: tuple[int, int] = (-1, -1)
+        """(lineage, number of whole intervals done) at this peer's last evaluation."""
+        self._others: dict[PeerId, Envelope] = {}
+        """The newest `Evaluation` of each other peer."""
+        self._heard = Observable(0)
+        self._new: Evaluation | None = None
+        peer.gossip.listen(Checkpoint, lambda _: self._heard.touch())
+        peer.gossip.listen(Evaluation, self._hear)
+
+    def take(self) -> Evaluation | None:
+        """The newest result of any peer, once."""
+        found, self._new = self._new, None
+        return found
+
+    async def run(self) -> None:
+        """Evaluate policies until cancelled."""
+        while self._settings.evaluate_steps:
+            newest = self._peer.newest_checkpoint()
+            if newest is None or not self._is_due(newest.reference):
+                await self._heard.wait_change()
+            else:
+                await self._attempt(newest.reference)
+
+    # --- which peer evaluates ----------------------------------------------------------------
+
+    def _hear(self, envelope: Envelope) -> None:
+        found = envelope.expect(Evaluation)
+        if found.state == "done":
+            self._new = found
+        if envelope.sender != self._peer.peer_id:
+            self._others[PeerId(envelope.sender)] = envelope
+        self._heard.touch()
+
+    def _interval(self, reference: CheckpointReference) -> tuple[int, int]:
+        return reference.lineage, reference.step // self._settings.evaluate_steps
+
+    def _is_due(self, reference: CheckpointReference) -> bool:
+        interval = self._interval(reference)
+        return interval > self._tried and not any(
+            self._covers(envelope, interval) for envelope in self._others.values()
+        )
+
+    def _covers(self, envelope: Envelope, interval: tuple[int, int]) -> bool:
+        """Whether another peer has evaluated a policy of this interval, or evaluates one."""
+        found = envelope.expect(Evaluation)
+        if found.state == "failed" or self._interval(found.reference) < interval:
+            return False
+        wall_ms = self._peer.node.world.wall_time() * 1000
+        return found.state == "done" or envelope.body.expires_ms > wall_ms
+
+    async def _wait_preceded(self, interval: tuple[int, int]) -> None:
+        """Wait until another peer has the result, or has begun and has the lesser id."""
+        while not any(
+            self._covers(envelope, interval)
+            and (sender < self._peer.peer_id or envelope.expect(Evaluation).state == "done")
+            for sender, envelope in self._others.items()
+        ):
+            await self._heard.wait_change()
+
+    # --- evaluating --------------------------------------------------------------------------
+
+    async def _attempt(self, reference: CheckpointReference) -> None:
+        """Evaluate a policy unless another peer begins to."""
+        interval = self._interval(reference)
+        before, self._tried = self._tried, interval
+        ended = False
+        async with trio.open_nursery() as nursery:
+
+            async def evaluate() -> None:
+                nonlocal ended
+                await self._evaluate_and_tell(reference)
+                ended = True
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(evaluate)
+            await self._wait_preceded(interval)
+            nursery.cancel_scope.cancel()
+        if not ended:
+            self._tried = before
+
+    async def _evaluate_and_tell(self, reference: CheckpointReference) -> None:
+        events = self._peer.node.events
+        try:
+            folder = await self._peer.policies.get(reference)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._claim, reference)
+                found = await self._evaluate(reference, self._peer.node.disk.local_path(folder))
+                nursery.cancel_scope.cancel()
+        except Exception as error:  # of an environment, an engine, a machine: the run goes on
+            reason = "; ".join(str(leaf) or type(leaf).__name__ for leaf in leaf_errors(error))
+            events.emit("evaluation.failed", policy=reference.step, reason=reason)
+            found = Evaluation(reference=reference, state="failed")
+        await self._peer.announce(found, STATE_LIFETIME_SECONDS)
+        if found.state == "done":
+            events.emit(
+                "evaluation.done",
+                policy=reference.step,
+                reward=found.reward,
+                environments={
+                    each.label: {
+                        "reward": each.reward,
+                        "low": each.low,
+                        "high": each.high,
+                        "completion_length": each.tokens,
+                    }
+                    for each in found.environments
+                },
+            )
+
+    async def _claim(self, reference: CheckpointReference) -> None:
+        while True:
+            await self._peer.announce(Evaluation(reference=reference, state="begun"), CLAIM_SECONDS)
+            await trio.sleep(CLAIM_SECONDS / 2)
+
+    def _manifest(self) -> RunManifest:
+        """The run's version in force."""
+        order = self._peer.step_order()
+        followed = self._peer.run.manifest_of(order) if order is not None else None
+        return followed or self._peer.run.manifest
+
+    async def _evaluate(self, reference: CheckpointReference, folder: Path) -> Evaluation:
+        manifest = self._manifest()
+        weighted = [
+            (label, each)
+            for label, each in zip(
+                labels(manifest.environments), manifest.environments, strict=True
+            )
+            if each.weight
+        ]
+        setup = EvaluationSetup(
+            folder=str(folder),
+            environments=[reference for _, reference in weighted],
+            hardware=Hardware(device=self._settings.evaluate_device, dtype=self._settings.dtype),
+            niceness=NICENESS,
+        )
+        async with self._peer.node.compute.child(
+            SERVICE,
+            setup,
+            name="evaluation",
+            interpreter=self._settings.interpreter or None,
+            start_deadline_seconds=START_DEADLINE_SECONDS,
+        ) as child:
+            drawn = await client(EvaluationService, child).draw(
+                DrawTasks(
+                    split="held_out",
+                    seed=0,
+                    step=reference.step,
+                    tasks=self._settings.evaluate_tasks,
+                    max_new_tokens=manifest.sampling.max_new_tokens,
+                    stop_ids=manifest.sampling.stop_ids,
+                )
+            )
+            samples = [
+                await self._play(child, index, drawn, manifest) for index in range(len(weighted))
+            ]
+        return _evaluation(reference, weighted, samples)
+
+    async def _play(
+        self, child: Child, index: int, drawn: TasksDrawn, manifest: RunManifest
+    ) -> list[Sample]:
+        sampling = Sampling(
+            temperature=manifest.sampling.temperature,
+            max_new_tokens=drawn.max_new_tokens,
+            stop_ids=drawn.stop_ids,
+            group_size=1,
+        )
+        job = PlayTasks(environment=index, rows=list(range(drawn.tasks[index])), sampling=sampling)
+        async with child.stream("play", job, Sample) as samples:
+            return [sample async for sample in samples]
+
+
+def _evaluation(
+    reference: CheckpointReference,
+    weighted: Sequence[tuple[str, EnvironmentReference]],
+    samples: Sequence[Sequence[Sample]],
+) -> Evaluation:
+    total = sum(each.weight for _, each in weighted)
+    reward, found = 0.0, []
+    for (label, each), of in zip(weighted, samples, strict=True):
+        figure = estimate([sample.reward for sample in of])
+        reward += each.weight / total * figure.value
+        found.append(
+            EnvironmentEvaluation(
+                label=label,
+                reward=figure.value,
+                low=figure.low,
+                high=figure.high,
+                tokens=sum(sample.tokens for sample in of) / len(of),
+            )
+        )
+    return Evaluation(
+        reference=reference,
+        state="done",
+        tasks=sum(map(len, samples)),
+        reward=reward,
+        environments=found,
+    )
