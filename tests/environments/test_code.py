@@ -203,6 +203,24 @@ def test_a_wrong_option_is_refused():
         load("code", "1", {"steps": 9})
 
 
+def test_an_unknown_operation_is_refused():
+    with pytest.raises(UserError, match=r"options: operations: 'plus' is not one of: add, div,"):
+        load("code", "1", {"operations": ["add", "plus"]})
+
+
+def test_problems_are_drawn_from_the_named_operations_and_equal_ones_have_equal_tests():
+    environment = Code(
+        CodeOptions(style="lambda", steps=1, operations=["sort", "add"], questions=["count"])
+    )
+    tests: dict[str, Any] = {}
+    for number in range(60):
+        task = drawn(environment, number)
+        prompt = as_text(task.prompt)
+        assert re.fullmatch(r"(sort|add \d+); count( -?\d+)?>", prompt)
+        assert tests.setdefault(prompt, task.data) == task.data
+    assert len(tests) < 60
+
+
 def test_a_lambda_has_few_steps():
     with pytest.raises(UserError, match="steps is 3; with the style lambda it may be at most 2"):
         load("code", "1", {"style": "lambda", "steps": 3})

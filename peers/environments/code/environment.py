@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
-from peers.environments.code.problems import LAMBDA_STEPS_MAX, STEPS_MAX, Style, make_problem
+from peers.environments.code.problems import (
+    LAMBDA_STEPS_MAX,
+    QUESTIONS,
+    STEPS,
+    STEPS_MAX,
+    Part,
+    Style,
+    make_problem,
+    parts_named,
+)
 from peers.environments.graders.base import zero
 from peers.environments.graders.code import Code as Grader
 from peers.environments.graders.code import CodeLimits
@@ -17,6 +27,7 @@ from peers.sandbox import Limits, Outcome, Program, run
 from swarm.errors import UserError
 
 TESTS_MAX = 64
+NAMES_MAX = 64
 
 
 class CodeOptions(CodeLimits, frozen=True, kw_only=True):
@@ -28,6 +39,14 @@ class CodeOptions(CodeLimits, frozen=True, kw_only=True):
     """Whether a solution is a function, or a program that reads standard input. lambda: a function
     of one expression, for a model that knows no English."""
     tests: Annotated[int, Meta(ge=2, le=TESTS_MAX)] = 8
+    operations: Annotated[list[str], Meta(max_length=NAMES_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    """Names of the operations that are drawn; all if empty."""
+    questions: Annotated[list[str], Meta(max_length=NAMES_MAX)] = msgspec.field(
+        default_factory=list
+    )
+    """The same of the questions at the end."""
 
 
 class Code(SingleTurn):
@@ -49,6 +68,8 @@ class Code(SingleTurn):
                 f"environment 'code': options: steps is {options.steps}; with the style lambda it "
                 f"may be at most {LAMBDA_STEPS_MAX}"
             )
+        self._operations = _drawn("operations", STEPS, options.operations)
+        self._questions = _drawn("questions", QUESTIONS, options.questions)
         self._grader = Grader(options, run_program)
         self._styles: tuple[Style, ...] = (
             ("function", "stdin") if options.style == "both" else (options.style,)
@@ -66,7 +87,14 @@ class Code(SingleTurn):
 
     def _make(self, randomness: bytes) -> Task:
         options = self.options
-        problem = make_problem(randomness, options.steps, self._styles, options.tests)
+        problem = make_problem(
+            randomness,
+            options.steps,
+            self._styles,
+            options.tests,
+            self._operations,
+            self._questions,
+        )
         is_function = problem.style != "stdin"
         tests = {
             "inputs": [[list(c.numbers)] if is_function else c.line for c in problem.cases],
@@ -74,3 +102,10 @@ class Code(SingleTurn):
             "fn_name": "solve" if is_function else "",
         }
         return Task(problem.statement, problem.solution, {"tests": tests})
+
+
+def _drawn(option: str, parts: Sequence[Part], names: list[str]) -> Sequence[Part]:
+    try:
+        return parts_named(parts, names)
+    except ValueError as error:
+        raise UserError(f"environment 'code': options: {option}: {error}") from error

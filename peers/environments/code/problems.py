@@ -7,11 +7,11 @@ same steps, and the reference computes the expected results.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from swarm.rollouts.seeds import Draws
+from swarm.rollouts.seeds import Draws, digest
 
 Style = Literal["function", "stdin", "lambda"]
 """lambda: a function of one expression, asked for in a few words."""
@@ -53,7 +53,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """A word, a sentence, and the Python expression that does the same to `xs`."""
 
     brief: str
@@ -62,39 +62,43 @@ class _Part:
     least: int = 2
     """Smallest value of the parameter `k`."""
 
+    @property
+    def name(self) -> str:
+        return self.brief.split()[0]
+
 
 STEPS = (
-    _Part("div {k}", "keep only the numbers that are divisible by {k}",
+    Part("div {k}", "keep only the numbers that are divisible by {k}",
           "[x for x in xs if x % {k} == 0]"),
-    _Part("nodiv {k}", "drop the numbers that are divisible by {k}",
+    Part("nodiv {k}", "drop the numbers that are divisible by {k}",
           "[x for x in xs if x % {k} != 0]"),
-    _Part("over {k}", "keep only the numbers greater than {k}", "[x for x in xs if x > {k}]", -9),
-    _Part("times {k}", "multiply every number by {k}", "[x * {k} for x in xs]"),
-    _Part("add {k}", "add {k} to every number", "[x + {k} for x in xs]", 1),
-    _Part("from {k}", "replace every number by its absolute difference to {k}",
+    Part("over {k}", "keep only the numbers greater than {k}", "[x for x in xs if x > {k}]", -9),
+    Part("times {k}", "multiply every number by {k}", "[x * {k} for x in xs]"),
+    Part("add {k}", "add {k} to every number", "[x + {k} for x in xs]", 1),
+    Part("from {k}", "replace every number by its absolute difference to {k}",
           "[abs(x - {k}) for x in xs]"),
-    _Part("mod {k}", "replace every number by its remainder modulo {k} (never negative)",
+    Part("mod {k}", "replace every number by its remainder modulo {k} (never negative)",
           "[x % {k} for x in xs]"),
-    _Part("sort", "sort the numbers in ascending order", "sorted(xs)"),
-    _Part("reverse", "reverse the order of the numbers", "xs[::-1]"),
-    _Part("unique", "keep the first of equal numbers only", "list(dict.fromkeys(xs))"),
-    _Part("sums", "replace every number by the sum of itself and all before it",
+    Part("sort", "sort the numbers in ascending order", "sorted(xs)"),
+    Part("reverse", "reverse the order of the numbers", "xs[::-1]"),
+    Part("unique", "keep the first of equal numbers only", "list(dict.fromkeys(xs))"),
+    Part("sums", "replace every number by the sum of itself and all before it",
           "[sum(xs[:i + 1]) for i in range(len(xs))]"),
-    _Part("steps",
+    Part("steps",
           "replace the list by the differences of neighbours, each number minus the one before",
           "[b - a for a, b in zip(xs, xs[1:])]"),
-    _Part("first {k}", "keep only the first {k} numbers", "xs[:{k}]"),
-    _Part("rotate {k}", "rotate the list to the left by {k} positions",
+    Part("first {k}", "keep only the first {k} numbers", "xs[:{k}]"),
+    Part("rotate {k}", "rotate the list to the left by {k} positions",
           "xs[{k} % len(xs):] + xs[:{k} % len(xs)] if xs else xs"),
 )  # fmt: skip
 
 QUESTIONS = (
-    _Part("sum", "the sum of the numbers, 0 for an empty list", "sum(xs)"),
-    _Part("max {k}", "the largest number, or {k} for an empty list", "max(xs, default={k})", -9),
-    _Part("min {k}", "the smallest number, or {k} for an empty list", "min(xs, default={k})", -9),
-    _Part("count", "how many numbers are left", "len(xs)"),
-    _Part("count {k}", "how many numbers are at least {k}", "sum(x >= {k} for x in xs)", -9),
-    _Part("list", "the list of numbers", "xs"),
+    Part("sum", "the sum of the numbers, 0 for an empty list", "sum(xs)"),
+    Part("max {k}", "the largest number, or {k} for an empty list", "max(xs, default={k})", -9),
+    Part("min {k}", "the smallest number, or {k} for an empty list", "min(xs, default={k})", -9),
+    Part("count", "how many numbers are left", "len(xs)"),
+    Part("count {k}", "how many numbers are at least {k}", "sum(x >= {k} for x in xs)", -9),
+    Part("list", "the list of numbers", "xs"),
 )
 ATTEMPTS_MAX = 1000
 """Problems drawn for one task; fewer than half have a constant answer."""
@@ -102,28 +106,45 @@ PARAMETERS = 11
 """Values of a parameter, from the part's smallest on."""
 
 
-def make_problem(randomness: bytes, steps: int, styles: tuple[Style, ...], tests: int) -> Problem:
-    """Draw a problem with `steps` steps and `tests` hidden tests, at least 2.
+def parts_named(parts: Sequence[Part], names: Collection[str]) -> Sequence[Part]:
+    """The parts with these names, or all for none; raises `ValueError` for an unknown name."""
+    known = {part.name for part in parts}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is not one of: {', '.join(sorted(known))}")
+    return [part for part in parts if not names or part.name in names]
 
-    The first list is empty. A problem whose tests all expect the same is drawn again, because a
+
+def make_problem(
+    randomness: bytes,
+    steps: int,
+    styles: tuple[Style, ...],
+    tests: int,
+    operations: Sequence[Part] = STEPS,
+    questions: Sequence[Part] = QUESTIONS,
+) -> Problem:
+    """Draw a problem of `steps` operations with `tests` hidden tests, at least 2.
+
+    The first list is empty. Equal problems have equal tests, so that a program that was judged
+    once need not run again. A problem whose tests all expect the same is drawn again, because a
     constant would solve it. Raises `ValueError` after `ATTEMPTS_MAX` such problems.
     """
     draws = Draws("swarm/1/code", randomness)
     for _ in range(ATTEMPTS_MAX):
-        problem = _attempt(draws, steps, styles, tests)
+        style = styles[draws.below(len(styles))]
+        chosen = [_filled(operations, draws) for _ in range(steps)]
+        problem = _problem(style, chosen, _filled(questions, draws), tests)
         if any(case.expected != problem.cases[0].expected for case in problem.cases):
             return problem
     raise ValueError(f"{ATTEMPTS_MAX} problems of {steps} steps all have a constant answer")
 
 
-def _attempt(draws: Draws, steps: int, styles: tuple[Style, ...], tests: int) -> Problem:
-    style = styles[draws.below(len(styles))]
-    chosen = [_filled(STEPS, draws) for _ in range(steps)]
-    question = _filled(QUESTIONS, draws)
+def _problem(style: Style, chosen: list[Part], question: Part, tests: int) -> Problem:
     lines = [f"xs = {part.code}" for part in chosen]
     body = "\n    ".join([*lines, f"return {question.code}"])
     function = f"def solve(xs):\n    {body}\n"
     solve = _compiled(function)
+    draws = Draws("swarm/1/code-tests", digest("swarm/1/code-problem", function.encode()))
     lists = [[], *(_numbers(draws) for _ in range(tests))]
     example, *hidden = lists[1], lists[0], *lists[2:]
     cases = tuple(Case(tuple(xs), _expected(style, solve(list(xs)))) for xs in hidden)
@@ -139,7 +160,7 @@ def _attempt(draws: Draws, steps: int, styles: tuple[Style, ...], tests: int) ->
     )
 
 
-def _lambda(parts: Sequence[_Part]) -> str:
+def _lambda(parts: Sequence[Part]) -> str:
     """One expression that does all parts, without the spaces that Python does not need."""
     expression = "xs"
     for part in parts:
@@ -176,10 +197,10 @@ def _expected(style: Style, answer: int | Numbers) -> Any:
     return printed(answer) if style == "stdin" else answer
 
 
-def _filled(parts: tuple[_Part, ...], draws: Draws) -> _Part:
+def _filled(parts: Sequence[Part], draws: Draws) -> Part:
     part = parts[draws.below(len(parts))]
     k = part.least + draws.below(PARAMETERS)
-    return _Part(part.brief.format(k=k), part.sentence.format(k=k), part.code.format(k=k))
+    return Part(part.brief.format(k=k), part.sentence.format(k=k), part.code.format(k=k))
 
 
 def _numbers(draws: Draws) -> Numbers:
