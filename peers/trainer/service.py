@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from peers.trainer.learning.masks import why_not
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.reading import check_file, read_groups
 from peers.trainer.learning.settings import LearnerSettings
+from peers.trainer.learning.thread import LearnerThread
 from peers.trainer.planning import plan_training, sharding_of
 from peers.trainer.warmup import prepare_base
 from swarm.errors import UserError
@@ -58,7 +59,7 @@ from swarm.jobs.training import (
     TrainStep,
     Unreadable,
 )
-from swarm.world.job_thread import J, JobThread, R, in_job_thread
+from swarm.world.job_thread import JobThread, in_job_thread
 
 
 def open_service(setup: TrainingSetup) -> Any:
@@ -66,22 +67,6 @@ def open_service(setup: TrainingSetup) -> Any:
     under `torchrun`."""
     use_hardware(setup.hardware)
     return lead(TrainerService, setup.hardware.device)
-
-
-class _LearnerThread(JobThread):
-    """Collectives must come in the same order on every rank, on its own device."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        super().__init__()
-        self._device = ranks.device
-
-    async def run(self, work: Callable[[J], R], job: J) -> R:
-        def on_device(job: J) -> R:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # each thread has its own
-            return work(job)
-
-        return await super().run(on_device, job)
 
 
 class TrainerService:
@@ -94,7 +79,7 @@ class TrainerService:
         """Submissions read ahead of their step, by digest; the same on every rank."""
         self._metrics = metrics.Metrics()
         self._peak_flops = 0.0
-        self._thread: JobThread = _LearnerThread(self._ranks)
+        self._thread: JobThread = LearnerThread(self._ranks)
         self._recording = trio.Lock()
 
     async def end(self, job: EndTraining) -> Done:

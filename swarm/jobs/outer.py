@@ -42,7 +42,10 @@ class Inner(msgspec.Struct, frozen=True, kw_only=True):
     batch_sequences: Annotated[int, Meta(ge=1)] = 32
     """Sequences of one inner step."""
     z_loss: Annotated[float, Meta(ge=0)] = 0.0
-    """Coefficient of the max-z-loss; 0: none."""
+    """Coefficient of the square of each position's largest logit; 0: none. Baichuan 2 and
+    INTELLECT-1 use 2e-4."""
+    validation_sequences: Annotated[int, Meta(ge=0)] = 0
+    """Sequences held back from training, for `MeasureState`."""
     optimiser: Optimiser = Optimiser()
 
 
@@ -63,6 +66,9 @@ class StartReplica(Job, frozen=True, kw_only=True):
     rounds: int
     """Rounds of the whole run, over which the learning rate's schedule extends."""
     compression: Compression
+    trainers: tuple[str, ...] = ()
+    """All trainers of the run, among whom the data of a round is divided; empty: this one learns
+    from data of its own."""
     sharding: Sharding = Sharding()
     dtype: str = "auto"
     attention: str = "fastest"
@@ -177,6 +183,19 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures = {}
 
 
+class MeasureState(Job, frozen=True, kw_only=True):
+    """Measure an outer state on the sequences held back. `TrainRound` starts from its own state."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
+
+    state: str
+
+
+class StateMeasured(msgspec.Struct, frozen=True, kw_only=True):
+    loss: float | None = None
+    """Nats per predicted token; None if no sequence is held back."""
+
+
 class ExportState(Job, frozen=True, kw_only=True):
     """Write the weights of an outer state as a plain Hugging Face folder."""
 
@@ -208,4 +227,6 @@ class OuterService(Protocol):
 
     async def merge(self, job: MergeRound) -> Merged: ...
 
-    async def export(self, job: ExportState) -> Done: ...
+    async def measure(self, job: MeasureState) -> StateMeasured: ...
+
+    async def export_state(self, job: ExportState) -> Done: ...

@@ -25,8 +25,9 @@ from peers.outer.learning.compression import (
     encode_piece,
     frame_bytes_max,
 )
-from peers.outer.learning.contribution import Contribution, Header, Shapes, file_bytes_max
+from peers.outer.learning.contribution import Contribution, Header, file_bytes_max
 from peers.outer.learning.state import Given, OuterOptimiser, StateFile, begin, merge
+from peers.outer.learning.tensor_file import Shapes
 from swarm.errors import UserError
 
 SHAPES = {"a.weight": (3, 700), "b.norm": (5,), "c.scalar": ()}
@@ -125,7 +126,7 @@ def make(path: Path, seed: int, compression: str = "int8", shapes: Shapes = SHAP
 @pytest.fixture
 def first(tmp_path: Path) -> StateFile:
     weights = {name: draw(9, math.prod(shape), 1.0).view(shape) for name, shape in SHAPES.items()}
-    begin(dict(reversed(weights.items())), tmp_path / "first")
+    begin(SHAPES, lambda name: weights[name], tmp_path / "first")
     return StateFile(tmp_path / "first")
 
 
@@ -220,5 +221,5 @@ def test_another_file_is_no_state(first: StateFile, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         StateFile(tmp_path / "bad")
     (tmp_path / "bad").write_bytes(first.path.read_bytes().replace(b"momentum.b", b"momentun.b"))
-    with pytest.raises(UserError, match="no outer state of this version"):
+    with pytest.raises(UserError, match="each weight needs a momentum"):
         StateFile(tmp_path / "bad")

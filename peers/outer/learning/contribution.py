@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from math import prod
 from pathlib import Path
@@ -31,6 +31,7 @@ from peers.outer.learning.compression import (
     encode_piece,
     frame_bytes_max,
 )
+from peers.outer.learning.tensor_file import Shapes
 from swarm.errors import DECODE_ERRORS
 from swarm.world.progress import report
 
@@ -41,9 +42,6 @@ FILE = "contribution.swouter"
 
 _NAME_BYTES = 512
 """A tensor's longest name and shape in a header, msgpack included."""
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of the tensors of a policy, by name, in the order of the outer state."""
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):

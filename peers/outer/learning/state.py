@@ -1,8 +1,8 @@
 """The outer state: the weights that all trainers agree on, and the momentum of their updates.
 
-Both are fp32, in one safetensors file that is mapped into memory, so they take none of a device's
-memory. The file's bytes follow from the tensors alone: its BLAKE3 digest is the state's digest, and
-trainers with the same digest hold the same weights, bit for bit.
+Both are fp32, in one file that is mapped into memory, so they take none of a device's memory. The
+file's digest is the state's digest: trainers with the same digest hold the same weights, bit for
+bit.
 
 `merge` is a pure function of the state before and a list of contributions. Every operation is one
 rounded IEEE operation per element (a product and a sum are never fused), in the order of the
@@ -11,23 +11,17 @@ trainers' ids, so neither the machine, the number of threads nor the order of ar
 
 from __future__ import annotations
 
-import json
-import os
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import safetensors
 import torch
-from blake3 import blake3
 from torch import Tensor
 
-from peers.outer.learning.contribution import Contribution, Shapes, pieces
+from peers.outer.learning.contribution import Contribution, pieces
+from peers.outer.learning.tensor_file import Shapes, TensorFile, TensorFileWriter
+from peers.trainer.learning.stored import Slices
 from swarm.errors import UserError
 from swarm.world.progress import report
 
@@ -58,101 +52,69 @@ class Given:
 
 
 class StateFile:
-    """A state file, mapped into memory."""
+    """An outer state on disk."""
 
     def __init__(self, path: Path) -> None:
-        """Read the header; raises `UserError` for another file."""
+        """Open the file; raises `UserError` if it is no outer state."""
+        self._file = TensorFile(path, _FORMAT)
         self.path = path
-        try:
-            file: Any = safetensors.safe_open(path, framework="pt")
-            metadata, names = file.metadata() or {}, list(file.keys())
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-            dtypes = {file.get_slice(name).get_dtype() for name in names}
-        except (OSError, safetensors.SafetensorError) as error:
-            raise UserError(f"outer state {path} cannot be read ({error})") from error
-        self._file = file
         self.shapes: Shapes = {
-            name.removeprefix(_WEIGHT): shapes[name]
-            for name in sorted(shapes)
+            name.removeprefix(_WEIGHT): shape
+            for name, shape in self._file.shapes.items()
             if name.startswith(_WEIGHT)
         }
-        momenta = {_MOMENTUM + name: shape for name, shape in self.shapes.items()}
-        others = {name: shape for name, shape in shapes.items() if not name.startswith(_WEIGHT)}
-        if metadata.get("format") != _FORMAT or momenta != others or dtypes != {"F32"}:
-            raise UserError(f"{path} is no outer state of this version; fetch the state again")
+        if dict(self._file.shapes) != _stored(self.shapes):
+            raise UserError(f"{path} is no outer state: each weight needs a momentum of its shape")
 
     def weight(self, name: str, piece: slice = slice(None)) -> Tensor:
-        """A piece of a weight, flat fp32; a copy."""
-        return self._read(_WEIGHT + name, piece)
+        """A piece of a weight, flat fp32."""
+        return self._file.piece(_WEIGHT + name, piece)
 
     def momentum(self, name: str, piece: slice = slice(None)) -> Tensor:
-        """A piece of a momentum, flat fp32; a copy."""
-        return self._read(_MOMENTUM + name, piece)
+        """A piece of a momentum, flat fp32."""
+        return self._file.piece(_MOMENTUM + name, piece)
 
-    def _read(self, name: str, piece: slice) -> Tensor:
-        # The mapped tensor is torch's own memory: only the pages of the piece are read.
-        whole: Tensor = self._file.get_tensor(name)
-        return whole.reshape(-1)[piece].clone()
+    def part(self, name: str, slices: Slices) -> Tensor:
+        """A part of a weight, in its own dimensions; do not write to it."""
+        return self._file.part(_WEIGHT + name, slices)
 
     def digest(self) -> bytes:
         """BLAKE3-256 of the file."""
-        return digest_of(self.path)
+        return self._file.digest()
+
+    def problem(self, shapes: Shapes) -> str:
+        """Why this is no state of a policy of these shapes, in one sentence; empty if it is one."""
+        for name in sorted({*shapes, *self.shapes}):
+            if self.shapes.get(name) != shapes.get(name):
+                return (
+                    f"tensor {name} has shape {self.shapes.get(name)}; "
+                    f"the policy's is {shapes.get(name)}"
+                )
+        for name, shape in shapes.items():
+            for piece in pieces(shape):
+                report()
+                found = self.weight(name, piece), self.momentum(name, piece)
+                if not all(bool(each.isfinite().all()) for each in found):
+                    return f"tensor {name} has a value that is not finite"
+        return ""
 
 
-class _Writer:
-    """A state file in the making, mapped into memory."""
-
-    def __init__(self, path: Path, shapes: Shapes) -> None:
-        entries: dict[str, Any] = {"__metadata__": {"format": _FORMAT}}
-        self._starts: dict[str, int] = {}
-        end = 0
-        for name in sorted([prefix + name for name in shapes for prefix in (_WEIGHT, _MOMENTUM)]):
-            shape = shapes[name.partition(".")[2]]
-            size = 4 * prod(shape)
-            entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
-            self._starts[name] = end
-            end += size
-        raw = json.dumps(entries, separators=(",", ":")).encode()
-        raw += b" " * (-len(raw) % 8)
-        self._data = 8 + len(raw)
-        with path.open("wb") as file:
-            file.write(struct.pack("<Q", len(raw)) + raw)
-            file.truncate(self._data + end)
-        self._path = path
-        self._bytes = np.memmap(path, "u1", "r+")
-
-    def write(self, name: str, piece: slice, weight: Tensor, momentum: Tensor) -> None:
-        for full, value in ((_WEIGHT + name, weight), (_MOMENTUM + name, momentum)):
-            start = self._data + self._starts[full] + 4 * piece.start
-            raw = value.contiguous().numpy().astype("<f4").view("u1")
-            self._bytes[start : start + len(raw)] = raw
-
-    def finish(self) -> bytes:
-        """Make the file durable and return its digest."""
-        self._bytes.flush()
-        descriptor = os.open(self._path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        return digest_of(self._path)
+def _stored(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a state file."""
+    return {
+        prefix + name: shape for name, shape in shapes.items() for prefix in (_WEIGHT, _MOMENTUM)
+    }
 
 
-def digest_of(path: Path) -> bytes:
-    """BLAKE3-256 of a file."""
-    digest: bytes = blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
-    return digest
-
-
-def begin(weights: Mapping[str, Tensor], path: Path) -> bytes:
-    """Write the state before round 0, of these weights without momentum; return its digest."""
-    shapes = {name: tuple(weights[name].shape) for name in sorted(weights)}
-    writer = _Writer(path, shapes)
+def begin(shapes: Shapes, weight_of: Callable[[str], Tensor], path: Path) -> bytes:
+    """Write the state before round 1, of these weights without momentum; return its digest."""
+    writer = TensorFileWriter(path, _FORMAT, _stored(shapes))
     for name, shape in shapes.items():
-        flat = weights[name].detach().float().reshape(-1)
+        flat = weight_of(name).float().reshape(-1)
         for piece in pieces(shape):
             report()
-            writer.write(name, piece, flat[piece], torch.zeros(piece.stop - piece.start))
+            writer.write(_WEIGHT + name, piece, flat[piece])
+            writer.write(_MOMENTUM + name, piece, torch.zeros(piece.stop - piece.start))
     return writer.finish()
 
 
@@ -166,7 +128,7 @@ def merge(
     """
     given = sorted(given, key=lambda each: each.trainer)
     total = sum(each.tokens for each in given)
-    writer = _Writer(path, before.shapes)
+    writer = TensorFileWriter(path, _FORMAT, _stored(before.shapes))
     with ExitStack() as stack:
         opened = [stack.enter_context(Contribution(each.path, before.shapes)) for each in given]
         for name, shape in before.shapes.items():
@@ -180,5 +142,6 @@ def merge(
                 step = momentum * optimiser.momentum
                 step += mean
                 step *= optimiser.learning_rate
-                writer.write(name, piece, before.weight(name, piece) - step, momentum)
+                writer.write(_WEIGHT + name, piece, before.weight(name, piece) - step)
+                writer.write(_MOMENTUM + name, piece, momentum)
     return writer.finish()

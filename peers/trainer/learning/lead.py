@@ -31,9 +31,15 @@ from swarm.errors import UserError
 from swarm.jobs.training import Done, EndTraining
 from swarm.world import Job, job_type
 
-LEADS_ONLY = ("finish_save", "record")
-"""Methods that rank 0 does alone, while all ranks may be training: they wait for rank 0's own
-threads. The threads that write states agree on success or failure among all ranks."""
+LEADS_ONLY = frozenset(
+    {
+        *("finish_save", "record"),
+        *("first_state", "check_state", "inspect", "merge", "export_state"),
+    }
+)
+"""Methods that rank 0 does alone, while all ranks may be training. The first two wait for rank 0's
+own threads; the threads that write states agree on success or failure among all ranks. The others
+are of the service of one of several trainers, and compute from files alone."""
 
 ANSWER_SECONDS = 5.0
 """Time after which a question to the store is repeated, so that a wait can be given up."""

@@ -48,12 +48,17 @@ class Scorer(torch.nn.Module):
         self.model = model
 
     def forward(
-        self, rows: Rows, entropy: bool = True, entropy_gradient: bool = False
+        self,
+        rows: Rows,
+        entropy: bool = True,
+        entropy_gradient: bool = False,
+        largest_logit: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(log-probabilities, entropies) of the batch's tokens `rows.index`, fp32 [k] each.
 
         log_softmax(logits / temperature) in fp32, at the rows' temperature. The entropy, in nats,
-        is 0 unless `entropy`; it has a gradient only with `entropy_gradient`.
+        is 0 unless `entropy`; it has a gradient only with `entropy_gradient`. With `largest_logit`
+        the second value is the largest logit instead, with its gradient.
         """
         arguments = attention_arguments(self.model.config._attn_implementation, rows, self._windows)
         hidden = self.model.base_model(
@@ -62,7 +67,7 @@ class Scorer(torch.nn.Module):
         hidden = hidden.flatten(0, 1)[rows.predictor]
         head = self.model.get_output_embeddings()
         size = max(1, (self.logits_max or LOGITS_MAX[hidden.device.type]) // head.weight.shape[0])
-        how = _How(self._described, rows.temperature, entropy, entropy_gradient)
+        how = _How(self._described, rows.temperature, entropy, entropy_gradient, largest_logit)
         score = functools.partial(_score, head.weight, how)
         if len(hidden) > size and torch.is_grad_enabled():
             # The backward pass keeps only hidden states, and computes the logits again.
@@ -81,6 +86,7 @@ class _How:
     temperature: float
     entropy: bool
     entropy_gradient: bool
+    largest_logit: bool
 
 
 def _score(head: Tensor, how: _How, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,6 +100,8 @@ def _score(head: Tensor, how: _How, hidden: Tensor, target: Tensor) -> tuple[Ten
         logits = logits / how.temperature
     log_all = torch.log_softmax(logits, dim=-1)
     log_pi = log_all.gather(-1, target[:, None])[:, 0]
+    if how.largest_logit:
+        return log_pi, logits.amax(dim=-1)
     if not how.entropy:
         return log_pi, torch.zeros_like(log_pi)
     with torch.set_grad_enabled(how.entropy_gradient and torch.is_grad_enabled()):

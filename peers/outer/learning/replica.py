@@ -1,0 +1,275 @@
+"""The inner learner: one trainer's copy of the model, which takes the inner steps of a round.
+
+A round begins from the outer state's weights. The inner optimiser's moments stay with the trainer
+from round to round. The pseudo-gradient is the difference of the weights before and after; what its
+compression left out of the last one is added to it first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from peers.engines.device import find_dtype
+from peers.outer.learning import contribution
+from peers.outer.learning.compression import VALUE_MAX
+from peers.outer.learning.contribution import Header
+from peers.outer.learning.corpus import read_corpus
+from peers.outer.learning.draw import Draw
+from peers.outer.learning.state import StateFile
+from peers.outer.learning.tensor_file import Shapes, TensorFile, TensorFileWriter
+from peers.trainer.learning import states
+from peers.trainer.learning.durable import whole_folder
+from peers.trainer.learning.gradients import clip_gradients
+from peers.trainer.learning.packing import Rows
+from peers.trainer.learning.policy import TrainedPolicy, blank_model
+from peers.trainer.learning.ranks import Ranks
+from peers.trainer.learning.settings import LearnerSettings, learning_rate
+from peers.trainer.learning.sharding import local, rest, whole
+from peers.trainer.learning.stored import slices_of
+from swarm.errors import UserError
+from swarm.jobs.outer import Inner, StartReplica
+from swarm.manifest import Objective, Schedule
+from swarm.world.progress import report
+
+_FEEDBACK = "feedback.safetensors"
+_FEEDBACK_FORMAT = "swarm-outer-feedback-1"
+_OPTIMISER = "optimiser"
+
+MEASURED_SEQUENCES = 64
+"""Sequences of one batch when sequences held back are measured."""
+
+
+@dataclass(frozen=True)
+class InnerStep:
+    """The figures of one inner step."""
+
+    loss: float
+    """Nats per predicted token."""
+    gradient_norm: float
+    learning_rate: float
+    tokens: int
+    """Predicted tokens."""
+    skipped: bool
+    """Whether loss or gradient was not finite, so that the weights did not change."""
+
+
+class Replica:
+    """Holds this rank's part of the model, its optimiser, and the data."""
+
+    def __init__(self, job: StartReplica, ranks: Ranks) -> None:
+        """Load model and data; raises `UserError`."""
+        self._job = job
+        self._ranks = ranks
+        inner: Inner = job.inner
+        self._inner = inner
+        mixed = find_dtype(job.dtype, ranks.device) == torch.bfloat16
+        settings = LearnerSettings(
+            objective=Objective(),
+            schedule=Schedule(),
+            seed=job.seed,
+            optimiser=inner.optimiser,
+            sharding=msgspec.structs.replace(job.sharding, mixed_precision=mixed),
+            attention=None if job.attention == "fastest" else job.attention,
+        )
+        base = Path(job.model)
+        self._corpus = read_corpus(inner, base, job.seed)
+        self._draw = self._divide()
+        self._left: Path | None = None
+        """The folder of the inner state that the moments in memory are those of."""
+        self.policy = TrainedPolicy(blank_model(base, settings, ranks), base, settings, ranks)
+
+    def _divide(self) -> Draw:
+        job, held_back = self._job, self._inner.validation_sequences
+        trainers = sorted(job.trainers) or [job.trainer]
+        if job.trainer not in trainers:
+            raise UserError(
+                f"trainer is {job.trainer}, which is not among the run's {len(trainers)} trainers; "
+                "ask the run's owner to add it"
+            )
+        if held_back >= len(self._corpus):
+            raise UserError(
+                f"validation_sequences is {held_back}, but the data has {len(self._corpus)} "
+                "sequences; hold back fewer"
+            )
+        return Draw(
+            blocks=len(self._corpus) - held_back,
+            seed=job.seed,
+            wanted=job.inner_steps * self._inner.batch_sequences,
+            trainer=trainers.index(job.trainer),
+            trainers=len(trainers),
+        )
+
+    @property
+    def shapes(self) -> Shapes:
+        """Shapes of the trained parameters by name."""
+        trained = self.policy.trained()
+        return {name: tuple(trained[name].shape) for name in sorted(trained)}
+
+    # --- a round -----------------------------------------------------------------------------
+
+    def begin(self, state: StateFile, inner_before: Path | None) -> None:
+        """Take the weights of an outer state, and the inner state of the round before, if any.
+
+        Raises `UserError` if they do not fit the model.
+        """
+        if dict(state.shapes) != dict(self.shapes):
+            raise UserError(f"{state.path} is an outer state of another model than this one")
+        self._assign(state)
+        left, self._left = self._left, None
+        if inner_before is not None and inner_before == left:
+            return  # the moments are still as they were written there
+        self.policy.optimiser.state.clear()
+        if inner_before is not None:
+            folder = inner_before / _OPTIMISER
+            self.policy.make_optimiser_state([*states.shapes(folder), *self._weights()], folder)
+            states.read(folder, self._moments(), self._ranks)
+
+    @torch.no_grad()
+    def _assign(self, state: StateFile) -> None:
+        for name, parameter in self.policy.trained().items():
+            report()
+            local(parameter).copy_(state.part(name, slices_of(parameter)))
+
+    def steps(self, round_: int) -> Iterator[InnerStep]:
+        """Take the inner steps of a round, counted from 1, one at a time."""
+        blocks = iter(self._draw.of_round(round_ - 1))
+        count = self._job.inner_steps
+        for step in range(count):
+            mine = list(itertools.islice(blocks, self._inner.batch_sequences))
+            yield self._step(mine, self._rate((round_ - 1) * count + step))
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(self._inner.optimiser, self._job.rounds * self._job.inner_steps, step)
+
+    def _step(self, blocks: Sequence[int], rate: float) -> InnerStep:
+        tokens = sum(map(self._corpus.predicted, blocks))
+        optimiser = self.policy.optimiser
+        optimiser.zero_grad()
+        total = 0.0
+        for rows in self._passes(blocks):
+            surprise, penalty = self._loss(rows)
+            loss = (surprise + penalty) / tokens
+            # Each rank's loss is its share of the batch's; FSDP averages the gradients.
+            (loss * self._ranks.parts).backward()  # type: ignore[no-untyped-call]
+            total += float(surprise.detach())
+        (total,) = self._ranks.sum([total])
+        norm = float(
+            clip_gradients(self.policy.trained().values(), self._inner.optimiser.gradient_norm_max)
+        )
+        finite = math.isfinite(norm) and math.isfinite(total)
+        if finite:
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            optimiser.step()
+        return InnerStep(total / tokens, norm, rate, tokens, not finite)
+
+    def _passes(self, blocks: Sequence[int]) -> list[Rows]:
+        """The forward passes over this rank's share of some sequences."""
+        share = self._ranks.share([self._corpus.tokens(block) for block in blocks])
+        return self.policy.passes(self._corpus.batch([blocks[index] for index in share]))
+
+    def _loss(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The sums over a pass of the negative log-probabilities and of the max-z-loss."""
+        report()
+        weight = self._inner.z_loss
+        log_pi, largest = self.policy.scorer(
+            rows, entropy=False, largest_logit=bool(weight)
+        )  # fp32 [k] each
+        return -log_pi.sum(), weight * largest.square().sum()
+
+    @torch.no_grad()
+    def measure(self, state: StateFile) -> float | None:
+        """Loss of an outer state on the sequences held back; None if there are none."""
+        held_back = range(self._draw.blocks, len(self._corpus))
+        if not held_back:
+            return None
+        self._assign(state)
+        total, tokens = 0.0, 0
+        for start in held_back[::MEASURED_SEQUENCES]:
+            blocks = list(range(start, min(start + MEASURED_SEQUENCES, held_back.stop)))
+            tokens += sum(map(self._corpus.predicted, blocks))
+            for rows in self._passes(blocks):
+                total += float(self._loss(rows)[0])
+        rest(self.policy.scorer)
+        return self._ranks.sum([total])[0] / tokens
+
+    # --- what a round leaves -----------------------------------------------------------------
+
+    def write(self, state: StateFile, before: Path | None, after: Path, to: Path) -> None:
+        """Write the contribution to the folder `to`, and the inner state to the folder `after`.
+
+        `state` and `before` are those that the round began with. Raises `UserError` if a weight is
+        not finite or has moved too far.
+        """
+        keeps_rest = self._job.compression != "fp32"
+        with whole_folder(to, self._ranks) as folder, whole_folder(after, self._ranks) as aside:
+            states.write(aside / _OPTIMISER, self._moments(), {}, self._ranks)
+            if self._ranks.rank == 0:
+                kept = _Feedback(before, aside, self.shapes) if keeps_rest else None
+                self._write_contribution(state, kept, folder / contribution.FILE)
+            else:
+                for name in self.shapes:
+                    whole(self.policy.trained()[name].detach())
+        self._left = after
+
+    @torch.no_grad()
+    def _write_contribution(self, state: StateFile, kept: _Feedback | None, path: Path) -> None:
+        trained = self.policy.trained()
+        current, full = "", torch.empty(0)
+
+        def piece_of(name: str, piece: slice) -> tuple[Tensor, Tensor]:
+            nonlocal current, full
+            if name != current:
+                current, full = name, whole(trained[name].detach()).cpu().reshape(-1)
+            base = state.weight(name, piece)
+            values = base - full[piece]
+            if kept is not None:
+                values += kept.before(name, piece)
+            largest = float(values.abs().max())
+            if not largest <= VALUE_MAX:  # nor NaN
+                raise UserError(
+                    f"the inner steps moved a weight of {name} by {largest:g}; the most is "
+                    f"{VALUE_MAX:g}: lower the learning rate"
+                )
+            return values, base
+
+        header = Header(self._job.compression, list(self.shapes.items()))
+        keep: Callable[[str, slice, Tensor], None] = kept.keep if kept else lambda *_: None
+        contribution.write(path, header, piece_of, keep)
+        if kept is not None:
+            kept.finish()
+
+    def _moments(self) -> dict[str, Tensor]:
+        weights = set(self._weights())
+        return {name: each for name, each in self.policy.state().items() if name not in weights}
+
+    def _weights(self) -> list[str]:
+        return [f"model.{name}" for name in self.policy.trained()]
+
+
+class _Feedback:
+    """What compression left out of the pseudo-gradients so far."""
+
+    def __init__(self, before: Path | None, after: Path, shapes: Shapes) -> None:
+        """`before` and `after`: folders of the inner state."""
+        self._before = TensorFile(before / _FEEDBACK, _FEEDBACK_FORMAT) if before else None
+        self._after = TensorFileWriter(after / _FEEDBACK, _FEEDBACK_FORMAT, shapes)
+
+    def before(self, name: str, piece: slice) -> Tensor:
+        if self._before is None:
+            return torch.zeros(piece.stop - piece.start)
+        return self._before.piece(name, piece)
+
+    def keep(self, name: str, piece: slice, rest: Tensor) -> None:
+        self._after.write(name, piece, rest)
+
+    def finish(self) -> None:
+        self._after.finish()

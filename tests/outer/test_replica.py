@@ -1,0 +1,287 @@
+"""The inner learner and its service: data, steps, rounds, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.engines.demo import make_policy
+from peers.engines.model import load, read_weights
+from peers.outer.learning import contribution, state
+from peers.outer.learning.draw import Draw, Permutation
+from peers.outer.learning.service import ReplicaService
+from swarm.errors import UserError
+from swarm.jobs.outer import (
+    CheckState,
+    Contributed,
+    ExportState,
+    FirstState,
+    Inner,
+    InspectContribution,
+    MeasureState,
+    MergeRound,
+    RoundTrained,
+    StartReplica,
+    TrainRound,
+)
+from swarm.manifest import Optimiser
+
+TEXT = "\n".join(f"the {n % 10} small birds sing {n * 3 % 10} songs." for n in range(60))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base") / "policy"
+    make_policy(folder, seed=3)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    (tmp_path / "birds.txt").write_text(TEXT)
+    return tmp_path / "birds.txt"
+
+
+def job_of(base: Path, *data: Path, **changes: Any) -> StartReplica:
+    inner: dict[str, Any] = {
+        "data": [str(each) for each in data],
+        "sequence_tokens": 33,
+        "batch_sequences": 4,
+        "optimiser": Optimiser(learning_rate=3e-3, warmup_steps=1, gradient_norm_max=1.0),
+    }
+    inner |= {name: changes.pop(name) for name in list(changes) if name in Inner.__struct_fields__}
+    fields: dict[str, Any] = {
+        "trainer": "a",
+        "seed": 1,
+        "inner_steps": 3,
+        "rounds": 4,
+        "compression": "int8",
+    }
+    return StartReplica(model=str(base), inner=Inner(**inner), **(fields | changes))
+
+
+class Trainer:
+    """A service and its folders."""
+
+    def __init__(self, folder: Path, job: StartReplica) -> None:
+        self.folder, self.job = folder, job
+        self.service = ReplicaService()
+        self.started = trio.run(self.service.start, job)
+        self.first = trio.run(self.service.first_state, FirstState(folder=self.path("state-0")))
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def train(self, round_: int) -> RoundTrained:
+        before = self.path(f"inner-{round_ - 1}") if round_ > 1 else ""
+        job = TrainRound(
+            round=round_,
+            state=self.path(f"state-{round_ - 1}"),
+            inner_before=before,
+            inner_after=self.path(f"inner-{round_}"),
+            contribution=self.path(f"contribution-{round_}"),
+        )
+        return trio.run(self.service.train, job)
+
+    def merge(self, round_: int, given: list[Contributed]) -> Any:
+        job = MergeRound(
+            state=self.path(f"state-{round_ - 1}"),
+            contributions=given,
+            momentum=0.9,
+            learning_rate=0.7,
+            folder=self.path(f"state-{round_}"),
+        )
+        return trio.run(self.service.merge, job)
+
+    def own(self, round_: int, tokens: int) -> Contributed:
+        folder = self.path(f"contribution-{round_}")
+        return Contributed(trainer=self.job.trainer, folder=folder, tokens=tokens)
+
+    def loss(self, round_: int) -> float:
+        found = trio.run(self.service.measure, MeasureState(state=self.path(f"state-{round_}")))
+        assert found.loss is not None
+        return found.loss
+
+
+# --- the draw of blocks ----------------------------------------------------------------------
+
+
+@given(st.integers(1, 300), st.binary(max_size=4))
+def test_a_permutation_has_every_index_once(count: int, key: bytes) -> None:
+    assert sorted(Permutation(count, key)) == list(range(count))
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 4), st.integers(0, 20))
+def test_no_two_trainers_see_the_same_block(
+    blocks: int, wanted: int, trainers: int, round_: int
+) -> None:
+    if blocks < trainers:
+        with pytest.raises(UserError, match=f"{blocks} sequences to train on, for {trainers}"):
+            Draw(blocks, 0, wanted, 0, trainers)
+        return
+    drawn = [Draw(blocks, 0, wanted, each, trainers).of_round(round_) for each in range(trainers)]
+    assert all(len(each) == wanted for each in drawn)
+    distinct = [set(each) for each in drawn]
+    assert len(set().union(*distinct)) == sum(map(len, distinct))
+
+
+def test_an_epoch_sees_each_block_once() -> None:
+    seen: Counter[int] = Counter()
+    for round_ in range(5):
+        for trainer in range(2):
+            seen.update(Draw(40, 7, 4, trainer, 2).of_round(round_))
+    assert seen == dict.fromkeys(range(40), 1)
+
+
+# --- rounds ----------------------------------------------------------------------------------
+
+
+def test_two_trainers_agree_to_the_bit_and_learn(base: Path, text: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"trainers": ("a", "b"), "validation_sequences": 2, "z_loss": 1e-4}
+    pair = [Trainer(tmp_path / name, job_of(base, text, trainer=name, **settings)) for name in "ab"]
+    assert pair[0].first == pair[1].first
+    for round_ in (1, 2):
+        given_ = []
+        for each in pair:
+            trained = each.train(round_)
+            assert trained.tokens == 3 * 4 * 32
+            given_.append(each.own(round_, trained.tokens))
+            size = (Path(given_[-1].folder) / contribution.FILE).stat().st_size
+            assert each.started.parameters * 0.5 < size <= each.started.contribution_bytes_max
+        merged = [each.merge(round_, given_) for each in (pair[0], pair[1])]
+        assert merged[0] == merged[1] and not merged[0].left_out
+        given_.reverse()
+    checked = trio.run(pair[0].service.check_state, CheckState(folder=pair[1].path("state-2")))
+    assert (checked.digest, checked.problem) == (merged[0].digest, "")
+    assert pair[0].loss(2) == pytest.approx(pair[1].loss(2))
+    assert pair[0].loss(2) < pair[0].loss(0) - 0.3
+    folder = tmp_path / "policy"
+    trio.run(
+        pair[0].service.export_state, ExportState(state=pair[0].path("state-2"), folder=str(folder))
+    )
+    load(folder)
+    outer = state.StateFile(Path(pair[0].path("state-2")) / state.FILE)
+    for name, value in read_weights(folder).items():
+        assert torch.equal(value.reshape(-1), outer.weight(name))
+
+
+def test_a_resumed_trainer_computes_the_same_bits(base: Path, text: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, job_of(base, text, compression="sparse"))
+    trainer.merge(1, [trainer.own(1, trainer.train(1).tokens)])
+    trainer.train(2)
+    made = Path(trainer.path("contribution-2")) / contribution.FILE
+    uninterrupted = made.read_bytes()
+    again = Trainer(tmp_path, trainer.job)
+    again.train(2)
+    assert made.read_bytes() == uninterrupted
+    trainer.train(2)  # repeated by the process that has gone on
+    assert made.read_bytes() == uninterrupted
+
+
+def test_one_trainer_that_keeps_its_weights_trains_as_if_alone(
+    base: Path, text: Path, tmp_path: Path
+) -> None:
+    """Outer learning rate 1 without momentum: rounds change nothing but the rounding."""
+    one = Trainer(tmp_path / "one", job_of(base, text, inner_steps=4, compression="fp32"))
+    two = Trainer(tmp_path / "two", job_of(base, text, inner_steps=2, compression="fp32", rounds=8))
+    found = []
+    for trainer, rounds in ((one, 1), (two, 2)):
+        for round_ in range(1, rounds + 1):
+            given_ = [trainer.own(round_, trainer.train(round_).tokens)]
+            job = MergeRound(
+                state=trainer.path(f"state-{round_ - 1}"),
+                contributions=given_,
+                momentum=0.0,
+                learning_rate=1.0,
+                folder=trainer.path(f"state-{round_}"),
+            )
+            trio.run(trainer.service.merge, job)
+        found.append(state.StateFile(Path(trainer.path(f"state-{rounds}")) / state.FILE))
+    # The draw of blocks is the same: 60 lines hold more blocks than four steps want.
+    for name in found[0].shapes:
+        torch.testing.assert_close(found[0].weight(name), found[1].weight(name), atol=2e-5, rtol=0)
+
+
+def test_what_is_refused_is_left_out(base: Path, text: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, job_of(base, text))
+    own = trainer.own(1, trainer.train(1).tokens)
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / contribution.FILE).write_bytes(b"no")
+    inspected = trio.run(trainer.service.inspect, InspectContribution(contribution=str(bad)))
+    assert inspected.problem == "the file is no contribution of this version"
+    alone = trainer.merge(1, [own])
+    merged = trainer.merge(1, [Contributed(trainer="0", folder=str(bad), tokens=9), own])
+    assert merged.digest == alone.digest
+    assert [(each.trainer, each.problem) for each in merged.left_out] == [("0", inspected.problem)]
+    assert trainer.merge(1, [Contributed(trainer="0", folder=str(bad), tokens=9)]).digest == (
+        trainer.first.digest
+    )
+    checked = trio.run(trainer.service.check_state, CheckState(folder=str(bad)))
+    assert "cannot be read" in checked.problem
+
+
+# --- data ------------------------------------------------------------------------------------
+
+
+def test_rows_and_examples_are_read_as_well(base: Path, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"row {n} of text that is long enough"}) for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    rows = Trainer(tmp_path / "rows", job_of(base, tmp_path / "rows.jsonl"))
+    assert rows.train(1).tokens == 3 * 4 * 32
+    examples = [json.dumps({"prompt": f"{n:02}>", "answer": f"{n % 7}"}) for n in range(20)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(examples))
+    sft = Trainer(tmp_path / "sft", job_of(base, tmp_path / "pairs.jsonl", objective="sft"))
+    assert sft.train(1).tokens == 3 * 4 * 2  # a digit and the end
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data": []}, "data is empty; name at least one file"),
+        ({"data": ["x.csv"]}, "data names x.csv, which is no .txt, .md, .parquet"),
+        ({"data": ["none.txt"]}, "none.txt is not on this machine"),
+        ({"sequence_tokens": 66}, "sequence_tokens is 66; the model takes 64 tokens"),
+        ({"inner_steps": 0}, "inner_steps is 0; it must be at least 1"),
+        ({"trainers": ("b",)}, "trainer is a, which is not among the run's 1 trainers"),
+        ({"validation_sequences": 999}, "validation_sequences is 999, but the data has"),
+    ],
+)
+def test_wrong_settings_are_named(
+    base: Path, text: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    job = job_of(base, text, **changes)
+    with pytest.raises(UserError, match=sentence):
+        trio.run(ReplicaService().start, job)
+
+
+def test_wrong_data_are_named(base: Path, tmp_path: Path) -> None:
+    for name, raw, sentence in (
+        ("few.txt", b"short", "data has 6 tokens; a sequence takes 33"),
+        ("none.txt", b"", "data has no text in"),
+        ("latin.txt", b"\xff\xfe", "it is not UTF-8"),
+        ("rows.jsonl", b'{"text": 5}', "row 0 has the text 5; it must be text"),
+        ("other.jsonl", b'{"body": "x"}', "pre-training names the column 'text'"),
+    ):
+        (tmp_path / name).write_bytes(raw)
+        with pytest.raises(UserError, match=sentence):
+            trio.run(ReplicaService().start, job_of(base, tmp_path / name))
+
+
+def test_weights_that_ran_away_are_no_contribution(base: Path, text: Path, tmp_path: Path) -> None:
+    job = job_of(base, text)
+    optimiser = msgspec.structs.replace(job.inner.optimiser, learning_rate=1e3)
+    wild = msgspec.structs.replace(job.inner, optimiser=optimiser)
+    trainer = Trainer(tmp_path, msgspec.structs.replace(job, inner=wild))
+    with pytest.raises(UserError, match="lower the learning rate"):
+        trainer.train(1)
+    assert not Path(trainer.path("contribution-1")).exists()
