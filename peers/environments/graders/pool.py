@@ -33,7 +33,7 @@ END_SECONDS = 5.0
 """Wall time for a process to end once it has closed its connection."""
 MEMORY_BYTES = 512 << 20
 """Memory of a process beyond its libraries."""
-REQUESTS_PER_PROCESS = 2000
+REQUESTS_PER_PROCESS = 20_000
 """Then a process is replaced, because libraries keep what they computed."""
 LAST_WORDS = 300
 """Characters of a dead process's stderr in an error."""
