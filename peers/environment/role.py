@@ -8,7 +8,7 @@ again. The environments' code runs in child processes (`pool`), never here.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -17,10 +17,11 @@ import pydantic
 import trio
 
 from peers.environment.pool import CallFailed, Pool, TooBusy
+from peers.environment.turns import SignedTurns
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import SwarmError, UserError
 from swarm.events import Rationed
-from swarm.gossip.topics import RUN
+from swarm.gossip.topics import RUN, WORK
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.environment import (
     DrawPrompt,
@@ -31,11 +32,12 @@ from swarm.jobs.environment import (
     PlayTurn,
 )
 from swarm.jobs.inference import Probe
+from swarm.manifest import EnvironmentReference
 from swarm.messages import Admission, Message, StepOrder
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
 from swarm.rates import TokenBuckets
-from swarm.rollouts.seeds import environment_of_group, nonce_of
+from swarm.rollouts.seeds import environment_of_group, nonce_of, rendezvous
 from swarm.rollouts.signed_turns import BadTurn, has_room, open_turn
 from swarm.run.admission import check_admission, is_worker
 from swarm.run.curriculum import environments_of
@@ -61,13 +63,12 @@ ORDERS_KEPT = 64
 ORDER_WAIT_SECONDS = 3.0
 """Time to wait for a step order that the asking peer may have received first."""
 
-TURNS_KEPT = 4096
-"""Signed turns remembered, so that a repeated request gets the same answer, even of an environment
-that is not deterministic."""
-
 ATTEMPTS_MAX = 2
 """Failed calls over one episode. Then the episode is over, or its prompt cannot be rendered, or its
 grade cannot be known."""
+
+FAILURES_KEPT = 4096
+"""Episodes whose failed calls are counted."""
 
 WORKERS_REMEMBERED_MAX = 4096
 """Workers whose requests are counted."""
@@ -107,14 +108,14 @@ class _Refused(SwarmError):
 class EnvironmentRole:
     """Serves environments. Must run on a peer that the manifest names in `environment_peers`."""
 
-    topics: ClassVar[tuple[str, ...]] = (RUN,)
+    topics: ClassVar[tuple[str, ...]] = (RUN, WORK)  # the presence of other peers
     Settings: ClassVar[type[EnvironmentSettings]] = EnvironmentSettings
 
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer
         self._run = peer.run
         self._node = peer.node
-        peer.trusted_part("environment")
+        self._registrar = peer.trusted_part("environment").registrar
         self._settings = settings = peer.node.settings.of("environment", EnvironmentSettings)
         self._pool = Pool(
             peer.node,
@@ -127,8 +128,7 @@ class EnvironmentRole:
         self._orders: dict[tuple[int, int], StepOrder] = {}
         rate = settings.requests_per_second
         self._rates = TokenBuckets(rate, rate * BURST_SECONDS, WORKERS_REMEMBERED_MAX)
-        self._turns: OrderedDict[tuple[bytes, int, int, int, bytes], Envelope] = OrderedDict()
-        """The last turns, by seed, group, sample, index and the hash of the tokens before."""
+        self._signed = SignedTurns(peer.node.disk)
         self._failures: Counter[tuple[str, bytes, int, int]] = Counter()
         """Calls that failed, by kind (`prompt`, `turn` or `grade`) and episode."""
         self._dropped = Rationed(peer.node.events)
@@ -157,6 +157,13 @@ class EnvironmentRole:
         """Serve until cancelled. Raises `UserError` for an environment that this machine lacks or
         renders otherwise than the run's owner."""
         served = [each for each in self._run.manifest.environments if each.where == "served"]
+        await self._signed.open()
+        try:
+            await self._serve(served)
+        finally:
+            self._signed.close()
+
+    async def _serve(self, served: list[EnvironmentReference]) -> None:
         self._peer.status.doing = "waiting for a policy"
         envelope = await self._peer.order.wait_until(lambda order: order is not None)
         assert envelope is not None
@@ -223,17 +230,19 @@ class EnvironmentRole:
         if not has_room(segments[1::2], order.sampling.max_new_tokens):
             raise _Refused("the episode is over: it is as long as the run allows")
         seed, before = order.seed(), [token for segment in segments for token in segment]
-        key = (seed, request.group, request.sample, len(segments) // 2, tokens_digest(before))
-        known = self._turns.get(key)
-        if known is not None:
-            return known
         turn = Turn(
             seed=seed,
             group=request.group,
             sample=request.sample,
             index=len(segments) // 2,
-            before=key[-1],
+            before=tokens_digest(before),
         )
+        known = self._signed.find(turn)
+        if known is not None:
+            return known
+        found = self._orders[request.lineage, request.step]
+        if segments:
+            self._check_is_in_charge(found, seed)
         try:
             if not segments:
                 turn = await self._prompt(order, turn)
@@ -246,10 +255,22 @@ class EnvironmentRole:
         except (CallFailed, ChildError) as error:
             turn = self._after_failure(turn, error)
         signed = await self._peer.seal(turn, STATE_LIFETIME_SECONDS)
-        self._turns[key] = signed
-        if len(self._turns) > TURNS_KEPT:
-            self._turns.popitem(last=False)
-        return signed
+        newest = self._peer.step_order() or found
+        oldest = (newest.lineage, newest.step - self._run.max_staleness)
+        return await self._signed.keep(signed, (found.lineage, found.step), oldest)
+
+    def _check_is_in_charge(self, order: StepOrder, seed: bytes) -> None:
+        """Raise `_Refused` while an environment peer lives that ranks before this one.
+
+        If several answered, a worker could choose among the answers of an environment that is not
+        deterministic. Prompts are: the hash of the probe tasks covers them.
+        """
+        for peer in rendezvous(self._run.environment_peers(order), seed):
+            if peer == self._peer.peer_id:
+                return
+            if not self._registrar.is_silent(peer):
+                reason = f"environment peer {peer} is there, and answers this submission's episodes"
+                raise _Refused(reason, later=True)
 
     def _after_failure(self, turn: Turn, error: CallFailed | ChildError) -> Turn:
         """The failed turn after a call that failed; raises `_Refused` if the worker may ask again.
@@ -269,7 +290,7 @@ class EnvironmentRole:
 
     def _count_failure(self, key: tuple[str, bytes, int, int], error: SwarmError) -> None:
         """Count a failed call; raises `_Refused` until the last attempt has failed."""
-        if len(self._failures) > TURNS_KEPT:
+        if len(self._failures) > FAILURES_KEPT:
             self._failures.clear()
         self._failures[key] += 1
         if self._failures[key] < ATTEMPTS_MAX:
@@ -381,7 +402,9 @@ class EnvironmentRole:
         if found is None or manifest is None:
             raise _Refused("no such step is known here yet", later=True)
         newest = self._peer.step_order()
-        if newest is not None and newest.step - found.step > self._run.max_staleness:
+        if newest is not None and (
+            found.lineage < newest.lineage or newest.step - found.step > self._run.max_staleness
+        ):
             raise _Refused("that step is too old to be trained on")
         sampling = manifest.sampling
         order = SubmissionOrder(

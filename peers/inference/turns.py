@@ -207,13 +207,10 @@ class ServedTurns:
         """Environment peers in the order in which a submission asks them; raises `Unwanted` if
         none is left.
 
-        Validators accept the turns of those that the step's version of the manifest names; the
-        newest version may have removed some of them.
+        After the prompt, the first that lives answers.
         """
         now, order = self._peer.node.world.now(), pending.order
-        manifest = self._run.manifest_of(order)
-        named = manifest.environment_ids() if manifest is not None else []
-        left = [name for name in named if self._run.manifest.is_environment_peer(name)]
+        left = self._run.environment_peers(order)
         if not left:
             raise Unwanted(
                 f"the run's owner has removed all environment peers that step {order.step} may use"

@@ -39,7 +39,7 @@ class EnvironmentModel:
         workload, turn = self._setting.workload, len(job.segments) // 2
         if turn > workload.turns:
             return environment.Played(tokens=[])
-        key = (job.group, job.sample, turn)
+        key = (job.group, job.sample, turn, *([trio.current_time()] if workload.is_random else []))
         return environment.Played(
             tokens=tokens_of(workload.observation_tokens, job.order.seed(), "turn", *key)
         )

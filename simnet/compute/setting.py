@@ -54,6 +54,8 @@ class Workload:
     """Tokens of a served environment's prompt."""
     observation_tokens: int = 64
     """Tokens of each of its turns."""
+    is_random: bool = False
+    """Whether these turns are others whenever they are played again."""
     reward_start: float = 0.2
     reward_gain: float = 0.02
     """Probability that a completion is right: `reward_start`, plus this much per policy."""

@@ -103,8 +103,8 @@ class Members:
         first."""
         self._named_last = ""
         """Last peer in the newest digest; empty if the digest named all."""
-        self._digested = self._world.now()
-        """Time of the newest digest."""
+        self._digested = self._began = self._world.now()
+        """Time of the newest digest, and of the beginning."""
         self.digest_seconds = PRESENCE_SECONDS
         """Seconds from the newest digest to the next."""
 
@@ -181,6 +181,18 @@ class Members:
                         entry, age_seconds=age, standing=self._stand(entry.peer, age)
                     )
         return [freshest[peer] for peer in sorted(freshest)]
+
+    def silent_seconds(self, peer: str) -> float:
+        """Seconds since any trusted peer heard from a peer, or since this process began."""
+        heard = [
+            received - entry.age_seconds
+            for entry, received in (
+                reports[peer] for reports in self._reports.values() if peer in reports
+            )
+        ]
+        if peer in self.own:
+            heard.append(self.own[peer].heard)
+        return self._world.now() - max(heard, default=self._began)
 
     def next_digest(self, me: Heartbeat) -> Presence:
         """Make a digest of this peer and as many members as fit: newcomers, then the others in

@@ -42,7 +42,14 @@ from swarm.run.admission import (
     is_worker,
 )
 from swarm.run.invites import InviteBook, invite_problem
-from swarm.run.members import GONE_SECONDS, PRESENCE_SECONDS, Lease, Member, Members
+from swarm.run.members import (
+    GONE_SECONDS,
+    PRESENCE_SECONDS,
+    SUSPECTED_SECONDS,
+    Lease,
+    Member,
+    Members,
+)
 from swarm.run.run import Run
 from swarm.world import World
 
@@ -145,6 +152,10 @@ class Registrar:
             for entry in self.present()
             if entry.standing == "live" and is_worker(entry.heartbeat.roles)
         ]
+
+    def is_silent(self, peer: str) -> bool:
+        """Whether no trusted peer has heard from a peer for as long as makes it suspected."""
+        return self._members.silent_seconds(peer) >= SUSPECTED_SECONDS
 
     def is_helper(self, peer: str) -> bool:
         """Whether a peer's lease, as far as it is known here, is no worker's."""

@@ -194,6 +194,12 @@ class Run:
         """Whether a peer is the owner, or one that the newest version names."""
         return peer == self.owner or peer in self.manifest.trusted_ids()
 
+    def environment_peers(self, order: StepOrder) -> list[str]:
+        """The environment peers that a step's version names and the newest has not removed."""
+        manifest = self.manifest_of(order)
+        named = manifest.environment_ids() if manifest is not None else []
+        return [peer for peer in named if self.manifest.is_environment_peer(peer)]
+
     def clock_off(self, peer: str) -> float:
         """Return the seconds by which a trusted peer's clock differs; 0 for a small difference."""
         return self.clocks_off.get(peer, 0.0)

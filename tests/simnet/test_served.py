@@ -21,7 +21,8 @@ from swarm.events import Event
 from swarm.identity import PeerId
 from swarm.jobs import SubmissionOrder
 from swarm.messages import Admission, StepOrder
-from swarm.rollouts.seeds import nonce_of
+from swarm.rollouts.seeds import nonce_of, rendezvous
+from swarm.turns import unpack
 
 STEPS = 2
 EVICTED = "membership.peer_evicted"
@@ -164,18 +165,19 @@ def test_an_episode_whose_grade_hangs_is_not_gradable() -> None:
 
 def test_a_restarted_environment_peer_serves_a_step_that_it_has_not_heard_of() -> None:
     """The newest order reaches it; that of an older step stands beside the request. An episode that
-    is over gets no turn."""
+    is over gets no turn, and one that is not always the same: no worker can choose."""
 
     async def main() -> None:
-        simulation = Simulation(7, workload=Workload(model_bytes=3_000_000, turns=1))
+        workload = Workload(model_bytes=3_000_000, turns=1, is_random=True)
+        simulation = Simulation(7, workload=workload)
         async with simulation.running():
             await start_bootstrap(
                 simulation, trainers=["trainer"], validators=["v0"], steps=4, groups_per_step=8,
-                max_new_tokens=256, environments=[SERVED], environment_peers=["e0"],
+                max_new_tokens=256, environments=[SERVED], environment_peers=["e0", "e1"],
             )  # fmt: skip
             for name, role in (
                 ("v0", "validator"), ("trainer", "trainer"), ("e0", "environment"),
-                ("w0", "inference"),
+                ("e1", "environment"), ("w0", "inference"),
             ):  # fmt: skip
                 await simulation.add(Plan(name, [role])).start()
             assert await simulation.meet(
@@ -189,8 +191,6 @@ def test_a_restarted_environment_peer_serves_a_step_that_it_has_not_heard_of() -
                 "trainer.step_trained", ["trainer"], lambda event: event.fields["step"] >= 1
             )
             assert await simulation.meet(trained, 600.0)
-            await simulation.peers["e0"].kill()
-            await simulation.peers["e0"].start_again()
             order, manifest = old.expect(StepOrder), worker.run.manifest
             entry = admission.expect(Admission).entry
             asked = SubmissionOrder(
@@ -207,17 +207,42 @@ def test_a_restarted_environment_peer_serves_a_step_that_it_has_not_heard_of() -
             pending = PendingSubmission(
                 order=order, envelope=old, asked=asked, entry=entry, since=0.0
             )
-            with trio.fail_after(30.0):
-                served = ServedTurns(worker)
+            names = {str(simulation.identity(name).peer_id): name for name in ("e0", "e1")}
+            in_charge, other = rendezvous(list(names), asked.seed())
+            first = simulation.peers[names[in_charge]]
+            served = ServedTurns(worker)
+
+            async def ask(peer: str, written: int = 255) -> list[int]:
+                segments = [prompt.tokens, [1] * written]
+                episode = _Episode(pending, prompt.group, 0, segments)
+                return unpack((await served._request(PeerId(peer), episode))[1].tokens)
+
+            await first.kill()
+            await first.start_again()
+            await trio.sleep(20.0)
+            with trio.fail_after(60.0):
                 prompt = (await served.prompts(pending))[0]
-                peer = PeerId(manifest.environment_ids()[0])
-                for written, is_answered in ((255, True), (256, False)):
-                    segments = [prompt.tokens, [1] * written]
-                    asking = served._request(peer, _Episode(pending, prompt.group, 0, segments))
-                    if is_answered:
-                        assert (await asking)[1].tokens
-                        continue
-                    with pytest.raises(PeerError, match="over: it is as long as the run allows"):
-                        await asking
+                both: list[list[int]] = []
+
+                async def note() -> None:
+                    both.append(await ask(in_charge))
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(note)
+                    await trio.sleep(0.01)
+                    nursery.start_soon(note)
+                given = both[0]
+                assert both == [given, given], "both children play it at once"
+                with pytest.raises(PeerError, match="over: it is as long as the run allows"):
+                    await ask(in_charge, 256)
+                assert await ask(in_charge) == given
+                with pytest.raises(PeerError, match=f"{in_charge} is there, and answers"):
+                    await ask(other)
+            await first.kill()
+            await trio.sleep(40.0)
+            assert await ask(other) != given, "a dead peer is taken over"
+            await first.start_again()
+            await trio.sleep(20.0)
+            assert await ask(in_charge) == given, "it knows what it has signed"
 
     run_virtual(main, seed=7)
