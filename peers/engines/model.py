@@ -149,9 +149,17 @@ class StoredTensors:
         return len(self._files)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, file in self._files.items():
-            tensor = file.get_tensor(name)
-            yield name, tensor if self._adapter is None else self._adapter.merged(name, tensor)
+        for name in self._files:
+            yield name, self.read(name)
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, in its stored dtype."""
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor if self._adapter is None else self._adapter.merged(name, tensor)
+
+    def dtype_name(self, name: str) -> str:
+        """A tensor's dtype as the file names it, such as `BF16`."""
+        return str(self._files[name].get_slice(name).get_dtype())
 
 
 def _check_whole(folder: Path) -> None:

@@ -1,4 +1,7 @@
-"""`swarm checkpoint`: checkpoints as files, on mirrors, and from a run's peers."""
+"""`swarm checkpoint`: checkpoints as files, on mirrors, and from a run's peers.
+
+The command `merge` imports torch, and only it: lazily.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarm.app.exit import exits
+from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson, WhichRun
 from swarm.app.output import print_json
@@ -20,7 +24,9 @@ from swarm.untrusted import printable
 if TYPE_CHECKING:
     from swarm.shardcast.held import Held
 
-app = typer.Typer(help="Put checkpoints on mirrors, fetch them, verify them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Put checkpoints on mirrors, fetch them, verify them, merge them.", no_args_is_help=True
+)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of a checkpoint (Hugging Face layout).")]
 RunName = Annotated[
@@ -233,6 +239,54 @@ def _digest(text: str | None) -> bytes | None:
     if len(digest) != 32:
         raise UserError(f"--manifest {text!r} is not 64 hexadecimal digits")
     return digest
+
+
+@app.command("merge")
+@exits
+def merge_command(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Checkpoints to merge; an adapter counts with its base.")
+    ],
+    out: Annotated[Path, typer.Option(help="New folder for the result.")],
+    method: Annotated[
+        str, typer.Option(help="linear: mean; slerp: along the arc between two; ties: see --base.")
+    ] = "linear",
+    weight: Annotated[
+        list[float] | None,
+        typer.Option(help="Weight of a checkpoint; once for each, in order. Default: all equal."),
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="ties: the checkpoint that the others were trained from."),
+    ] = None,
+    density: Annotated[
+        float, typer.Option(help="ties: share of each checkpoint's largest changes that stays.")
+    ] = 0.2,
+    scale: Annotated[float, typer.Option(help="ties: factor of the merged change.")] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Merge checkpoints of one architecture and tokenizer, tensor by tensor.
+
+    Memory holds one tensor of each. The same command resumes an interrupted merge, file by file.
+    """
+    require_extra("infer", "swarm checkpoint merge")
+    from peers.merging.merge import Recipe, merge
+    from swarm.app.progress import progress_bar
+
+    recipe = Recipe(
+        folders=folders,
+        method=method,
+        weights=weight or (),
+        base=base,
+        density=density,
+        scale=scale,
+    )
+    with progress_bar("merging") as progress:
+        merged = merge(recipe, out, progress)
+    if as_json:
+        print_json({"folder": str(out), "parameters": merged.parameters, "bytes": merged.bytes})
+    else:
+        print(f"{out}: {method} merge, {merged.parameters:,} parameters, {merged.bytes:,} bytes")
 
 
 @app.command("verify")

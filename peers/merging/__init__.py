@@ -1,0 +1,1 @@
+"""Merging checkpoints of one architecture into one: `swarm checkpoint merge`."""

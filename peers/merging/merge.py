@@ -1,0 +1,305 @@
+"""Merge checkpoints tensor by tensor: memory holds one tensor of each checkpoint.
+
+The result has the files of the first checkpoint, its dtypes and its tokenizer. It is written to a
+folder beside the final one, file by file, so that the same merge resumes after an interruption.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors
+import torch
+from torch import Tensor
+
+from peers.engines.adapter_config import base_of, is_adapter
+from peers.engines.architecture import describe
+from peers.engines.config import read_supported_config
+from peers.engines.model import StoredTensors, weight_files
+from peers.engines.tokenizer import check_tokenizer, copy_tokenizer
+from peers.merging import methods
+from swarm.errors import UserError
+
+METHODS = ("linear", "slerp", "ties")
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Types of numbers by their names in safetensors files."""
+
+RECIPE_FILE = "merge.json"
+"""What was merged and how, in the folder of the result."""
+
+INDEX_FILE = "model.safetensors.index.json"
+
+_UNCOMPARED = ("truncation", "padding", "version")
+"""Parts of tokenizer.json that change no token's meaning."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to merge, and how."""
+
+    folders: Sequence[Path]
+    method: str = "linear"
+    weights: Sequence[float] = ()
+    """One per folder; empty: all equal."""
+    base: Path | None = None
+    """What the checkpoints were trained from; for `ties`."""
+    density: float = 0.2
+    """Share of each checkpoint's differences that stays; for `ties`."""
+    scale: float = 1.0
+    """Factor of the merged difference; for `ties`."""
+
+    @property
+    def all_folders(self) -> list[Path]:
+        return [*self.folders, *([self.base] if self.base is not None else [])]
+
+    def apply(self, tensors: list[Tensor]) -> Tensor:
+        """Merge one tensor of each of `all_folders`."""
+        weights = self.weights or [1.0] * len(self.folders)
+        if self.method == "linear":
+            return methods.linear(tensors, weights)
+        if self.method == "slerp":
+            return methods.slerp(tensors[0], tensors[1], weights)
+        return methods.ties(tensors[-1], tensors[:-1], weights, self.density, self.scale)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The result of a merge."""
+
+    parameters: int
+    bytes: int
+
+
+def merge(recipe: Recipe, out: Path, progress: Callable[[int, int], None]) -> Merged:
+    """Merge checkpoints into the new folder `out`; raises `UserError`.
+
+    `progress` gets the bytes written and their total.
+    """
+    check(recipe, out)
+    stored = [StoredTensors(folder, _is_used(folder)) for folder in recipe.all_folders]
+    _check_alike(recipe.all_folders, stored)
+    first = stored[0]
+    plan: dict[str, list[str]] = {}
+    for path in weight_files(recipe.folders[0]):
+        with safetensors.safe_open(path, framework="pt") as file:
+            plan[path.name] = [name for name in file.keys() if name in first.shapes]  # noqa: SIM118
+    total = sum(_size(first, name) for names in plan.values() for name in names)
+    aside = out.with_name(out.name + ".partial")
+    _check_room(out, total)
+    _begin(aside, recipe)
+    try:
+        _write_files(aside, plan, recipe, stored, lambda done: progress(done, total))
+    except UserError:
+        shutil.rmtree(aside)
+        raise
+    whole = base_of(recipe.folders[0])
+    shutil.copyfile(whole / "config.json", aside / "config.json")
+    if len(plan) > 1:
+        index = {"metadata": {}, "weight_map": {name: at for at in plan for name in plan[at]}}
+        (aside / INDEX_FILE).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    copy_tokenizer(whole, aside)
+    aside.rename(out)
+    return Merged(sum(map(prod, first.shapes.values())), total)
+
+
+def check(recipe: Recipe, out: Path) -> None:
+    """Raise `UserError` for options that do not go together."""
+    count = len(recipe.folders)
+    if recipe.method not in METHODS:
+        raise UserError(f"--method is {recipe.method!r}; it must be one of {', '.join(METHODS)}")
+    if count < 2 and not (count == 1 and is_adapter(recipe.folders[0])):
+        raise UserError(
+            f"{count} checkpoint is given; name two or more to merge, or a single adapter, which "
+            "is merged into its base"
+        )
+    if recipe.method == "slerp" and count != 2:
+        raise UserError(f"--method slerp merges two checkpoints, not {count}; use linear or ties")
+    if (recipe.method == "ties") != (recipe.base is not None):
+        raise UserError(
+            "--base names the checkpoint that the others were trained from: --method ties needs "
+            "it, and no other method reads it"
+        )
+    if recipe.weights and len(recipe.weights) != count:
+        raise UserError(
+            f"--weight is given {len(recipe.weights)} times for {count} checkpoints; give it once "
+            "for each, in their order, or leave it out"
+        )
+    for weight in recipe.weights:
+        if not 0 < weight <= 1e6:
+            raise UserError(f"--weight is {weight:g}; it must be above 0, and at most 1e6")
+    if not 0 < recipe.density <= 1:
+        raise UserError(f"--density is {recipe.density:g}; it must be above 0, and at most 1")
+    if not 0 < recipe.scale <= 100:
+        raise UserError(f"--scale is {recipe.scale:g}; it must be above 0, and at most 100")
+    if out.exists():
+        raise UserError(f"--out {out} exists already; choose another folder")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out} cannot be written: there is no folder {out.parent}")
+
+
+def _is_used(folder: Path) -> Callable[[str], bool]:
+    """Whether a model reads a tensor: a tied head is stored by some programs and read by none."""
+    tied = describe(read_supported_config(folder)).tied
+    return lambda name: (
+        not name.endswith(".rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
+    )
+
+
+def _check_alike(folders: Sequence[Path], stored: Sequence[StoredTensors]) -> None:
+    """Raise `UserError` unless all checkpoints have one architecture and one tokenizer."""
+    first = folders[0]
+    model = describe(read_supported_config(first))
+    check_tokenizer(base_of(first), model.vocabulary_size)
+    tokenizer = _tokenizer(first)
+    for folder, tensors in zip(folders[1:], stored[1:], strict=True):
+        other = describe(read_supported_config(folder))
+        for field in fields(model):
+            ours, theirs = getattr(model, field.name), getattr(other, field.name)
+            if field.name != "length_max" and ours != theirs:
+                raise UserError(
+                    f"{folder} is a model of another architecture than {first}: "
+                    f"{field.name.replace('_', ' ')} is {theirs!s:.80}, not {ours!s:.80}; only "
+                    "checkpoints of one architecture can be merged"
+                )
+        _check_shapes(first, stored[0], folder, tensors)
+        if _tokenizer(folder) != tokenizer:
+            raise UserError(
+                f"the tokenizers of {first} and {folder} differ, so a token id stands for another "
+                "text in each; only checkpoints with one tokenizer can be merged"
+            )
+
+
+def _check_shapes(first: Path, ours: StoredTensors, folder: Path, theirs: StoredTensors) -> None:
+    for name in sorted(ours.shapes.keys() | theirs.shapes.keys()):
+        if (name in ours.shapes) != (name in theirs.shapes):
+            has, lacks = (first, folder) if name in ours.shapes else (folder, first)
+            raise UserError(
+                f"{lacks} lacks {name}, which {has} has; only checkpoints of one architecture can "
+                "be merged"
+            )
+        if ours.shapes[name] != theirs.shapes[name]:
+            raise UserError(
+                f"{name} has shape {list(theirs.shapes[name])} in {folder} and "
+                f"{list(ours.shapes[name])} in {first}; only checkpoints of one architecture can "
+                "be merged"
+            )
+
+
+def _tokenizer(folder: Path) -> Any:
+    """What gives token ids their meaning; None without a tokenizer.json."""
+    path = base_of(folder) / "tokenizer.json"
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is no tokenizer file ({error})") from error
+    return {name: value for name, value in found.items() if name not in _UNCOMPARED}
+
+
+def _size(stored: StoredTensors, name: str) -> int:
+    return prod(stored.shapes[name]) * _dtype(stored, name).itemsize
+
+
+def _dtype(stored: StoredTensors, name: str) -> torch.dtype:
+    dtype = stored.dtype_name(name)
+    if dtype not in DTYPES:
+        raise UserError(
+            f"{name} is stored as {dtype}; checkpoints in {', '.join(DTYPES)} can be merged"
+        )
+    return DTYPES[dtype]
+
+
+def _check_room(out: Path, total: int) -> None:
+    free = shutil.disk_usage(out.absolute().parent).free
+    if total > free:
+        raise UserError(
+            f"--out {out} needs {total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there; "
+            "choose another disk"
+        )
+
+
+def _begin(aside: Path, recipe: Recipe) -> None:
+    """Make the folder for unfinished work, or accept one that the same merge left."""
+    told = {
+        **asdict(recipe),
+        "folders": [str(each.resolve()) for each in recipe.folders],
+        "weights": list(recipe.weights),
+        "base": str(recipe.base.resolve()) if recipe.base else None,
+        "files": {
+            str(path.resolve()): [path.stat().st_size, path.stat().st_mtime_ns]
+            for folder in recipe.all_folders
+            for path in sorted({*weight_files(folder), *folder.glob("*.safetensors")})
+        },
+    }
+    text = json.dumps(told, indent=1)
+    path = aside / RECIPE_FILE
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    path.write_text(text, encoding="utf-8")
+
+
+def _write_files(
+    folder: Path,
+    plan: Mapping[str, Sequence[str]],
+    recipe: Recipe,
+    stored: Sequence[StoredTensors],
+    progress: Callable[[int], None],
+) -> None:
+    """Write the files that `folder` lacks; `plan` names the tensors of each."""
+    done = 0
+    for file_name, names in plan.items():
+        path = folder / file_name
+        if path.exists():  # from an interrupted merge
+            done += sum(_size(stored[0], name) for name in names)
+            continue
+        part = path.with_name(path.name + ".part")
+        with part.open("wb") as file:
+            for written in _write(file, names, recipe, stored):
+                done += written
+                progress(done)
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(path)
+
+
+def _write(
+    file: BinaryIO, names: Sequence[str], recipe: Recipe, stored: Sequence[StoredTensors]
+) -> Iterator[int]:
+    """Write a safetensors file tensor by tensor; yield the bytes of each."""
+    first = stored[0]
+    # Wider numbers first, so that each tensor is aligned to the size of its numbers.
+    order = sorted(names, key=lambda name: (-_dtype(first, name).itemsize, name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in order:
+        size = _size(first, name)
+        header[name] = {
+            "dtype": first.dtype_name(name),
+            "shape": list(first.shapes[name]),
+            "data_offsets": [at, at + size],
+        }
+        at += size
+    blob = json.dumps(header).encode()
+    blob += b" " * (-len(blob) % 8)
+    file.write(struct.pack("<Q", len(blob)) + blob)
+    for name in order:
+        merged = recipe.apply([each.read(name).float() for each in stored])
+        if not bool(torch.isfinite(merged).all()):
+            raise UserError(
+                f"{name} holds NaN or infinity after the merge; one of the checkpoints is broken: "
+                "leave it out"
+            )
+        raw = merged.to(_dtype(first, name)).contiguous().reshape(-1).view(torch.uint8)
+        yield file.write(raw.numpy().data)

@@ -1,0 +1,231 @@
+"""Merged checkpoints equal literal arithmetic on whole checkpoints; what cannot be merged is
+refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, strategies
+from torch import Tensor
+from typer.testing import CliRunner
+
+from peers.engines.demo import make_policy
+from peers.engines.model import load, read_weights
+from peers.merging import methods
+from peers.merging.merge import RECIPE_FILE, Recipe, merge
+from swarm.app.main import app
+from swarm.errors import UserError
+from tests.engines.adapters import save_random_adapter
+
+MATRIX = "model.layers.0.mlp.up_proj.weight"
+
+Rewrite = Callable[[dict[str, Tensor]], None]
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("policies")
+    for seed in range(3):
+        make_policy(folder / f"{seed}", seed)
+    return [folder / f"{seed}" for seed in range(3)]
+
+
+def quiet(done: int, total: int) -> None:
+    assert 0 <= done <= total
+
+
+def changed(folder: Path, to: Path, rewrite: Rewrite) -> Path:
+    """A copy of a checkpoint with other tensors."""
+    shutil.copytree(folder, to)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    rewrite(tensors)
+    safetensors.torch.save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+def literal(recipe: Recipe) -> dict[str, Tensor]:
+    """The merge with all checkpoints in memory."""
+    stored = [read_weights(folder) for folder in recipe.all_folders]
+    return {name: recipe.apply([each[name].clone() for each in stored]) for name in stored[0]}
+
+
+@pytest.mark.parametrize("method", ["linear", "slerp", "ties"])
+def test_the_files_hold_the_merged_tensors(
+    method: str, policies: list[Path], tmp_path: Path
+) -> None:
+    base = policies[2] if method == "ties" else None
+    recipe = Recipe(policies[:2], method, [1.0, 3.0], base, density=0.3)
+    merged = merge(recipe, tmp_path / "out", quiet)
+    found = read_weights(tmp_path / "out")
+    expected = literal(recipe)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert merged.parameters == sum(p.numel() for p in load(tmp_path / "out").parameters())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_checkpoints_of_several_files_and_dtypes(policies: list[Path], tmp_path: Path) -> None:
+    """The result has the first one's files and dtypes."""
+    first = tmp_path / "first"
+    load(policies[0], torch.bfloat16).save_pretrained(first, max_shard_size="300KB")
+    shutil.copyfile(policies[0] / "tokenizer.json", first / "tokenizer.json")
+    merge(Recipe([first, policies[1]]), tmp_path / "out", quiet)
+    names = {path.name for path in first.glob("*.safetensors*")}
+    assert len(names) > 2
+    assert {path.name for path in (tmp_path / "out").glob("*.safetensors*")} == names
+    found, ours, theirs = (
+        read_weights(folder) for folder in (tmp_path / "out", first, policies[1])
+    )
+    mean = (ours[MATRIX].float() / 2 + theirs[MATRIX] / 2).to(torch.bfloat16)
+    assert torch.equal(found[MATRIX], mean)
+    load(tmp_path / "out")
+
+
+def test_an_adapter_is_merged_into_its_base(policies: list[Path], tmp_path: Path) -> None:
+    adapter = save_random_adapter(policies[0], tmp_path / "adapter")
+    merge(Recipe([adapter]), tmp_path / "out", quiet)
+    found, expected = read_weights(tmp_path / "out"), read_weights(adapter)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    load(tmp_path / "out")
+
+
+def test_an_interrupted_merge_is_resumed(policies: list[Path], tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    load(policies[0]).save_pretrained(first, max_shard_size="300KB")
+    shutil.copyfile(policies[0] / "tokenizer.json", first / "tokenizer.json")
+    recipe, out = Recipe([first, policies[1]]), tmp_path / "out"
+
+    def interrupt(done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge(recipe, out, interrupt)
+    assert not out.exists()
+    complete = {path: path.stat().st_ino for path in tmp_path.glob("out.partial/*.safetensors")}
+    assert complete
+    merge(recipe, out, quiet)
+    for path, number in complete.items():
+        assert (out / path.name).stat().st_ino == number
+    assert all(torch.equal(a, b) for a, b in _pairs(read_weights(out), literal(recipe)))
+
+    with pytest.raises(KeyboardInterrupt):
+        merge(recipe, tmp_path / "other", interrupt)
+    other = Recipe([first, policies[1]], weights=[1.0, 2.0])
+    merge(other, tmp_path / "other", quiet)
+    assert json.loads((tmp_path / "other" / RECIPE_FILE).read_text())["weights"] == [1, 2]
+    assert all(
+        torch.equal(a, b) for a, b in _pairs(read_weights(tmp_path / "other"), literal(other))
+    )
+
+
+def _pairs(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    assert one.keys() == other.keys()
+    return [(one[name], other[name]) for name in one]
+
+
+def numbers(count: int) -> strategies.SearchStrategy[Tensor]:
+    values = strategies.floats(-4, 4, width=32)
+    return strategies.lists(values, min_size=count, max_size=count).map(torch.tensor)
+
+
+@given(numbers(6), numbers(6), strategies.floats(0.01, 100))
+def test_linear_is_the_weighted_mean(one: Tensor, other: Tensor, weight: float) -> None:
+    merged = methods.linear([one, other], [1.0, weight])
+    assert torch.allclose(merged, (one + weight * other) / (1 + weight), atol=1e-5)
+
+
+@given(numbers(6), strategies.floats(0.05, 3.0), strategies.floats(0.01, 0.99))
+def test_slerp_turns_by_its_share_of_the_angle(one: Tensor, angle: float, share: float) -> None:
+    if float(one[:2].norm()) < 0.01:
+        return
+    first = one[:2] / one[:2].norm()
+    across = torch.stack([-first[1], first[0]])
+
+    def turned(by: float) -> Tensor:
+        return first * torch.cos(torch.tensor(by)) + across * torch.sin(torch.tensor(by))
+
+    merged = methods.slerp(first, turned(angle), [1 - share, share])
+    assert torch.allclose(merged, turned(share * angle), atol=1e-3)
+
+
+def test_ties_by_hand() -> None:
+    base = torch.tensor([1.0, 1.0, 1.0, 1.0])
+    one = base + torch.tensor([4.0, -3.0, 0.1, 2.0])
+    other = base + torch.tensor([2.0, 5.0, 3.0, 0.1])
+    merged = methods.ties(base, [one, other], [1.0, 1.0], density=0.75, scale=1.0)
+    # 0.1 is trimmed from each; at the second position the positive sign wins with 5 against 3.
+    assert torch.allclose(merged - base, torch.tensor([3.0, 5.0, 3.0, 2.0]))
+    same = methods.ties(base, [one.clone()], [1.0], density=1.0, scale=0.5)
+    assert torch.allclose(same - base, (one - base) / 2)
+
+
+def test_wrong_inputs_are_sentences(policies: list[Path], tmp_path: Path) -> None:
+    one, other, base = policies
+    out = tmp_path / "out"
+    for recipe, sentence in [
+        (Recipe([one, other], "mean"), "--method is 'mean'; it must be one of linear, slerp, ties"),
+        (Recipe([one]), "1 checkpoint is given; name two or more"),
+        (Recipe(policies, "slerp"), "--method slerp merges two checkpoints, not 3"),
+        (Recipe([one, other], "ties"), "--method ties needs it"),
+        (Recipe([one, other], base=base), "no other method reads it"),
+        (Recipe([one, other], weights=[1.0]), "--weight is given 1 times for 2 checkpoints"),
+        (Recipe([one, other], weights=[1.0, -1.0]), "--weight is -1; it must be above 0"),
+        (Recipe([one, other], "ties", base=base, density=0.0), "--density is 0; it must be"),
+        (Recipe([one, other], "ties", base=base, scale=-1.0), "--scale is -1; it must be"),
+    ]:
+        with pytest.raises(UserError, match=sentence):
+            merge(recipe, out, quiet)
+    with pytest.raises(UserError, match="exists already; choose another folder"):
+        merge(Recipe([one, other]), one, quiet)
+    with pytest.raises(UserError, match="there is no folder"):
+        merge(Recipe([one, other]), tmp_path / "no" / "out", quiet)
+
+
+def test_checkpoints_that_do_not_match_are_refused(policies: list[Path], tmp_path: Path) -> None:
+    one, out = policies[0], tmp_path / "out"
+
+    def refused(folder: Path, sentence: str) -> None:
+        with pytest.raises(UserError, match=sentence):
+            merge(Recipe([one, folder]), out, quiet)
+        assert not list(tmp_path.glob("out*"))
+
+    def broken(tensors: dict[str, Tensor]) -> None:
+        tensors[MATRIX][0, 0] = torch.nan
+
+    refused(changed(one, tmp_path / "nan", broken), f"{MATRIX} holds NaN or infinity")
+    narrow = changed(one, tmp_path / "narrow", lambda all: all.update({MATRIX: torch.ones(2, 2)}))
+    refused(narrow, r"up_proj.weight has shape \[2, 2\] in .*narrow and \[288, 96\] in")
+    less = changed(one, tmp_path / "less", lambda all: all.__delitem__(MATRIX))
+    refused(less, f"less lacks {MATRIX}, which .* has")
+    config = tmp_path / "config"
+    shutil.copytree(one, config)
+    text = (one / "config.json").read_text().replace('"rms_norm_eps": ', '"rms_norm_eps": 1')
+    (config / "config.json").write_text(text)
+    refused(config, "another architecture than .*: epsilon is")
+    words = tmp_path / "words"
+    shutil.copytree(one, words)
+    tokenizer = json.loads((one / "tokenizer.json").read_text())
+    (words / "tokenizer.json").write_text(json.dumps({**tokenizer, "normalizer": {"type": "NFC"}}))
+    refused(words, "the tokenizers of .* differ, so a token id stands for another text")
+    refused(tmp_path / "nowhere", "cannot be read")
+    whole = changed(
+        one,
+        tmp_path / "8bit",
+        lambda all: all.update({MATRIX: all[MATRIX].to(torch.float8_e4m3fn)}),
+    )
+    with pytest.raises(UserError, match="is stored as F8_E4M3; checkpoints in F32, F16, BF16"):
+        merge(Recipe([whole, one]), out, quiet)
+
+
+def test_the_command(policies: list[Path], tmp_path: Path) -> None:
+    arguments = ["checkpoint", "merge", *map(str, policies[:2]), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*arguments, "--weight", "1", "--weight", "2"])
+    assert result.exit_code == 0, result.output
+    assert "linear merge, 228,192 parameters, 912,768 bytes" in result.output
