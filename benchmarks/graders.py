@@ -33,10 +33,10 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 
 def rates(name: str, answers: int, rounds: int) -> dict[str, float]:
     """Answers per second, half of them right."""
-    environment = load(name, "1", ENVIRONMENTS[name])
-    tasks = [task_of(environment, number.to_bytes(32, "big")) for number in range(answers)]
     found = []
     for _ in range(rounds + 1):
+        environment = load(name, "1", ENVIRONMENTS[name])  # remembers no answer of another round
+        tasks = [task_of(environment, number.to_bytes(32, "big")) for number in range(answers)]
         begun = time.perf_counter()
         for index, task in enumerate(tasks):
             text = task.answer if index % 2 else tasks[index - 1].answer

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from peers.environments.graders import make_grader, zero
+from peers.environments.graders import make_grader
 from peers.environments.interface import Grade, Message, Prompt, SingleTurn, Task, Tasks, Transcript
 from peers.environments.pairs import PAIR, json_pairs
 from peers.environments.rows import Row, Rows
@@ -121,12 +121,10 @@ class Dataset(OfRows):
         where = f"{self.rows.where}: row {index}"
         answer = columns.answer and text_in(row, columns.answer, where)
         data = {name: row[column] for name, column in columns.data.items()}
-        return Task(columns.prompt(row, where), answer, data)
+        return Task(columns.prompt(row, where), self._grader.completion(answer), data)
 
     def grade(self, task: Task, transcript: Transcript) -> Grade:
-        if not transcript.finished:
-            return zero("unfinished")
-        return self._grader.grade(transcript.text, task.answer, task.data)
+        return self._grader.grade_episode(task, transcript)
 
 
 @dataclass(frozen=True)

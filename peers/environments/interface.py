@@ -72,6 +72,15 @@ class Task:
     inner: Task | None = None
     """The task before a shared option, such as length targets, changed its prompt."""
 
+    def __post_init__(self) -> None:
+        """Raise `UserError` for a prompt of one message that is not in a tuple."""
+        given: object = self.prompt
+        if isinstance(given, Message):
+            raise UserError(
+                f"a task's prompt is the single {given!r:.100}; a chat is a tuple of messages, so "
+                "write (message,)"
+            )
+
     @property
     def model_turns(self) -> tuple[str, ...]:
         """What a model writes, turn by turn, in an episode with full reward; see `answer`."""

@@ -10,7 +10,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from peers.environments.graders.base import zero
 from peers.environments.graders.math import Math as Grader
 from peers.environments.interface import Grade, SingleTurn, Task, Tasks, Transcript
 from peers.environments.math_problems import LEVELS, make_problem
@@ -46,11 +45,9 @@ class Math(SingleTurn):
 
     def grade(self, task: Task, transcript: Transcript) -> Grade:
         """See `Environment.grade`; raises as the grader."""
-        if not transcript.finished:
-            return zero("unfinished")
-        return self._grader.grade(transcript.text, task.answer, task.data)
+        return self._grader.grade_episode(task, transcript)
 
     def _make(self, randomness: bytes) -> Task:
         problem, answer = make_problem(randomness, self.options.level)
         prompt = self.options.instruction.replace("{problem}", problem)
-        return Task(prompt, f"\\boxed{{{answer}}}")
+        return Task(prompt, self._grader.completion(answer))

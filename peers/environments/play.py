@@ -42,7 +42,7 @@ def task_of(
     if not isinstance(task, Task) or not _is_prompt(_messages(task.prompt)):
         raise UserError(
             f"environment {environment.name!r} draws {shown(task, 100)}; it must be a Task with a "
-            "prompt of text or messages"
+            "prompt of text or a tuple of messages"
         )
     for name, value, is_right, right in (
         ("answer", task.answer, _is_text(task.answer), "text, as the model writes it"),
@@ -96,7 +96,8 @@ class Episode:
         if observation is not None and not _is_prompt(observation):
             raise UserError(
                 f"environment {self._environment.name!r} answers the turn {text[:40]!r} with "
-                f"{shown(observation, 100)}; it must be text, messages, or None to end the episode"
+                f"{shown(observation, 100)}; it must be text, a tuple of messages, or None to end "
+                "the episode"
             )
         return observation
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from peers.environments.graders.base import zero
 from peers.environments.graders.pool import ProcessFailed, ServiceError
 from peers.environments.graders.reasoning_gym import ReasoningGym as Grader
 from peers.environments.graders.reasoning_gym import ReasoningOptions, reasoning_pool
@@ -74,9 +73,7 @@ class ReasoningGym(SingleTurn):
 
     def grade(self, task: Task, transcript: Transcript) -> Grade:
         """See `SingleTurn.grade`; raises as the grader."""
-        if not transcript.finished:
-            return zero("unfinished")
-        return self._grader.grade(transcript.text, task.answer, task.data)
+        return self._grader.grade_episode(task, transcript)
 
     def _make(self, randomness: bytes) -> Task:
         dataset = self.options.datasets[

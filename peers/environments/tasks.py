@@ -72,7 +72,15 @@ class TaskList:
     tasks: Sequence[Task]
 
     def draw(self, seed: bytes, split: Split, step: int) -> Task:
-        return draw(seed, split, self._chosen)
+        if not self.tasks:
+            raise ValueError("its TaskList is empty; give it tasks")
+        try:
+            return draw(seed, split, self._chosen)
+        except ValueError as error:
+            raise ValueError(
+                f"its TaskList of {len(self.tasks)} tasks has no {split} task that could be found; "
+                "one prompt in sixteen is held out, by its hash: add tasks"
+            ) from error
 
     def _chosen(self, randomness: bytes) -> Task:
         # 256 bits modulo the length favour no task measurably.

@@ -46,6 +46,23 @@ EnvironmentOptions = Annotated[
 SEED_MAX = (1 << 63) - 1
 """Largest seed or step: a signed integer of 64 bits."""
 
+TaskSeed = Annotated[
+    int, typer.Option(min=0, max=SEED_MAX, help="Seed of the tasks and of the sampling.")
+]
+CurriculumStep = Annotated[
+    int,
+    typer.Option(min=0, max=SEED_MAX, help="Step of the run for which curricula draw their tasks."),
+]
+
+
+Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
+
+
+def check_temperature(value: float) -> None:
+    """Raise `UserError` for a `Temperature` at which nothing can be sampled."""
+    if not 0 < value <= 10:
+        raise UserError(f"--temperature is {value:g}; it must be above 0, and at most 10")
+
 
 def environment_options(lines: Sequence[str] | None) -> dict[str, Any]:
     """Parse options of an environment, each a line of TOML; raises `UserError`."""

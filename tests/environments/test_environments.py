@@ -67,6 +67,19 @@ def test_a_list_is_drawn_from_in_splits_that_share_no_prompt(seed: bytes, count:
             assert split_of(task.prompt) == split and task == listed.draw(seed, split, 4)
 
 
+def test_a_list_without_a_task_of_a_split_says_so() -> None:
+    prompts = [f"{n}" for n in range(100) if split_of(f"{n}") == "train"]
+    with pytest.raises(ValueError, match=r"TaskList of 5 tasks has no held_out task .*: add tasks"):
+        TaskList([Task(each, "") for each in prompts[:5]]).draw(b"seed", "held_out", 0)
+    with pytest.raises(ValueError, match="TaskList is empty; give it tasks"):
+        TaskList([]).draw(b"seed", "train", 0)
+
+
+def test_a_single_message_is_no_prompt() -> None:
+    with pytest.raises(UserError, match=r"the single Message\(role='user'.*write \(message,\)"):
+        Task(Message("user", "1+1"), "2")  # type: ignore[arg-type]
+
+
 @given(st.text(max_size=12), st.booleans())
 def test_only_the_finished_exact_answer_is_rewarded(text: str, finished: bool) -> None:
     task = Task("321000>", "000123")

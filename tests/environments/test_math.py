@@ -63,4 +63,5 @@ def test_problems_of_a_file(tmp_path):
         text = ("0.5", r"\{2, -2\}")[number]
         right = Transcript.of(f"So \\boxed{{{text}}}.")
         assert grade(environment, task, right).reward == 1
+        assert grade(environment, task, Transcript.of(task.answer)).reward == 1
         assert grade(environment, task, Transcript.of("\\boxed{7}")).reward == 0

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from peers.environments.interface import Grade
+from peers.environments.interface import Grade, Task, Transcript
 
 START_SECONDS = 60.0
 """Wall time to start a process and import a library, on a machine that may be busy."""
@@ -44,6 +44,19 @@ class Grader(ABC):
         `data` holds what else the task gives. Raises `NotGradable`, and `UserError` when the
         grader's library is not installed here.
         """
+
+    def grade_episode(self, task: Task, transcript: Transcript) -> Grade:
+        """The grade of an episode's last text; one cut at the length limit earns nothing.
+
+        Raises as `grade`.
+        """
+        if not transcript.finished:
+            return zero("unfinished")
+        return self.grade(transcript.text, task.answer, task.data)
+
+    def completion(self, answer: str) -> str:
+        """What a model writes that gives a task's answer, with the full reward."""
+        return answer
 
 
 def valid(text: str) -> str:

@@ -76,6 +76,9 @@ class Math(Grader):
             )
         return Grade(1.0) if reply.outcome == "equal" else _zero(reply.outcome)
 
+    def completion(self, answer: str) -> str:
+        return answer if not answer or boxed(answer) is not None else f"\\boxed{{{answer}}}"
+
 
 def _zero(outcome: str) -> Grade:
     return Grade(0.0) if outcome == "different" else zero(outcome)

@@ -11,8 +11,13 @@ import typer
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import SEED_MAX, EnvironmentOptions, environment_options
-from swarm.errors import UserError
+from swarm.app.options import (
+    SEED_MAX,
+    EnvironmentOptions,
+    Temperature,
+    check_temperature,
+    environment_options,
+)
 
 app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
 
@@ -35,7 +40,7 @@ def filter_command(
         int,
         typer.Option(min=0, max=SEED_MAX, help="Seed of the choice of tasks and of the sampling."),
     ] = 0,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    temperature: Temperature = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of an attempt.")] = 512,
     out: Annotated[
         Path, typer.Option(help="File of JSON lines; an existing one is resumed.")
@@ -55,8 +60,7 @@ def filter_command(
     from swarm.app.dataset import Filtering, Progress, filter_tasks, parse_bounds
 
     low, high = parse_bounds(keep)
-    if not 0 < temperature <= 10:
-        raise UserError(f"--temperature is {temperature:g}; it must be above 0, and at most 10")
+    check_temperature(temperature)
     wanted = Filtering(
         policy=policy,
         environment=environment,

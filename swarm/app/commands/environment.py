@@ -13,7 +13,15 @@ from swarm.app.commands import environment_install
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import SEED_MAX, AsJson, EnvironmentOptions, environment_options
+from swarm.app.options import (
+    AsJson,
+    CurriculumStep,
+    EnvironmentOptions,
+    TaskSeed,
+    Temperature,
+    check_temperature,
+    environment_options,
+)
 from swarm.app.output import plain, print_json
 from swarm.errors import UserError
 
@@ -112,46 +120,43 @@ def try_command(
     option: EnvironmentOptions = None,
     tasks: Annotated[int, typer.Option(min=1, max=1_000, help="Tasks to play.")] = 3,
     samples: Annotated[int, typer.Option(min=1, max=1_000, help="Samples of each task.")] = 2,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    temperature: Temperature = 1.0,
     max_new_tokens: Annotated[
         int, typer.Option(min=0, help="Length limit of a sample; 0: as many as fit, at most 512.")
     ] = 0,
-    seed: Annotated[
-        int, typer.Option(min=0, max=SEED_MAX, help="Seed of the tasks and of the sampling.")
-    ] = 0,
-    step: Annotated[
-        int,
-        typer.Option(
-            min=0, max=SEED_MAX, help="Step of the run for which curricula draw their tasks."
-        ),
-    ] = 0,
+    seed: TaskSeed = 0,
+    step: CurriculumStep = 0,
     as_json: AsJson = False,
 ) -> None:
     """Play a few rollouts with a policy, and print them with their rewards."""
     require_extra("infer", "swarm environment try")
     from swarm.app.environments.catalogue import version_of
-    from swarm.app.environments.try_out import Wanted, lines, play
+    from swarm.app.environments.try_out import lines, play
+    from swarm.app.evaluation.options import Evaluation
     from swarm.app.rollouts.pager import print_lines
     from swarm.manifest import EnvironmentReference
 
     if not policy.is_dir():
         raise UserError(f"--policy {policy} is no folder; name a Hugging Face folder")
-    if not 0 < temperature <= 10:
-        raise UserError(f"--temperature is {temperature:g}; it must be above 0, and at most 10")
+    check_temperature(temperature)
     version = run_until_interrupted(version_of, name)
-    wanted = Wanted(
-        policy=policy.resolve(),
-        environment=EnvironmentReference(
-            name=name, version=version, options=environment_options(option)
-        ),
+    reference = EnvironmentReference(
+        name=name, version=version, options=environment_options(option)
+    )
+    wanted = Evaluation(
+        environments=[reference],
+        split="train",
         tasks=tasks,
         samples=samples,
+        pass_at=[],
         temperature=temperature,
+        greedy=False,
         max_new_tokens=max_new_tokens,
+        stop_ids=[],
         seed=seed,
         step=step,
     )
-    found = run_until_interrupted(play, wanted)
+    found = run_until_interrupted(play, policy.resolve(), wanted)
     if as_json:
         print_json({"samples": plain(found)})
         return

@@ -13,7 +13,13 @@ from msgspec import to_builtins
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import SEED_MAX, AsJson, EnvironmentOptions, environment_options
+from swarm.app.options import (
+    AsJson,
+    CurriculumStep,
+    EnvironmentOptions,
+    TaskSeed,
+    environment_options,
+)
 from swarm.app.output import check_writable, print_json
 from swarm.errors import UserError
 
@@ -60,15 +66,8 @@ def evaluate(
     split: Annotated[
         str, typer.Option(help="held_out, which no training draws, or train.")
     ] = "held_out",
-    seed: Annotated[
-        int, typer.Option(min=0, max=SEED_MAX, help="Seed of the tasks and of the sampling.")
-    ] = 0,
-    step: Annotated[
-        int,
-        typer.Option(
-            min=0, max=SEED_MAX, help="Step of the run for which curricula draw their tasks."
-        ),
-    ] = 0,
+    seed: TaskSeed = 0,
+    step: CurriculumStep = 0,
     engine: Annotated[str, typer.Option(help="Engine: native, vllm, or one of a package.")] = (
         "native"
     ),

@@ -3,78 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.text import Text
 
+from swarm.app.evaluation.child import SERVICE, draw, play_rows
+from swarm.app.evaluation.options import Evaluation
 from swarm.app.rollouts.screen import GROUP_MARK, turn_lines
 from swarm.app.rollouts.seen import Turn
-from swarm.jobs.evaluation import (
-    DrawTasks,
-    EvaluationService,
-    EvaluationSetup,
-    PlayTasks,
-    Sample,
-    TasksDrawn,
-)
-from swarm.manifest import EnvironmentReference, Sampling
+from swarm.jobs.evaluation import EvaluationSetup, Sample
 from swarm.rollouts.rollout import Kind
-from swarm.world import client
 from swarm.world.compute import LocalCompute
 
-SERVICE = "peers.evaluation.service:EvaluationService"
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """What to play."""
-
-    policy: Path
-    environment: EnvironmentReference
-    tasks: int
-    samples: int
-    temperature: float
-    max_new_tokens: int
-    """0: what the context length leaves."""
-    seed: int
-    step: int
-
-
-async def play(wanted: Wanted) -> list[Sample]:
-    """Samples of training tasks, task by task; raises `UserError`."""
-    setup = EvaluationSetup(folder=str(wanted.policy), environments=[wanted.environment])
+async def play(policy: Path, wanted: Evaluation) -> list[Sample]:
+    """Samples of the only environment, task by task; raises `UserError`."""
+    setup = EvaluationSetup(folder=str(policy), environments=wanted.environments)
     async with LocalCompute().child(SERVICE, setup, name="environment") as child:
-        drawn: TasksDrawn = await client(EvaluationService, child).draw(
-            DrawTasks(
-                split="train",
-                seed=wanted.seed,
-                step=wanted.step,
-                tasks=wanted.tasks,
-                max_new_tokens=wanted.max_new_tokens,
-                stop_ids=[],
-            )
-        )
-        job = PlayTasks(
-            environment=0,
-            rows=list(range(drawn.tasks[0] * wanted.samples)),
-            sampling=Sampling(
-                temperature=wanted.temperature,
-                max_new_tokens=drawn.max_new_tokens,
-                stop_ids=drawn.stop_ids,
-                group_size=wanted.samples,
-            ),
-        )
-        found = []
-        async with child.stream("play", job, Sample) as samples:
-            async for sample in samples:
-                found.append(sample)
-        return sorted(found, key=lambda sample: sample.row)
+        drawn = await draw(child, wanted)
+        rows = range(drawn.tasks[0] * wanted.samples)
+        async with play_rows(child, wanted, drawn, 0, rows) as samples:
+            found = [sample async for sample in samples]
+    return sorted(found, key=lambda sample: sample.row)
 
 
-def lines(wanted: Wanted, samples: list[Sample], width: int | None) -> Iterator[Text]:
+def lines(wanted: Evaluation, samples: list[Sample], width: int | None) -> Iterator[Text]:
     """The lines of the samples; those of a task follow each other below its prompt."""
-    name = f"{wanted.environment.name} {wanted.environment.version}"
+    [environment] = wanted.environments
+    name = f"{environment.name} {environment.version}"
     for sample in samples:
         number = sample.row % wanted.samples
         if number == 0:

@@ -8,21 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from peers.evaluation.samples import SampleFile, open_samples
+from swarm.app.evaluation.child import SERVICE, draw, play_rows
 from swarm.app.evaluation.options import Evaluation
 from swarm.jobs import Hardware
-from swarm.jobs.evaluation import (
-    DrawTasks,
-    EvaluationService,
-    EvaluationSetup,
-    PlayTasks,
-    Sample,
-    TasksDrawn,
-)
-from swarm.manifest import Sampling
-from swarm.world import Child, client
+from swarm.jobs.evaluation import EvaluationSetup, Sample, TasksDrawn
+from swarm.world import Child
 from swarm.world.compute import LocalCompute
-
-SERVICE = "peers.evaluation.service:EvaluationService"
 
 
 @dataclass(frozen=True)
@@ -73,16 +64,7 @@ async def measure(
     async with LocalCompute().child(
         SERVICE, setup, name="evaluation", interpreter=machine.interpreter
     ) as child:
-        drawn = await client(EvaluationService, child).draw(
-            DrawTasks(
-                split=wanted.split,
-                seed=wanted.seed,
-                step=wanted.step,
-                tasks=wanted.tasks,
-                max_new_tokens=wanted.max_new_tokens,
-                stop_ids=wanted.stop_ids,
-            )
-        )
+        drawn = await draw(child, wanted)
         with open_samples(out, head_of(wanted, drawn), Sample) as file:
             for index in range(len(wanted.environments)):
                 await _play(wanted, index, drawn, child, file, show)
@@ -130,20 +112,10 @@ async def _play(
         show(Progress(label, len(rewards), total, mean))
 
     report()
-    job = PlayTasks(
-        environment=index,
-        rows=[row for row in range(total) if row not in rewards],
-        sampling=Sampling(
-            temperature=wanted.temperature,
-            max_new_tokens=drawn.max_new_tokens,
-            stop_ids=drawn.stop_ids,
-            group_size=wanted.samples,
-        ),
-        greedy=wanted.greedy,
-    )
-    if not job.rows:
+    rows = [row for row in range(total) if row not in rewards]
+    if not rows:
         return
-    async with child.stream("play", job, Sample) as samples:
+    async with play_rows(child, wanted, drawn, index, rows) as samples:
         async for sample in samples:
             file.append(sample)
             rewards[sample.row] = sample.reward
