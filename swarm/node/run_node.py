@@ -132,6 +132,8 @@ class RunNode:
         self._credential_at = -math.inf
         """When bulk servers were last shown a newer one."""
         self._trusted: TrustedPart | None = None
+        self._trusted_roles: list[str] = []
+        """Roles of this peer that have asked for it."""
         node.dht.serving = self.serves
         self._vouch_for_trusted()
         if node.peer_id in run.manifest.trusted_ids():
@@ -170,19 +172,48 @@ class RunNode:
         Raises `UserError` if the manifest does not name this peer for `role`, one of
         `swarm.run.admission.TRUSTED_ROLES`.
         """
+        is_named, field = self._is_named(role)
+        if self._trusted is None or not is_named:
+            raise UserError(
+                f"the manifest of run {self.run.id} does not name peer {self.peer_id} as a {role}; "
+                f"its owner must add that id to the manifest's {field}, or use the --home that has "
+                "the key"
+            )
+        self._trusted_roles.append(role)
+        return self._trusted
+
+    def _is_named(self, role: str) -> tuple[bool, str]:
+        """Whether the newest manifest names this peer for a trusted role; the field that does."""
         manifest = self.run.manifest
         is_named, field = {
             "trainer": (manifest.is_trainer, "trainers"),
             "validator": (manifest.is_validator, "validators"),
             "environment": (manifest.is_environment_peer, "environment_peers"),
         }[role]
-        if self._trusted is None or not is_named(self.peer_id):
+        return is_named(self.peer_id), field
+
+    def _check_trust(self) -> None:
+        """Raise `UserError` if the newest manifest has taken a role of this peer from it."""
+        version, run = self.run.manifest.version, self.run.id
+        for role in self._trusted_roles:
+            is_named, field = self._is_named(role)
+            if not is_named:
+                raise UserError(
+                    f"version {version} of run {run} no longer names this peer, {self.peer_id}, "
+                    f"for the role {role}; start it without that role, or ask the run's owner to "
+                    f"list it in the manifest's {field} again"
+                )
+        if self._trusted is not None and not self.run.trusts(self.peer_id):
             raise UserError(
-                f"the manifest of run {self.run.id} does not name peer {self.peer_id} as a {role}; "
-                f"its owner must add that id to the manifest's {field}, or use the --home that has "
-                "the key"
+                f"version {version} of run {run} no longer trusts this peer, {self.peer_id}; "
+                "start it again"
             )
-        return self._trusted
+
+    async def _keep_trust(self) -> None:
+        """Check every version of the manifest until cancelled; see `_check_trust`."""
+        while True:
+            self._check_trust()
+            await self.versions.changed.wait_change()
 
     async def seal(self, message: Message, lifetime_seconds: float) -> Envelope:
         """Sign a message of this run."""
@@ -375,6 +406,7 @@ class RunNode:
                 nursery.start_soon(self.versions.keep_stored)
                 nursery.start_soon(self.announced.keep)
                 if self._trusted is not None:
+                    nursery.start_soon(self._keep_trust)
                     nursery.start_soon(self._trusted.run)
                     nursery.start_soon(self.versions.compare_with_bootstrap)
                 if self.lease is not None:
@@ -385,6 +417,9 @@ class RunNode:
         except* NotAdmitted as group:
             reason = str(leaf_errors(group)[0])
             raise UserError(f"run {self.run.id} does not admit this peer: {reason}") from None
+        except* Dropped:
+            self._check_trust()  # a message was refused before `_keep_trust` had its turn
+            raise
         finally:
             if self._trusted is not None:
                 self._trusted.close()

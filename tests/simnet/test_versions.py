@@ -303,7 +303,7 @@ def test_an_owner_who_signs_one_version_twice_is_told() -> None:
 
 def test_workers_ask_the_environment_peers_of_their_steps_version() -> None:
     """Validators accept the turns of no others: those of a newly added peer would get an honest
-    worker evicted."""
+    worker evicted. A removed trusted peer ends with a sentence."""
 
     async def main(watching: Watching) -> None:
         simulation = watching.simulation
@@ -322,11 +322,9 @@ def test_workers_ask_the_environment_peers_of_their_steps_version() -> None:
         turns = ServedTurns(worker)
         assert set(turns._ranked(pending)) == set(ids[:2])
         added = TrustedKey(peer=ids[2], from_version=2)
+        simulation.disturbed = 1  # peers may end
         for version, named in ((2, [*first.environment_peers, added]), (3, [added])):
             message = msgspec.structs.replace(first, version=version, environment_peers=named)
-            if version == 3:
-                for n in range(2):
-                    await simulation.peers[f"environment-{n}"].kill()
             watching.part("validator").gossip.publish(signed(simulation, message))
             await trio.sleep(1.0)
             assert worker.run.manifest.version == version
@@ -334,5 +332,19 @@ def test_workers_ask_the_environment_peers_of_their_steps_version() -> None:
                 assert set(turns._ranked(pending)) == set(ids[:2])
         with pytest.raises(Unwanted, match="removed all environment peers"):
             turns._ranked(pending)
+        last = msgspec.structs.replace(first, version=4, validators=[added], environment_peers=[])
+        watching.part("trainer").gossip.publish(signed(simulation, last))
+        await trio.sleep(1.0)
+        for name, role, field, version in (
+            ("environment-0", "environment", "environment_peers", 3),
+            ("environment-1", "environment", "environment_peers", 3),
+            ("validator", "validator", "validators", 4),
+        ):
+            peer = simulation.peers[name]
+            assert peer.ended == (
+                f"version {version} of run {worker.run.id} no longer names this peer, {peer.id}, "
+                f"for the role {role}; start it without that role, or ask the run's owner to list "
+                f"it in the manifest's {field} again"
+            )
 
     watch(main)
