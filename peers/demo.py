@@ -56,7 +56,17 @@ ARITHMETIC = EnvironmentReference(
     },
 )
 CODE = EnvironmentReference(
-    name="code", version="1", options={"steps": 1, "style": "lambda", "tests": 3}
+    name="code",
+    version="1",
+    options={
+        "style": "lambda",
+        "steps": 1,
+        "tests": 3,
+        # The demo's characters lack %, which other operations need.
+        "operations": ["times", "add", "first", "over"],
+        "questions": ["sum", "list", "max", "min"],
+        "parameters": 8,
+    },
 )
 
 
@@ -73,6 +83,8 @@ class Recipe:
     """The model's context length."""
     accuracy: float = 0.15
     """Where the supervised warm-up stops; see `peers.trainer.warmup.Warmup`."""
+    warmup_batch: int = 128
+    warmup_steps_max: int = 200
 
 
 RECIPES = {
@@ -94,10 +106,12 @@ RECIPES = {
     "code": Recipe(
         title="programs of one line, by hidden tests",
         environments=(CODE,),
-        sampling=replace(SAMPLING, max_new_tokens=72),
+        sampling=replace(SAMPLING, max_new_tokens=60),
         schedule=replace(SCHEDULE, groups_per_step=16),
-        optimiser=replace(OPTIMISER, learning_rate=1e-4),
-        positions=128,
+        positions=96,
+        accuracy=0.25,
+        warmup_batch=32,
+        warmup_steps_max=600,
     ),
     "mixture": Recipe(
         title="sort digits, and arithmetic with two kinds of tool",

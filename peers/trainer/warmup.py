@@ -54,6 +54,8 @@ def prepare_base(folder: Path, seed: int, recipe: Recipe = RECIPES["sort-digits"
         [environments.of(reference) for reference in recipe.environments],
         seed,
         Warmup(
+            batch=recipe.warmup_batch,
+            steps_max=recipe.warmup_steps_max,
             accuracy=recipe.accuracy,
             weights=[reference.weight for reference in recipe.environments],
         ),

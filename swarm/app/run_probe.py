@@ -74,6 +74,15 @@ def probe_hashes(folder: Path, environments: Sequence[EnvironmentReference]) -> 
     )
 
 
+def try_grading(environments: Sequence[EnvironmentReference]) -> None:
+    """Grade one answer in each environment; raises `UserError` if this machine cannot."""
+    installed = Environments()
+    for each in environments:
+        environment = installed.of(each)
+        task = task_of(environment, probe_seed(0))
+        grade(environment, task, Transcript.of(task.answer, finished=True))
+
+
 def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
     """Test the run's environments with the tokenizer and the model config in `folder`.
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -269,6 +272,26 @@ def test_a_peer_of_another_protocol_version(
 )
 def test_demo_flags(arguments: list[str], sentence: str) -> None:
     assert sentence in complaint("demo", *arguments)
+
+
+NO_NAMESPACES = ["unshare", "-Ur", "sh", "-c"]
+"""Runs a shell command in a user namespace of its own."""
+
+
+def test_a_demo_of_programs_needs_a_sandbox(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None or shutil.which("bwrap") is not None:
+        pytest.skip("needs unshare, and bubblewrap may find other means")
+    if subprocess.run([*NO_NAMESPACES, "true"], capture_output=True).returncode:
+        pytest.skip("this user may make no namespace")
+    program = "from swarm.app.main import main; main()"
+    arguments = f"demo --plain --steps 1 --environment code --keep {tmp_path / 'keep'}"
+    command = f"exec {sys.executable} -c '{program}' {arguments}"
+    forbid = "echo 0 > /proc/sys/user/max_user_namespaces"
+    done = subprocess.run(
+        [*NO_NAMESPACES, f"{forbid} && {command}"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: no sandbox works on this machine (bubblewrap: ")
 
 
 def test_a_demo_does_not_mix_with_an_earlier_one(tmp_path: Path) -> None:

@@ -5,7 +5,31 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recipe import run
+from peers.demo import RECIPES
+from peers.engines.demo import EOS_ID, UNKNOWN, VOCABULARY, save_tokenizer
+from peers.environments import Renderer, task_of
+from peers.environments.collection import Environments
+from peers.environments.episodes import demonstrate
 from peers.trainer.warmup import prepare_base
+
+UNKNOWN_ID = VOCABULARY.index(UNKNOWN)
+
+
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"reasoning-gym"}))
+def test_a_demo_can_write_and_fit_its_answers(name: str, tmp_path: Path) -> None:
+    """An answer with a character that the demo's tokenizer lacks could never be right."""
+    recipe = RECIPES[name]
+    save_tokenizer(tmp_path)
+    renderer, environments = Renderer(tmp_path), Environments(recipe.environments)
+    for environment in map(environments.of, recipe.environments):
+        for number in range(64):
+            task = task_of(environment, number.to_bytes(32, "big"))
+            segments = demonstrate(environment, task, renderer, EOS_ID)
+            tokens = [token for segment in segments for token in segment.tokens]
+            model = [len(segment.tokens) for segment in segments if segment.kind == "model"]
+            assert UNKNOWN_ID not in tokens
+            assert len(tokens) <= recipe.positions
+            assert sum(model) <= recipe.sampling.max_new_tokens
 
 
 @pytest.mark.slow

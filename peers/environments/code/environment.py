@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from peers.environments.code.problems import (
     LAMBDA_STEPS_MAX,
+    PARAMETERS,
     QUESTIONS,
     STEPS,
     STEPS_MAX,
@@ -47,6 +48,8 @@ class CodeOptions(CodeLimits, frozen=True, kw_only=True):
         default_factory=list
     )
     """The same of the questions at the end."""
+    parameters: Annotated[int, Meta(ge=2, le=PARAMETERS)] = PARAMETERS
+    """How many values the number of an operation or question may have."""
 
 
 class Code(SingleTurn):
@@ -94,6 +97,7 @@ class Code(SingleTurn):
             options.tests,
             self._operations,
             self._questions,
+            options.parameters,
         )
         is_function = problem.style != "stdin"
         tests = {

@@ -103,7 +103,7 @@ QUESTIONS = (
 ATTEMPTS_MAX = 1000
 """Problems drawn for one task; fewer than half have a constant answer."""
 PARAMETERS = 11
-"""Values of a parameter, from the part's smallest on."""
+"""Most values of a parameter, from the part's smallest on."""
 
 
 def parts_named(parts: Sequence[Part], names: Collection[str]) -> Sequence[Part]:
@@ -122,6 +122,7 @@ def make_problem(
     tests: int,
     operations: Sequence[Part] = STEPS,
     questions: Sequence[Part] = QUESTIONS,
+    parameters: int = PARAMETERS,
 ) -> Problem:
     """Draw a problem of `steps` operations with `tests` hidden tests, at least 2.
 
@@ -132,8 +133,8 @@ def make_problem(
     draws = Draws("swarm/1/code", randomness)
     for _ in range(ATTEMPTS_MAX):
         style = styles[draws.below(len(styles))]
-        chosen = [_filled(operations, draws) for _ in range(steps)]
-        problem = _problem(style, chosen, _filled(questions, draws), tests)
+        chosen = [_filled(operations, parameters, draws) for _ in range(steps)]
+        problem = _problem(style, chosen, _filled(questions, parameters, draws), tests)
         if any(case.expected != problem.cases[0].expected for case in problem.cases):
             return problem
     raise ValueError(f"{ATTEMPTS_MAX} problems of {steps} steps all have a constant answer")
@@ -197,9 +198,9 @@ def _expected(style: Style, answer: int | Numbers) -> Any:
     return printed(answer) if style == "stdin" else answer
 
 
-def _filled(parts: Sequence[Part], draws: Draws) -> Part:
+def _filled(parts: Sequence[Part], parameters: int, draws: Draws) -> Part:
     part = parts[draws.below(len(parts))]
-    k = part.least + draws.below(PARAMETERS)
+    k = part.least + draws.below(parameters)
     return Part(part.brief.format(k=k), part.sentence.format(k=k), part.code.format(k=k))
 
 

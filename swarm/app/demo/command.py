@@ -12,12 +12,14 @@ from typing import Any
 import trio
 from rich.console import Console
 
+from peers.demo import recipe_of
 from swarm.app.demo.options import DemoOptions, check_options
 from swarm.app.demo.plain import print_lines
 from swarm.app.demo.play import Demo
 from swarm.app.demo.summary import OUTPUT, page
 from swarm.app.demo.view import draw
 from swarm.app.output import STANDARD_OUTPUT
+from swarm.app.run_probe import try_grading
 
 
 async def run_demo(options: DemoOptions) -> int:
@@ -26,6 +28,7 @@ async def run_demo(options: DemoOptions) -> int:
     Raises `UserError` for wrong options and `SwarmError` if the demo cannot continue.
     """
     check_options(options)
+    try_grading(recipe_of(options.environment).environments)
     console = Console(stderr=options.json_file == STANDARD_OUTPUT)
     folder = (options.keep or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
     lines = options.plain or not console.is_terminal
