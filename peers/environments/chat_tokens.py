@@ -92,7 +92,19 @@ class ChatTokens:
 
     def prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
         """Token ids of a prompt, with the beginning of the model's turn; raises `UserError`."""
-        return self._encode(self._rendered(_chat(messages), variables, prompts=True))
+        return self.encode(self.text(messages, variables))
+
+    def text(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], begun: str | None = None
+    ) -> str:
+        """The text of a prompt, which `encode` turns into its tokens; raises `UserError`.
+
+        It has codes for control tokens. `begun`: text with which the model's turn begins already.
+        """
+        if begun is None:
+            return self._rendered(_chat(messages), variables, prompts=True)
+        before, _ = self._around_turn(_chat(messages), variables, ())
+        return before + self._quote(NONCHARACTERS.sub("\ufffd", begun))
 
     def after_turn(
         self,
@@ -108,15 +120,8 @@ class ChatTokens:
         the turn. Earlier turns play no part: a template that looks back at them is refused when
         the run is created (`peers.environments.chat_checks`). Raises `UserError`.
         """
-        chat = [*_chat(messages), {"role": "assistant", "content": TURN}, *_chat(observation)]
-        text = self._rendered(chat, variables, prompts=bool(observation))
-        if text.count(TURN) != 1:
-            raise UserError(
-                f"{self.template.where}: the chat template writes a turn of the model "
-                f"{text.count(TURN)} times instead of once, so that no tokens can follow it; "
-                "repair the template"
-            )
-        tokens = self._encode(text.partition(TURN)[2])
+        _, after = self._around_turn(_chat(messages), variables, _chat(observation))
+        tokens = self.encode(after)
         return tokens[self._written_by_model(tokens, last) :]
 
     def closing_token(
@@ -138,21 +143,41 @@ class ChatTokens:
         between = self._tokenizer.decode(list(tokens[:at]), skip_special_tokens=False)
         return 0 if between.strip() else at + 1
 
+    def _around_turn(
+        self,
+        chat: Sequence[Mapping[str, str]],
+        variables: Mapping[str, Any],
+        observation: Sequence[Mapping[str, str]],
+    ) -> tuple[str, str]:
+        """The text before a turn of the model that follows `chat`, and the text after it."""
+        turns = [*chat, {"role": "assistant", "content": TURN}, *observation]
+        text = self._rendered(turns, variables, prompts=bool(observation))
+        if text.count(TURN) != 1:
+            raise UserError(
+                f"{self.template.where}: the chat template writes a turn of the model "
+                f"{text.count(TURN)} times instead of once, so that no tokens can follow it; "
+                "repair the template"
+            )
+        before, _, after = text.partition(TURN)
+        return before, after
+
     def _rendered(
         self, chat: Sequence[Mapping[str, str]], variables: Mapping[str, Any], prompts: bool
     ) -> str:
         """The text with codes for the control tokens of the template."""
-        quoted = [
-            {key: self._control.sub(self._code(QUOTED), text) for key, text in message.items()}
-            for message in chat
-        ]
+        quoted = [{key: self._quote(text) for key, text in message.items()} for message in chat]
         text = self.template.render(quoted, variables, prompts)
         return self._control.sub(self._code(CONTROL), text)
+
+    def _quote(self, text: str) -> str:
+        """A message's text with codes for the texts of control tokens."""
+        return self._control.sub(self._code(QUOTED), text)
 
     def _code(self, form: str) -> Any:
         return lambda found: form.format(self._controls[found.group()])
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text with codes for control tokens."""
         plain = self._quoted.sub(lambda found: self._texts[found.group(1)], text)
         ids = self._tokenizer.encode(plain, add_special_tokens=False).ids
         return [self._ids.get(id, id) for id in ids]

@@ -20,6 +20,7 @@ from swarm.errors import leaf_errors
 from swarm.identity import PeerId
 from swarm.jobs import Hardware
 from swarm.jobs.evaluation import (
+    EVALUATION_START_SECONDS,
     DrawTasks,
     EvaluationService,
     EvaluationSetup,
@@ -34,9 +35,6 @@ from swarm.observable import Observable
 from swarm.world import Child, client
 
 SERVICE = "peers.evaluation.service:EvaluationService"
-START_DEADLINE_SECONDS = 120.0
-"""Time for the child to import torch at the lowest priority."""
-
 NICENESS = 19
 """Priority of the child: it takes only the processor time that nobody else wants."""
 
@@ -193,7 +191,7 @@ class Evaluations:
             setup,
             name="evaluation",
             interpreter=self._settings.interpreter or None,
-            start_deadline_seconds=START_DEADLINE_SECONDS,
+            start_deadline_seconds=EVALUATION_START_SECONDS,
         ) as child:
             drawn = await client(EvaluationService, child).draw(
                 DrawTasks(

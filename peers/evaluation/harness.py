@@ -72,16 +72,18 @@ class LmEvalService:
                     "--lm-eval-include, or see `lm-eval ls tasks`"
                 )
         checkpoint, stop_ids = checkpoint_hash(self._folder), stop_ids_of(self._folder)
+        chat = self._renderer.chat if job.chat else None
         engine = make_engine(self._setup.engine, self._folder, self._setup.hardware)
         engine_class = engine.capabilities.engine_class
         head = {"checkpoint": checkpoint, "engine": engine_class, "stop_ids": stop_ids}
         with open_samples(Path(job.out), head, Answer) as file:
-            model = EngineModel(engine, self._renderer, stop_ids, file, self._note)
+            model = EngineModel(engine, self._renderer, chat, stop_ids, file, self._note)
             try:
                 results: Any = lm_eval.simple_evaluate(
                     model=model,
                     tasks=job.tasks,
                     limit=job.limit,
+                    apply_chat_template=job.chat,
                     task_manager=manager,
                     bootstrap_iters=BOOTSTRAP_RESAMPLES,
                     log_samples=False,

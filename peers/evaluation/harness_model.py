@@ -13,6 +13,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from peers.engines.engine import Engine
 from peers.environments import Renderer
+from peers.environments.chat_tokens import ChatTokens
+from peers.environments.interface import Message
 from peers.evaluation.answers import Continuation, generate, score
 from peers.evaluation.samples import SampleFile
 from swarm.errors import UserError
@@ -39,13 +41,17 @@ class EngineModel(TemplateLM):  # type: ignore[misc]
         self,
         engine: Engine,
         renderer: Renderer,
+        chat: ChatTokens | None,
         stop_ids: Sequence[int],
         file: SampleFile[Answer],
         note: Callable[[int, int], None],
     ) -> None:
-        """`note` hears of (requests answered, requests) of the current kind."""
+        """`chat`: the chat template, if it renders the prompts. `note` hears of (requests answered,
+        requests) of the current kind."""
         super().__init__()
-        self._engine, self._renderer, self._stop_ids = engine, renderer, list(stop_ids)
+        self._chat = chat
+        self._engine, self._renderer = engine, renderer
+        self._stop_ids = [*stop_ids, *([] if chat is None else _turn_ends(chat))]
         self._file, self._note = file, note
         self._answers = {each.key: each for each in file.samples}
         self._length_max = engine.capabilities.length_max
@@ -59,9 +65,31 @@ class EngineModel(TemplateLM):  # type: ignore[misc]
         """What stands before a text without context: what the tokenizer puts there."""
         return (self._renderer.encode_prompt("") or [self.eot_token_id])[0]
 
+    # lm-eval asks for a prompt's text and later for its tokens. The text has the codes of
+    # `ChatTokens` for the template's control tokens, so texts of a task never become such tokens.
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self._renderer.files_hash.hex()
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self._chat.template.source if self._chat is not None else None
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The text of a prompt; without `add_generation_prompt` the last message is the beginning
+        of the model's turn."""
+        assert self._chat is not None
+        messages = [Message(each["role"], each["content"]) for each in chat_history]
+        begun = None if add_generation_prompt else messages.pop().content
+        return self._chat.text(messages, {}, begun)
+
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
+        if self._chat is not None:
+            return self._chat.encode(string)
         if add_special_tokens is False:
             return self._renderer.encode_completion(string)
         return self._renderer.encode_prompt(string)
@@ -145,6 +173,12 @@ class EngineModel(TemplateLM):  # type: ignore[misc]
     def _keep(self, answer: Answer) -> None:
         self._answers[answer.key] = answer
         self._file.append(answer)
+
+
+def _turn_ends(chat: ChatTokens) -> list[int]:
+    """The control token that ends the model's turn, which the checkpoint's config may not name."""
+    token = chat.closing_token([Message("user", "?")], {})
+    return [] if token is None else [token]
 
 
 def _key(kind: str, *parts: Any) -> str:

@@ -12,6 +12,9 @@ from swarm.jobs.training import TRAINING_PATIENCE_SECONDS
 from swarm.manifest import EnvironmentReference, Sampling
 from swarm.world import Job, Setup
 
+EVALUATION_START_SECONDS = 300.0
+"""Time for a child to import torch, and lm-eval's forty packages, on a machine that is busy."""
+
 
 class EvaluationSetup(Setup, frozen=True, kw_only=True):
     """Raises `UserError` for an environment or an engine that is not installed, and for a
@@ -122,6 +125,8 @@ class RunHarness(Job, frozen=True, kw_only=True):
     """Folder with task files (YAML) beside lm-eval's own; empty: none."""
     limit: int
     """Most documents of each task."""
+    chat: bool = False
+    """Whether the checkpoint's chat template renders the prompts."""
     out: str
     """File of answers; an existing one is resumed."""
 

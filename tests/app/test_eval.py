@@ -133,6 +133,7 @@ def test_samples_survive_a_torn_line_and_other_checkpoints_are_refused(tmp_path:
         (["--run", "nothing.toml"], "nothing.toml cannot be read"),
         (["--tasks", "sort-digits", "--base", "nothing"], "--base nothing is no folder"),
         (["--tasks", "sort-digits", "--engine", "vllm"], "engine 'vllm' is not installed in"),
+        (["--tasks", "sort-digits", "--apply-chat-template"], "--option chat=true"),
         (["--tasks", "sort-digits", "--out", "/nowhere/x"], "there is no folder /nowhere"),
     ],
 )

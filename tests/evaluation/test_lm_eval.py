@@ -73,6 +73,21 @@ def test_local_tasks_are_evaluated_and_resumed(tmp_path: Path) -> None:
     again = run(*arguments, "--tasks", "lm_eval:choosing")
     assert "choosing acc" in again.output
     assert (tmp_path / "out.lm_eval.jsonl").read_text().splitlines() == answers
+    (tasks / "asking.yaml").write_text(
+        SORTING.format(folder=tmp_path).replace("sorting\n", "asking\n", 1).replace("}>", "}")
+    )
+    chat = (*arguments[:-1], tmp_path / "chat.jsonl", "--apply-chat-template", "--tasks")
+    refused = run(*chat, "lm_eval:asking")
+    assert refused.exit_code == 2 and "has no chat template" in refused.output
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}>"
+    (tmp_path / "policy/chat_template.jinja").write_text(template)
+    asked = run(*chat, "lm_eval:asking,lm_eval:choosing")
+    assert asked.exit_code == 0, asked.output
+    plain, chatted = (
+        {json.loads(line).get("text") for line in path.read_text().splitlines()[1:]}
+        for path in (tmp_path / "out.lm_eval.jsonl", tmp_path / "chat.lm_eval.jsonl")
+    )
+    assert plain == chatted  # the template makes the same prompts
     for name, words in (
         ("chess", "lm-eval has no task 'chess'"),
         ("missing", "is not on this machine"),

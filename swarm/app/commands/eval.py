@@ -84,6 +84,13 @@ def evaluate(
     lm_eval_include: Annotated[
         Path | None, typer.Option(help="Folder with task files (YAML) for lm-eval.")
     ] = None,
+    apply_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--apply-chat-template",
+            help="Render the prompts of lm-eval's tasks with the checkpoint's chat template.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a checkpoint on tasks of environments, by default held-out ones. Needs no network.
@@ -106,6 +113,11 @@ def evaluate(
             raise UserError(f"{name} {folder} is no folder; name a Hugging Face folder")
     check_writable("--out", out)
     own, harness_names = harness.split_names(tasks)
+    if apply_chat_template and not harness_names:
+        raise UserError(
+            "--apply-chat-template is for tasks lm_eval:NAME, and --tasks names none; an "
+            "environment's prompts become messages by --option chat=true"
+        )
     machine = Machine(
         engine,
         Hardware(device=device, dtype=dtype, threads=threads),
@@ -141,7 +153,7 @@ def evaluate(
         told |= report.report(wanted, *measured)
         texts += report.tables(wanted, *measured)
     if harness_names:
-        chosen = harness.HarnessTasks(harness_names, lm_eval_include, limit)
+        chosen = harness.HarnessTasks(harness_names, lm_eval_include, limit, apply_chat_template)
         answered = []
         for prefix, folder, file in folders:
             show = _Reporter(prefix).show

@@ -13,6 +13,7 @@ from peers.evaluation.statistics import Z_95
 from swarm.app.evaluation.report import aligned
 from swarm.app.evaluation.run import Machine, Progress
 from swarm.jobs.evaluation import (
+    EVALUATION_START_SECONDS,
     AskHarnessProgress,
     HarnessDone,
     HarnessFigure,
@@ -36,6 +37,7 @@ class HarnessTasks:
     names: Sequence[str]
     include: Path | None
     limit: int
+    chat: bool
 
 
 def split_names(text: str | None) -> tuple[str | None, list[str]]:
@@ -58,13 +60,18 @@ async def run_harness(
     setup = HarnessSetup(folder=str(folder), engine=machine.engine, hardware=machine.hardware)
     found: list[HarnessDone] = []
     async with LocalCompute().child(
-        SERVICE, setup, name="lm-eval", interpreter=machine.interpreter
+        SERVICE,
+        setup,
+        name="lm-eval",
+        interpreter=machine.interpreter,
+        start_deadline_seconds=EVALUATION_START_SECONDS,
     ) as child:
         service = client(HarnessService, child)
         job = RunHarness(
             tasks=list(wanted.names),
             include=str(wanted.include) if wanted.include else "",
             limit=wanted.limit,
+            chat=wanted.chat,
             out=str(out),
         )
 

@@ -11,7 +11,7 @@ from peers.evaluation.samples import SampleFile, open_samples
 from swarm.app.evaluation.child import SERVICE, draw, play_rows
 from swarm.app.evaluation.options import Evaluation
 from swarm.jobs import Hardware
-from swarm.jobs.evaluation import EvaluationSetup, Sample, TasksDrawn
+from swarm.jobs.evaluation import EVALUATION_START_SECONDS, EvaluationSetup, Sample, TasksDrawn
 from swarm.world import Child
 from swarm.world.compute import LocalCompute
 
@@ -62,7 +62,11 @@ async def measure(
         hardware=machine.hardware,
     )
     async with LocalCompute().child(
-        SERVICE, setup, name="evaluation", interpreter=machine.interpreter
+        SERVICE,
+        setup,
+        name="evaluation",
+        interpreter=machine.interpreter,
+        start_deadline_seconds=EVALUATION_START_SECONDS,
     ) as child:
         drawn = await draw(child, wanted)
         with open_samples(out, head_of(wanted, drawn), Sample) as file:
