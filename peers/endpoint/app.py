@@ -309,7 +309,7 @@ class Stream(Response):
                 await put(as_event(opening))
         choices = await self._endpoint.generator.run(begun, tell)
         if begun.job.stream_usage:
-            tokens = sum(len(choice.sampled.tokens) for choice in choices)
+            tokens = sum(len(choice.tokens) for choice in choices)
             await put(as_event(form.closing(reply, tokens)))
         await put(LAST_EVENT)
 

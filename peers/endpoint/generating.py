@@ -12,7 +12,7 @@ from peers.endpoint.errors import ApiError
 from peers.endpoint.jobs import Job
 from peers.endpoint.policy import Policy
 from peers.endpoint.recording import Sessions
-from peers.endpoint.replies import Choice, Delta
+from peers.endpoint.replies import Delta
 from peers.endpoint.sampling import Ask, Sampled, sample
 from peers.endpoint.sessions import Draw, Turn
 from peers.endpoint.text import Text
@@ -91,15 +91,17 @@ class Generator:
             )
         return limit
 
-    async def run(self, begun: Begun, tell: TellDelta | None = None) -> list[Choice]:
+    async def run(self, begun: Begun, tell: TellDelta | None = None) -> list[Delta]:
         """Generate all choices; raises `ApiError`. Cancelling gives them up."""
-        found: dict[int, Choice] = {}
+        found: dict[int, Delta] = {}
         failed: list[ApiError] = []
 
         async def make(index: int) -> None:
             try:
                 sampled = await self._choice(begun, index, tell)
-                found[index] = Choice(index, sampled)
+                found[index] = Delta(
+                    index, sampled.text, sampled.tokens, sampled.log_probabilities, sampled.finish
+                )
             except (ValueError, UserError) as error:
                 failed.append(ApiError(400, str(error)))
                 nursery.cancel_scope.cancel()

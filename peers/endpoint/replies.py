@@ -9,21 +9,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from peers.endpoint.sampling import Sampled
 from peers.environments.renderer import Renderer
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A finished choice."""
-
-    index: int
-    sampled: Sampled
-
-
-@dataclass(frozen=True)
 class Delta:
-    """What is new of a choice."""
+    """What is new of a choice, or all of a finished one."""
 
     index: int
     text: str
@@ -40,11 +31,15 @@ class Reply:
     created: int
     """Seconds since 1970."""
     model: str
-    renderer: Renderer
-    prompt_tokens: int
-    wants_log_probabilities: bool
+    renderer: Renderer | None = None
+    """Needed for log-probabilities."""
+    prompt_tokens: int | None = None
+    """None: unknown, so that the reply has no usage."""
+    wants_log_probabilities: bool = False
 
-    def usage(self, completion_tokens: int) -> dict[str, int]:
+    def usage(self, completion_tokens: int) -> dict[str, int] | None:
+        if self.prompt_tokens is None:
+            return None
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -56,13 +51,14 @@ class Reply:
 
     def token_texts(self, tokens: Sequence[int]) -> list[str]:
         """Each token's own text; a token that is part of a character has none of its own."""
+        assert self.renderer is not None
         return [self.renderer.decode_completion([token], ())[0] for token in tokens]
 
 
 class Form(Protocol):
     """One of the three forms."""
 
-    def whole(self, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]: ...
+    def whole(self, reply: Reply, choices: Sequence[Delta]) -> dict[str, Any]: ...
 
     def opening(self, reply: Reply, index: int) -> dict[str, Any] | None:
         """A stream's first event of a choice."""
@@ -80,8 +76,8 @@ class CompletionForm:
 
     kind = "text_completion"
 
-    def whole(self, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
-        made = [self._choice(reply, _all_of(choice)) for choice in choices]
+    def whole(self, reply: Reply, choices: Sequence[Delta]) -> dict[str, Any]:
+        made = [self._choice(reply, choice) for choice in choices]
         return {**reply.head(self.kind), "choices": made, "usage": reply.usage(_tokens(choices))}
 
     def opening(self, reply: Reply, index: int) -> None:
@@ -114,9 +110,9 @@ class CompletionForm:
 class ChatForm:
     """`/v1/chat/completions`."""
 
-    def whole(self, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, reply: Reply, choices: Sequence[Delta]) -> dict[str, Any]:
         made = []
-        for delta in map(_all_of, choices):
+        for delta in choices:
             message = {"role": "assistant", "content": delta.text, "refusal": None}
             made.append({**self._choice(reply, delta), "message": message})
         head = reply.head("chat.completion")
@@ -151,10 +147,10 @@ class ChatForm:
 class GenerateForm:
     """`/inference/v1/generate`, as vLLM has it: tokens are named `token_id:N`."""
 
-    def whole(self, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, reply: Reply, choices: Sequence[Delta]) -> dict[str, Any]:
         return {
             "request_id": reply.id,
-            "choices": [self._choice(reply, _all_of(choice)) for choice in choices],
+            "choices": [self._choice(reply, choice) for choice in choices],
             "usage": reply.usage(_tokens(choices)),
         }
 
@@ -193,13 +189,8 @@ def as_event(body: dict[str, Any]) -> bytes:
 LAST_EVENT = b"data: [DONE]\n\n"
 
 
-def _all_of(choice: Choice) -> Delta:
-    found = choice.sampled
-    return Delta(choice.index, found.text, found.tokens, found.log_probabilities, found.finish)
-
-
-def _tokens(choices: Sequence[Choice]) -> int:
-    return sum(len(choice.sampled.tokens) for choice in choices)
+def _tokens(choices: Sequence[Delta]) -> int:
+    return sum(len(choice.tokens) for choice in choices)
 
 
 def _content(names: Sequence[str], delta: Delta) -> list[dict[str, Any]]:

@@ -26,17 +26,18 @@ ENTRY_POINT_GROUP = "swarm.environments"
 """Entry points of environments in other packages: `name = "module:Class"`."""
 
 BUILT_IN = {
-    name: EntryPoint(name, f"peers.environments.{target}", ENTRY_POINT_GROUP)
+    name: EntryPoint(name, f"peers.{target}", ENTRY_POINT_GROUP)
     for name, target in {
-        "calculator": "calculator:Calculator",
-        "code": "code:Code",
-        "dataset": "dataset:Dataset",
-        "genesys": "genesys:Genesys",
-        "math": "math:Math",
-        "reasoning-gym": "reasoning_gym:ReasoningGym",
-        "sort-digits": "sort_digits:SortDigits",
-        "tools": "tools:Tools",
-        "verifiers": "verifiers.environment:Verifiers",
+        "calculator": "environments.calculator:Calculator",
+        "code": "environments.code:Code",
+        "dataset": "environments.dataset:Dataset",
+        "genesys": "environments.genesys:Genesys",
+        "harness": "endpoint.harness.environment:Harness",
+        "math": "environments.math:Math",
+        "reasoning-gym": "environments.reasoning_gym:ReasoningGym",
+        "sort-digits": "environments.sort_digits:SortDigits",
+        "tools": "environments.tools:Tools",
+        "verifiers": "environments.verifiers.environment:Verifiers",
     }.items()
 }
 

@@ -118,17 +118,21 @@ class Rows:
             )
 
 
-def located(path: str) -> Path:
-    """A path on this machine; raises `UserError` if there is none."""
+def located(path: str, what: str = "data set", option: str = "hash") -> Path:
+    """A path on this machine; raises `UserError` if there is none.
+
+    `option` names its hash.
+    """
     folders = os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)
     candidates = [Path(path), *(Path(folder) / Path(path).name for folder in folders if folder)]
     for candidate in candidates:
         if candidate.exists():
             return candidate
     raise UserError(
-        f"the data set {path} is not on this machine; copy it there, or into a folder that the "
-        f"variable {FOLDERS_VARIABLE} names (the option hash in the run's manifest is its BLAKE3), "
-        'or take part in a run that has where = "served" for this environment and needs no copy'
+        f"the {what} {path} is not on this machine; copy it there, or into a folder that the "
+        f"variable {FOLDERS_VARIABLE} names (the option {option} in the run's manifest is its "
+        'BLAKE3), or take part in a run that has where = "served" for this environment and needs '
+        "no copy"
     )
 
 

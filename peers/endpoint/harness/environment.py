@@ -1,0 +1,272 @@
+"""The environment `harness`: tasks of a data set, played by a program that the lab has."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta
+
+from peers.endpoint.harness.run import Answered, Ended, HarnessError, Program, Run, Said, added
+from peers.endpoint.harness.server import Server
+from peers.environments.dataset import DataOptions, OfRows, Positive
+from peers.environments.interface import Episodes, Grade, NotGradable, Task, Transcript
+from peers.environments.rows import located
+from swarm.errors import UserError
+from swarm.manifest import OptionValue
+
+CALL_GRACE_SECONDS = 10.0
+"""Time beyond the option `seconds` to kill an overdue harness and say so."""
+
+PROMPTS_KEPT = 1 << 16
+"""First requests that are remembered, each of some thousand characters."""
+
+
+class HarnessOptions(DataOptions, frozen=True, kw_only=True):
+    """Which program plays, and what it may use."""
+
+    program: Annotated[str, Meta(min_length=1, max_length=1000)]
+    """File of the harness: executable, or a Python program (.py)."""
+    program_hash: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
+    """BLAKE3 of that file; `swarm run create` fills it in."""
+    arguments: Annotated[list[Annotated[str, Meta(max_length=1000)]], Meta(max_length=32)] = (
+        msgspec.field(default_factory=list)
+    )
+    """Arguments of the program."""
+    sampling: Literal["refuse", "ignore"] = "refuse"
+    """What becomes of fields such as `temperature` and `max_tokens` in its requests: the run's
+    manifest decides how the policy is sampled."""
+    seconds: Positive = 25.0
+    """Deadline of a call: a prompt, an observation or a grade. Keep it below the `seconds_max` of
+    environment peers."""
+    processes: Annotated[int, Meta(ge=1, le=4096)] = 64
+    """Harnesses that wait for the model at a time; the oldest is killed when another is needed, and
+    its episode is played again from the texts."""
+    cut_reward: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Reward of an episode that ends at the run's limits of tokens or turns, if the harness posts
+    none for it."""
+
+
+@dataclass
+class _Played:
+    """The state of an episode."""
+
+    row: int
+    turns: tuple[Answered, ...] = ()
+    run: Run | None = None
+    """Its process, unless it was needed for another episode."""
+
+
+@dataclass(eq=False)
+class _Runs:
+    """Harnesses that wait for the model, in the order of their last use."""
+
+    server: Server
+    most: int
+    _held: list[Run] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, row: int, turns: tuple[Answered, ...], own: Run | None = None) -> Run | None:
+        """The run `own`, if it is held, or else one of this row that got these answers."""
+        with self._lock:
+            for run in self._held:
+                if run is own or (own is None and run.row == row and run.turns == turns):
+                    self._held.remove(run)
+                    return run
+        return None
+
+    def hold(self, run: Run) -> None:
+        """Keep a run for its next turn, or for its grade."""
+        with self._lock:
+            self._held.append(run)
+            oldest = self._held.pop(0) if len(self._held) > self.most else None
+        if oldest is not None:
+            self.close(oldest)
+
+    def close(self, run: Run) -> None:
+        """End a run."""
+        self.server.runs.pop(run.key, None)
+        run.close()
+
+    def close_all(self) -> None:
+        for run in self._held:
+            self.close(run)
+        self.server.close()
+
+
+class Harness(OfRows, Episodes):
+    """Plays each episode in a process of its own, which asks the model and posts the reward.
+
+    An episode that this process does not hold is played again with the model's texts.
+    """
+
+    name = "harness"
+    version = "1"
+    replayable = False
+    Options = HarnessOptions
+    options: HarnessOptions
+
+    def __init__(self, options: HarnessOptions) -> None:
+        """Open the data and check the program; raises `UserError`."""
+        super().__init__(options)
+        path = located(options.program, "program", "program_hash")
+        self._command = self._checked(path.resolve())
+        self.call_seconds = options.seconds + CALL_GRACE_SECONDS
+        self._prompts: dict[int, Said] = {}
+
+    def pins(self) -> Mapping[str, OptionValue]:
+        """The hashes of the data and of the program."""
+        return {"hash": self.rows.hash(), "program_hash": self._hash}
+
+    def task_of_row(self, index: int) -> Task:
+        """The task whose prompt is the harness's first request; raises `UserError`."""
+        prompt = self._prompts.get(index)
+        if prompt is None:
+            run = self._reached(index, (), time.monotonic() + self.options.seconds)
+            prompt = run.prompts[0]
+            self._runs.hold(run)
+            if len(self._prompts) >= PROMPTS_KEPT:
+                self._prompts.clear()
+            self._prompts[index] = prompt
+        return Task(prompt, "", {"row": index})
+
+    def start(self, task: Task) -> _Played:
+        return _Played(task.data["row"])
+
+    def step(self, state: _Played, text: str) -> Said | None:
+        """What the harness says next; raises `UserError` when it fails."""
+        held = self._runs.take(state.row, (), state.run)
+        state.turns = (*state.turns, Answered(text, "stop"))
+        deadline = time.monotonic() + self.options.seconds
+        state.run = run = self._reached(state.row, state.turns, deadline, held)
+        self._runs.hold(run)
+        if run.ended is not None:
+            return None
+        return added(run.prompts[-2], text, run.prompts[-1])
+
+    def grade(self, task: Task, transcript: Transcript) -> Grade:
+        """The reward that the harness posts.
+
+        Raises `NotGradable` when it posts none, or says something else than in the transcript when
+        it is played again.
+        """
+        texts = [turn.text for turn in transcript.turns if turn.kind == "model"]
+        turns = [Answered(text, "stop") for text in texts]
+        if not transcript.finished:
+            turns[-1] = Answered(texts[-1], "length")
+        deadline = time.monotonic() + self.options.seconds
+        try:
+            row, played = task.data["row"], tuple(turns)
+            run = self._reached(row, played, deadline, self._runs.take(row, played))
+            try:
+                _check_observations(run, transcript)
+                was_cut = run.ended is None
+                ended = run.finish(deadline)
+            finally:
+                self._runs.close(run)
+        except (HarnessError, UserError) as error:
+            raise NotGradable(str(error)) from error
+        return self._grade_of(ended, was_cut)
+
+    def _grade_of(self, ended: Ended, was_cut: bool) -> Grade:
+        if ended.reward is not None:
+            return Grade(ended.reward, ended.parts)
+        if was_cut:
+            return Grade(self.options.cut_reward)
+        raise NotGradable(
+            f"the harness {self.options.program} posted no reward ({ended.words}); post one to "
+            "$OPENAI_BASE_URL/rollouts/NAME/reward in every case"
+        )
+
+    def _reached(
+        self, row: int, turns: tuple[Answered, ...], deadline: float, run: Run | None = None
+    ) -> Run:
+        """A run of a row that got these answers: `run`, which got the first of them, or a new one.
+
+        Raises `UserError`.
+        """
+        try:
+            if run is None:
+                run = Run(self._program, row, self.rows.row(row))
+                self._server.runs[run.key] = run
+                run.begin(deadline)
+                self._check_prompt(run)
+            for given in turns[len(run.turns) :]:
+                run.answer(given, deadline)
+        except BaseException as error:
+            if run is not None:
+                self._runs.close(run)
+            if isinstance(error, HarnessError):
+                raise UserError(
+                    f"the harness {self.options.program} cannot play row {row} of "
+                    f"{self.options.path}: {error}"
+                ) from error
+            raise
+        return run
+
+    def _check_prompt(self, run: Run) -> None:
+        """Raise `HarnessError` for a task that has two prompts."""
+        known = self._prompts.get(run.row)
+        if known is not None and known != run.prompts[0]:
+            raise HarnessError(
+                "its first request differs from that of another process; it must follow from the "
+                "task alone"
+            )
+
+    @cached_property
+    def _server(self) -> Server:
+        return Server(self.options.sampling == "ignore")
+
+    @cached_property
+    def _runs(self) -> _Runs:
+        runs = _Runs(self._server, self.options.processes)
+        weakref.finalize(self, runs.close_all)
+        return runs
+
+    @cached_property
+    def _program(self) -> Program:
+        return Program(self._command, self._server.url)
+
+    def _checked(self, path: Path) -> list[str]:
+        """The command that starts the program; raises `UserError`."""
+        try:
+            self._hash = blake3(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise UserError(f"{self.where}: program {path} cannot be read ({error})") from error
+        wanted = self.options.program_hash
+        if wanted is not None and wanted != self._hash:
+            raise UserError(
+                f"{self.where}: program {path} has the hash {self._hash}, but program_hash is "
+                f"{wanted}; get the program that the run was created with"
+            )
+        if os.access(path, os.X_OK):
+            return [str(path), *self.options.arguments]
+        if path.suffix != ".py":
+            raise UserError(
+                f"{self.where}: program {path} is neither executable nor a Python program (.py); "
+                f"type: chmod +x {path}"
+            )
+        return [sys.executable, str(path), *self.options.arguments]
+
+
+def _check_observations(run: Run, transcript: Transcript) -> None:
+    """Raise `HarnessError` unless the run said what the transcript has."""
+    said = [turn.text for turn in transcript.turns if turn.kind == "environment"]
+    for index, text in enumerate(said[: len(run.prompts) - 1]):
+        new = added(run.prompts[index], run.turns[index].text, run.prompts[index + 1])
+        contents = [new] if isinstance(new, str) else [message.content for message in new]
+        if any(each.strip() not in text for each in contents):
+            raise HarnessError(
+                "it says something else when the episode is played again, so that another process "
+                "cannot grade it"
+            )
