@@ -108,6 +108,7 @@ RECIPES = {
         environments=(CODE,),
         sampling=replace(SAMPLING, max_new_tokens=60),
         schedule=replace(SCHEDULE, groups_per_step=16),
+        optimiser=replace(OPTIMISER, learning_rate=1e-3),
         positions=96,
         accuracy=0.25,
         warmup_batch=32,

@@ -42,7 +42,9 @@ from swarm.world.machine import Machine
 START_SECONDS_MAX = 120.0
 """Deadline for a peer to listen. The fork servers import in this time."""
 STALL_SECONDS_MAX = 300.0
-"""The demo gives up when no step is trained for this long, nor the base policy made."""
+"""The demo gives up when no step is trained for this long."""
+PREPARE_SECONDS_MAX = 1200.0
+"""The same for the base policy: its warm-up is one long job, whose child reports that it lives."""
 FAREWELL_SECONDS = 1.0
 """Wait for the peers' last figures after the end of the run."""
 
@@ -65,6 +67,11 @@ class Demo:
             steps_wanted=options.steps, started=trio.current_time() - options.age_seconds
         )
         self.state.enter("preparing", self.state.started)
+        self.state.note(
+            f"to learn: {recipe_of(options.environment).title}; a supervised warm-up makes the "
+            "base policy first, which takes up to a minute on an idle machine",
+            trio.current_time(),
+        )
         self.peers = make_peers(folder, options.peers)
         self.processes: dict[str, Process] = {}
         self.compute_server = socket_folder / "compute"
@@ -182,11 +189,13 @@ class Demo:
     async def _watch_progress(self) -> None:
         """Wait until the run is complete.
 
-        Raises `SwarmError` if no step is trained for `STALL_SECONDS_MAX`.
+        Raises `SwarmError` if nothing is trained for `STALL_SECONDS_MAX`, or no base policy is made
+        in `PREPARE_SECONDS_MAX`.
         """
         while not self.complete.is_set():
-            done = self._done
-            with trio.move_on_after(STALL_SECONDS_MAX):
+            done = prepared, _ = self._done
+            seconds = STALL_SECONDS_MAX if prepared else PREPARE_SECONDS_MAX
+            with trio.move_on_after(seconds):
                 await self.complete.wait()
             if not self.complete.is_set() and self._done == done:
                 doing = "; ".join(
@@ -194,7 +203,7 @@ class Demo:
                     for peer in self.state.peers.values()
                 )
                 raise SwarmError(
-                    f"no step was trained for {STALL_SECONDS_MAX:g} s (step {self.state.step} of "
+                    f"no step was trained for {seconds:g} s (step {self.state.step} of "
                     f"{self.options.steps}): {doing}"
                 )
         self.ending = True
