@@ -27,7 +27,6 @@ from swarm.gossip.store import EVENTS_MAX
 from swarm.ledger.entries import Consumed, Judged, decode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror
-from swarm.shardcast import limits as checkpoint_limits
 from swarm.transport import limits
 
 LOG_ENTRIES_READ = 1000
@@ -37,9 +36,6 @@ AGREEMENT_SECONDS = 60.0
 """Time within which connected trusted peers must hold each other's logs."""
 LOG_LAG_ENTRIES_MAX = 20
 """Entries by which a mirror may lag behind a log that still grows."""
-
-CHECKPOINTS_MAX = 2 * checkpoint_limits.CHECKPOINTS_KEPT + 2
-"""Most checkpoints of a peer: the newest ones, those being fetched, and those in use."""
 
 INSPECT_SECONDS = 10.0
 """Virtual time between two inspections of some peers' state."""
@@ -53,7 +49,7 @@ COLLECTION_ENTRIES_MAX = 2000
 COLLECTION_ENTRIES_PER_PEER = 40
 """Most entries in a collection inside a peer: a fixed part, and this many per peer of the run."""
 COLLECTIONS = {
-    "CheckpointStore._places": 1_000_000,
+    "BlobIndex._positions": 1_000_000,
     "Gate._seen": SEEN_ENVELOPES_MAX,
     "Store._events": EVENTS_MAX,
     "Gossip._asked": EVENTS_MAX,
@@ -398,7 +394,8 @@ class Invariants:
                 ("connections", len(node.transport.connected()), limits.CONNECTIONS_MAX),
                 ("neighbours", len(part.gossip.neighbours()), NEIGHBOURS_MAX),
                 ("announcements kept", part.gossip.kept(), EVENTS_MAX),
-                ("checkpoints kept", len(part.store.all()), CHECKPOINTS_MAX),
+                # The newest ones, those being fetched, and those in use.
+                ("checkpoints kept", len(part.store.all()), 2 * part.run.checkpoints_kept + 2),
             ):
                 if size > most:
                     self._broken("nothing grows without a bound", f"{name}: {size} {what}")

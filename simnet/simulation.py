@@ -39,6 +39,7 @@ from swarm.manifest import (
     Filters,
     Limits,
     Objective,
+    Outer,
     RunManifest,
     Sampling,
     Schedule,
@@ -299,8 +300,9 @@ class Peer:
 
     def _settings(self, resume: bool) -> PeerSettings:
         tables = dict(self.plan.tables)
-        if "trainer" in self.plan.roles:
-            tables["trainer"] = {"model": "simulated", **tables.get("trainer", {})}
+        for role in ("trainer", "replica"):
+            if role in self.plan.roles:
+                tables[role] = {"model": "simulated", **tables.get(role, {})}
         return PeerSettings(
             role=self.plan.roles,
             bootstrap=[each for each in self._simulation.bootstrap if not each.endswith(self.id)],
@@ -397,6 +399,7 @@ class Simulation:
         checkpoints_kept: int = 5,
         adapter: Adapter | None = None,
         environment_peers: Sequence[str] = (),
+        outer: Outer | None = None,
     ) -> Envelope:
         """A signed run manifest that names these peers."""
         owner = self.identity("owner")
@@ -428,6 +431,7 @@ class Simulation:
             environment_peers=[
                 TrustedKey(peer=self.identity(name).peer_id) for name in environment_peers
             ],
+            outer=outer or Outer(),
         )
         return seal(
             owner,

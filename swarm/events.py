@@ -399,6 +399,73 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "ledger.restored": lambda f: (
         f"{f['entries']} entries of this peer's log were restored from other trusted peers"
     ),
+    "outer.alone": lambda f: f"no other trainer is present; going on alone with round {f['round']}",
+    "outer.together": lambda f: f"other trainers are present in round {f['round']}",
+    "outer.behind": lambda f: (
+        f"the outer state after round {f['round']} is older than another trainer's: {f['reason']}; "
+        + ("staying on this branch" if f["last"] else "trying again")
+    ),
+    "outer.branch_lost": lambda f: (
+        f"another branch of the run has more tokens; {len(f['rounds'])} rounds with "
+        f"{f['contributions']} contributions ({f['tokens']:,} tokens) of this one are lost"
+    ),
+    "outer.contributed": lambda f: (
+        f"round {f['round']}: contributed {f['tokens']:,} tokens in {_megabytes(f['bytes'])}, "
+        f"after {f['seconds']:.1f} s"
+    ),
+    "outer.contribution_refused": lambda f: (
+        f"the contribution of trainer {_short(f['trainer'])} from round {f['base_round']} does not "
+        f"count: {f['reason']}"
+    ),
+    "outer.fetch_failed": lambda f: (
+        f"the contribution of trainer {_short(f['trainer'])} could not be fetched yet: "
+        f"{f['reason']}"
+    ),
+    "outer.measured": lambda f: (
+        f"the outer state after round {f['round']} has a loss of {f['loss']:.4f} on data held back"
+    ),
+    "outer.merged": lambda f: (
+        f"round {f['round']}: merged {len(f['trainers'])} contributions; {f['tokens']:,} tokens "
+        f"in all, state {_readable(f['state'])}"
+    ),
+    "outer.not_answered": lambda f: (
+        f"trainer {_short(f['remote'])} could not be given records: {f['reason']}"
+    ),
+    "outer.not_merged": lambda f: (
+        f"round {f['round']} could not be merged, fetching a newer state: {f['reason']}"
+    ),
+    "outer.record_refused": lambda f: (
+        f"a record that trainer {_short(f['signer'])} has signed is refused: {f['reason']}"
+    ),
+    "outer.recovered": lambda f: (
+        f"fetched the outer state after round {f['round']} of trainer {_short(f['trainer'])} "
+        f"in {f['seconds']:.1f} s"
+    ),
+    "outer.round_abandoned": lambda f: (
+        f"gave up the inner steps of round {f['round']}: the others are too far ahead of it"
+    ),
+    "outer.round_closed": lambda f: (
+        f"round {f['round']} closed with {f['contributions']} contributions"
+        + (
+            ", without " + ", ".join(_short(trainer) for trainer in f["missing"])
+            if f["missing"]
+            else ""
+        )
+        + (
+            f"; that is fewer than its quorum of {f['quorum']}, but the wait is over"
+            if f["contributions"] < f["quorum"]
+            else ""
+        )
+    ),
+    "outer.run_complete": lambda f: (
+        f"the run is complete after {f['round']} rounds; its model is in {f['folder']}"
+    ),
+    "outer.waiting": lambda f: (
+        f"round {f['round']} has {f['contributions']} contributions (quorum {f['quorum']}) and has "
+        f"waited {f['seconds']:.0f} s for "
+        + (", ".join(_short(trainer) for trainer in f["waiting_for"]) or "its record")
+        + f"; it closes in {f['seconds_left']:.0f} s at the latest"
+    ),
     "trainer.alarm": lambda f: f"alarm in step {f['step']}: {f['sentence']}",
     "trainer.evaluated": lambda f: (
         f"held-out tasks {f['moment']} the run: accuracy {f['sampled']:.3f} sampled, "

@@ -28,7 +28,8 @@ class Gathered:
     """What a trainer knows of the round that is to be closed. Times are in the world's seconds."""
 
     ready: dict[str, float]
-    """When the contribution of each trainer was complete and checked here."""
+    """When the contribution of each trainer from the newest outer state was complete and checked
+    here. A late contribution from an older state joins the record, but nobody waits for it."""
     present: Collection[str]
     """Trainers that can be waited for, this one included."""
     began: float
@@ -43,7 +44,7 @@ class Gathered:
         return max(1, min(outer.quorum, len(self.present)))
 
     def due_at(self, outer: Outer) -> float:
-        """When the round closes, as far as is known now; infinite without a contribution."""
+        """When the round closes, as far as is known now; infinite without such a contribution."""
         if not self.ready:
             return math.inf
         times = sorted(self.ready.values())

@@ -14,12 +14,13 @@ from simnet.compute.deltas import DeltaModel
 from simnet.compute.environment import EnvironmentModel
 from simnet.compute.evaluation import EvaluationModel
 from simnet.compute.inference import EngineModel
+from simnet.compute.outer import OuterModel
 from simnet.compute.rollouts import Crash
 from simnet.compute.setting import Setting
 from simnet.compute.training import TrainerModel
 from simnet.compute.validation import InspectorModel, PrefillModel
 from simnet.disk import PowerCut, SimulatedDisk
-from swarm.jobs import environment, evaluation, inference, training, validation
+from swarm.jobs import environment, evaluation, inference, outer, training, validation
 from swarm.shardcast.jobs import DeltaService
 from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, setup_type
 
@@ -35,6 +36,7 @@ TRAINER: type[training.TrainingService] = TrainerModel
 EVALUATION: type[evaluation.EvaluationService] = EvaluationModel
 DELTAS: type[DeltaService] = DeltaModel
 ENVIRONMENT: type[environment.EnvironmentService] = EnvironmentModel
+OUTER: type[outer.OuterService] = OuterModel
 MODELS: dict[str, Callable[..., Any]] = {
     "swarm.shardcast.delta:DeltaService": DELTAS,
     "peers.environment.service:EnvironmentPeerService": ENVIRONMENT,
@@ -43,6 +45,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     "peers.validator.inspector:InspectorService": INSPECTOR,
     "peers.validator.prefill:PrefillService": PREFILL,
     "peers.trainer.service:open_service": TRAINER,
+    "peers.outer.learning.service:open_service": OUTER,
 }
 
 _END = object()

@@ -187,6 +187,7 @@ class RunNode:
         manifest = self.run.manifest
         is_named, field = {
             "trainer": (manifest.is_trainer, "trainers"),
+            "replica": (manifest.is_trainer, "trainers"),
             "validator": (manifest.is_validator, "validators"),
             "environment": (manifest.is_environment_peer, "environment_peers"),
         }[role]

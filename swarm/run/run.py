@@ -150,7 +150,7 @@ class Run:
         outer = self.manifest.outer
         if not outer.rounds:
             return policies
-        return policies + (outer.staleness_max + 2) * (1 + len(self.manifest.trainers))
+        return policies + (2 * outer.staleness_max + 4) * (1 + len(self.manifest.trainers))
 
     def evict(self, envelope: Envelope) -> None:
         """Accept a trusted peer's eviction. For each evicted peer the newest one counts."""

@@ -1,0 +1,124 @@
+"""Outer states and contributions as artifacts of the piece plane.
+
+Both are published like checkpoints, so every trainer that has a piece serves it, and a fetch is
+resumed. An artifact's lineage is its round and its step a hash, so that the store keeps the newest
+rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+from blake3 import blake3
+
+from swarm.errors import PeerError, SwarmError
+from swarm.messages import Checkpoint, CheckpointReference
+from swarm.node.run_node import RunNode
+from swarm.outer import Contribution
+from swarm.shardcast.held import Held
+from swarm.shardcast.store import CheckpointConflict
+
+STALLED_SECONDS = 60.0
+"""A fetch without a new piece for this long is given up: nobody has the artifact any more."""
+
+
+def _number(*parts: bytes) -> int:
+    """A number of 52 bits that names an artifact within its round."""
+    return int.from_bytes(blake3(b"\x00".join(parts)).digest()[:8], "big") >> 12
+
+
+@dataclass(eq=False)
+class Artifacts:
+    """Publishes, fetches and drops artifacts. Folders are paths on the peer's disk."""
+
+    peer: RunNode
+
+    def folder(self, reference: CheckpointReference) -> str | None:
+        """The folder of an artifact that is complete on this disk."""
+        held = self.peer.store.held((reference.lineage, reference.step))
+        if held is None or not held.complete or held.digest != reference.digest:
+            return None
+        return held.folder
+
+    async def publish_state(self, folder: str, record: bytes, round: int) -> Held:
+        return await self._publish(folder, round, _number(b"state", record))
+
+    async def publish_contribution(self, folder: str, base: bytes, round: int) -> Held:
+        """`round` is that of the base."""
+        name = self.peer.peer_id.encode()
+        return await self._publish(folder, round, _number(b"contribution", name, base))
+
+    async def _publish(self, folder: str, round: int, number: int) -> Held:
+        try:
+            return await self.peer.store.publish(folder, round, number)
+        except CheckpointConflict:  # made and never announced, because this process died then
+            await self.peer.store.withdraw((round, number))
+            return await self.peer.store.publish(folder, round, number)
+
+    async def fetch(self, reference: CheckpointReference) -> str:
+        """Return the folder of an artifact; fetch it if it is missing.
+
+        Raises `PeerError` when no further piece arrives, and the errors of
+        `swarm.shardcast.fetch.fetcher.Fetcher.fetch`.
+        """
+        folder = self.folder(reference)
+        if folder is not None:
+            return folder
+        failed: list[Exception] = []
+
+        async def fetch(scope: trio.CancelScope) -> None:
+            nonlocal folder
+            try:
+                folder = await self.peer.policies.fetcher.fetch(
+                    Checkpoint(reference=reference, total_bytes=0),
+                    lambda: self.peer.policies.sources(reference.digest),
+                )
+            except (SwarmError, OSError) as error:  # raised below, outside the nursery's group
+                failed.append(error)
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch, nursery.cancel_scope)
+            await self._until_stalled(reference)
+            nursery.cancel_scope.cancel()
+        if failed:
+            raise failed[0]
+        if folder is None:
+            raise PeerError(
+                f"artifact {reference.digest.hex()[:12]} of round {reference.lineage} is not "
+                f"complete, and no piece of it has arrived for {STALLED_SECONDS:g} s"
+            )
+        return folder
+
+    async def _until_stalled(self, reference: CheckpointReference) -> None:
+        """Wait until no new piece of an artifact has arrived for `STALLED_SECONDS`."""
+        before = -1
+        while True:
+            await trio.sleep(STALLED_SECONDS)
+            held = self.peer.store.held((reference.lineage, reference.step))
+            now = sum(held.pieces) if held is not None else -1
+            if now == before:
+                return
+            before = now
+
+    def size_problem(self, contribution: Contribution, bytes_max: int) -> str:
+        """Say in one sentence why a fetched contribution has the wrong size; empty: it has not."""
+        artifact = contribution.artifact
+        held = self.peer.store.held((artifact.lineage, artifact.step))
+        total = held.manifest.total_bytes if held is not None else 0
+        if total > bytes_max:
+            return f"it has {total} bytes, more than the {bytes_max} that this model's can have"
+        if total != contribution.total_bytes:
+            return f"it has {total} bytes, but {contribution.total_bytes} were announced"
+        return ""
+
+    async def drop(self, reference: CheckpointReference) -> None:
+        """Delete an artifact, complete or not."""
+        await self.peer.store.withdraw((reference.lineage, reference.step))
+
+    async def drop_before(self, round: int) -> None:
+        """Delete the artifacts of older rounds."""
+        for held in self.peer.store.all():
+            if held.manifest.lineage < round:
+                await self.peer.store.withdraw(held.key)

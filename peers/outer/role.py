@@ -1,0 +1,378 @@
+"""The replica role: train with other trainers of the run, which come and go.
+
+Five tasks run concurrently. One takes inner steps and publishes a contribution from each outer
+state. One fetches and checks the contributions of others. One closes the round when it is this
+trainer's turn. One follows the heaviest chain of records by merging what they list. One announces
+this trainer's status. They share `Following`, the position in the chain.
+
+Everything is durable before it is announced, and each job of the child is a function of files. So a
+trainer that is killed at any instant repeats what it had not announced, with the same result.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import trio
+
+from peers.outer import asking
+from peers.outer.artifacts import Artifacts
+from peers.outer.chain import Chain, tokens_in
+from peers.outer.child import SERVICE, START_DEADLINE_SECONDS, ReplicaChild
+from peers.outer.closing import Gathered, ranking
+from peers.outer.following import Following
+from peers.outer.gathering import Gathering
+from peers.outer.presence import STATUS_LIFETIME_SECONDS, STATUS_SECONDS, Presence
+from peers.outer.settings import ReplicaSettings
+from peers.outer.store import OuterStore, Own
+from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.errors import UserError
+from swarm.first_error import open_guarded
+from swarm.gossip.topics import RUN, WORK
+from swarm.jobs.outer import OuterService, OuterSetup
+from swarm.manifest import Outer
+from swarm.node.run_node import RunNode
+from swarm.observable import STARVED_SECONDS, Observable
+from swarm.outer import Contribution, OuterStatus, RoundRecord
+from swarm.world import client
+from swarm.world.restarts import Restarts
+
+MEETING_SECONDS = 15.0
+"""Time that a trainer waits at its start for the status of another trainer."""
+
+FAREWELL_SECONDS = 120.0
+"""Longest time that a trainer which has finished the run stays for the others to fetch from it."""
+
+
+class ReplicaRole:
+    """Trains as one of several. Must run on a peer whose key the manifest names as a trainer.
+
+    Its settings are those of `peers.outer.settings`.
+    """
+
+    topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
+    Settings: ClassVar[type[ReplicaSettings]] = ReplicaSettings
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._node = peer.node
+        self._run = peer.run
+        self._events = peer.node.events
+        self._settings = peer.node.settings.of("replica", ReplicaSettings)
+        peer.trusted_part("replica")
+        if not self._outer.rounds:
+            raise UserError(
+                f"outer.rounds of run {self._run.id} is 0, so it has no outer loop; its owner "
+                "must set the number of rounds under [outer], or this peer be a trainer instead"
+            )
+        self._changed: Observable[None] = Observable(None)
+        """Touched at every status, record, contribution and new outer state."""
+        self._store = OuterStore(peer.node.disk.database("outer.sqlite"))
+        self._chain = Chain(self._outer.staleness_max)
+        self._presence = Presence(peer)
+        self._artifacts = Artifacts(peer)
+        self._gathering = Gathering(
+            peer, self._chain, self._presence, self._artifacts, self._changed
+        )
+        self._following = Following(
+            peer, self._store, self._chain, self._presence, self._artifacts, self._changed
+        )
+        self._restarts = Restarts(self._events, "replica")
+        self._own: Own | None = None
+        """This trainer's newest contribution."""
+        self._bases: set[bytes] = set()
+        """Records from whose outer states this trainer has contributed."""
+        self._alone: bool | None = None
+        """Whether no other trainer was present when this was reported last."""
+        self._leaving = False
+        self._received, self._records = trio.open_memory_channel[Envelope](math.inf)
+        """Records from gossip, which only trainers may send."""
+        peer.gossip.listen(OuterStatus, self._on_status)
+        peer.gossip.listen(RoundRecord, self._received.send_nowait)
+
+    @property
+    def _outer(self) -> Outer:
+        return self._run.manifest.outer
+
+    def _on_status(self, envelope: Envelope) -> None:
+        self._presence.hear(envelope)
+        self._changed.touch()
+
+    async def leave(self) -> None:
+        """Tell the others not to wait for this trainer."""
+        self._leaving = True
+        await self._announce_status()
+
+    async def run(self) -> None:
+        """Train until every round of the run is done."""
+        await self._store.open()
+        asking.serve(self._peer, self._chain, self._run.trusts)
+        await self._restarts.run(self._live)
+
+    async def _live(self) -> None:
+        """Train while the child lives."""
+        async with self._node.compute.child(
+            SERVICE,
+            OuterSetup(hardware=self._settings.hardware),
+            name="replica",
+            interpreter=self._settings.interpreter or None,
+            start_deadline_seconds=START_DEADLINE_SECONDS,
+        ) as process:
+            child = ReplicaChild(client(OuterService, process), self._node.disk, self._settings)
+            self._peer.status.doing = "loading"
+            started = await child.start(self._run.manifest, self._peer.peer_id)
+            await self._following.begin(child)
+            own = self._store.own()
+            self._own = own[-1] if own else None
+            self._bases = {each.contribution.base for each in own}
+            if self._own is not None and self._artifacts.folder(self._own.contribution.artifact):
+                self._gathering.add(self._own.contribution)
+            async with open_guarded() as tasks:
+                head = self._head
+                bytes_max = started.contribution_bytes_max
+                tasks.start_soon(lambda: self._gathering.run(head, child, bytes_max))
+                tasks.start_soon(self._hear_records)
+                tasks.start_soon(self._keep_announcing)
+                await self._meet()
+                tasks.start_soon(lambda: self._following.run(child))
+                tasks.start_soon(self._close_rounds)
+                tasks.start_soon(self._report_waiting)
+                await tasks.guard(lambda: self._train(child))
+                tasks.nursery.cancel_scope.cancel()
+
+    def _head(self) -> bytes:
+        return self._following.record
+
+    async def _hear_records(self) -> None:
+        async for envelope in self._records:
+            await self._following.hear(envelope)
+
+    async def _meet(self) -> None:
+        """Wait a while for another trainer, so that a newcomer begins from the newest state."""
+        self._peer.status.doing = "looking for the other trainers"
+        with trio.move_on_after(MEETING_SECONDS):
+            while not self._presence.others() and len(self._run.manifest.trainer_ids()) > 1:
+                await self._changed.wait_change()
+
+    # --- training ----------------------------------------------------------------------------
+
+    async def _train(self, child: ReplicaChild) -> None:
+        """Contribute to every round that this trainer reaches, until the last one is merged."""
+        while self._following.state.round < self._outer.rounds:
+            base = self._following.state
+            if self._following.is_behind() or base.record in self._bases:
+                self._peer.status.doing = f"waiting for round {base.round + 1}"
+                await self._changed.wait_change()
+                continue
+            self._peer.status.step = base.round + 1
+            self._peer.status.doing = f"round {base.round + 1}: inner steps"
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._cancel_when_useless, base.record, scope)
+                    await self._contribute(child)
+                    nursery.cancel_scope.cancel()
+            if scope.cancelled_caught:
+                self._events.emit("outer.round_abandoned", round=base.round + 1)
+        await self._finish(child)
+
+    async def _cancel_when_useless(self, base: bytes, scope: trio.CancelScope) -> None:
+        """Cancel inner steps whose contribution could not count any more."""
+        round = self._chain.round_of(base)
+        while True:
+            head = self._following.state
+            if (
+                head.round >= self._outer.rounds
+                or head.round - round > self._outer.staleness_max
+                or self._chain.ancestor(head.record, round) != base
+            ):
+                scope.cancel()
+                return
+            await self._changed.wait_change()
+
+    async def _contribute(self, child: ReplicaChild) -> None:
+        """Take the inner steps from the present state, and publish the pseudo-gradient."""
+        base = self._following.state
+        state = self._following.folder(base.record)
+        assert state is not None
+        if self._settings.validation_sequences:
+            loss = await child.measure(state)
+            if loss is not None:
+                self._events.emit("outer.measured", round=base.round, loss=loss)
+        before = self._own
+        number = before.number + 1 if before is not None else 1
+        begun = self._node.world.now()
+        folder = f"outer/contribution-{number}"
+        trained = await child.train(
+            base.round + 1,
+            state=state,
+            inner_before=_inner(before.number) if before is not None else "",
+            inner_after=_inner(number),
+            contribution=folder,
+        )
+        with trio.CancelScope(shield=True):  # it is made, and takes no long work any more
+            held = await self._artifacts.publish_contribution(folder, base.record, base.round)
+            own = Own(
+                number,
+                Contribution(
+                    trainer=self._peer.peer_id,
+                    base=base.record,
+                    base_round=base.round,
+                    artifact=held.reference,
+                    total_bytes=held.manifest.total_bytes,
+                    tokens=trained.tokens,
+                ),
+            )
+            await self._store.keep_own(own)
+            self._own = own
+            self._bases.add(base.record)
+            if before is not None:
+                await self._node.disk.remove(_inner(before.number))
+        self._restarts.succeeded()
+        seconds = self._node.world.now() - begun
+        self._peer.status.tokens_per_second = trained.tokens / seconds if seconds else 0.0
+        self._events.emit(
+            "outer.contributed",
+            round=base.round + 1,
+            tokens=trained.tokens,
+            bytes=held.manifest.total_bytes,
+            seconds=seconds,
+            figures=trained.figures,
+        )
+        self._gathering.add(own.contribution)
+
+    async def _finish(self, child: ReplicaChild) -> None:
+        """Export the last outer state, and stay until the others have it, or a while."""
+        state = self._following.state
+        folder = f"outer/model-{state.round}"
+        source = self._following.folder(state.record)
+        assert source is not None
+        await child.export(source, folder)
+        self._events.emit("outer.run_complete", round=state.round, folder=folder)
+        self._peer.status.doing = "the run is complete"
+        with trio.move_on_after(FAREWELL_SECONDS):
+            while any(
+                self._presence.others()[trainer].round < state.round
+                for trainer in self._presence.present()
+                if trainer != self._peer.peer_id
+            ):
+                with trio.move_on_after(self._presence.gone_in()):
+                    await self._changed.wait_change()
+
+    # --- closing rounds ----------------------------------------------------------------------
+
+    def _gathered(self) -> tuple[Gathered, list[Contribution]]:
+        """What this trainer could sign now, after its present state."""
+        head = self._following.record
+        ready = self._gathering.ready(head)
+        found = Gathered(
+            {trainer: at for trainer, (each, at) in ready.items() if each.base == head},
+            self._presence.present(),
+            self._following.since,
+        )
+        return found, [contribution for contribution, _ in ready.values()]
+
+    async def _close_rounds(self) -> None:
+        """Sign the record of each round that nobody ranked before this trainer has closed."""
+        while True:
+            state = self._following.state
+            self._report_company()
+            if state.round >= self._outer.rounds or self._following.is_behind():
+                await self._changed.wait_change()
+                continue
+            gathered, contributions = self._gathered()
+            ranked = ranking(self._run.manifest.trainer_ids(), self._run.id, state.round + 1)
+            at = gathered.closes_at(self._outer, ranked, self._peer.peer_id)
+            if at > self._node.world.now():
+                wait = min(at - self._node.world.now(), self._presence.gone_in())
+                with trio.move_on_after(wait):
+                    await self._changed.wait_change()
+                continue
+            await self._close(contributions, gathered)
+
+    async def _close(self, contributions: list[Contribution], gathered: Gathered) -> None:
+        """Sign the next record; it is durable before it is announced."""
+        state = self._following.state
+        record = RoundRecord(
+            round=state.round + 1,
+            parent=state.record,
+            state=state.digest,
+            contributions=contributions,
+            tokens=self._chain.tokens_of(state.record) + tokens_in(contributions),
+        )
+        envelope = await self._peer.seal(record, STATE_LIFETIME_SECONDS)
+        if self._following.record != state.record or self._following.is_behind():
+            return  # another trainer's record arrived meanwhile
+        self._events.emit(
+            "outer.round_closed",
+            round=record.round,
+            contributions=len(contributions),
+            missing=gathered.missing(),
+            quorum=gathered.quorum(self._outer),
+        )
+        await self._following.hear(envelope)
+        assert envelope.digest in self._chain, "this trainer's own record breaks a rule"
+        self._peer.gossip.publish(envelope)
+
+    def _report_company(self) -> None:
+        """Say when this trainer becomes alone, and when it no longer is."""
+        alone = self._presence.present() == [self._peer.peer_id]
+        if alone != self._alone:
+            self._alone = alone
+            self._events.emit("outer.alone" if alone else "outer.together", round=self._round())
+
+    def _round(self) -> int:
+        return self._following.state.round + 1
+
+    async def _report_waiting(self) -> None:
+        """Say regularly for whom a round waits that this trainer has contributed to."""
+        while True:
+            waited_for = self._round()
+            await trio.sleep(STARVED_SECONDS)
+            state = self._following.state
+            gathered, contributions = self._gathered()
+            waits = state.record in self._bases and state.round < self._outer.rounds
+            if waits and waited_for == state.round + 1:
+                due = gathered.due_at(self._outer) - self._node.world.now()
+                self._events.emit(
+                    "outer.waiting",
+                    round=state.round + 1,
+                    contributions=len(contributions),
+                    quorum=gathered.quorum(self._outer),
+                    waiting_for=gathered.missing(),
+                    seconds=self._node.world.now() - self._following.since,
+                    seconds_left=max(0.0, due),
+                )
+
+    # --- announcing --------------------------------------------------------------------------
+
+    async def _keep_announcing(self) -> None:
+        """Announce this trainer's status at each change and every `STATUS_SECONDS`."""
+        while True:
+            announced = await self._announce_status()
+            with trio.move_on_after(STATUS_SECONDS):
+                while self._status() == announced:
+                    await self._changed.wait_change()
+
+    async def _announce_status(self) -> OuterStatus:
+        status = self._status()
+        await self._peer.announce(status, STATUS_LIFETIME_SECONDS)
+        return status
+
+    def _status(self) -> OuterStatus:
+        state = self._following.state
+        own = self._own
+        return OuterStatus(
+            round=state.round,
+            record=state.record,
+            tokens=self._chain.tokens_of(state.record),
+            state=state.digest,
+            published=state.reference,
+            contribution=own.contribution if own is not None else None,
+            leaving=self._leaving,
+        )
+
+
+def _inner(number: int) -> str:
+    """Folder of this trainer's inner state after a contribution."""
+    return f"outer/inner-{number}"

@@ -1,0 +1,60 @@
+"""Settings of one of several trainers: the table `[replica]` of its `--config`.
+
+Settings of the whole run (rounds, inner steps, outer and inner optimiser) are in its manifest.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pydantic
+
+from swarm.errors import UserError
+from swarm.jobs.outer import Inner
+from swarm.manifest import Optimiser
+from swarm.settings import ComputeSettings
+
+
+class ReplicaSettings(ComputeSettings):
+    """`[replica]`: how this peer takes its inner steps."""
+
+    model: str = ""
+    """Hugging Face folder of the model before the first round, the same for every trainer;
+    required."""
+    data: list[str] = pydantic.Field(default=[])
+    """Files with this trainer's data: text, JSONL or Parquet. Trainers may have the same files:
+    each trains on other blocks of them."""
+    objective: Literal["pretrain", "sft"] = "pretrain"
+    """pretrain: predict every token. sft: predict the answers only."""
+    sequence_tokens: int = pydantic.Field(default=1024, ge=2, le=1 << 20)
+    """Length of a packed sequence."""
+    batch_sequences: int = pydantic.Field(default=32, ge=1, le=1 << 20)
+    """Sequences of one inner step."""
+    z_loss: float = pydantic.Field(default=0.0, ge=0)
+    """Coefficient of the max-z-loss, which keeps the logits small; 0: none."""
+    validation_sequences: int = pydantic.Field(default=0, ge=0, le=1 << 20)
+    """Sequences of the data that are held back, to measure the loss of each outer state; 0: none.
+    The same for every trainer of the run."""
+    seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
+    """Seed of the order of the data; the same for every trainer of the run."""
+
+    @pydantic.model_validator(mode="after")
+    def _has_model(self) -> ReplicaSettings:
+        if not self.model:
+            raise UserError(
+                "the replica needs a model: set model under [replica] in --config to a Hugging "
+                "Face folder"
+            )
+        return self
+
+    def inner(self, optimiser: Optimiser) -> Inner:
+        """The inner steps, with the optimiser of the run's manifest."""
+        return Inner(
+            objective=self.objective,
+            data=self.data,
+            sequence_tokens=self.sequence_tokens,
+            batch_sequences=self.batch_sequences,
+            z_loss=self.z_loss,
+            validation_sequences=self.validation_sequences,
+            optimiser=optimiser,
+        )

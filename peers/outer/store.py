@@ -1,0 +1,147 @@
+"""Durable state of a trainer's network process, in SQLite: `outer.sqlite`."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import DECODE_ERRORS, UserError
+from swarm.messages import CheckpointReference
+from swarm.outer import Contribution, RoundRecord
+from swarm.world import Database
+
+T = TypeVar("T")
+
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS records (round INTEGER, digest BLOB, envelope BLOB NOT NULL, "
+    "PRIMARY KEY (round, digest)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS states (record BLOB PRIMARY KEY, round INTEGER NOT NULL, "
+    "digest BLOB NOT NULL, reference BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS position (id INTEGER PRIMARY KEY, record BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS own (number INTEGER PRIMARY KEY, base BLOB NOT NULL, "
+    "contribution BLOB NOT NULL)",
+)
+
+OWN_KEPT = 100
+"""Own contributions remembered, so that no restart makes a second one from the same base."""
+
+
+class State(NamedTuple):
+    """An outer state on this disk."""
+
+    record: bytes
+    """The record that it follows."""
+    round: int
+    digest: bytes
+    reference: CheckpointReference
+    """Under which it is published."""
+
+
+class Own(NamedTuple):
+    """One of this trainer's contributions."""
+
+    number: int
+    """Consecutive from 1; also names the inner state after it."""
+    contribution: Contribution
+
+
+class OuterStore:
+    """Stores records, positions of outer states, and own contributions.
+
+    Every write is durable on return.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def open(self) -> None:
+        """Create the tables that are missing."""
+
+        def create(connection: sqlite3.Connection) -> None:
+            for table in _TABLES:
+                connection.execute(table)
+
+        await self._database.transact(create)
+
+    async def keep_record(self, envelope: Envelope) -> None:
+        await self._write(
+            "INSERT OR IGNORE INTO records (round, digest, envelope) VALUES (?, ?, ?)",
+            (envelope.expect(RoundRecord).round, envelope.digest, envelope.raw),
+        )
+
+    def records(self) -> list[Envelope]:
+        """Every record, by round."""
+        rows = self._database.read("SELECT envelope FROM records ORDER BY round, digest")
+        try:
+            return [open_envelope(raw) for (raw,) in rows]
+        except Dropped as dropped:
+            raise _other_version(dropped) from dropped
+
+    async def reach(self, state: State) -> None:
+        """Note a state that is published, as the newest one."""
+
+        def reach(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT OR REPLACE INTO states (record, round, digest, reference) "
+                "VALUES (?, ?, ?, ?)",
+                (*state[:3], msgspec.msgpack.encode(state.reference)),
+            )
+            connection.execute(
+                "INSERT OR REPLACE INTO position (id, record) VALUES (1, ?)", (state.record,)
+            )
+
+        await self._database.transact(reach)
+
+    def states(self) -> list[State]:
+        """The states that were reached, by round."""
+        rows = self._database.read(
+            "SELECT record, round, digest, reference FROM states ORDER BY round, record"
+        )
+        return [
+            State(record, round, digest, _decode(raw, CheckpointReference))
+            for record, round, digest, raw in rows
+        ]
+
+    def position(self) -> bytes | None:
+        """The record whose state was reached last."""
+        rows = self._database.read("SELECT record FROM position ORDER BY id")
+        return rows[0][0] if rows else None
+
+    async def drop_states_before(self, round: int) -> None:
+        await self._write("DELETE FROM states WHERE round < ?", (round,))
+
+    async def keep_own(self, own: Own) -> None:
+        def keep(connection: sqlite3.Connection) -> None:
+            raw = msgspec.msgpack.encode(own.contribution)
+            connection.execute(
+                "INSERT INTO own (number, base, contribution) VALUES (?, ?, ?)",
+                (own.number, own.contribution.base, raw),
+            )
+            connection.execute("DELETE FROM own WHERE number <= ?", (own.number - OWN_KEPT,))
+
+        await self._database.transact(keep)
+
+    def own(self) -> list[Own]:
+        """The newest own contributions, in order."""
+        rows = self._database.read("SELECT number, contribution FROM own ORDER BY number")
+        return [Own(number, _decode(raw, Contribution)) for number, raw in rows]
+
+    async def _write(self, sql: str, parameters: tuple[Any, ...]) -> None:
+        await self._database.transact(lambda connection: connection.execute(sql, parameters))
+
+
+def _decode(raw: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except DECODE_ERRORS as error:
+        raise _other_version(error) from error
+
+
+def _other_version(error: Exception) -> UserError:
+    return UserError(
+        f"outer.sqlite in this home was written by another version of Swarm ({error}); "
+        "continue the run with that version, or begin with another --home"
+    )

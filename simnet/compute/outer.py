@@ -1,0 +1,139 @@
+"""Cost model of the service of one of several trainers."""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeVar
+
+import msgspec
+import trio
+from blake3 import blake3
+
+from simnet.compute.setting import Setting
+from simnet.extents import Symbol
+from swarm.jobs import outer
+from swarm.jobs.training import Done
+
+T = TypeVar("T")
+
+CONTENT = "content"
+"""File of an artifact's bytes, which exist in name only."""
+
+NOTES = "notes"
+"""File of what the model must know of an artifact."""
+
+
+class StateNotes(msgspec.Struct, frozen=True, kw_only=True):
+    """An outer state: its digest, and the contributions that were ever merged into it."""
+
+    digest: bytes
+    merged: list[bytes]
+
+
+class ContributionNotes(msgspec.Struct, frozen=True, kw_only=True):
+    """A contribution: its name, and the digest of the state that it was made from."""
+
+    name: bytes
+    base: bytes
+    problem: str = ""
+
+
+class OuterModel:
+    """Cost model of `peers.outer.learning.service.open_service`."""
+
+    BESIDE: ClassVar[frozenset[str]] = frozenset({"inspect", "merge", "check_state"})
+    """Methods that run while another one does."""
+
+    def __init__(self, setting: Setting, setup: outer.OuterSetup) -> None:
+        self._setting = setting
+        self._disk = setting.disk
+        self._trainer = ""
+
+    async def start(self, job: outer.StartReplica) -> outer.ReplicaStarted:
+        self._trainer = job.trainer
+        await trio.sleep(self._bytes / self._setting.hardware.load_bytes_per_second)
+        return outer.ReplicaStarted(
+            parameters=self._bytes // 2, contribution_bytes_max=self._bytes + 4096
+        )
+
+    async def first_state(self, job: outer.FirstState) -> outer.OuterState:
+        notes = StateNotes(digest=blake3(b"first").digest(), merged=[])
+        await self._write(job.folder, notes, "state", notes.digest, 4 * self._bytes)
+        return outer.OuterState(digest=notes.digest)
+
+    async def check_state(self, job: outer.CheckState) -> outer.OuterState:
+        notes = await self._read(job.folder, StateNotes)
+        return outer.OuterState(digest=notes.digest)
+
+    async def train(self, job: outer.TrainRound) -> outer.RoundTrained:
+        base = await self._read(job.state, StateNotes)
+        begun = b"" if not job.inner_before else await self._inner(job.inner_before)
+        await trio.sleep(self._setting.hardware.step_seconds)
+        name = blake3(self._trainer.encode() + base.digest + begun).digest()
+        notes = ContributionNotes(name=name, base=base.digest, problem=self._problem)
+        await self._disk.write(f"{self._disk.path_of(job.inner_after)}/{NOTES}", name)
+        await self._write(job.contribution, notes, "contribution", name, self._bytes)
+        tokens = round(
+            self._setting.hardware.tokens_per_second * self._setting.hardware.step_seconds
+        )
+        return outer.RoundTrained(tokens=max(1, tokens), figures={"loss": 1.0 / (1 + job.round)})
+
+    @property
+    def _problem(self) -> str:
+        return "it holds NaN" if self._setting.fabricates == "nan" else ""
+
+    async def inspect(self, job: outer.InspectContribution) -> outer.Inspected:
+        return outer.Inspected(
+            problem=(await self._read(job.contribution, ContributionNotes)).problem
+        )
+
+    async def merge(self, job: outer.MergeRound) -> outer.Merged:
+        before = await self._read(job.state, StateNotes)
+        read = [
+            (each, await self._read(each.folder, ContributionNotes))
+            for each in sorted(job.contributions, key=lambda each: each.trainer)
+        ]
+        await trio.sleep(self._bytes * len(read) / self._setting.hardware.load_bytes_per_second)
+        good = [(each, notes) for each, notes in read if not notes.problem]
+        parts = [before.digest, *(notes.name + each.tokens.to_bytes(8) for each, notes in good)]
+        after = StateNotes(
+            digest=blake3(b"\x00".join(parts)).digest(),
+            merged=before.merged + [notes.name for _, notes in good],
+        )
+        await self._write(job.folder, after, "state", after.digest, 4 * self._bytes)
+        self._setting.tell("outer_merged", digest=after.digest, merged=after.merged)
+        return outer.Merged(
+            digest=after.digest,
+            left_out=[
+                outer.LeftOut(trainer=each.trainer, problem=notes.problem)
+                for each, notes in read
+                if notes.problem
+            ],
+        )
+
+    async def measure(self, job: outer.MeasureState) -> outer.StateMeasured:
+        return outer.StateMeasured()
+
+    async def export_state(self, job: outer.ExportState) -> Done:
+        await self._read(job.state, StateNotes)
+        return Done()
+
+    @property
+    def _bytes(self) -> int:
+        return self._setting.workload.model_bytes
+
+    async def _inner(self, folder: str) -> bytes:
+        return await self._disk.read(f"{self._disk.path_of(folder)}/{NOTES}")
+
+    async def _read(self, folder: str, kind: type[T]) -> T:
+        raw = await self._disk.read(f"{self._disk.path_of(folder)}/{NOTES}")
+        return msgspec.msgpack.decode(raw, type=kind)
+
+    async def _write(
+        self, folder: str, notes: msgspec.Struct, what: str, name: bytes, size_bytes: int
+    ) -> None:
+        path = self._disk.path_of(folder)
+        await self._disk.remove(path)
+        await trio.sleep(size_bytes / self._disk.bytes_per_second)
+        self._disk.put(f"{path}/{CONTENT}", 0, Symbol(f"{what} {name.hex()}", 0, size_bytes))
+        await self._disk.write(f"{path}/{NOTES}", msgspec.msgpack.encode(notes))
+        await self._disk.sync(path)
