@@ -78,7 +78,10 @@ class Episode:
         self._is_started = False
 
     def step(self, text: str) -> Observation | None:
-        """The observation after the model's next turn, or None at the end; raises `UserError`."""
+        """The observation after the model's next turn, or None at the end.
+
+        Raises `NotGradable` as the environment does, and `UserError` when its code fails.
+        """
         if self._answering is None:
             return None
         name, turn = self._environment.name, repr(text[:40])
@@ -90,9 +93,14 @@ class Episode:
             ),
             _limited(self._environment, f"answer the turn {turn}"),
         ):
-            if not self._is_started:
-                self._state, self._is_started = self._answering.start(self._task), True
-            observation = self._answering.step(self._state, text)
+            try:
+                if not self._is_started:
+                    self._state, self._is_started = self._answering.start(self._task), True
+                observation = self._answering.step(self._state, text)
+            except NotGradable as error:
+                raise NotGradable(
+                    f"environment {name!r} cannot know its answer to the turn {turn}: {error}"
+                ) from error
         if observation is not None and not _is_prompt(observation):
             raise UserError(
                 f"environment {self._environment.name!r} answers the turn {text[:40]!r} with "
@@ -164,13 +172,26 @@ def failures(sentence: Callable[[str], str]) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, trio.Cancelled):
+    except UserError:
         raise
     except BaseException as error:
+        if isinstance(error, trio.Cancelled) and _is_cancelled():
+            raise
         in_main = threading.current_thread() is threading.main_thread()
         if isinstance(error, KeyboardInterrupt) and in_main:
             raise
         raise UserError(sentence(described(error))) from error
+
+
+def _is_cancelled() -> bool:
+    """Whether this thread's job is cancelled: an environment's code can raise `Cancelled`, too."""
+    try:
+        trio.from_thread.check_cancelled()
+    except trio.Cancelled:
+        return True
+    except RuntimeError:  # no thread of trio's
+        pass
+    return False
 
 
 def cannot_draw(environment: Environment) -> Callable[[str], str]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from peers.environments.chat import Chat, ChatOptions
+from peers.environments.deadline import limited
 from peers.environments.interface import Environment, SingleTurn
 from peers.environments.judges import Judged, JudgeOptions
 from peers.environments.length import LengthOptions, LengthTargets
@@ -24,6 +25,10 @@ from swarm.tables import struct_from_mapping
 
 ENTRY_POINT_GROUP = "swarm.environments"
 """Entry points of environments in other packages: `name = "module:Class"`."""
+
+IMPORT_SECONDS = 40.0
+"""Longest import of a package. A process that imports environments as it starts has 60 s for it;
+torch takes 15 s where eight processes share two cores."""
 
 BUILT_IN = {
     name: EntryPoint(name, f"peers.{target}", ENTRY_POINT_GROUP)
@@ -115,7 +120,14 @@ def class_of(name: str) -> type[Environment]:
             f"{', '.join(sorted(found))}"
         )
     try:
-        made = found[name].load()
+        with limited(
+            IMPORT_SECONDS,
+            lambda: (
+                f"environment {name!r} took more than {IMPORT_SECONDS:g} s to import; repair its "
+                "package, or make it import less"
+            ),
+        ):
+            made = found[name].load()
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a lab's package may do anything

@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -140,9 +141,11 @@ class Trial:
         try:
             for number in range(job.tasks):
                 task = self._task(number)
-                self._grade_answer(number, task, found)
+                with _noting(found):
+                    self._grade_answer(number, task, found)
                 for junk, text in self._junk(number, task):
-                    self._grade_junk(f"task {number}, {junk}", task, text, found)
+                    with _noting(found):
+                        self._grade_junk(f"task {number}, {junk}", task, text, found)
         except UserError as error:
             found.faults.append(str(error))
         found.grown_bytes = _memory_bytes() - before
@@ -196,15 +199,15 @@ class Trial:
         self, what: str, task: Task, transcript: Transcript, found: TrialGraded
     ) -> float | None:
         checkpoint()
-        try:
-            (given, seconds), again = (
+        graded = None
+        with _noting(found):
+            graded = (
                 _timed(lambda: grade(self._environment, task, transcript)),
                 grade(self._environment, task, transcript),
             )
-        except NotGradable as error:
-            found.not_gradable += 1
-            found.warnings.append(str(error))
+        if graded is None:
             return None
+        (given, seconds), again = graded
         if given != again:
             raise UserError(
                 f"environment {self._environment.name!r} gives the completion "
@@ -256,6 +259,16 @@ def _listed(name: str) -> Installed:
         several_turns=issubclass(made, Episodes),
         options=list(made.Options.__struct_fields__) if made.Options is not None else [],
     )
+
+
+@contextmanager
+def _noting(found: TrialGraded) -> Iterator[None]:
+    """Count a text that is not gradable, and go on after the block."""
+    try:
+        yield
+    except NotGradable as error:
+        found.not_gradable += 1
+        found.warnings.append(str(error))
 
 
 def _digest(task: Task) -> str:

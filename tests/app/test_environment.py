@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from peers.engines.demo import make_policy
+from peers.environments import registry
 from peers.environments.registry import load_any
 from swarm.errors import UserError
 from tests.app.harness import complaint, swarm
@@ -88,6 +89,11 @@ def test_an_environment_that_is_not_installed() -> None:
             "raise SystemExit('no GPU')",
             "cannot be loaded (SystemExit: no GPU)",
         ),
+        (
+            "import ctypes, os, time",
+            "while True:\n    pass",
+            "took more than 0.5 s to import; repair its package",
+        ),
     ],
 )
 def test_a_class_that_cannot_be_used(
@@ -95,6 +101,7 @@ def test_a_class_that_cannot_be_used(
 ) -> None:
     (site / "lab_environment.py").write_text(CODE.replace(old, new))
     monkeypatch.delitem(sys.modules, "lab_environment", raising=False)
+    monkeypatch.setattr(registry, "IMPORT_SECONDS", 0.5 if "while True" in new else 60.0)
     with pytest.raises(UserError) as raised:
         load_any("lab")
     assert "environment 'lab'" in str(raised.value) and sentence in str(raised.value)

@@ -14,6 +14,7 @@ from peers.environments.graders import GRADERS, make_grader
 from peers.environments.graders.latex import ANSWER_CHARACTERS_MAX, boxed, too_complex
 from peers.environments.graders.plain import number_in
 from peers.environments.graders.pool import Overdue, Pool, ProcessFailed, ServiceError
+from peers.environments.graders.units import units_differ
 from swarm.errors import UserError
 
 MATH = make_grader("math")
@@ -181,6 +182,10 @@ def test_why_an_answer_earns_nothing(text, reason):
 def test_a_number_is_written_as_one_unless_the_options_say_otherwise():
     for text in ("1/2", "0.5", r"x=\frac{2}{4}", r"50\%", r"-\frac{-1}{2}"):
         assert reward("math", f"\\boxed{{{text}}}", r"\frac{1}{2}") == 1
+    for text, right in ((r"5\text{ km}", 0), ("5 m", 0), (r"5\,\mathrm{cm}^2", 0), ("5", 1),
+                        (r"5\text{ centimeters}", 1), (r"5\text{ balls}", 1)):  # fmt: skip
+        assert reward("math", f"\\boxed{{{text}}}", r"5\text{ cm}") == right, text
+    assert not units_differ(r"\frac{1}{2}gh", r"\frac{1}{2}gm"), "no units, but symbols"
     assert reward("math", r"\boxed{1-0.5}", "1/2") == 0
     assert reward("math", r"\boxed{1-0.5}", "1/2", evaluated=False) == 1
     assert reward("math", r"\boxed{\frac{2\pi}{4}}", r"\frac{\pi}{2}") == 1

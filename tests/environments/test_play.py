@@ -148,6 +148,7 @@ class UnprintableError(BaseException):
         (UnprintableError(), r"\(UnprintableError: its message cannot be printed\)"),
         (GeneratorExit(), "GeneratorExit"),
         (BaseExceptionGroup("all", [SystemExit(1)]), "BaseExceptionGroup: all"),
+        (trio.Cancelled._create(source="explicit"), "Cancelled: cancelled due to explicit"),
     ],
 )
 def test_no_kind_of_error_passes(error: BaseException, sentence: str) -> None:
@@ -166,6 +167,21 @@ def test_no_kind_of_error_passes(error: BaseException, sentence: str) -> None:
             call()
 
 
+def test_the_jobs_own_cancellation_passes() -> None:
+    async def main() -> None:
+        def act() -> None:
+            trio.from_thread.run_sync(scope.cancel)
+            trio.from_thread.check_cancelled()
+
+        lab = Lab(act)
+        lab.call_seconds = 30.0
+        with trio.CancelScope() as scope:
+            await trio.to_thread.run_sync(grade, lab, TASK, COMPLETION)
+        assert scope.cancelled_caught
+
+    trio.run(main)
+
+
 def test_ctrl_c_passes() -> None:
     def act() -> None:
         raise KeyboardInterrupt
@@ -179,7 +195,7 @@ def test_ctrl_c_passes() -> None:
     [
         (Task("1>", 7), "whose answer is 7; it must be text"),  # type: ignore[arg-type]
         (Task("1>", "\ud800"), r"whose answer is '\\ud800'; it must be text"),
-        (Task("\ud800", "7"), "must be a Task with a prompt of text or messages"),
+        (Task("\ud800", "7"), "must be a Task with a prompt of text or a tuple of messages"),
         (Task("1>", "7", demonstration="12"), "whose demonstration is '12'"),  # type: ignore[arg-type]
         (Task("1>", "7", target_length=-1), "whose target_length is -1; it must be a number"),
         (Task("1>", "7", target_length=1 << 32), "whose target_length is 4294967296"),
@@ -205,8 +221,12 @@ def test_what_cannot_be_graded_is_told_apart_from_a_failure() -> None:
 
     with pytest.raises(NotGradable, match=r"'lab' cannot know the reward .*: the judge does not"):
         grade(Lab(unknown), TASK, COMPLETION)
+    with pytest.raises(NotGradable, match=r"'lab' cannot know its answer to .*: the judge"):
+        Episode(Lab(unknown), TASK).step("1+1=")
 
 
 def test_the_observation_may_be_messages_and_nothing_else() -> None:
-    with pytest.raises(UserError, match=r"with \(\); it must be text, messages, or None"):
+    with pytest.raises(
+        UserError, match=r"with \(\); it must be text, a tuple of messages, or None"
+    ):
         Episode(Lab(lambda: ()), TASK).step("1+1=")

@@ -143,6 +143,10 @@ def test_junk_with_full_reward_and_unknown_rewards_are_warned_of() -> None:
     assert any("full reward: task 0, a huge number (finished)" in each for each in graded.warnings)
     _, graded = tried(of(grade=raises(NotGradable("no judge; start it"))))
     assert graded.faults == [] and graded.not_gradable > 10 and graded.junk_rewards == []
+    silent = type("Silent", (Turns,), {"step": raises(NotGradable("no tool; start it"))})
+    _, graded = tried(silent())
+    assert graded.faults == [] and graded.not_gradable > 10
+    assert "'lab' cannot know its answer to the turn" in graded.warnings[-1]
 
 
 def test_the_share_that_is_held_out() -> None:

@@ -15,6 +15,7 @@ import msgspec
 from peers.environments.graders.base import Grader, valid, zero
 from peers.environments.graders.latex import boxed, too_complex
 from peers.environments.graders.pool import ProcessFailed, ServiceError, pool_of
+from peers.environments.graders.units import units_differ
 from peers.environments.interface import Grade, NotGradable
 from swarm.errors import UserError
 
@@ -74,6 +75,8 @@ class Math(Grader):
                 f"the task's own answer {answer[:80]!r} is beyond the grader's bounds, or does not "
                 "equal itself for math-verify; repair the data, or choose another grader"
             )
+        if reply.outcome == "equal" and units_differ(expected, given):
+            return zero("another unit")
         return Grade(1.0) if reply.outcome == "equal" else _zero(reply.outcome)
 
     def completion(self, answer: str) -> str:
