@@ -17,13 +17,14 @@ from typing import Any
 import trio
 
 from peers.validator.statistics import DUPLICATE_GROUPS_MAX
-from simnet.compute.rollouts import SimulatedRollouts, true_rewards
+from simnet.compute.rollouts import SimulatedRollouts, true_rewards, ungradable_groups
 from simnet.seeded import source
 from simnet.simulation import Peer, Simulation
 from swarm.envelope import SEEN_ENVELOPES_MAX
 from swarm.events import Event
 from swarm.gossip.slots import NEIGHBOURS_MAX
 from swarm.gossip.store import EVENTS_MAX
+from swarm.jobs.training import AcceptedSubmission
 from swarm.ledger.entries import Consumed, Judged, decode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror
@@ -94,8 +95,8 @@ class Invariants:
         if peer.plan.acts is not None:
             return  # an adversary may harm itself
         if what == "trained":
-            for digest, rewards, rollouts in facts["rollouts"]:
-                self._trained(peer, digest, rewards, rollouts)
+            for submission, rollouts in facts["rollouts"]:
+                self._trained(peer, submission, rollouts)
         elif what == "saved":
             twice = [name for name, times in Counter(facts["consumed"]).items() if times > 1]
             if twice:
@@ -121,8 +122,9 @@ class Invariants:
             self._loaded(peer, facts["policy"], facts["weights"])
 
     def _trained(
-        self, peer: Peer, digest: bytes, rewards: list[list[float]], rollouts: SimulatedRollouts
+        self, peer: Peer, submission: AcceptedSubmission, rollouts: SimulatedRollouts
     ) -> None:
+        digest, ungraded = submission.digest, submission.ungraded
         short = digest.hex()[:12]
         if digest not in self._accepted:
             why = self._others.get(digest, "never judged")
@@ -130,10 +132,19 @@ class Invariants:
                 "only accepted rollouts are trained on",
                 f"{peer.name} trains on submission {short} ({why})",
             )
-        elif rewards != true_rewards(self._simulation.workload, rollouts):
+        elif submission.rewards != [
+            [0.0] * len(rewards) if group in ungraded else rewards
+            for group, rewards in enumerate(true_rewards(self._simulation.workload, rollouts))
+        ]:
             self._broken(
                 "only validators' rewards are trained on",
                 f"{peer.name} trains on submission {short} with other rewards",
+            )
+        unknown = ungradable_groups(self._simulation.workload, rollouts)
+        if any(submission.kept[group] for group in {*ungraded, *unknown}):
+            self._broken(
+                "ungraded groups are not trained on",
+                f"{peer.name} trains on a group of submission {short} that nobody has graded",
             )
         part = peer.part
         if part is not None and part.run.evicted(rollouts.worker) is not None:

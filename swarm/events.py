@@ -133,7 +133,7 @@ def _megabytes(count: int) -> str:
 
 def _judgement(f: dict[str, Any]) -> str:
     if f["outcome"] == "accepted":
-        return "accepted"
+        return f"accepted; {f['detail']}" if f["detail"] else "accepted"
     why = f"{f['outcome']} by check {f['failed']!r}" if f["failed"] else f["outcome"]
     figures = f"figure {f['figure']:.4g}, threshold {f['threshold']:.4g}"
     return f"{why} ({figures}): {f['detail']}"

@@ -335,6 +335,7 @@ class Check(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     passed: bool
 
 
+GroupIndex = Annotated[int, Meta(ge=0, le=4095)]
 EnvironmentIndex = Annotated[int, Meta(ge=0, le=ENVIRONMENTS_MAX - 1)]
 Reward = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Rewards = Annotated[list[Annotated[list[Reward], Meta(max_length=4096)]], Meta(max_length=4096)]
@@ -364,6 +365,22 @@ class Evidence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Bets on another text: on the tokens with a margin above `margin_max`."""
     selection: Bets = []
     """Bets that mismatches depend on the rollout's reward, ending and length."""
+
+
+REWARD_PARTS_MAX = 16
+"""Most parts of rewards that a verdict or a grade names."""
+
+REWARD_VALUES_MAX = 4096
+"""Most rewards and values of parts together in one verdict, so that it fits an envelope."""
+
+
+class RewardParts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """What a submission's rewards are made of; for display only."""
+
+    names: Annotated[list[Name], Meta(max_length=REWARD_PARTS_MAX)] = []
+    """Ascending."""
+    values: Annotated[bytes, Meta(max_length=4 * REWARD_VALUES_MAX)] = b""
+    """[names][rollouts] float32, little endian; NaN for a rollout without that part."""
 
 
 class Verdict(Message, frozen=True, kw_only=True):
@@ -407,6 +424,10 @@ class Verdict(Message, frozen=True, kw_only=True):
     """The probability with which the submission was drawn for recomputation."""
     policies: Annotated[list[Count], Meta(max_length=65)] = []
     """Policies that its tokens were sampled from, ascending; empty: `policy` alone."""
+    quarantined: Annotated[list[GroupIndex], Meta(max_length=4096)] = []
+    """Groups that could not be graded, ascending: they are credited, and never trained on. Their
+    rewards are 0, so that a peer that does not know this field finds no spread in them."""
+    parts: RewardParts = RewardParts()
 
     @property
     def recomputed(self) -> int:

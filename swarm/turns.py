@@ -12,10 +12,20 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import blake3
+import msgspec
 import numpy as np
 from msgspec import Meta
 
-from swarm.messages import Count, Digest, Entry, Line, Message
+from swarm.messages import (
+    REWARD_PARTS_MAX,
+    Count,
+    Digest,
+    Entry,
+    Finite,
+    Line,
+    Message,
+    Name,
+)
 
 TOKEN_BYTES = 3
 """Bytes of a packed token id, big endian: enough for a vocabulary of 16.7 million."""
@@ -120,6 +130,10 @@ class EpisodeGrade(Message, frozen=True, kw_only=True):
     """Whether the prompt asks for a length, so that there may be a penalty."""
     not_gradable: Line = ""
     """Why the reward cannot be known; empty if it is."""
+    parts: Annotated[dict[Name, Finite], Meta(max_length=REWARD_PARTS_MAX)] = msgspec.field(
+        default_factory=dict
+    )
+    """Parts of the reward, for display."""
 
 
 def pack(tokens: Iterable[int]) -> bytes:

@@ -387,6 +387,7 @@ class EnvironmentRole:
             penalty=graded.penalty,
             has_target=graded.has_target,
             not_gradable=graded.not_gradable[:500],
+            parts=graded.parts,
         )
         return await self._peer.seal(grade, STATE_LIFETIME_SECONDS)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, Replies, grade_segments
-from peers.environments.interface import episodes_of
+from peers.environments.interface import Grade, episodes_of
 from peers.environments.model_facts import ModelFacts
 from peers.environments.probe import probe_hash
 from peers.environments.renderer import Renderer
@@ -29,6 +29,7 @@ from swarm.jobs.environment import (
     PlayTurn,
 )
 from swarm.jobs.inference import Probe, Probed
+from swarm.rollouts.reward_parts import bounded
 from swarm.rollouts.rollout import Segment
 from swarm.turns import tokens_digest
 from swarm.world.job_thread import JobThread, in_job_thread
@@ -102,15 +103,16 @@ class EnvironmentPeerService:
         self._check_prompt(drawn, job.segments)
         stops = job.order.sampling.stop_ids
         tokens = sum(map(len, job.segments[1::2]))
-        reward, not_gradable = 0.0, ""
+        grade, not_gradable = Grade(0.0), ""
         try:
-            reward = grade_segments(
+            grade = grade_segments(
                 drawn.environment, drawn.task, self._renderer, _segments(job.segments), stops
-            ).reward
+            )
         except UserError as error:
             not_gradable = str(error)
         return Graded(
-            reward=reward,
+            reward=grade.reward,
+            parts=bounded(grade.parts),
             penalty=drawn.task.length_penalty(tokens),
             has_target=bool(drawn.task.length_weight),
             not_gradable=not_gradable,

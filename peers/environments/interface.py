@@ -138,7 +138,7 @@ class Grade:
 class NotGradable(UserError):
     """The reward cannot be known here, for a reason that says nothing about the model's text.
 
-    The validator quarantines the submission with this sentence: its worker is credited, and nobody
+    The validator quarantines the group with this sentence: its worker is credited, and nobody
     trains on it.
     """
 

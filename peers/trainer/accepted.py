@@ -92,6 +92,8 @@ class AcceptedSubmissions:
         self._taken[SubmissionKey.of(verdict)] = verdict.submission
         await self.store.keep_accepted(verdict, envelope)
         self._add(verdict)
+        if verdict.quarantined:  # other groups must fill their gap
+            self.forecast.waste(1)
         if verdict.lineage != self.progress.lineage:  # rolled back meanwhile
             await self.drop_stale()
 

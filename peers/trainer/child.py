@@ -120,6 +120,7 @@ class TrainerChild:
                 rewards=accepted.verdict.rewards,
                 sampling=versions.manifest_of(accepted.verdict.step).sampling,
                 kept=[label == "kept" for label in accepted.labels],
+                ungraded=accepted.verdict.quarantined,
             )
             for accepted in batch
         ]

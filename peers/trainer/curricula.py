@@ -58,7 +58,9 @@ class Curricula:
     def observe(self, batch: Sequence[Accepted], manifest: RunManifest) -> None:
         """Measure the groups of a trained batch that were drawn at the present levels, and move."""
         for accepted in batch:
-            for group in range(len(accepted.verdict.rewards)):
+            for group, label in enumerate(accepted.labels):
+                if label == "quarantined":
+                    continue
                 index = environment_of(accepted.verdict, group)
                 if index >= len(manifest.environments):
                     continue

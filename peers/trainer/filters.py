@@ -13,10 +13,12 @@ from typing import Literal
 from swarm.manifest import EnvironmentReference
 from swarm.messages import Verdict
 
-GroupLabel = Literal["kept", "no_spread", "length_only", "too_hard", "too_easy", "too_old"]
-"""What the filter says of a group: worth training on; all rewards equal; rewards that differ only
-by length penalties; mean task reward below or above the bounds; older than its environment allows.
-"""
+GroupLabel = Literal[
+    "kept", "quarantined", "no_spread", "length_only", "too_hard", "too_easy", "too_old"
+]
+"""What the filter says of a group: worth training on; not graded by its validator; all rewards
+equal; rewards that differ only by length penalties; mean task reward below or above the bounds;
+older than its environment allows."""
 
 SMOOTHING = 0.1
 """Weight of the newest submission in the running share of groups kept."""
@@ -44,7 +46,9 @@ def label_groups(
             mean, spread = verdict.task_means[index], verdict.task_spreads[index]
         else:
             mean, spread = sum(rewards) / len(rewards), total
-        if total <= SPREAD_MIN:
+        if index in verdict.quarantined:
+            found.append("quarantined")
+        elif total <= SPREAD_MIN:
             found.append("no_spread")
         elif spread <= SPREAD_MIN and filters.spread == "task":
             found.append("length_only")

@@ -77,7 +77,7 @@ class Forecast:
         self._announced.pop(offer, None)
 
     def waste(self, submissions: int) -> None:
-        """Count submissions that serve no batch after all."""
+        """Count submissions that serve no batch after all, or not with all of their groups."""
         self._wasted_since_order += submissions
 
     def forget_late(self, now: float) -> int:

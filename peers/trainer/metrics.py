@@ -29,7 +29,16 @@ PEAK_FLOPS = {
 part that is found counts."""
 
 _SECTIONS = {
-    "reward": ("reward", "length_penalty", "task_reward", "evaluation", "pass_at", "keep_rate"),
+    "reward": (
+        "reward",
+        "length_penalty",
+        "task_reward",
+        "evaluation",
+        "pass_at",
+        "keep_rate",
+        "quarantine_rate",
+        "part_",
+    ),
     "policy": ("entropy", "ratio", "kl_", "clipped_", "weight", "effective", "outside", "loss"),
     "optimiser": ("gradient_norm", "learning_rate", "skipped"),
     "data": (

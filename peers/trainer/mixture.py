@@ -9,6 +9,7 @@ from peers.trainer.filters import SPREAD_MIN, environment_of
 from peers.trainer.pool import Accepted
 from swarm.manifest import EnvironmentReference
 from swarm.messages import Verdict
+from swarm.rollouts.reward_parts import mean_parts, parts_in
 
 EnvironmentFigures = dict[str, dict[str, float]]
 """Figures by name, by the environment's label."""
@@ -23,8 +24,9 @@ def environment_figures(
 
     `group_tokens`: [submissions][groups] completion tokens, or nothing if they are unknown.
     pass_at_1 is the share of right completions and pass_at_g that of groups with a right one, where
-    a completion is right if its task reward is 1. With a length penalty a verdict has only mean and
-    spread of a group's task rewards: these figures then are exact for rewards of 0 and 1.
+    a completion is right if its task reward is 1; both are of graded groups, as the reward is. With
+    a length penalty a verdict has only mean and spread of a group's task rewards: these figures
+    then are exact for rewards of 0 and 1. part_NAME is the mean of a part of the rewards.
     """
     gathered: dict[int, list[tuple[Accepted, int, int | None]]] = {}
     for number, accepted in enumerate(batch):
@@ -38,20 +40,39 @@ def environment_figures(
 
 def _figures(groups: Sequence[tuple[Accepted, int, int | None]]) -> dict[str, float]:
     count = len(groups)
-    rewards = [accepted.verdict.rewards[group] for accepted, group, _ in groups]
-    completions = sum(map(len, rewards))
-    shares = [_right(accepted.verdict, group) for accepted, group, _ in groups]
+    labels = [accepted.labels[group] for accepted, group, _ in groups]
     found = {
-        "reward": sum(map(sum, rewards)) / completions,
-        "pass_at_1": sum(share for share, _ in shares) / count,
-        "pass_at_g": sum(any_right for _, any_right in shares) / count,
-        "keep_rate": sum(accepted.labels[group] == "kept" for accepted, group, _ in groups) / count,
         "groups": float(count),
+        "keep_rate": labels.count("kept") / count,
+        "quarantine_rate": labels.count("quarantined") / count,
     }
     tokens = [each for _, _, each in groups if each is not None]
     if tokens:
+        completions = sum(len(accepted.verdict.rewards[group]) for accepted, group, _ in groups)
         found["completion_length"] = sum(tokens) / completions
-    return found
+    graded = [
+        (accepted.verdict, group)
+        for (accepted, group, _), label in zip(groups, labels, strict=True)
+        if label != "quarantined"
+    ]
+    return {**found, **_reward_figures(graded)} if graded else found
+
+
+def _reward_figures(groups: Sequence[tuple[Verdict, int]]) -> dict[str, float]:
+    """Figures of graded groups."""
+    rewards = [verdict.rewards[group] for verdict, group in groups]
+    shares = [_right(verdict, group) for verdict, group in groups]
+    parts = mean_parts(
+        each
+        for verdict, group in groups
+        for each in parts_in(verdict.parts, verdict.rewards, group)
+    )
+    return {
+        "reward": sum(map(sum, rewards)) / sum(map(len, rewards)),
+        "pass_at_1": sum(share for share, _ in shares) / len(groups),
+        "pass_at_g": sum(any_right for _, any_right in shares) / len(groups),
+        **{f"part_{name}": mean for name, mean in parts.items()},
+    }
 
 
 def _right(verdict: Verdict, group: int) -> tuple[float, bool]:

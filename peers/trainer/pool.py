@@ -42,7 +42,9 @@ class Accepted:
     @property
     def counted(self) -> int:
         """Groups that count towards a batch."""
-        return self.labels.count("kept") if self.fill == "refill" else len(self.labels)
+        if self.fill == "refill":
+            return self.labels.count("kept")
+        return len(self.labels) - self.labels.count("quarantined")
 
     @property
     def turn(self) -> tuple[int, int, str]:

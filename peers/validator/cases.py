@@ -11,9 +11,16 @@ from peers.validator.checks.history import Speed
 from peers.validator.inbox import Key
 from swarm.envelope import Envelope
 from swarm.jobs import SubmissionOrder
-from swarm.jobs.validation import Inspected, Report
+from swarm.jobs.validation import Inspected, Report, UngradedGroup
 from swarm.manifest import RunManifest
-from swarm.messages import Acknowledgement, Evidence, StepOrder, Submission, Verdict
+from swarm.messages import (
+    Acknowledgement,
+    Evidence,
+    RewardParts,
+    StepOrder,
+    Submission,
+    Verdict,
+)
 from swarm.rollouts.seeds import nonce_of
 from swarm.run.curriculum import environments_of
 
@@ -126,6 +133,24 @@ def quarantine(reason: str) -> Outcome:
     return Outcome(failed="internal", detail=reason, quarantined=True)
 
 
+def quarantine_ungraded(outcome: Outcome) -> None:
+    """Quarantine the ungraded groups; all of the submission if no group is graded.
+
+    Only after the recomputation: it shows that the seed determined the tokens, so that the worker
+    did not choose ungradable text.
+    """
+    ungraded = outcome.ungraded
+    if outcome.rewards:
+        outcome.detail = (
+            f"{len(ungraded)} of {len(outcome.rewards)} groups are quarantined, the first because "
+            f"{ungraded[0].reason}"
+        )
+        return
+    first = next((each for each in ungraded if each.not_gradable), ungraded[0])
+    outcome.failed = "not_gradable" if first.not_gradable else "environment"
+    outcome.detail, outcome.quarantined = first.reason, True
+
+
 def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index: int) -> Verdict:
     """The verdict that states an outcome; `log_index` is -1 for a verdict in no log."""
     uncredited = outcome.word == "refused" or outcome.failed in UNCREDITED
@@ -153,7 +178,13 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
         tokens=0 if outcome.failed in UNCREDITED else outcome.tokens,
         share=outcome.share,
         policies=outcome.policies if outcome.policies != [submission.policy] else [],
+        quarantined=_quarantined(outcome) if outcome.rewards and not uncredited else [],
+        parts=RewardParts() if uncredited else outcome.parts,
     )
+
+
+def _quarantined(outcome: Outcome) -> list[int]:
+    return [each.group for each in outcome.ungraded]
 
 
 def outcome_of(verdict: Verdict) -> Outcome:
@@ -170,4 +201,6 @@ def outcome_of(verdict: Verdict) -> Outcome:
         share=verdict.share,
         evidence=verdict.evidence,
         policies=verdict.policies,
+        ungraded=[UngradedGroup(group=each, reason="") for each in verdict.quarantined],
+        parts=verdict.parts,
     )

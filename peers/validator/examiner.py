@@ -9,12 +9,12 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from peers.validator.cases import Case, Outcome, submission_order
+from peers.validator.cases import Case, Outcome, quarantine_ungraded, submission_order
 from peers.validator.checks.base import first_failure, run
 from peers.validator.checks.history import CHECKS as HISTORY
 from peers.validator.checks.history import History
 from peers.validator.checks.standing import POLICY, SPANS, Age, Named
-from peers.validator.grades import ServedGrades, Ungraded
+from peers.validator.grades import ServedGrades
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.records import Records
 from peers.validator.rewards import settle
@@ -181,9 +181,7 @@ class Examiner:
             )
             await self._recompute(case, job, children.prefill, outcome)
         if ungraded and not outcome.failed:
-            # The seed determined these tokens, so the worker did not choose ungradable text.
-            outcome.failed = "not_gradable" if outcome.not_gradable else "environment"
-            outcome.detail, outcome.quarantined = ungraded, True
+            quarantine_ungraded(outcome)
         run(HISTORY, history, outcome)
         return outcome
 
@@ -195,11 +193,8 @@ class Examiner:
         if partly is None:
             return
         deadline = max(manifest.limits.verdict_seconds, GRADES_SECONDS_MIN)
-        try:
-            await self._grades.complete(case, seed, partly, deadline)
-            settle(outcome, partly)
-        except Ungraded as error:
-            outcome.ungraded, outcome.not_gradable = str(error), error.not_gradable
+        await self._grades.complete(case, seed, partly, deadline)
+        settle(outcome, partly)
 
     async def _manifest(self, case: Case) -> RunManifest:
         """The version of the run manifest that the case's step follows."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import trio
 
 from peers.validator.cases import Case
+from peers.validator.checks.file import FAILURES_SECONDS_MAX
 from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
-from swarm.jobs.validation import PartlyGraded, ServedEpisode
+from swarm.jobs.validation import PartlyGraded, ServedEpisode, UngradedGroup
 from swarm.messenger import first
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
@@ -28,12 +30,33 @@ PAUSE_SECONDS = 1.0
 
 
 class Ungraded(PeerError):
-    """No environment peer can grade a submission; the message says why."""
+    """No environment peer can grade an episode; the message says why."""
 
     def __init__(self, message: str, *, not_gradable: bool = False) -> None:
         super().__init__(message)
         self.not_gradable = not_gradable
         """Whether the environment says so."""
+
+
+@dataclass
+class _Found:
+    """What environment peers have answered about one submission."""
+
+    grades: dict[tuple[int, int], EpisodeGrade] = field(default_factory=dict)
+    """By group and sample."""
+    ungraded: dict[int, UngradedGroup] = field(default_factory=dict)
+    stopped: Ungraded | None = None
+    """Why no other group is graded."""
+    reasons: dict[str, None] = field(default_factory=dict)
+    """Why environment peers gave no grade yet, the newest last."""
+
+    @property
+    def last_reason(self) -> str:
+        return next(reversed(self.reasons), "none has answered")
+
+    def give_up(self, group: int, error: Ungraded) -> None:
+        given_up = UngradedGroup(group=group, reason=str(error), not_gradable=error.not_gradable)
+        self.ungraded.setdefault(group, given_up)
 
 
 class ServedGrades:
@@ -47,26 +70,14 @@ class ServedGrades:
     ) -> None:
         """Add the grades of a submission's served episodes.
 
-        Raises `Ungraded` if an episode has no grade, or all have none within the deadline.
+        A group with an episode that has no grade, or none within the deadline, is ungraded.
         """
-        results: dict[tuple[int, int], EpisodeGrade] = {}
-        failed: list[Exception] = []
-        reasons: dict[str, None] = {}
+        found = _Found()
         waiting = iter(partly.episodes)
-
-        async def ask_some(nursery: trio.Nursery) -> None:
-            for episode in waiting:  # shared by all tasks
-                try:
-                    grade = await self._grade(case, seed, episode, reasons)
-                except Ungraded as error:
-                    failed.append(error)
-                    nursery.cancel_scope.cancel()
-                    return
-                results[episode.group, episode.sample] = grade
 
         def say(seconds: float) -> None:
             peers = self._peer.run.manifest.environment_ids()
-            why = f"no environment peer grades step {case.submission.step}: {_last(reasons)}"
+            why = f"no environment peer grades step {case.submission.step}: {found.last_reason}"
             self._peer.say_starved("validator", seconds, why, peers)
 
         with trio.move_on_after(deadline_seconds):
@@ -74,19 +85,44 @@ class ServedGrades:
                 complaining.start_soon(complain, say)
                 async with trio.open_nursery() as nursery:
                     for _ in range(min(GRADES_AT_ONCE, len(partly.episodes))):
-                        nursery.start_soon(ask_some, nursery)
+                        nursery.start_soon(self._ask, case, seed, waiting, found, nursery)
                 complaining.cancel_scope.cancel()
-        if failed:
-            raise failed[0]
-        if len(results) < len(partly.episodes):
-            raise Ungraded(
-                f"no environment peer graded it within {deadline_seconds:g} s: {_last(reasons)}"
-            )
+        late = found.stopped or Ungraded(
+            f"no environment peer graded it within {deadline_seconds:g} s: {found.last_reason}"
+        )
         for episode in partly.episodes:
-            grade = results[episode.group, episode.sample]
+            grade = found.grades.get((episode.group, episode.sample))
+            if grade is None:
+                found.give_up(episode.group, late)
+                continue
             partly.graded[episode.group].append(grade.reward)
             partly.penalties[episode.group].append(grade.penalty)
+            partly.parts[episode.group].append(grade.parts)
             partly.has_target |= grade.has_target
+        partly.ungraded.extend(found.ungraded.values())
+
+    async def _ask(
+        self,
+        case: Case,
+        seed: bytes,
+        waiting: Iterator[ServedEpisode],
+        found: _Found,
+        nursery: trio.Nursery,
+    ) -> None:
+        """Have one episode after the other graded; several tasks share `waiting`."""
+        for episode in waiting:
+            if episode.group in found.ungraded:
+                continue
+            begun = self._peer.node.world.now()
+            try:
+                grade = await self._grade(case, seed, episode, found.reasons)
+            except Ungraded as error:
+                found.give_up(episode.group, error)
+                if self._peer.node.world.now() - begun > FAILURES_SECONDS_MAX:
+                    found.stopped = error  # other groups would take as long
+                    nursery.cancel_scope.cancel()
+                continue
+            found.grades[episode.group, episode.sample] = grade
 
     async def _grade(
         self, case: Case, seed: bytes, episode: ServedEpisode, reasons: dict[str, None]
@@ -137,7 +173,3 @@ class ServedGrades:
             case.ordered,  # a restarted environment peer does not know it
             deadline_seconds=GRADE_SECONDS,
         )
-
-
-def _last(reasons: dict[str, None]) -> str:
-    return next(reversed(reasons), "none has answered")

@@ -6,7 +6,7 @@ The hostile file itself is opened in a separate process (`peers.validator.parsin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import blake3
 import msgspec
 import numpy as np
 
-from peers.environments import Grade, NotGradable, Renderer, episodes_of, probe_hash
+from peers.environments import Renderer, episodes_of, probe_hash
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, grade_segments
 from peers.environments.model_facts import ModelFacts
@@ -37,9 +37,6 @@ from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits
 from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
-
-PARTS_MAX = 16
-"""Names of parts of rewards whose means are reported."""
 
 UNKNOWN_HASH = bytes(32)
 """The probe hash of an environment in a manifest that was made without one."""
@@ -75,37 +72,14 @@ class InspectorService:
             return Inspected(checks=[], failed="environment", detail=differs, quarantined=True)
         inspection = self._inspection(job, drawn, renderer)
         report = Report()
-        graded: PartlyGraded | None = None
-        ungraded, not_gradable = "", False
-        try:
-            run(CHECKS, inspection, report)
-            if not report.failed:
-                ungraded = inspection.failed_turn
-                if job.hung:
-                    raise UserError(job.hung)
-                graded, parts = _graded(inspection.rollouts, inspection)
-        except NotGradable as error:
-            ungraded, not_gradable = str(error), True
-        except UserError as error:  # an environment cannot replay its turns, or grade them
-            ungraded = str(error)
+        run(CHECKS, inspection, report)
         if report.failed:
             return Inspected(**msgspec.structs.asdict(report))
         rollouts = inspection.rollouts
-        final = Inspected()
-        if graded is not None:
-            final.parts = parts
-            if not graded.episodes:
-                settle(final, graded)
-                graded = None
-        return Inspected(
+        graded = _graded(rollouts, inspection)
+        found = Inspected(
             **msgspec.structs.asdict(report),
-            ungraded=ungraded,
-            not_gradable=not_gradable,
-            parts=final.parts,
-            rewards=final.rewards,
-            task_means=final.task_means,
-            task_spreads=final.task_spreads,
-            partly=None if ungraded else graded,
+            partly=graded,
             environments=order.environments_of_groups(),
             group_digests=_group_digests(rollouts, order.sampling.group_size),
             canonical_digest=inspection.contents.canonical_digest,
@@ -113,6 +87,10 @@ class InspectorService:
             tokens=len(rollouts.log_probabilities),
             policies=np.unique(rollouts.span_policies).tolist(),
         )
+        if not graded.episodes:
+            settle(found, graded)
+            found.partly = None
+        return found
 
     def _differing(self, order: SubmissionOrder, renderer: Renderer) -> str:
         """Why this machine may not judge: an environment renders otherwise than the owner's.
@@ -197,45 +175,66 @@ def expected_header(order: SubmissionOrder) -> dict[str, Any]:
     }
 
 
-def _graded(rollouts: Rollouts, inspection: Inspection) -> tuple[PartlyGraded, dict[str, float]]:
-    """Grade the local environments' groups, and collect the others' episodes; raises `UserError`.
-
-    Returns the means of the parts of local rewards, too.
+def _graded(rollouts: Rollouts, inspection: Inspection) -> PartlyGraded:
+    """Grade the local environments' groups, and collect the others' episodes.
 
     Rewards are computed from the same token arrays that proofs and training use.
     """
-    size, stops = inspection.group_size, inspection.limits.stop_ids
-    lengths = rollouts.model_lengths().tolist()
-    found = PartlyGraded(graded=[], penalties=[], has_target=False, episodes=[])
-    grades: list[Grade] = []
-    for group, each in enumerate(inspection.groups):
+    found = PartlyGraded()
+    for group, drawn in enumerate(inspection.groups):
         found.graded.append([])
         found.penalties.append([])
-        for sample in range(size):
-            checkpoint()
-            row = group * size + sample
-            segments = rollouts.rollout(row).segments
-            if each is None:
-                tokens = [list(segment.tokens) for segment in segments]
-                found.episodes.append(ServedEpisode(group=group, sample=sample, segments=tokens))
-                continue
-            graded = grade_segments(
-                each.environment, each.task, inspection.renderer, segments, stops
-            )
-            grades.append(graded)
-            found.graded[-1].append(graded.reward)
-            found.penalties[-1].append(each.task.length_penalty(lengths[row]))
-            found.has_target |= bool(each.task.length_weight)
-    return found, _means_of_parts(grades)
+        found.parts.append([])
+        if inspection.is_given_up(group):
+            continue
+        if drawn is None:
+            found.episodes.extend(_episodes(rollouts, inspection, group))
+            continue
+        found.has_target |= bool(drawn.task.length_weight)
+        with inspection.asking(group):
+            _grade_group(rollouts, inspection, group, drawn, found)
+    found.ungraded = list(inspection.ungraded.values())
+    return found
 
 
-def _means_of_parts(grades: Iterable[Grade]) -> dict[str, float]:
-    """Mean of each part over the rollouts that have it; the first `PARTS_MAX` by name."""
-    found: dict[str, list[float]] = {}
-    for grade in grades:
-        for name, part in grade.parts.items():
-            found.setdefault(name, []).append(part)
-    return {name: sum(found[name]) / len(found[name]) for name in sorted(found)[:PARTS_MAX]}
+def _rows(inspection: Inspection, group: int) -> range:
+    return range(group * inspection.group_size, (group + 1) * inspection.group_size)
+
+
+def _grade_group(
+    rollouts: Rollouts,
+    inspection: Inspection,
+    group: int,
+    drawn: GroupTask,
+    found: PartlyGraded,
+) -> None:
+    """Add the grades of a local group; raises `UserError`."""
+    for row in _rows(inspection, group):
+        checkpoint()
+        segments = rollouts.rollout(row).segments
+        graded = grade_segments(
+            drawn.environment,
+            drawn.task,
+            inspection.renderer,
+            segments,
+            inspection.limits.stop_ids,
+        )
+        tokens = sum(len(each.tokens) for each in segments if each.kind == "model")
+        found.graded[group].append(graded.reward)
+        found.penalties[group].append(drawn.task.length_penalty(tokens))
+        found.parts[group].append(dict(graded.parts))
+
+
+def _episodes(rollouts: Rollouts, inspection: Inspection, group: int) -> list[ServedEpisode]:
+    """The episodes of a served group."""
+    return [
+        ServedEpisode(
+            group=group,
+            sample=sample,
+            segments=[list(each.tokens) for each in rollouts.rollout(row).segments],
+        )
+        for sample, row in enumerate(_rows(inspection, group))
+    ]
 
 
 def _group_digests(rollouts: Rollouts, group_size: int) -> list[bytes]:

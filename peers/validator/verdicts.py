@@ -22,6 +22,7 @@ from swarm.ledger.ruling import binds, settles
 from swarm.messages import Evidence, Verdict
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
+from swarm.rollouts.reward_parts import mean_parts, parts_in
 from swarm.run.heard_verdicts import report_contradictions, verdict_in
 
 VERDICTS_RECOVERED_MAX = 8192
@@ -254,7 +255,12 @@ class Verdicts:
             figure=failed.figure if failed else 0.0,
             threshold=failed.threshold if failed else 0.0,
             detail=outcome.detail,
-            parts=outcome.parts,
+            parts=mean_parts(
+                each
+                for group in range(len(outcome.rewards))
+                for each in parts_in(outcome.parts, outcome.rewards, group)
+            ),
+            quarantined=len(outcome.ungraded) if outcome.rewards else 0,
             step=case.submission.step,
             policy=case.submission.policy,
             number=case.submission.number,

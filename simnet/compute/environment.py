@@ -8,7 +8,12 @@ import trio
 from blake3 import blake3
 
 from simnet.compute.policy import PROBE_HASH
-from simnet.compute.rollouts import SimulatedRollouts, rollouts, true_rewards
+from simnet.compute.rollouts import (
+    SimulatedRollouts,
+    rollouts,
+    true_rewards,
+    ungradable_groups,
+)
 from simnet.compute.setting import Setting
 from swarm.envelope import open_envelope
 from swarm.jobs import SubmissionOrder, environment, inference
@@ -47,6 +52,10 @@ class EnvironmentModel:
     async def grade(self, job: environment.GradeEpisode) -> environment.Graded:
         await trio.sleep(self._setting.hardware.grade_seconds)
         made = rollouts(self._setting, job.order)
+        if job.group in ungradable_groups(self._setting.workload, made):
+            return environment.Graded(
+                reward=0.0, penalty=0.0, has_target=False, not_gradable="nobody can know it"
+            )
         return environment.Graded(
             reward=true_rewards(self._setting.workload, made)[job.group][job.sample],
             penalty=0.0,

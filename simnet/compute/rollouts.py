@@ -79,6 +79,16 @@ def true_rewards(workload: Workload, made: SimulatedRollouts) -> list[list[float
     return [[float(chance.random() < skill) for _ in group] for group in made.lengths]
 
 
+def ungradable_groups(workload: Workload, made: SimulatedRollouts) -> list[int]:
+    """Groups of a submission with a completion whose reward nobody can know."""
+    chance = Random(digest_of("simnet/1/ungradable", made.seed))
+    return [
+        group
+        for group in range(len(made.lengths))
+        if workload.ungradable_share and chance.random() < workload.ungradable_share
+    ]
+
+
 async def read_rollouts(setting: Setting, path: str, wanted: bytes) -> SimulatedRollouts:
     """Read a submission's file; raises `OSError` unless its digest is `wanted`."""
     raw = await setting.disk.read(setting.disk.path_of(path))

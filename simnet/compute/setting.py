@@ -59,6 +59,8 @@ class Workload:
     reward_start: float = 0.2
     reward_gain: float = 0.02
     """Probability that a completion is right: `reward_start`, plus this much per policy."""
+    ungradable_share: float = 0.0
+    """Share of the groups that nobody can grade."""
 
 
 Fabricates = str | Callable[[SubmissionOrder], str]

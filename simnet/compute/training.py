@@ -86,16 +86,19 @@ class TrainerModel:
             step=step,
             learning_rate=self._lessons.optimiser.learning_rate,
             steps=self._lessons.schedule.steps,
-            rollouts=[
-                (each.digest, each.rewards, found)
-                for each, found in zip(job.submissions, read, strict=True)
-            ],
+            rollouts=[(each, found) for each, found in zip(job.submissions, read, strict=True)],
         )
         await trio.sleep(self._setting.hardware.step_seconds)
         self._step += 1
         self._consumed += [submission.digest.hex() for submission in job.submissions]
         groups = [group for submission in job.submissions for group in submission.rewards]
-        rewards = [reward for group in groups for reward in group]
+        rewards = [
+            reward
+            for submission in job.submissions
+            for group, rewards in enumerate(submission.rewards)
+            if group not in submission.ungraded
+            for reward in rewards
+        ]
         return training.Trained(
             figures={
                 "groups": float(len(groups)),

@@ -8,8 +8,16 @@ import trio
 from blake3 import blake3
 
 from peers.validator.evidence import betting
+from peers.validator.rewards import settle
 from simnet.compute.environment import served_episodes, served_groups
-from simnet.compute.rollouts import Crash, SimulatedRollouts, read_rollouts, rollouts, true_rewards
+from simnet.compute.rollouts import (
+    Crash,
+    SimulatedRollouts,
+    read_rollouts,
+    rollouts,
+    true_rewards,
+    ungradable_groups,
+)
 from simnet.compute.setting import Setting
 from swarm.jobs import Load, validation
 from swarm.manifest import Thresholds
@@ -46,23 +54,18 @@ class InspectorModel:
         right.turns = found.turns
         if found != right:
             return _fault("header", "another submission", _exact("schema"))
-        grades, order = self._setting.hardware.grades, job.order
-        partly = None
-        ungraded = job.hung or ("" if grades else "environment 'simulated' cannot grade")
-        if self._setting.hardware.hangs and not job.hung:
+        order, hardware = job.order, self._setting.hardware
+        if hardware.hangs and not job.hung:
             raise Crash("environment 'simulated' took too long")
-        if served_groups(order):
-            try:
-                partly = self._partly(job, found)
-            except (BadTurn, IndexError) as error:
-                return _fault("signed_turns", str(error), _exact("schema"), _exact("header"))
+        try:
+            graded = self._graded(job, found)
+        except (BadTurn, IndexError) as error:
+            return _fault("signed_turns", str(error), _exact("schema"), _exact("header"))
         disk, canonical = self._setting.disk, msgspec.msgpack.encode(found)
         await disk.write(disk.path_of(job.canonical_path), canonical)
-        return validation.Inspected(
+        inspected = validation.Inspected(
             checks=[_exact("schema"), _exact("header")],
-            ungraded=ungraded,
-            rewards=[] if ungraded or partly else true_rewards(self._setting.workload, right),
-            partly=partly,
+            partly=graded,
             environments=order.environments_of_groups(),
             group_digests=[
                 digest_of("simnet/1/group", found.seed, group.to_bytes(2, "big"))
@@ -73,26 +76,44 @@ class InspectorModel:
             tokens=sum(map(sum, found.lengths)),
             policies=used or [named],
         )
+        if not graded.episodes:
+            settle(inspected, graded)
+            inspected.partly = None
+        return inspected
 
-    def _partly(self, job: validation.Inspect, found: SimulatedRollouts) -> validation.PartlyGraded:
+    def _graded(self, job: validation.Inspect, found: SimulatedRollouts) -> validation.PartlyGraded:
         """The grades of local groups, and the served episodes; raises `BadTurn`."""
         workload, served = self._setting.workload, served_groups(job.order)
-        peers = job.environment_peers
+        fails = job.hung or (
+            "" if self._setting.hardware.grades else "environment 'simulated' cannot grade"
+        )
+        rewards = true_rewards(workload, found)
+        local = [group for group in range(job.order.groups) if group not in served]
+        reasons = {group: fails for group in local if fails}
+        for group in ungradable_groups(workload, found):
+            if group in local:
+                reasons.setdefault(group, "environment 'simulated' cannot know the reward")
         return validation.PartlyGraded(
-            graded=[
-                [] if group in served else rewards
-                for group, rewards in enumerate(true_rewards(workload, found))
-            ],
+            graded=[rewards[group] if group in local else [] for group in range(job.order.groups)],
             penalties=[
-                [] if group in served else [0.0] * len(lengths)
+                [0.0] * len(lengths) if group in local else []
                 for group, lengths in enumerate(found.lengths)
             ],
-            has_target=False,
+            parts=[
+                [{} for _ in lengths] if group in local else []
+                for group, lengths in enumerate(found.lengths)
+            ],
             episodes=[
                 validation.ServedEpisode(group=group, sample=sample, segments=segments)
-                for group, sample, segments in served_episodes(
-                    job.order, found, workload.turns, peers
+                for group, sample, segments in (
+                    served_episodes(job.order, found, workload.turns, job.environment_peers)
+                    if served
+                    else ()
                 )
+            ],
+            ungraded=[
+                validation.UngradedGroup(group=group, reason=reason, not_gradable=not fails)
+                for group, reason in sorted(reasons.items())
             ],
         )
 

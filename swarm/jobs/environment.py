@@ -69,6 +69,8 @@ class Graded(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the prompt asks for a length."""
     not_gradable: str = ""
     """Why the reward cannot be known; empty if it is."""
+    parts: dict[str, float] = {}
+    """Parts of the reward."""
 
 
 class EnvironmentService(Protocol):

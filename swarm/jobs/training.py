@@ -150,6 +150,8 @@ class AcceptedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """The settings it was generated with."""
     kept: list[bool]
     """[groups] False if the online filter excludes the group."""
+    ungraded: list[int] = []
+    """Groups without grades, whose rewards mean nothing."""
 
 
 class TrainStep(Job, frozen=True, kw_only=True):

@@ -8,7 +8,14 @@ import msgspec
 
 from swarm.jobs import Hardware, Load, SubmissionOrder
 from swarm.manifest import EnvironmentReference, Thresholds
-from swarm.messages import Check, CheckpointReference, Digest, Evidence, Rewards
+from swarm.messages import (
+    Check,
+    CheckpointReference,
+    Digest,
+    Evidence,
+    RewardParts,
+    Rewards,
+)
 from swarm.world import Job, Setup
 
 
@@ -70,36 +77,44 @@ class ServedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids."""
 
 
+class UngradedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that has no rewards because its environment cannot replay or grade it here."""
+
+    group: int
+    reason: str
+    not_gradable: bool = False
+    """Whether the environment works but cannot know a reward, as `reason` says."""
+
+
 class PartlyGraded(msgspec.Struct, kw_only=True):
     """The grades of local environments, and the episodes that an environment peer has to grade."""
 
-    graded: list[list[float]]
+    graded: list[list[float]] = []
     """[groups][G] Rewards before length penalties; empty for a group of a served environment."""
-    penalties: list[list[float]]
+    penalties: list[list[float]] = []
     """[groups][G] Length penalties; empty likewise."""
-    has_target: bool
-    """Whether a local group's prompt asks for a length."""
-    episodes: list[ServedEpisode]
+    parts: list[list[dict[str, float]]] = []
+    """[groups][G] Parts of the rewards; empty likewise."""
+    has_target: bool = False
+    """Whether a group's prompt asks for a length."""
+    episodes: list[ServedEpisode] = []
+    ungraded: list[UngradedGroup] = []
 
 
 class Inspected(Report, kw_only=True):
     """The report, and the results for training, which are empty if a check failed."""
 
     rewards: Rewards = []
-    """[groups][G] Empty if the environment cannot grade."""
+    """[groups][G] 0 for an ungraded group; empty if no group has grades."""
     task_means: list[float] = []
     """[groups] Mean reward without the length penalty; empty if there is no penalty."""
     task_spreads: list[float] = []
     """[groups] Largest minus smallest reward without the penalty; empty if there is none."""
     environments: list[int] = []
     """[groups] Index among the run's environments; empty if the run has only one."""
-    ungraded: str = ""
-    """Why the environment cannot replay or grade. The sampling checks decide whether the worker is
-    at fault."""
-    not_gradable: bool = False
-    """Whether the environment works but cannot know a reward here, as `ungraded` says."""
-    parts: dict[str, float] = {}
-    """Mean of each part of the rewards, over the rollouts that have it."""
+    ungraded: list[UngradedGroup] = []
+    """By group. The sampling checks decide whether the worker is at fault."""
+    parts: RewardParts = RewardParts()
     group_digests: list[Digest] = []
     """[groups] BLAKE3-256 of each group's prompt and completions."""
     canonical_digest: bytes = b""

@@ -38,7 +38,7 @@ def run(
 
     def witness(_peer: Peer, what: str, facts: Mapping[str, Any]) -> None:
         if what == "trained":
-            trained.extend(found for _, _, found in facts["rollouts"])
+            trained.extend(found for _, found in facts["rollouts"])
 
     simulation.witnesses.append(witness)
 

@@ -20,6 +20,7 @@ from swarm.events import Event, Events
 from swarm.identity import Identity
 from swarm.manifest import Curriculum, EnvironmentReference, RunManifest, Sampling, TrustedKey
 from swarm.messages import CheckpointReference, StepOrder, Verdict
+from swarm.rollouts.reward_parts import parts_of
 from swarm.run.bounds import check_manifest_numbers
 from swarm.run.curriculum import environments_of
 from swarm.world.machine import Machine
@@ -143,10 +144,22 @@ def test_figures_of_each_environment() -> None:
     found = environment_figures(batch, [[10, 20], [8]], [CALCULATOR, SORTING])
     assert found["calculator"] == {
         "reward": 0.25, "pass_at_1": 0.25, "pass_at_g": 0.5, "keep_rate": 0.5, "groups": 2.0,
-        "completion_length": 7.5,
+        "completion_length": 7.5, "quarantine_rate": 0.0,
     }  # fmt: skip
     assert found["sort-digits"]["pass_at_1"] == 0.5 and found["sort-digits"]["pass_at_g"] == 1.0
     assert found["sort-digits"]["reward"] == pytest.approx(0.8)
+
+
+def test_a_group_without_a_grade_has_figures_but_no_reward() -> None:
+    parts = parts_of([{"form": 1.0}, {"form": 0.5}, {}, {}])
+    batch = [accepted(0, [1.0, 0.0], [0.0, 0.0], quarantined=[1], parts=parts)]
+    batch[0].labels[1] = "quarantined"
+    assert environment_figures(batch, [[4, 20]], [CALCULATOR])["calculator"] == {
+        "groups": 2.0, "keep_rate": 0.5, "quarantine_rate": 0.5, "completion_length": 6.0,
+        "reward": 0.5, "pass_at_1": 0.5, "pass_at_g": 1.0, "part_form": 0.75,
+    }  # fmt: skip
+    batch[0].labels[0] = "quarantined"
+    assert "reward" not in environment_figures(batch, [], [CALCULATOR])["calculator"]
 
 
 def test_all_peers_of_a_run_follow_its_levels() -> None:

@@ -40,6 +40,11 @@ def verdict(
     )
 
 
+def test_a_group_that_was_not_graded_is_never_kept() -> None:
+    judged = msgspec.structs.replace(verdict([[1.0, 0.0], [1.0, 0.0]]), quarantined=[1])
+    assert label_groups(judged, bounds()) == ["kept", "quarantined"]
+
+
 def bounds(**fields: Any) -> list[EnvironmentReference]:
     """A run's one environment, with these bounds."""
     return [EnvironmentReference(name="sort-digits", version="1", **fields)]

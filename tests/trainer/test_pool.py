@@ -11,7 +11,7 @@ from peers.trainer.pool import Accepted, Pool, SubmissionKey
 from swarm.messages import Verdict
 
 LABELS: st.SearchStrategy[list[GroupLabel]] = st.lists(
-    st.sampled_from(["kept", "no_spread", "too_hard"]), max_size=4
+    st.sampled_from(["kept", "no_spread", "too_hard", "quarantined"]), max_size=4
 )
 
 
@@ -56,6 +56,7 @@ def test_it_counts_the_groups_that_it_holds(added: list[Accepted], removed: list
     held = pool.oldest_first()
     assert len(pool) == len(held) == len({each.digest for each in held})
     assert pool.groups == sum(each.counted for each in held)
+    assert all("quarantined" not in each.labels or each.counted < len(each.labels) for each in held)
 
 
 @given(SUBMISSIONS, st.integers(0, 20))

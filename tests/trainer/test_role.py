@@ -17,23 +17,17 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.identity import Identity
-from swarm.ledger.entries import Consumed, decode
-from swarm.manifest import Adapter
+from swarm.ledger.entries import Consumed, Entry, Judged, decode
+from swarm.manifest import Adapter, Thresholds
 from swarm.messages import Evaluation, Evidence, Verdict
 from swarm.node.trusted import UNGRADED_MAX
 from swarm.shardcast.manifest import digest_of, parse
 
 
-def simulate(
-    main: Any, seed: int = 5, model_bytes: int = 3_000_000, delta_share: float = 0.0
-) -> list[tuple[str, Event]]:
+def simulate(main: Any, seed: int = 5, **workload: Any) -> list[tuple[str, Event]]:
     """`main(simulation)` to its end; everything that was said, and by whom."""
-    simulation = Simulation(
-        seed,
-        workload=Workload(
-            model_bytes=model_bytes, delta_share=delta_share, completion_tokens_mean=64
-        ),
-    )
+    given = {"model_bytes": 3_000_000, "completion_tokens_mean": 64, **workload}
+    simulation = Simulation(seed, workload=Workload(**given))
     said: list[tuple[str, Event]] = []
     simulation.listeners.append(lambda _, peer, event: said.append((peer.name, event)))
 
@@ -167,7 +161,7 @@ def test_what_arrives_before_the_batch_is_whole_is_scored_while_it_waits() -> No
             if what == "scored":
                 calls.append((what, set(facts["submissions"])))
             elif what == "trained":
-                calls.append((what, {digest for digest, *_ in facts["rollouts"]}))
+                calls.append((what, {each.digest for each, _ in facts["rollouts"]}))
             tell(peer, life, what, **facts)
 
         simulation.tell = hear  # type: ignore[method-assign]
@@ -370,10 +364,15 @@ def test_its_manifests_name_its_mirrors() -> None:
 
 def consumed(peer: Peer) -> list[Consumed]:
     """What the trainer's own log says of submissions."""
+    return [entry for entry in logged(peer) if isinstance(entry, Consumed)]
+
+
+def logged(peer: Peer) -> list[Entry]:
+    """The peer's own log."""
     rows = peer.disk.database("ledger.sqlite").read(
         "SELECT entry FROM entries WHERE owner = ? ORDER BY position", (str(peer.id),)
     )
-    return [entry for (raw,) in rows if isinstance(entry := decode(raw), Consumed)]
+    return [decode(raw) for (raw,) in rows]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -676,6 +675,46 @@ def test_a_run_whose_environment_fails_says_so_pauses_and_goes_on_once_it_is_rep
     for fields in verdicts[: judged[0]]:
         assert (fields["outcome"], fields["failed"]) == ("quarantined", "environment")
     assert not [name for name in names if name == "membership.peer_evicted"]
+
+
+def test_a_group_that_nobody_can_grade_is_credited_and_the_others_train() -> None:
+    """The simulation's invariants fail if a quarantined group is trained on.
+
+    A worker whose record spares it most recomputations gains nothing with text that nobody can
+    grade: such a submission is always recomputed.
+    """
+    logs: list[Any] = []
+    judged: list[Judged] = []
+
+    async def main(simulation: Simulation) -> None:
+        await start_bootstrap(
+            simulation, trainers=["trainer"], validators=["validator"], steps=3,
+            groups_per_step=8, max_new_tokens=256, groups_per_submission=4,
+            thresholds=Thresholds(recompute_safety=1.1, audit_share=0.0),
+        )  # fmt: skip
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        peers = [simulation.add(Plan(name, [name])) for name in ("trainer", "validator")]
+        for peer in (*peers, simulation.add(Plan("inference", ["inference"]))):
+            await peer.start()
+        assert await simulation.meet(over, 1800)
+        logs.extend(consumed(peers[0]))
+        judged.extend(each for each in logged(peers[1]) if isinstance(each, Judged))
+
+    said = simulate(main, ungradable_share=0.3, reward_start=0.5)
+    verdicts = [event.fields for _, event in said if event.name == "validator.verdict"]
+    partly = [each for each in verdicts if each["outcome"] == "accepted" and each["quarantined"]]
+    assert partly and "groups are quarantined, the first because" in partly[0]["detail"]
+    receipts = [event.fields for _, event in said if event.name == "inference.receipt"]
+    assert {each["groups"] for each in receipts if each["outcome"] == "accepted"} == {4}
+    trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
+    figures = [each["environments"]["simulated"] for each in trained]
+    assert any(each["quarantine_rate"] for each in figures)
+    for each in figures:
+        assert each["groups"] * (1 - each["quarantine_rate"]) >= 8, "others fill their gaps"
+    assert sum(each.outcomes.count("consumed") for each in logs) >= 8
+    unknown = {each["submission"] for each in verdicts if each["detail"]}
+    assert unknown <= {each.submission for each in judged if each.recomputed}
+    assert [each for each in judged if not each.recomputed]
 
 
 def test_a_validator_that_cannot_grade_leaves_the_work_to_others() -> None:

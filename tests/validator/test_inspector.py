@@ -26,8 +26,10 @@ from peers.environments import (
 )
 from peers.environments.collection import Environments
 from peers.environments.sort_digits import SortDigits
+from peers.validator.checks import file
 from peers.validator.inspector import expected_header
 from swarm.manifest import EnvironmentReference
+from swarm.rollouts.reward_parts import parts_in
 from swarm.rollouts.rollout import Rollout, Span
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.seeds import environment_of_group
@@ -386,20 +388,34 @@ def test_an_unknown_reward_is_not_a_failure_of_the_environment(stage: Stage) -> 
     changes = {"environments": [reference("failing")]}
     stage.inspector._environments = Given(Unknowable())
     found = stage.inspect(of_failing, rollouts, **changes)
-    assert found.not_gradable and found.rewards == [] and found.parts == {}
-    assert "the judge does not answer" in found.ungraded
+    assert [each.group for each in found.ungraded] == [2, 3]
+    assert all(each.not_gradable for each in found.ungraded)
+    assert "the judge does not answer" in found.ungraded[0].reason
+    assert found.rewards == [[0.5] * 4, [0.5] * 4, [0.0] * 4, [0.0] * 4]
+    assert parts_in(found.parts, found.rewards, 1) == [{"form": n} for n in (5.0, 6.0, 7.0, 8.0)]
+    assert parts_in(found.parts, found.rewards, 2) == [{}] * 4
 
 
-def test_the_parts_of_rewards_are_reported_by_their_means(stage: Stage) -> None:
-    class Knowable(Unknowable):
-        def grade(self, task: Task, transcript: Transcript) -> Any:
-            return Grade(0.5, {"form": 1.0, **({"first": 2.0} if not self.graded else {})})
+def test_an_environment_that_fails_for_long_is_not_asked_about_further_groups(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise code that does not return costs its time limit in every group."""
+    monkeypatch.setattr(file, "FAILURES_SECONDS_MAX", 0.0)
+    asked: list[str] = []
+
+    class Picky(Failing):
+        def grade(self, task: Task, transcript: Transcript) -> float:
+            asked.append(transcript.text)
+            if len(asked) > 4:
+                raise RuntimeError("no tool")
+            return 1.0
 
     header, rollouts = stage.generate()
     of_failing = msgspec.structs.replace(header, environments=[("failing", "1")])
-    stage.inspector._environments = Given(Knowable())
+    stage.inspector._environments = Given(Picky())
     found = stage.inspect(of_failing, rollouts, environments=[reference("failing")])
-    assert not found.not_gradable and found.parts == {"first": 2.0, "form": 1.0}
+    assert [each.group for each in found.ungraded] == [1, 2, 3] and len(asked) == 5
+    assert found.rewards == [[1.0] * 4, *[[0.0] * 4] * 3]
 
 
 class Hanging(Failing):
@@ -422,12 +438,14 @@ def test_an_environment_that_fails_leaves_the_other_checks_to_tell_whose_fault_i
     of_failing = msgspec.structs.replace(header, environments=[("failing", "1")])
     found = stage.inspect(of_failing, rollouts, environments=[reference("failing")])
     assert found.failed == "" and found.rewards == [] and found.task_means == []
-    assert "cannot grade the completion" in found.ungraded
-    assert "RuntimeError: no sandbox" in found.ungraded
+    assert len(found.ungraded) == 4
+    assert "cannot grade the completion" in found.ungraded[0].reason
+    assert "RuntimeError: no sandbox" in found.ungraded[0].reason
     assert stage.judge().failed == "", "its tokens are the seed's all the same"
     stage.inspector._environments = Given(Hanging(), Taskless())
     found = stage.inspect(of_failing, rollouts, hung="it hung", environments=[reference("failing")])
-    assert (found.failed, found.ungraded, found.rewards) == ("", "it hung", [])
+    assert {each.reason for each in found.ungraded} == {"it hung"}
+    assert (found.failed, found.rewards) == ("", [])
     assert found.tokens == len(rollouts.log_probabilities), "the worker is credited"
     assert stage.judge().failed == ""
 

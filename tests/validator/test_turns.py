@@ -148,12 +148,12 @@ def test_an_environment_that_cannot_replay_leaves_the_tokens_to_tell_whose_fault
     stage.inspector._environments = Given(Broken())
     found = stage.inspect(header, rollouts, **changes)
     assert (found.failed, found.rewards, len(found.group_digests)) == ("", [], 4)
-    assert "RuntimeError: no tool" in found.ungraded
+    assert "RuntimeError: no tool" in found.ungraded[0].reason
     assert stage.judge(**changes).failed == ""
 
     invented = with_segments(rollouts, 6, _first_turn_invented)
     found = stage.inspect(header, invented, **changes)
-    assert found.failed == "" and "RuntimeError: no tool" in found.ungraded
+    assert found.failed == "" and "RuntimeError: no tool" in found.ungraded[0].reason
     assert stage.judge(**changes).failed != ""
 
 

@@ -84,6 +84,8 @@ class AcceptedGroups:
     """[groups][G] From the validator's verdict; the worker's own rewards are never read."""
     kept: Sequence[bool]
     """[groups] False if the online filter excludes the group."""
+    ungraded: Sequence[int] = field(default_factory=list, kw_only=True)
+    """Indices of groups whose rewards mean nothing."""
     all_completion_lengths: Tensor
     """Sampled tokens of every sequence of the submission, int64 [all]."""
     rows: Tensor

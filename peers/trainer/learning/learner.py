@@ -279,15 +279,22 @@ class Learner:
 
 def _describe(given: Sequence[AcceptedGroups], step: int) -> dict[str, float]:
     """Metrics of the step's input, before any computation."""
-    rewards = [reward for each in given for group in each.rewards for reward in group]
+    rewards = [
+        reward
+        for each in given
+        for group, rewards in enumerate(each.rewards)
+        if group not in each.ungraded
+        for reward in rewards
+    ]
+    completions = sum(len(each.all_completion_lengths) for each in given)
     groups = sum(len(each.rewards) for each in given)
     tokens = sum(int(each.all_completion_lengths.sum()) for each in given)
     return {
         "groups": float(groups),
         "groups_zero_advantage": float(groups - sum(len(each.informative) for each in given)),
-        "completions": float(len(rewards)),
+        "completions": float(completions),
         "tokens": float(tokens),
         "reward": sum(rewards) / max(1, len(rewards)),
-        "completion_length": tokens / max(1, len(rewards)),
+        "completion_length": tokens / max(1, completions),
         "age": sum((step - each.oldest) * len(each.rewards) for each in given) / max(1, groups),
     }

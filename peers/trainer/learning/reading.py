@@ -66,6 +66,7 @@ def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGr
         temperature=submission.sampling.temperature,
         rewards=rewards,
         kept=kept,
+        ungraded=submission.ungraded,
         all_completion_lengths=torch.from_numpy(np.diff(model_offsets)),
         rows=rows,
         tokens=mine("tokens", token_offsets),

@@ -5,24 +5,31 @@ Anyone with the file, the step order and the manifest gets the same results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from peers.environments import Renderer, episodes_of
+from peers.environments import NotGradable, Renderer, episodes_of
 from peers.environments.collection import GroupTask
 from peers.environments.episodes import EpisodeLimits, Replies
 from peers.proofs.format import ProofFormatError, check_format, split
 from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.parsing import Contents
 from swarm.errors import UserError
+from swarm.jobs.validation import UngradedGroup
 from swarm.rollouts.rollouts import FINISHES, MODEL, Rollouts
 from swarm.rollouts.signed_turns import BadTurn, check_turns, open_turn
 from swarm.rollouts.submission_file import BadSubmission
 from swarm.world.progress import checkpoint
+
+FAILURES_SECONDS_MAX = 30.0
+"""Time for which an environment may fail over groups of one submission before it is asked about no
+other: code that does not return, or a judge that does not answer, would take as long in each."""
 
 
 @dataclass
@@ -52,9 +59,37 @@ class Inspection:
     """Peers whose signed turns count."""
     hung: str = ""
     """Why environments must not be asked: their code did not return before."""
-    failed_turn: str = ""
-    """Why an environment peer's environment could not go on with an episode; set by
-    `SignedTurns`."""
+    ungraded: dict[int, UngradedGroup] = field(default_factory=dict)
+    """Groups over which an environment failed, by index."""
+    _failures: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """The newest failure of each environment, by index, and the seconds that all took."""
+
+    def give_up(self, group: int, reason: str, *, not_gradable: bool = False) -> None:
+        """Note that a group cannot be replayed or graded."""
+        self.ungraded.setdefault(
+            group, UngradedGroup(group=group, reason=reason, not_gradable=not_gradable)
+        )
+
+    def is_given_up(self, group: int) -> bool:
+        """Whether no environment is asked about a group any more."""
+        if self.hung and self.groups[group] is not None:
+            self.give_up(group, self.hung)
+        reason, seconds = self._failures.get(self.environments[group], ("", 0.0))
+        if seconds > FAILURES_SECONDS_MAX:
+            self.give_up(group, reason)
+        return group in self.ungraded
+
+    @contextmanager
+    def asking(self, group: int) -> Iterator[None]:
+        """Run an environment's code for a group, which is given up if that fails."""
+        begun = time.monotonic()
+        try:
+            yield
+        except UserError as error:
+            self.give_up(group, str(error), not_gradable=isinstance(error, NotGradable))
+            _, before = self._failures.get(self.environments[group], ("", 0.0))
+            spent = before + time.monotonic() - begun
+            self._failures[self.environments[group]] = (str(error), spent)
 
     @cached_property
     def contents(self) -> Contents:
@@ -318,13 +353,14 @@ class SignedTurns(Check[Inspection]):
                 sample=sample,
                 max_new_tokens=evidence.limits.max_new_tokens,
             )
-            evidence.failed_turn = evidence.failed_turn or failed
+            if failed:
+                evidence.give_up(group, failed)
 
 
 class Turns(Check[Inspection]):
     """Environment segments are the environment's answers, and episodes end where it ends them.
 
-    Figure: rows in which an environment's turn differs. Raises `UserError` if it cannot answer.
+    Figure: rows in which an environment's turn differs; none of a group over which it fails.
 
     It runs the environment's code, which may not return; see `Inspection.hung`.
     """
@@ -341,13 +377,19 @@ class Turns(Check[Inspection]):
         return at_most(len(wrong), 0, detail)
 
     def _replays(self, evidence: Inspection, row: int, length: int) -> bool:
-        drawn = evidence.groups[row // evidence.group_size]
+        group = row // evidence.group_size
+        drawn = evidence.groups[group]
         if drawn is None:
             return True  # its turns are signed
         if episodes_of(drawn.environment) is None:
             return length == 2
-        if evidence.hung:
-            raise UserError(evidence.hung)
+        if evidence.is_given_up(group):
+            return True
+        with evidence.asking(group):
+            return self._is_replayed(evidence, row, drawn)
+        return True
+
+    def _is_replayed(self, evidence: Inspection, row: int, drawn: GroupTask) -> bool:
         segments = evidence.rollouts.rollout(row).segments
         replies = Replies(drawn.environment, drawn.task, evidence.renderer, evidence.limits)
         for count in range(2, len(segments) + 1, 2):
