@@ -212,6 +212,20 @@ def blank(folder: Path, dtype: torch.dtype) -> Any:
     return model
 
 
+def random(folder: Path, seed: int) -> Any:
+    """The transformers model of `folder`/config.json with weights drawn from `seed`.
+
+    Runs no code from the folder and never uses the network. Raises `UserError`.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    check_tokenizer(folder, read_supported_config(folder)["vocab_size"])
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
+
+
 def save(model: Any, folder: Path, tokenizer_from: Path) -> None:
     """Save a transformers model to `folder`, with the tokenizer files of `tokenizer_from`."""
     from transformers.utils import logging

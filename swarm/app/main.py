@@ -23,6 +23,7 @@ from swarm.app.commands import (
     run,
     sft,
     status,
+    train,
     trainer,
 )
 from swarm.app.options import Version
@@ -43,6 +44,7 @@ def _swarm(version: Version = False) -> None:
 
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
+app.command("train")(train.train)
 app.command("sft")(sft.sft)
 app.command("eval")(eval.evaluate)
 app.command("id")(id.show_id)

@@ -59,3 +59,18 @@ def check_writable(option: str, path: Path | None, suffixes: tuple[str, ...] = (
         raise UserError(f"{option} {path} cannot be written: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UserError(f"{option} {path} cannot be written: no permission")
+
+
+def say_json(event: dict[str, Any]) -> None:
+    """Print an event of a long command as a line of JSON."""
+    print(to_json(event), flush=True)
+
+
+def say_event(event: dict[str, Any]) -> None:
+    """Print an event of a long command for people: its name, then its fields."""
+    words = " ".join(
+        f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
+        for name, value in event.items()
+        if name != "event"
+    )
+    print(f"{event['event']:<10} {words}", flush=True)

@@ -78,6 +78,8 @@ class ReplicaStarted(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     contribution_bytes_max: Count
     """Size of the largest contribution that a trainer of this model can make."""
+    sequences: int = 0
+    """Sequences of its data, without those held back."""
 
 
 class FirstState(Job, frozen=True, kw_only=True):
@@ -230,3 +232,22 @@ class OuterService(Protocol):
     async def measure(self, job: MeasureState) -> StateMeasured: ...
 
     async def export_state(self, job: ExportState) -> Done: ...
+
+
+class DrawModel(Job, frozen=True, kw_only=True):
+    """Write a model with random weights, before `StartReplica`."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    model: str
+    """A folder with config.json and tokenizer."""
+    folder: str
+    seed: int
+
+
+class DrawingService(Protocol):
+    """The part of the service that a trainer uses alone, before all else."""
+
+    async def draw_model(self, job: DrawModel) -> Done:
+        """Raises `UserError` for a configuration that is not supported."""
+        ...

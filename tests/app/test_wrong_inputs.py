@@ -334,6 +334,25 @@ def test_fine_tuning_flags(arguments: list[str], sentence: str, tmp_path: Path) 
     assert sentence in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--steps", "65"], "--steps is 65; it must be a multiple of --inner-steps, 20"),
+        (["--batch", "0"], "--batch is 0; it must be at least 1"),
+        (["--learning-rate", "2"], "--learning-rate is 2.0; it must be above 0 and below 1"),
+        (["--outer-momentum", "1"], "--outer-momentum is 1.0; it must be from 0 to below 1"),
+        (["--decay-share", "0"], "--decay-share is 0.0; it must be above 0, at most 1"),
+        (["--resume"], "progress.json cannot be read"),
+        ([], "exists already; choose another folder, or continue the training in it with --resume"),
+    ],
+)
+def test_training_flags(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "progress.json").write_text("{}")
+    files = ("--model", tmp_path, "--data", "x", "--out", tmp_path)
+    steps = ("--steps", "60", "--inner-steps", "20")
+    assert sentence in complaint("train", *files, *steps, *arguments)
+
+
 def test_fine_tuning_replaces_nothing(tmp_path: Path) -> None:
     said = complaint("sft", "--model", tmp_path, "--out", tmp_path, "--data", "x")
     assert f"--out {tmp_path} exists already; choose another folder" in said

@@ -108,6 +108,11 @@ class Replica:
         )
 
     @property
+    def sequences(self) -> int:
+        """Sequences to train on."""
+        return self._draw.blocks
+
+    @property
     def shapes(self) -> Shapes:
         """Shapes of the trained parameters by name."""
         trained = self.policy.trained()

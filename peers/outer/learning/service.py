@@ -22,6 +22,8 @@ from peers.trainer.learning.thread import LearnerThread
 from swarm.errors import UserError
 from swarm.jobs.outer import (
     CheckState,
+    DrawingService,
+    DrawModel,
     ExportState,
     FirstState,
     InspectContribution,
@@ -52,7 +54,10 @@ def open_service(setup: OuterSetup) -> Any:
 
 
 class ReplicaService:
-    """Implements `OuterService`. Jobs on files alone do not wait for the learner."""
+    """Implements `OuterService` and `DrawingService`.
+
+    Jobs on files alone do not wait for the learner.
+    """
 
     def __init__(self, ranks: Ranks | None = None) -> None:
         self._ranks = ranks or Ranks()
@@ -67,6 +72,7 @@ class ReplicaService:
         return ReplicaStarted(
             parameters=policy_model.count_parameters(self._replica.policy.model),
             contribution_bytes_max=file_bytes_max(self._replica.shapes, job.compression),
+            sequences=self._replica.sequences,
         )
 
     @in_job_thread
@@ -163,6 +169,16 @@ class ReplicaService:
 
         return await self._on_files(export)
 
+    async def draw_model(self, job: DrawModel) -> Done:
+        def draw() -> Done:
+            with whole_folder(Path(job.folder)) as aside:
+                policy_model.save(
+                    policy_model.random(Path(job.model), job.seed), aside, Path(job.model)
+                )
+            return Done()
+
+        return await self._on_files(draw)
+
     async def _on_files(self, work: Callable[[], T]) -> T:
         """Work in the thread for files, while the learner may be training."""
         return await self._files.run(lambda _: work(), None)
@@ -179,6 +195,7 @@ class ReplicaService:
 
 
 _SERVICE: type[OuterService] = ReplicaService
+_DRAWING: type[DrawingService] = ReplicaService
 
 
 def _check(job: StartReplica) -> None:

@@ -34,7 +34,7 @@ from swarm.world import Job, job_type
 LEADS_ONLY = frozenset(
     {
         *("finish_save", "record"),
-        *("first_state", "check_state", "inspect", "merge", "export_state"),
+        *("first_state", "check_state", "inspect", "merge", "export_state", "draw_model"),
     }
 )
 """Methods that rank 0 does alone, while all ranks may be training. The first two wait for rank 0's

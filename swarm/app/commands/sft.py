@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,7 @@ from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson, EnvironmentOptions, environment_options
-from swarm.strict_json import to_json
+from swarm.app.output import say_event, say_json
 
 
 @exits
@@ -64,17 +64,4 @@ def sft(
         ),
         report_every=report_every,
     )
-    run_until_interrupted(run_sft, options, _say_json if as_json else _say)
-
-
-def _say_json(event: dict[str, Any]) -> None:
-    print(to_json(event), flush=True)
-
-
-def _say(event: dict[str, Any]) -> None:
-    words = " ".join(
-        f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
-        for name, value in event.items()
-        if name != "event"
-    )
-    print(f"{event['event']:<10} {words}", flush=True)
+    run_until_interrupted(run_sft, options, say_json if as_json else say_event)

@@ -1,0 +1,70 @@
+"""`swarm train`: a training that is interrupted and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from peers.engines.demo import make_policy
+from peers.outer.learning.service import ReplicaService
+from swarm.app.train import Plan, Training, TrainOptions, begin_folder
+from swarm.errors import UserError
+from swarm.jobs.outer import Inner, OuterSetup, StartReplica
+from swarm.manifest import Optimiser
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.slow
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    make_policy(tmp_path / "base", seed=3)
+    (tmp_path / "text.txt").write_text("a small bird sings 3 songs.\n" * 200)
+    inner = Inner(
+        data=[str(tmp_path / "text.txt")],
+        sequence_tokens=33,
+        batch_sequences=4,
+        validation_sequences=4,
+        optimiser=Optimiser(learning_rate=3e-3, warmup_steps=2, gradient_norm_max=1.0),
+    )
+    job = StartReplica(
+        model=str(tmp_path / "base"),
+        trainer="alone",
+        seed=1,
+        inner=inner,
+        inner_steps=4,
+        rounds=3,
+        compression="int8",
+    )
+    plan = Plan(job=job, outer_learning_rate=0.7, outer_momentum=0.9, fresh=True)
+    events: list[dict[str, Any]] = []
+
+    def train(out: str, *, resume: bool = False, plan: Plan = plan, rounds: int = 9) -> None:
+        def say(event: dict[str, Any]) -> None:
+            events.append(event)
+            if event["event"] == "trained" and event["step"] > 4 * rounds:
+                raise Interrupted  # the round is merged, but not committed
+
+        options = TrainOptions(out=tmp_path / out, resume=resume, setup=OuterSetup(), plan=plan)
+        done = begin_folder(options)
+        service = ReplicaService()
+        trio.run(Training(options, service, service, say).run, done)
+
+    train("whole")
+    with pytest.raises(Interrupted):
+        train("parts", rounds=1)
+    other = msgspec.structs.replace(plan, outer_momentum=0.5)
+    with pytest.raises(UserError, match=r"outer_momentum is 0.5, but .* was trained with 0.9"):
+        train("parts", resume=True, plan=other)
+    train("parts", resume=True)
+    weights = [tmp_path / out / "policy" / "model.safetensors" for out in ("whole", "parts")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    losses = [event["loss"] for event in events if event["event"] == "validated"]
+    assert losses[3] < losses[0] - 0.5
+    kept = {path.name for path in (tmp_path / "parts").iterdir()}
+    assert kept == {"base", "inner-3", "policy", "progress.json", "state-3"}
