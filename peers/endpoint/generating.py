@@ -16,6 +16,7 @@ from peers.endpoint.replies import Delta
 from peers.endpoint.sampling import Ask, Sampled, sample
 from peers.endpoint.sessions import Draw, Turn
 from peers.endpoint.text import Text
+from peers.endpoint.tools import Call, CallForm, answer_of
 from swarm.errors import UserError
 
 TellDelta = Callable[[Delta], Awaitable[None]]
@@ -99,9 +100,9 @@ class Generator:
         async def make(index: int) -> None:
             try:
                 sampled = await self._choice(begun, index, tell)
-                found[index] = Delta(
-                    index, sampled.text, sampled.tokens, sampled.log_probabilities, sampled.finish
-                )
+                text, calls = answer_of(sampled.text, sampled.finish, begun.job.calls)
+                values = sampled.log_probabilities
+                found[index] = Delta(index, text, sampled.tokens, values, sampled.finish, calls)
             except (ValueError, UserError) as error:
                 failed.append(ApiError(400, str(error)))
                 nursery.cancel_scope.cancel()
@@ -136,7 +137,7 @@ class Generator:
             keep=job.session is not None,
             in_parts=tell is not None or bool(job.stops),
         )
-        sent = _Sent(index, tell)
+        sent = _Sent(index, tell, job.calls)
         text = Text(self.policy.renderer, job.stop_ids, job.stops)
         try:
             sampled = await sample(self.driver, ask, text, sent.tell)
@@ -155,18 +156,25 @@ class _Sent:
 
     index: int
     to: TellDelta | None
+    calls: CallForm | None
+    """How calls of tools are written, which the client gets at the end."""
     text: str = ""
     tokens: int = 0
 
     async def tell(self, found: Sampled, certain: str) -> None:
+        if self.calls is not None:
+            certain = certain[: self.calls.certain(certain)]
         if self.to is not None and len(certain) > len(self.text):
             await self._send(found, certain, None)
 
     async def end(self, found: Sampled) -> None:
         if self.to is not None:
-            await self._send(found, found.text, found.finish)
+            text, calls = answer_of(found.text, found.finish, self.calls)
+            await self._send(found, text, found.finish, calls)
 
-    async def _send(self, found: Sampled, text: str, finish: str | None) -> None:
+    async def _send(
+        self, found: Sampled, text: str, finish: str | None, calls: Sequence[Call] = ()
+    ) -> None:
         assert self.to is not None
         delta = Delta(
             self.index,
@@ -174,6 +182,7 @@ class _Sent:
             found.tokens[self.tokens :],
             found.log_probabilities[self.tokens :],
             finish,
+            calls,
         )
         self.text, self.tokens = text, len(found.tokens)
         await self.to(delta)

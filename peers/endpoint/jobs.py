@@ -13,14 +13,13 @@ from peers.endpoint.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from peers.endpoint.replies import ChatForm, CompletionForm, Form, GenerateForm
 from peers.endpoint.requests import (
     PROMPTS_MAX,
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
     SamplingParams,
     check_log_probabilities,
 )
-from peers.environments.interface import Message
+from peers.endpoint.tools import CallForm, message_of, tools_of
 from swarm.rollouts.seeds import digest, noise_key
 
 TEMPERATURE_MIN = 0.01
@@ -55,6 +54,8 @@ class Job:
     stops: tuple[str, ...]
     stop_ids: tuple[int, ...]
     wants_log_probabilities: bool
+    calls: CallForm | None
+    """How calls of tools are read from the text, if they are."""
     stream: bool
     stream_usage: bool
 
@@ -94,13 +95,15 @@ def completion_job(asked: CompletionRequest, session: str | None, policy: Policy
 
 def chat_job(asked: ChatRequest, session: str | None, policy: Policy) -> Job:
     """The job of `/v1/chat/completions`; raises `ApiError`."""
+    prompt = _messages(asked, policy)
     return _job(
         asked,
         asked,
         policy,
         form=ChatForm(),
         id=_id("chatcmpl"),
-        prompts=[_messages(asked.messages, policy)],
+        prompts=[prompt],
+        calls=prompt.form,
         session=session or asked.user,
         limit=asked.max_completion_tokens or asked.max_tokens,
         wants_log_probabilities=bool(asked.logprobs),
@@ -138,6 +141,7 @@ def _job(
     limit: int | None,
     wants_log_probabilities: bool,
     stop_ids: Sequence[int] = (),
+    calls: CallForm | None = None,
 ) -> Job:
     if asked.model is not None and asked.model != policy.name:
         raise ApiError(
@@ -160,6 +164,7 @@ def _job(
         stops=params.stops,
         stop_ids=tuple(dict.fromkeys([*policy.stop_ids, *stop_ids])),
         wants_log_probabilities=wants_log_probabilities,
+        calls=calls,
         stream=bool(asked.stream),
         stream_usage=bool(options and options.include_usage),
     )
@@ -208,7 +213,8 @@ def _prompts(prompt: str | Sequence[str | int | list[int]], policy: Policy) -> l
     ]
 
 
-def _messages(messages: Sequence[ChatMessage], policy: Policy) -> Prompt:
+def _messages(asked: ChatRequest, policy: Policy) -> ChatPrompt:
+    messages, tools = asked.messages, tools_of(asked)
     if policy.chat is None:
         raise ApiError(
             400,
@@ -223,5 +229,10 @@ def _messages(messages: Sequence[ChatMessage], policy: Policy) -> Prompt:
             "the last message is the assistant's; end with a message that it may answer",
             param="messages",
         )
-    _check_characters(sum(len(each.text) for each in messages), "messages", policy)
-    return ChatPrompt(tuple(Message(each.role, each.text) for each in messages), policy.chat)
+    if tools and isinstance(policy.calls, str):
+        raise ApiError(400, policy.calls, param="tools", code="unsupported_parameter")
+    said = tuple(map(message_of, messages))
+    characters = sum(len(each.content) + len(getattr(each, "tool_calls", "")) for each in said)
+    _check_characters(characters + len(tools), "messages", policy)
+    form = policy.calls if tools and isinstance(policy.calls, CallForm) else None
+    return ChatPrompt(said, policy.chat, tools, form)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from peers.endpoint.tools import CallForm, form_of
 from peers.environments.chat_files import read_files
 from peers.environments.chat_template import ChatTemplate
 from peers.environments.chat_tokens import ChatTokens
@@ -28,9 +29,21 @@ class Policy:
     renderer: Renderer
     chat: ChatTokens | None
     """None: the checkpoint has no chat template."""
+    calls: CallForm | str
+    """How its template writes tool calls, or a sentence that says why it writes none."""
     stop_ids: tuple[int, ...]
     length_max: int
     engine_class: str
+
+
+def calls_of(chat: ChatTokens | None) -> CallForm | str:
+    """How a template writes tool calls, or a sentence that says why it writes none."""
+    if chat is None:
+        return "the model has no chat template"
+    try:
+        return form_of(chat.template)
+    except UserError as error:
+        return str(error)
 
 
 class _Stops(msgspec.Struct):

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from peers.endpoint.tools import CallForm, alike, answer_of, answered
 from peers.environments.chat_tokens import ChatTokens
 from peers.environments.interface import Message
 from peers.environments.renderer import Renderer
+from swarm.rollouts.rollout import Finish
 
-Seen = str | tuple[Message, ...] | None
+
+@dataclass(frozen=True)
+class ChatSeen:
+    """Messages, and the tools beside them as JSON."""
+
+    messages: tuple[Message, ...]
+    tools: str
+
+
+Seen = str | ChatSeen | None
 """What a client has seen of an episode: a text, messages, or nothing but token ids."""
 
 
@@ -38,7 +50,7 @@ class Prompt(Protocol):
         """The token ids that follow an episode's; None unless the prompt extends it."""
         ...
 
-    def answered(self, text: str) -> Seen:
+    def answered(self, text: str, finish: Finish) -> Seen:
         """What the client has seen once it has the model's answer."""
         ...
 
@@ -58,7 +70,7 @@ class TokenPrompt:
         extends = len(self.tokens) > length and list(self.tokens[:length]) == list(past.tokens)
         return list(self.tokens[length:]) if extends else None
 
-    def answered(self, text: str) -> Seen:
+    def answered(self, text: str, finish: Finish) -> Seen:
         return None
 
 
@@ -81,7 +93,7 @@ class TextPrompt:
             return None
         return self.renderer.encode_completion(self.text[len(past.seen) :])
 
-    def answered(self, text: str) -> Seen:
+    def answered(self, text: str, finish: Finish) -> Seen:
         return self.text + text
 
 
@@ -91,24 +103,35 @@ class ChatPrompt:
 
     messages: tuple[Message, ...]
     chat: ChatTokens
+    tools: str = ""
+    """JSON of the tools' definitions; empty: there are none."""
+    form: CallForm | None = None
+    """How the template writes calls, if there are tools."""
 
     @property
     def seen(self) -> Seen:
-        return self.messages
+        return ChatSeen(self.messages, self.tools)
 
     def whole(self) -> list[int]:
-        return self.chat.prompt(self.messages, {})
+        return self.chat.prompt(self.messages, self._variables)
 
     def after(self, past: Past) -> list[int] | None:
-        if not isinstance(past.seen, tuple) or not isinstance(past.first, tuple):
+        if not isinstance(past.seen, ChatSeen) or not isinstance(past.first, ChatSeen):
             return None
-        length = len(past.seen)
+        length = len(past.seen.messages)
         added = self.messages[length:]
-        if self.messages[:length] != past.seen or not added:
+        if past.seen.tools != self.tools or not added:
+            return None
+        if not alike(self.messages[:length], past.seen.messages):
             return None
         if any(each.role == "assistant" for each in added):
             return None  # the client speaks for the model: these tokens were not sampled
-        return self.chat.after_turn(past.first, {}, added, past.tokens[-1])
+        return self.chat.after_turn(past.first.messages, self._variables, added, past.tokens[-1])
 
-    def answered(self, text: str) -> Seen:
-        return (*self.messages, Message("assistant", text))
+    def answered(self, text: str, finish: Finish) -> Seen:
+        message = answered(*answer_of(text, finish, self.form))
+        return ChatSeen((*self.messages, message), self.tools)
+
+    @property
+    def _variables(self) -> dict[str, Any]:
+        return {"tools": json.loads(self.tools)} if self.tools else {}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any, Protocol
 
 import msgspec
 
+from peers.endpoint.tools import Call
 from peers.environments.renderer import Renderer
 
 
@@ -21,6 +23,8 @@ class Delta:
     tokens: Sequence[int]
     log_probabilities: Sequence[float]
     finish: str | None
+    calls: Sequence[Call] = ()
+    """Calls of tools after the text, in the last delta of a chat."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,9 @@ class ChatForm:
     def whole(self, reply: Reply, choices: Sequence[Delta]) -> dict[str, Any]:
         made = []
         for delta in choices:
-            message = {"role": "assistant", "content": delta.text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
+            if delta.calls:
+                message |= {"content": delta.text or None, "tool_calls": _calls(delta)}
             made.append({**self._choice(reply, delta), "message": message})
         head = reply.head("chat.completion")
         return {**head, "choices": made, "usage": reply.usage(_tokens(choices))}
@@ -124,8 +130,12 @@ class ChatForm:
         return {**reply.head("chat.completion.chunk"), "choices": [choice]}
 
     def event(self, reply: Reply, delta: Delta) -> dict[str, Any]:
-        content = {"content": delta.text} if delta.text or not delta.finish else {}
-        choice = {**self._choice(reply, delta), "delta": content}
+        new: dict[str, Any] = {"content": delta.text} if delta.text or not delta.finish else {}
+        if delta.calls:
+            new["tool_calls"] = [
+                {"index": index, **call} for index, call in enumerate(_calls(delta))
+            ]
+        choice = {**self._choice(reply, delta), "delta": new}
         return {**reply.head("chat.completion.chunk"), "choices": [choice]}
 
     def closing(self, reply: Reply, completion_tokens: int) -> dict[str, Any]:
@@ -140,7 +150,7 @@ class ChatForm:
         return {
             "index": delta.index,
             "logprobs": log_probabilities,
-            "finish_reason": delta.finish,
+            "finish_reason": "tool_calls" if delta.calls else delta.finish,
         }
 
 
@@ -191,6 +201,18 @@ LAST_EVENT = b"data: [DONE]\n\n"
 
 def _tokens(choices: Sequence[Delta]) -> int:
     return sum(len(choice.tokens) for choice in choices)
+
+
+def _calls(delta: Delta) -> list[dict[str, Any]]:
+    """Calls as a client gets them; nine letters and digits are an id that all templates take."""
+    return [
+        {
+            "id": token_hex(5)[:9],
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in delta.calls
+    ]
 
 
 def _content(names: Sequence[str], delta: Delta) -> list[dict[str, Any]]:

@@ -21,6 +21,10 @@ MESSAGES_MAX = 4096
 STOPS_MAX = 16
 NAME_MAX = 200
 
+TOOLS_MAX = 128
+CALLS_MAX = 64
+
+ToolName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=PROMPT_TOKENS_MAX)]
 Stops = str | Annotated[list[str], Meta(max_length=STOPS_MAX)] | None
@@ -64,11 +68,29 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
     text: str
 
 
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    name: ToolName
+    arguments: str
+    """A JSON object."""
+
+
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call in a message of the role `assistant`."""
+
+    function: CalledFunction
+    id: Annotated[str, Meta(max_length=NAME_MAX)] = ""
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One message; only text is supported."""
+    """One message; only text and calls of tools are supported."""
 
     role: Annotated[str, Meta(min_length=1, max_length=32)]
     content: str | Annotated[list[TextPart], Meta(max_length=64)] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=CALLS_MAX)] | None = None
+    tool_call_id: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
+    name: Annotated[str, Meta(max_length=NAME_MAX)] | None = None
 
     @property
     def text(self) -> str:
@@ -92,6 +114,8 @@ class ChatRequest(_Streamed, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: Any = None
 
 
 class SamplingParams(_Sampled, kw_only=True, forbid_unknown_fields=True):
@@ -138,12 +162,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "prompt_logprobs": (0,),
     "top_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True, False),
+    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none",),
-    "tool_calls": ([],),
     "annotations": ([],),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
@@ -171,12 +192,9 @@ IGNORED = {
 """Fields that do not concern what is sampled."""
 
 WHY = {
-    "tools": "tool calls are not parsed here; describe the tools in a message, and parse the text",
-    "tool_choice": "tool calls are not parsed here; leave it out",
-    "functions": "tool calls are not parsed here; describe the functions in a message",
-    "function_call": "tool calls are not parsed here; leave it out",
-    "tool_calls": "tool calls are not parsed here; write them into the message's content",
-    "tool_call_id": "tool calls are not parsed here; leave it out",
+    "parallel_tool_calls": "the policy may write several calls in a turn; leave it out",
+    "functions": "it is the older form; send tools",
+    "function_call": "it is the older form; send tool_choice",
     "top_p": "the policy is sampled as it is trained, without top-p; leave it out",
     "top_k": "the policy is sampled as it is trained, without top-k; leave it out",
     "top_logprobs": "only the sampled token's log-probability is known; leave it out",

@@ -20,7 +20,7 @@ from peers.endpoint.driving import Driver
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys, is_loopback
 from peers.endpoint.generating import Generator
-from peers.endpoint.policy import Policy, chat_of, stop_ids_of
+from peers.endpoint.policy import Policy, calls_of, chat_of, stop_ids_of
 from peers.endpoint.recording import Sessions, check_folder
 from peers.engines.registry import make_engine
 from peers.environments.renderer import Renderer
@@ -70,6 +70,7 @@ def make_endpoint(options: Options, keys: Keys) -> Endpoint:
         number=options.number,
         renderer=renderer,
         chat=chat,
+        calls=calls_of(chat),
         stop_ids=stop_ids,
         length_max=known.length_max,
         engine_class=known.engine_class,

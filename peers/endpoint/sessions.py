@@ -138,7 +138,7 @@ class Turn:
             )
         )
         episode.tokens += [*self.added, *sampled.tokens]
-        episode.seen = self.prompt.answered(sampled.text)
+        episode.seen = self.prompt.answered(sampled.text, sampled.finish)
         episode.draws.append(draw)
         if episode.proof is not None:
             episode.proof.add(sampled)

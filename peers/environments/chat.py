@@ -95,7 +95,8 @@ class _ChatTasks:
         if system is not None:
             rest = messages[1:] if messages[0].role == "system" else messages
             messages = (Message("system", system), *rest)
-        prompt = Conversation(messages, self.variables)
+        own = task.prompt.variables if isinstance(task.prompt, Conversation) else ()
+        prompt = Conversation(messages, (*own, *self.variables))
         return replace(task, prompt=prompt, inner=task)
 
 

@@ -8,7 +8,6 @@ conversation, so that the model would be trained on what nobody shows it later.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from peers.environments.chat import Chat
@@ -74,7 +73,7 @@ def _change(
     """What the template does to earlier turns; empty if it leaves them alone."""
 
     def written(*after: Message) -> str:
-        chat = [asdict(each) for each in (*messages, *after)]
+        chat = [each.fields() for each in (*messages, *after)]
         return template.render(chat, variables, prompts=True)
 
     prompt = written()

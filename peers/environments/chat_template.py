@@ -31,8 +31,8 @@ RENDERED_MAX = 1 << 22
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 """Tokens that a template may use as variables, by their keys in tokenizer_config.json."""
 
-Chat = Sequence[Mapping[str, str]]
-"""Messages, each with `role` and `content`."""
+Chat = Sequence[Mapping[str, Any]]
+"""Messages, each with `role` and `content`, and perhaps with calls of tools."""
 
 
 class ChatTemplate:
@@ -77,11 +77,11 @@ class ChatTemplate:
         """The text of a conversation.
 
         `prompts` says whether the beginning of the model's turn follows. Of `variables`,
-        `chat_date` ("2026-11-23") is the day that the template may ask for; all others are the
-        template's own.
+        `chat_date` ("2026-11-23") is the day that the template may ask for, and `tools` the tools'
+        definitions; all others are the template's own.
         Raises `UserError` when the template fails.
         """
-        own = {**variables}
+        own: dict[str, Any] = {"tools": None, **variables}
         date = own.pop("chat_date", None)
         if date is not None:
             own["strftime_now"] = datetime.date.fromisoformat(date).strftime
@@ -91,7 +91,6 @@ class ChatTemplate:
             for part in self._template.generate(
                 messages=[dict(message) for message in chat],
                 add_generation_prompt=prompts,
-                tools=None,
                 documents=None,
                 **self.tokens,
                 **own,

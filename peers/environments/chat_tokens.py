@@ -13,8 +13,7 @@ knows the codes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -145,9 +144,9 @@ class ChatTokens:
 
     def _around_turn(
         self,
-        chat: Sequence[Mapping[str, str]],
+        chat: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
-        observation: Sequence[Mapping[str, str]],
+        observation: Sequence[Mapping[str, Any]],
     ) -> tuple[str, str]:
         """The text before a turn of the model that follows `chat`, and the text after it."""
         turns = [*chat, {"role": "assistant", "content": TURN}, *observation]
@@ -162,11 +161,13 @@ class ChatTokens:
         return before, after
 
     def _rendered(
-        self, chat: Sequence[Mapping[str, str]], variables: Mapping[str, Any], prompts: bool
+        self, chat: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], prompts: bool
     ) -> str:
         """The text with codes for the control tokens of the template."""
-        quoted = [{key: self._quote(text) for key, text in message.items()} for message in chat]
-        text = self.template.render(quoted, variables, prompts)
+        given = {**variables}
+        if "tools" in given:
+            given["tools"] = _mapped(given["tools"], self._quote)
+        text = self.template.render(_mapped(chat, self._quote), given, prompts)
         return self._control.sub(self._code(CONTROL), text)
 
     def _quote(self, text: str) -> str:
@@ -183,8 +184,18 @@ class ChatTokens:
         return [self._ids.get(id, id) for id in ids]
 
 
-def _chat(messages: Sequence[Message]) -> list[dict[str, str]]:
+def _chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [
-        {key: NONCHARACTERS.sub("\ufffd", text) for key, text in asdict(each).items()}
-        for each in messages
+        _mapped(each.fields(), lambda text: NONCHARACTERS.sub("\ufffd", text)) for each in messages
     ]
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with every text changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): _mapped(each, change) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(each, change) for each in value]
+    return value

@@ -6,6 +6,7 @@ be deterministic: a validator draws every task again, replays every episode and 
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,26 @@ class Message:
     role: str
     content: str
 
+    def fields(self) -> dict[str, Any]:
+        """The message as a template gets it."""
+        return {"role": self.role, "content": self.content}
+
+
+@dataclass(frozen=True)
+class ToolMessage(Message):
+    """A message with calls of tools, or with the result of one."""
+
+    tool_calls: str = ""
+    """JSON list of the calls, each with the arguments as an object; of the role `assistant`."""
+    tool_call_id: str = ""
+    """The call whose result this is; of the role `tool`."""
+    name: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        calls = json.loads(self.tool_calls) if self.tool_calls else None
+        extra = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
+        return super().fields() | {key: value for key, value in extra.items() if value}
+
 
 @dataclass(frozen=True)
 class Conversation:
@@ -34,6 +55,7 @@ class Conversation:
 
     messages: tuple[Message, ...]
     variables: tuple[tuple[str, bool | int | float | str], ...] = ()
+    """The value of `tools` is a JSON list."""
 
 
 Prompt = str | tuple[Message, ...] | Conversation

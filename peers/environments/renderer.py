@@ -5,10 +5,11 @@ Jinja is imported when a prompt of messages comes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import blake3
 import tokenizers
@@ -116,9 +117,12 @@ class Renderer:
         return self._tokenizer.decode(list(kept), skip_special_tokens=False), finished
 
 
-def variables_of(prompt: Prompt) -> dict[str, bool | int | float | str]:
+def variables_of(prompt: Prompt) -> dict[str, Any]:
     """The variables that the chat template gets."""
-    return dict(prompt.variables) if isinstance(prompt, Conversation) else {}
+    found: dict[str, Any] = dict(prompt.variables) if isinstance(prompt, Conversation) else {}
+    if "tools" in found:
+        found["tools"] = json.loads(found["tools"])
+    return found
 
 
 def _files_hash(tokenizer: bytes, chat_files: Mapping[str, bytes]) -> bytes:

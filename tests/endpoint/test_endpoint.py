@@ -212,7 +212,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "max_tokens": 999}, "max_tokens", "at most 100"),
     ({"prompt": "a", "max_tokens": 63}, "", "context has 64"),
     ({"prompt": "a", "model": "gpt"}, "model", "is not served here"),
-    ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools", "not parsed here"),
+    ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools", "missing"),
     ({"messages": [{"role": "assistant", "content": "a"}]}, "messages", "last message"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "Invalid"),
 ]

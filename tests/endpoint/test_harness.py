@@ -6,14 +6,19 @@ import gc
 import json
 import os
 import re
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from peers.endpoint.harness.environment import Harness
+from peers.endpoint.harness.run import Answered
 from peers.environments import Environment, Transcript, grade, load, task_of
-from peers.environments.interface import Message, NotGradable
+from peers.environments.interface import Message, NotGradable, messages_of
 from peers.environments.play import Episode
+from peers.environments.renderer import variables_of
 from swarm.errors import UserError
 
 PROGRAM = """
@@ -57,7 +62,7 @@ if written == "forget":
 if written == "lie":
     chat(first, said("assistant", "lie"), said("user", "so?"), said("assistant", "yes"))
 if written == "sleep":
-    time.sleep(60)
+    time.sleep(600)
 if written == "dice":
     chat(first, said("assistant", written), said("user", str(time.time())))
     reward(1.0)
@@ -87,7 +92,7 @@ def made(folder: Path, source: str = CHATTING, **options: Any) -> Environment:
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "harness.py").write_text(PROGRAM + source)
     files = {"path": str(folder / "tasks.jsonl"), "program": str(folder / "harness.py")}
-    return load("harness", "1", {"seconds": 20.0, **files, **options})
+    return load("harness", "1", {"seconds": 60.0, **files, **options})
 
 
 def test_a_program_asks_is_answered_and_posts_the_reward(tmp_path: Path) -> None:
@@ -118,19 +123,28 @@ def test_a_program_asks_is_answered_and_posts_the_reward(tmp_path: Path) -> None
     [
         ("forget", r"a request does not begin with what was said before; each must be"),
         ("lie", r"a request speaks for the model, which did not write that"),
-        ("sleep", r"it took too long, and was killed"),
     ],
 )
 def test_a_program_that_breaks_the_rules_ends_its_episode_with_a_sentence(
     tmp_path: Path, text: str, sentence: str
 ) -> None:
-    environment = made(tmp_path, seconds=1.5 if text == "sleep" else 20.0)
+    environment = made(tmp_path)
     task = task_of(environment, bytes(32))
     with pytest.raises(UserError, match=rf"harness.py cannot play row \d of .*: {sentence}"):
         Episode(environment, task).step(text)
-    if text != "sleep":
-        with pytest.raises(NotGradable, match=sentence):
-            grade(environment, task, Transcript.of(text))
+    with pytest.raises(NotGradable, match=sentence):
+        grade(environment, task, Transcript.of(text))
+
+
+def test_a_program_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+    environment = made(tmp_path)
+    assert isinstance(environment, Harness)
+    row = task_of(environment, bytes(32)).data["row"]
+    run = environment._runs.take(row, ())
+    assert run is not None and run._process is not None
+    with pytest.raises(UserError, match=r"cannot play row \d of .*: it took too long, and was"):
+        environment._reached(row, (Answered("sleep", "stop"),), time.monotonic(), run)
+    assert run._process.returncode == -signal.SIGKILL
 
 
 def test_a_reward_is_never_silently_0(tmp_path: Path) -> None:
@@ -174,6 +188,27 @@ reward(float(json.loads(raw)["choices"][0]["text"] == text))
     assert task.prompt == "12>"
     assert Episode(environment, task).step("ab") == "?"
     assert grade(environment, task, Transcript.of("ab", "?", "ab")).reward == 1.0
+
+
+def test_a_program_may_give_the_model_tools(tmp_path: Path) -> None:
+    program = """
+tools = [{"type": "function", "function": {"name": "add"}}]
+first = said("user", "1 + 1?")
+choice = chat(first, tools=tools)
+call = choice["message"]["tool_calls"][0]
+assert choice["finish_reason"] == "tool_calls" and json.loads(call["function"]["arguments"]) == {}
+result = {"role": "tool", "tool_call_id": call["id"], "content": "2"}
+reward(float(chat(first, choice["message"], result, tools=tools)["message"]["content"] == "2"))
+"""
+    environment = made(tmp_path, program, calls="hermes")
+    task = task_of(environment, bytes(32))
+    assert "add" in dict(variables_of(task.prompt))["tools"][0]["function"]["name"]
+    call = 'I add. <tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    observed = Episode(environment, task).step(call)
+    assert observed is not None and [each.content for each in messages_of(observed)] == ["2"]
+    assert grade(environment, task, Transcript.of(call, "tool: 2", "2")).reward == 1.0
+    with pytest.raises(UserError, match="tools need the environment's option calls"):
+        task_of(made(tmp_path, program), bytes(32))
 
 
 def test_processes_are_bounded_and_end_with_the_environment(tmp_path: Path) -> None:

@@ -17,10 +17,20 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from peers.endpoint.harness.run import Answered, Ended, HarnessError, Program, Run, Said, added
+from peers.endpoint.harness.run import Answered, Ended, HarnessError, Program, Run, Said
 from peers.endpoint.harness.server import Server
+from peers.endpoint.tools import FORMS, CallForm
 from peers.environments.dataset import DataOptions, OfRows, Positive
-from peers.environments.interface import Episodes, Grade, NotGradable, Task, Transcript
+from peers.environments.interface import (
+    Conversation,
+    Episodes,
+    Grade,
+    NotGradable,
+    Task,
+    Transcript,
+    messages_of,
+)
+from peers.environments.play import Observation
 from peers.environments.rows import located
 from swarm.errors import UserError
 from swarm.manifest import OptionValue
@@ -46,6 +56,9 @@ class HarnessOptions(DataOptions, frozen=True, kw_only=True):
     sampling: Literal["refuse", "ignore"] = "refuse"
     """What becomes of fields such as `temperature` and `max_tokens` in its requests: the run's
     manifest decides how the policy is sampled."""
+    calls: Literal["none", "hermes", "mistral", "llama"] = "none"
+    """How the model writes calls of tools, by the checkpoint's chat template; none: `tools` in a
+    request is refused."""
     seconds: Positive = 25.0
     """Deadline of a call: a prompt, an observation or a grade. Keep it below the `seconds_max` of
     environment peers."""
@@ -122,6 +135,7 @@ class Harness(OfRows, Episodes):
         path = located(options.program, "program", "program_hash")
         self._command = self._checked(path.resolve())
         self.call_seconds = options.seconds + CALL_GRACE_SECONDS
+        self._form = FORMS.get(options.calls)
         self._prompts: dict[int, Said] = {}
 
     def pins(self) -> Mapping[str, OptionValue]:
@@ -138,12 +152,13 @@ class Harness(OfRows, Episodes):
             if len(self._prompts) >= PROMPTS_KEPT:
                 self._prompts.clear()
             self._prompts[index] = prompt
-        return Task(prompt, "", {"row": index})
+        is_plain = isinstance(prompt, Conversation) and not prompt.variables
+        return Task(messages_of(prompt) if is_plain else prompt, "", {"row": index})
 
     def start(self, task: Task) -> _Played:
         return _Played(task.data["row"])
 
-    def step(self, state: _Played, text: str) -> Said | None:
+    def step(self, state: _Played, text: str) -> Observation | None:
         """What the harness says next; raises `UserError` when it fails."""
         held = self._runs.take(state.row, (), state.run)
         state.turns = (*state.turns, Answered(text, "stop"))
@@ -152,7 +167,7 @@ class Harness(OfRows, Episodes):
         self._runs.hold(run)
         if run.ended is not None:
             return None
-        return added(run.prompts[-2], text, run.prompts[-1])
+        return run.added(len(run.turns), self._form)
 
     def grade(self, task: Task, transcript: Transcript) -> Grade:
         """The reward that the harness posts.
@@ -169,7 +184,7 @@ class Harness(OfRows, Episodes):
             row, played = task.data["row"], tuple(turns)
             run = self._reached(row, played, deadline, self._runs.take(row, played))
             try:
-                _check_observations(run, transcript)
+                _check_observations(run, transcript, self._form)
                 was_cut = run.ended is None
                 ended = run.finish(deadline)
             finally:
@@ -202,7 +217,7 @@ class Harness(OfRows, Episodes):
                 run.begin(deadline)
                 self._check_prompt(run)
             for given in turns[len(run.turns) :]:
-                run.answer(given, deadline)
+                run.answer(given, deadline, self._form)
         except BaseException as error:
             if run is not None:
                 self._runs.close(run)
@@ -225,7 +240,7 @@ class Harness(OfRows, Episodes):
 
     @cached_property
     def _server(self) -> Server:
-        return Server(self.options.sampling == "ignore")
+        return Server(self.options.sampling == "ignore", self._form)
 
     @cached_property
     def _runs(self) -> _Runs:
@@ -259,11 +274,11 @@ class Harness(OfRows, Episodes):
         return [sys.executable, str(path), *self.options.arguments]
 
 
-def _check_observations(run: Run, transcript: Transcript) -> None:
+def _check_observations(run: Run, transcript: Transcript, form: CallForm | None) -> None:
     """Raise `HarnessError` unless the run said what the transcript has."""
     said = [turn.text for turn in transcript.turns if turn.kind == "environment"]
     for index, text in enumerate(said[: len(run.prompts) - 1]):
-        new = added(run.prompts[index], run.turns[index].text, run.prompts[index + 1])
+        new = run.added(index + 1, form)
         contents = [new] if isinstance(new, str) else [message.content for message in new]
         if any(each.strip() not in text for each in contents):
             raise HarnessError(

@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import IO
 
 from peers.endpoint.errors import ApiError
-from peers.environments.interface import Message
+from peers.endpoint.tools import CallForm, alike, answer_of, answered
+from peers.environments.interface import Conversation
+from peers.environments.play import Observation
 from peers.environments.rows import Row
 from swarm.errors import SwarmError
 from swarm.rollouts.rollout import Finish
@@ -35,8 +37,8 @@ TASK_VARIABLE = "SWARM_TASK"
 
 LAST_WORDS_BYTES = 4096
 
-Said = str | tuple[Message, ...]
-"""All that a harness sends in one request: a text, or messages."""
+Said = str | Conversation
+"""All that a harness sends in one request: a text, or messages with the tools."""
 
 
 class HarnessError(SwarmError):
@@ -175,9 +177,10 @@ class Run:
         if self.ended is not None:
             raise HarnessError(f"it ended before it asked the model anything ({self.ended.words})")
 
-    def answer(self, given: Answered, deadline: float) -> None:
+    def answer(self, given: Answered, deadline: float, form: CallForm | None) -> None:
         """Give the model's text, and wait for the next request or the end.
 
+        `form`: how calls of tools are read from it.
         Raises `HarnessError`, also for a request that does not continue the conversation.
         """
         if self.ended is not None:
@@ -188,7 +191,11 @@ class Run:
         self.turns = (*self.turns, given)
         self._wait(deadline)
         if self.ended is None:
-            added(self.prompts[-2], given.text, self.prompts[-1])
+            self.added(len(self.prompts) - 1, form)
+
+    def added(self, index: int, form: CallForm | None) -> Observation:
+        """What request `index` adds to the one before it; raises `HarnessError`."""
+        return added(self.prompts[index - 1], self.turns[index - 1], self.prompts[index], form)
 
     def finish(self, deadline: float) -> Ended:
         """Refuse all further requests, and wait for the end; raises `HarnessError`."""
@@ -239,19 +246,19 @@ class Run:
         return f"{status}: {lines[-1][:300]}" if lines else status
 
 
-def added(past: Said, text: str, said: Said) -> Said:
+def added(past: Said, given: Answered, said: Said, form: CallForm | None) -> Observation:
     """What a request adds to the one before it and to the model's text.
 
     Raises `HarnessError` for a request that does not continue the conversation: the model's tokens
     cannot be taken back.
     """
     if isinstance(past, str) and isinstance(said, str):
-        rest: Said = said[len(past) + len(text) :]
-        continues = said.startswith(past + text)
-    elif isinstance(past, tuple) and isinstance(said, tuple):
-        whole = (*past, Message("assistant", text))
-        rest = said[len(whole) :]
-        continues = said[: len(whole)] == whole
+        rest: Observation = said[len(past) + len(given.text) :]
+        continues = said.startswith(past + given.text)
+    elif isinstance(past, Conversation) and isinstance(said, Conversation):
+        whole = (*past.messages, answered(*answer_of(given.text, given.finish, form)))
+        rest = said.messages[len(whole) :]
+        continues = alike(said.messages[: len(whole)], whole) and said.variables == past.variables
         if any(message.role == "assistant" for message in rest):
             raise HarnessError("a request speaks for the model, which did not write that")
     else:

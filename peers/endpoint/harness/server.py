@@ -26,7 +26,8 @@ from peers.endpoint.replies import (
     encode,
 )
 from peers.endpoint.requests import ChatRequest, CompletionRequest, RewardRequest, parse
-from peers.environments.interface import Message
+from peers.endpoint.tools import FORMS, CallForm, answer_of, message_of, tools_of
+from peers.environments.interface import Conversation
 
 BODY_BYTES_MAX = 8 << 20
 CONNECTION_SECONDS = 60.0
@@ -51,8 +52,10 @@ class Episode(Protocol):
 class Server:
     """Serves all runs of one environment, in threads that end with the process."""
 
-    def __init__(self, ignores_sampling: bool) -> None:
-        """`ignores_sampling`: whether fields about sampling are ignored rather than refused."""
+    def __init__(self, ignores_sampling: bool, calls: CallForm | None) -> None:
+        """`ignores_sampling`: whether fields about sampling are ignored rather than refused.
+        `calls`: how the model writes calls of tools; None: there are no tools."""
+        self.calls = calls
         self.runs: dict[str, Episode] = {}
         """By bearer key."""
         self.ignores_sampling = ignores_sampling
@@ -123,8 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         raw = self._body()
         if self.path == "/v1/chat/completions":
             chat = parse(raw, ChatRequest)
-            messages = tuple(Message(each.role, each.text) for each in chat.messages)
-            self._answer(run, chat, ChatForm(), messages)
+            self._answer(run, chat, ChatForm(), self._conversation(chat))
         elif self.path == "/v1/completions":
             asked = parse(raw, CompletionRequest)
             if not isinstance(asked.prompt, str):
@@ -142,6 +144,19 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             raise self._unknown()
 
+    def _conversation(self, asked: ChatRequest) -> Conversation:
+        tools = tools_of(asked)
+        if tools and self.server.owner.calls is None:
+            raise ApiError(
+                400,
+                "tools need the environment's option calls, which says how the model writes calls; "
+                f"set it to one of {', '.join(FORMS)}",
+                param="tools",
+                code="unsupported_parameter",
+            )
+        messages = tuple(map(message_of, asked.messages))
+        return Conversation(messages, (("tools", tools),) if tools else ())
+
     def _answer(
         self,
         run: Episode,
@@ -153,7 +168,10 @@ class _Handler(BaseHTTPRequestHandler):
             _check_sampling(asked)
         found = run.ask(said)
         reply = Reply(f"harness-{token_hex(12)}", int(time.time()), asked.model or MODEL)
-        delta = Delta(0, found.text, (), (), found.finish)
+        has_tools = isinstance(said, Conversation) and bool(said.variables)
+        calls = self.server.owner.calls if has_tools else None
+        text, called = answer_of(found.text, found.finish, calls)
+        delta = Delta(0, text, (), (), found.finish, called)
         if not asked.stream:
             self._send(form.whole(reply, [delta]))
             return
