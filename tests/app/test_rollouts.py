@@ -7,6 +7,7 @@ import hashlib
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import blake3
 import msgspec
@@ -24,8 +25,15 @@ from swarm.app.rollouts import export as data
 from swarm.app.rollouts.filters import Filters, parse_range
 from swarm.app.rollouts.log import RunLog
 from swarm.app.rollouts.page import write_page
-from swarm.app.rollouts.screen import lines, visible_lines
-from swarm.app.rollouts.seen import SeenRollout, SeenSubmission, Turn, advantages_of, grades_of
+from swarm.app.rollouts.screen import figures, lines, visible_lines
+from swarm.app.rollouts.seen import (
+    SeenRollout,
+    SeenSubmission,
+    Turn,
+    advantages_of,
+    as_row,
+    grades_of,
+)
 from swarm.app.rollouts.sources import open_source
 from swarm.app.rollouts.text import Decoder
 from swarm.envelope import seal
@@ -35,6 +43,7 @@ from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Consumed, encode
 from swarm.manifest import Objective
 from swarm.messages import Verdict
+from swarm.rollouts.reward_parts import parts_of
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
@@ -254,6 +263,38 @@ def test_the_ledger_in_a_home_gives_rewards_and_outcomes(tmp_path: Path) -> None
     )
 
 
+def test_a_group_without_a_grade_is_quarantined_alone_and_rewards_have_parts(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "validator" / "inbox"
+    home.mkdir(parents=True)
+    file = a_submission(home / "0-5-1.parquet")
+    digest = blake3.blake3(file.read_bytes()).digest()
+    source = open_source(tmp_path)
+    verdict = a_verdict(
+        submission=digest,
+        rewards=[[1.0, 0.0]],
+        parts=parts_of([{"form": 1.0}, {"form": 0.5, "unit": 0.25}]),
+    )
+
+    def seen(**fields: Any) -> SeenRollout:
+        changed = msgspec.structs.replace(verdict, **fields)
+        source.logs[tmp_path / "validator"] = RunLog(verdicts={digest: changed})
+        return list(source.rollouts(Filters()))[1]
+
+    assert seen().parts == {"form": 0.5, "unit": 0.25} and seen().turns[1].in_loss
+    assert figures(seen())[0] == "reward 0 (form 0.5; unit 0.25)"
+    assert as_row(seen())["parts"] == [
+        {"name": "form", "value": 0.5},
+        {"name": "unit", "value": 0.25},
+    ]
+    ungraded = seen(quarantined=[0], detail="1 of 2 groups are quarantined")
+    assert (ungraded.fate, ungraded.reward, ungraded.parts) == ("quarantined", None, {})
+    assert ungraded.submission.detail and not ungraded.turns[1].in_loss
+    other = seen(quarantined=[1], detail="1 of 2 groups are quarantined")
+    assert (other.fate, other.reward, other.submission.detail) == ("accepted", 0.0, "")
+
+
 def test_a_verdict_is_found_in_another_home(tmp_path: Path) -> None:
     """A refused worker keeps its file; only the validator has the verdict on it."""
     outbox = tmp_path / "worker" / "outbox"
@@ -390,6 +431,7 @@ def seen_with(text: str) -> SeenRollout:
         reward=None,
         task_reward=None,
         length_penalty=None,
+        parts={text: 1.0},
         advantage=None,
         outcome=None,
         consumed_at=None,

@@ -34,6 +34,8 @@ _TURN = pa.struct(
     ]
 )
 
+_PART = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.float64())])
+
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "run": (pa.string(), "run id: the owner's peer id and the run's name"),
     "lineage": (pa.int64(), "lineage of the policies; a rollback begins a new one"),
@@ -57,6 +59,7 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "reward": (pa.float64(), "the validator's reward; null without a verdict"),
     "task_reward": (pa.float64(), "reward before the length penalty; null if there is none"),
     "length_penalty": (pa.float64(), "task_reward − reward"),
+    "parts": (pa.list_(_PART), "what the reward is made of, by the environment's account"),
     "advantage": (pa.float64(), "the reward relative to its group, as trained on"),
     "verdict": (pa.string(), "accepted, quarantined or refused; null if no log has it"),
     "failed": (pa.string(), "the check that failed"),
@@ -138,7 +141,7 @@ def _pieces(first: list[Any], rows: Iterator[Any]) -> Iterator[list[Any]]:
 def _card(count: int) -> str:
     """The README that the `datasets` library and the hub read."""
     table = "\n".join(
-        f"| `{name}` | {'list of structures' if name == 'turns' else type_} | {meaning} |"
+        f"| `{name}` | {'list of structures' if pa.types.is_list(type_) else type_} | {meaning} |"
         for name, (type_, meaning) in COLUMNS.items()
     )
     return f"""---

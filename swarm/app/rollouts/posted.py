@@ -14,16 +14,17 @@ FILE_BYTES_MAX = 64 << 20
 class _Note(msgspec.Struct):
     session: str
     file: str
-    reward: float | None
+    reward: float | None = None
+    parts: dict[str, float] = {}
 
 
-def posted_reward(path: Path) -> float | None:
-    """The reward in the JSON file beside a recorded submission; None without one."""
+def posted_reward(path: Path) -> tuple[float | None, dict[str, float]]:
+    """The reward and its parts in the JSON file beside a recorded submission, if there are any."""
     note = path.with_suffix(".json")
     try:
         if note.stat().st_size > FILE_BYTES_MAX:
-            return None
+            return None, {}
         found = msgspec.json.decode(note.read_bytes(), type=_Note)
     except (OSError, *DECODE_ERRORS):
-        return None
-    return found.reward if found.file == path.name else None
+        return None, {}
+    return (found.reward, found.parts) if found.file == path.name else (None, {})

@@ -17,6 +17,7 @@ TURN_CHARACTERS_MAX = 4_000
 """Longest text of a turn on the terminal; exports hold all of it."""
 
 NAME_CHARACTERS_MAX = 60
+PARTS_CHARACTERS_MAX = 200
 """Longest name of an environment on the terminal: a worker writes it."""
 
 TAB = 4
@@ -98,10 +99,11 @@ def figures(seen: SeenRollout) -> list[str]:
     """Reward by part, advantage, length and ending, each in a few words."""
     found = []
     if seen.reward is not None:
-        reward = f"reward {seen.reward:.4g}"
+        made_of = [f"{name} {value:.4g}" for name, value in seen.parts.items()]
         if seen.task_reward is not None:
-            reward += f" (task {seen.task_reward:.4g} − length {seen.length_penalty:.4g})"
-        found.append(reward)
+            made_of.insert(0, f"task {seen.task_reward:.4g} − length {seen.length_penalty:.4g}")
+        parts = f" ({printable('; '.join(made_of), PARTS_CHARACTERS_MAX)})" if made_of else ""
+        found.append(f"reward {seen.reward:.4g}{parts}")
     if seen.advantage is not None:
         found.append(f"advantage {seen.advantage:+.3f}")
     found.append(f"{seen.model_tokens:,} tokens")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from swarm.ledger.entries import Outcome
 from swarm.manifest import Objective
 from swarm.messages import Verdict
+from swarm.rollouts.reward_parts import parts_in
 from swarm.rollouts.rollout import Finish, Kind, Span
 
 STD_EPSILON = 1e-6
@@ -38,7 +39,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class SeenSubmission:
-    """Origin and verdict of a submission's rollouts."""
+    """Origin of a submission's rollouts, and the verdict on them.
+
+    Groups of an accepted submission may be quarantined alone.
+    """
 
     digest: str
     run: str
@@ -64,6 +68,8 @@ class Grades:
     rewards: Sequence[float] = ()
     task_rewards: Sequence[float] = ()
     """Rewards before the length penalty; empty if there is none, or if it cannot be told."""
+    parts: Sequence[Mapping[str, float]] = ()
+    """What each reward is made of."""
     advantages: Sequence[float] = ()
     outcome: Outcome | None = None
     """What the trainer did with the group; None if no log says it."""
@@ -84,6 +90,7 @@ class SeenRollout:
     reward: float | None
     task_reward: float | None
     length_penalty: float | None
+    parts: Mapping[str, float]
     advantage: float | None
     outcome: Outcome | None
     consumed_at: int | None
@@ -131,18 +138,20 @@ def grades_of(
     objective: Objective,
     options: dict[str, Any],
 ) -> Grades:
-    """Rewards and advantages of a group whose rollouts have `lengths` model tokens.
+    """Rewards and advantages of a group whose rollouts have `lengths` model tokens; a quarantined
+    group has none.
 
     `options`: those of the group's environment in the run manifest.
     """
-    if not 0 <= group < len(verdict.rewards):
+    if not 0 <= group < len(verdict.rewards) or group in verdict.quarantined:
         return Grades()
     rewards = verdict.rewards[group]
     task: Sequence[float] = ()
     if group < len(verdict.task_means) and len(lengths) == len(rewards):
         figures = verdict.task_means[group], verdict.task_spreads[group]
         task = _task_rewards(rewards, lengths, figures, options)
-    return Grades(rewards, task, advantages_of(rewards, objective))
+    parts = parts_in(verdict.parts, verdict.rewards, group)
+    return Grades(rewards, task, parts, advantages_of(rewards, objective))
 
 
 def advantages_of(rewards: Sequence[float], objective: Objective) -> list[float]:
@@ -209,6 +218,7 @@ def as_row(seen: SeenRollout) -> dict[str, Any]:
         "reward": seen.reward,
         "task_reward": seen.task_reward,
         "length_penalty": seen.length_penalty,
+        "parts": [{"name": name, "value": value} for name, value in seen.parts.items()],
         "advantage": seen.advantage,
         "verdict": origin.verdict or None,
         "failed": origin.failed or None,

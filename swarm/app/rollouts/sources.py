@@ -8,7 +8,7 @@ the same home, or from a ledger that is given.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import blake3
@@ -252,10 +252,20 @@ class _Submission:
         outcome = outcomes[group] if 0 <= group < len(outcomes) else None
         step = self._consumed.step if self._consumed is not None and outcome else None
         if self._verdict is None:
-            rewards = [] if self._posted is None else [self._posted] * self._samples
-            return Grades(rewards, outcome=outcome, consumed_at=step)
+            reward, parts = self._posted
+            rewards = [] if reward is None else [reward] * self._samples
+            return Grades(rewards, parts=[parts] * self._samples, outcome=outcome, consumed_at=step)
         grades = grades_of(self._verdict, group, lengths, objective, options)
-        return Grades(grades.rewards, grades.task_rewards, grades.advantages, outcome, step)
+        return replace(grades, outcome=outcome, consumed_at=step)
+
+    def _origin(self, group: int) -> SeenSubmission:
+        """The origin of a group's rollouts."""
+        verdict = self._verdict
+        if verdict is None or not verdict.quarantined:
+            return self.origin
+        if group in verdict.quarantined:
+            return replace(self.origin, verdict="quarantined")
+        return replace(self.origin, detail="")  # it is about the others
 
     def _row(self, index: int, grades: Grades) -> SeenRollout:
         row = self._rollouts.row(index)
@@ -264,7 +274,8 @@ class _Submission:
         name, version = self._names[row.environment] if known else unknown
         reward = _at(grades.rewards, row.sample)
         task = _at(grades.task_rewards, row.sample)
-        trained = may_be_trained_on(self.origin, grades, row.sample)
+        origin = self._origin(row.group)
+        trained = may_be_trained_on(origin, grades, row.sample)
         decode_text = self._decoder.decode if self._decoder is not None else None
         turns = [
             Turn(
@@ -281,7 +292,7 @@ class _Submission:
             for each in row.rollout.segments
         ]
         return SeenRollout(
-            submission=self.origin,
+            submission=origin,
             group=row.group,
             sample=row.sample,
             environment=name,
@@ -290,6 +301,7 @@ class _Submission:
             reward=reward,
             task_reward=task,
             length_penalty=None if task is None or reward is None else task - reward,
+            parts=grades.parts[row.sample] if row.sample < len(grades.parts) else {},
             advantage=_at(grades.advantages, row.sample),
             outcome=grades.outcome,
             consumed_at=grades.consumed_at,
