@@ -1,61 +1,112 @@
-"""Examples to fine-tune on: prompts with answers, from a file or from an environment."""
+"""Examples to fine-tune on as token ids, from a data set or from an environment."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from peers.engines.config import read_config
 from peers.environments import Environment, Renderer, Task, task_of
 from peers.environments.episodes import demonstrate
+from peers.environments.interface import Conversation
+from peers.trainer.records import Chat, Record, Records, Sampled
 from swarm.errors import UserError
-from swarm.rollouts.rollout import Rollout
+from swarm.jobs.offline import Reading
+from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.seeds import digest
 
-LINE_BYTES_MAX = 16 << 20
-"""Longest line of an example file."""
+ExampleT = TypeVar("ExampleT")
 
 ENVIRONMENT_EXAMPLES_MAX = 100_000
 """Most examples drawn from an environment: a small environment repeats its prompts."""
 
 
-def encode_examples(
-    tasks: Iterable[Task], model: Path, tokens_max: int, environment: Environment | None = None
-) -> tuple[list[Rollout], int]:
-    """Tokenize tasks and their answers with the tokenizer of the Hugging Face folder `model`.
+class Encoder:
+    """Makes token ids of examples, with the tokenizer of a model's folder."""
 
-    `environment` answers the tasks' demonstrations of several turns. Returns episodes and how many
-    tasks were left out: those longer than `tokens_max`, or with an empty prompt. Raises `UserError`
-    for a token that the model does not have, and as `demonstrate` does.
-    """
-    renderer = Renderer(model)
-    stop, vocabulary = stop_id(model), read_config(model)["vocab_size"]
-    found: list[Rollout] = []
-    left_out = 0
-    for task in tasks:
-        ends = stop if isinstance(task.prompt, str) else renderer.turn_end(task.prompt) or stop
-        segments = demonstrate(environment, task, renderer, ends)
+    def __init__(
+        self, model: Path, tokens_max: int, environment: Environment | None = None
+    ) -> None:
+        """`environment` answers the demonstrations of several turns. Raises `UserError`."""
+        self.renderer = Renderer(model)
+        self.tokens_max = tokens_max
+        self._environment = environment
+        self._stop, self._vocabulary = stop_id(model), read_config(model)["vocab_size"]
+
+    def encode(self, record: Record) -> Rollout | None:
+        """An example's episode; None if it has an empty prompt or more than `tokens_max` tokens.
+
+        Raises `UserError` for a token that the model does not have, for a chat that cannot be
+        learned, and as `demonstrate` does.
+        """
+        segments = self._segments(record)
         if not segments[0].tokens:
-            left_out += 1
-            continue
+            return None
         rollout = Rollout(segments)
-        outside = [token for token in rollout.tokens if token >= vocabulary]
+        outside = [token for token in rollout.tokens if token >= self._vocabulary]
         if outside:
             raise UserError(
                 f"an example has the token {outside[0]}, but the model's vocabulary has "
-                f"{vocabulary} tokens; remove the special token from the text"
+                f"{self._vocabulary} tokens; remove the special token from the text"
             )
-        if len(rollout.tokens) <= tokens_max:
-            found.append(rollout)
-        else:
-            left_out += 1
-    return found, left_out
+        return rollout if len(rollout.tokens) <= self.tokens_max else None
+
+    def _segments(self, record: Record) -> Sequence[Segment]:
+        if isinstance(record, Sampled):
+            return record.rollout.segments
+        if isinstance(record, Chat):
+            return _conversation(record, self.renderer, self._stop)
+        ends = self._stop
+        if not isinstance(record.prompt, str):
+            ends = self.renderer.turn_end(record.prompt) or ends
+        return demonstrate(self._environment, record, self.renderer, ends)
 
 
-def epochs(examples: Sequence[Rollout], seed: int) -> Iterator[Rollout]:
+def _conversation(chat: Chat, renderer: Renderer, stop: int) -> list[Segment]:
+    """The segments of a chat, in which the model writes the messages of the role `assistant`."""
+    messages = chat.messages
+    turns = [index for index, each in enumerate(messages) if each.role == "assistant"]
+    if not turns or 0 in turns or any(b - a == 1 for a, b in pairwise(turns)):
+        raise UserError(
+            f"a chat has the roles {', '.join(each.role for each in messages)[:80]}; it needs "
+            "messages of the role assistant, none of them first or next to another"
+        )
+    prompt = Conversation(messages[: turns[0]])
+    end = renderer.turn_end(prompt) or stop
+    segments = [Segment("prompt", renderer.encode_prompt(prompt))]
+    for at, after in zip(turns, [*turns[1:], len(messages)], strict=True):
+        written = [*renderer.encode_completion(messages[at].content), end]
+        span = Span(policy=0, tokens=len(written))
+        segments.append(Segment("model", written, "stop", spans=[span]))
+        if after < len(messages):
+            observed = renderer.encode_observation(prompt, messages[at + 1 : after], end)
+            segments.append(Segment("environment", observed))
+    return segments
+
+
+def encode_examples(
+    records: Iterable[Record], model: Path, tokens_max: int, environment: Environment | None = None
+) -> tuple[list[Rollout], int]:
+    """The episodes of examples, and how many were left out; raises `UserError` as `Encoder` does"""
+    encoder = Encoder(model, tokens_max, environment)
+    encoded = [encoder.encode(record) for record in records]
+    found = [rollout for rollout in encoded if rollout is not None]
+    return found, len(encoded) - len(found)
+
+
+def read_examples(
+    data: Path, model: Path, tokens_max: int, reading: Reading
+) -> tuple[list[Rollout], int]:
+    """As `encode_examples`, of a data set; raises `UserError`."""
+    records = Records(data, reading, Renderer(model))
+    return encode_examples(records, model, tokens_max)
+
+
+def epochs(examples: Sequence[ExampleT], seed: int) -> Iterator[ExampleT]:
     """Yield all examples for ever, each epoch in its own random order."""
     for epoch in itertools.count():
         order = list(range(len(examples)))
@@ -75,36 +126,6 @@ def stop_id(folder: Path) -> int:
             "of the token that ends an answer"
         )
     return found
-
-
-def read_tasks(path: Path) -> Iterator[Task]:
-    """Read a task from each line of a JSONL file; raises `UserError` with the line."""
-    try:
-        with path.open("rb") as file:
-            for number in itertools.count(1):
-                line = file.readline(LINE_BYTES_MAX + 1)
-                if not line:
-                    return
-                if not line.strip():
-                    continue
-                yield _task(line, f"{path}, line {number}")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
-
-
-def _task(line: bytes, where: str) -> Task:
-    if len(line) > LINE_BYTES_MAX:
-        raise UserError(f"{where} has more than {LINE_BYTES_MAX} bytes")
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where} is not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise UserError(f'{where} is not an object with "prompt" and "answer"')
-    for key in ("prompt", "answer"):
-        if not isinstance(row.get(key), str):
-            raise UserError(f"{where}: {key} is {row.get(key)!r}; it must be text")
-    return Task(row["prompt"], row["answer"])
 
 
 def draw_tasks(environment: Environment, count: int, seed: int) -> Iterator[Task]:

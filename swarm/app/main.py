@@ -21,10 +21,10 @@ from swarm.app.commands import (
     proofs,
     rollouts,
     run,
-    sft,
     status,
     train,
     trainer,
+    tuning,
 )
 from swarm.app.options import Version
 
@@ -45,7 +45,8 @@ def _swarm(version: Version = False) -> None:
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("train")(train.train)
-app.command("sft")(sft.sft)
+app.command("sft")(tuning.sft)
+app.command("dpo")(tuning.dpo)
 app.command("eval")(eval.evaluate)
 app.command("id")(id.show_id)
 app.command("peer")(peer.peer)

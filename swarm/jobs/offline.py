@@ -1,25 +1,29 @@
-"""Jobs of the commands that need no network: supervised fine-tuning and the filtering of tasks."""
+"""Jobs of the commands that need no network: fine-tuning and the filtering of tasks."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+import math
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS
-from swarm.jobs.training import TRAINING_PATIENCE_SECONDS, Done, Export
+from swarm.jobs.training import SAVE_PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS, Done, Export
 from swarm.manifest import EnvironmentReference, OptionValue
 from swarm.world import Job, Setup
 
-# --- supervised fine-tuning --------------------------------------------------------------------
+# --- fine-tuning ------------------------------------------------------------------------------
 
 
 class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of supervised fine-tuning."""
+    """Settings of fine-tuning."""
 
+    loss: Literal["answers", "preferences"] = "answers"
+    """answers: learn each example's answer (SFT). preferences: prefer one answer to another
+    (DPO)."""
     steps: int = 100
     batch: int = 32
-    """Examples per step."""
+    """Examples, or pairs, per step."""
     learning_rate: float = 1e-5
     warmup_steps: int = 10
     final_learning_rate_share: float = 0.1
@@ -30,7 +34,24 @@ class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
     validation_examples_max: int = 256
     tokens_max: int = 8192
     """Longest example; a longer one is left out and counted."""
+    beta: float = 0.1
+    """DPO: how strongly the policy is held to the one that it began as."""
+    answer_weight: float = 0.0
+    """DPO: weight of the chosen answer's own loss, in nats per token."""
     seed: int = 0
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """How the rows of a data set become examples."""
+
+    split: str | None = None
+    """Of a folder with several splits; None: train."""
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    chat: bool = False
+    """A prompt of text is a message of the user, for the model's chat template."""
+    reward: tuple[float, float] = (-math.inf, math.inf)
+    """Least and largest reward of exported rollouts to learn from."""
 
 
 class StartTuning(Job, frozen=True, kw_only=True):
@@ -41,9 +62,11 @@ class StartTuning(Job, frozen=True, kw_only=True):
     model: str
     settings: TuningSettings
     data: str = ""
-    """Path of a file of JSON lines. If empty, the examples are the environment's tasks with their
-    answers."""
+    """Path of a data set. If empty, the examples are the environment's tasks with their answers."""
+    reading: Reading = Reading()
     environment: EnvironmentReference | None = None
+    state: str = ""
+    """Folder of an interrupted tuning's state, for an exact resume; empty: begin."""
 
 
 class TuningStarted(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +76,8 @@ class TuningStarted(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
     """Number of examples that are too long or have no prompt."""
     parameters: int
+    steps_done: int = 0
+    """Steps that the resumed state holds."""
 
 
 class Tune(Job, frozen=True, kw_only=True):
@@ -64,7 +89,7 @@ class Tune(Job, frozen=True, kw_only=True):
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     loss: float
-    """Nats per answer token."""
+    """Answers: nats per answer token. Preferences: nats per pair."""
     gradient_norm: float
     learning_rate: float
     tokens: int
@@ -82,9 +107,21 @@ class Validated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Means over the examples held back; None if there are none."""
 
     loss: float | None = None
-    """Nats per answer token."""
+    """As in `Tuned`."""
     exact: float | None = None
-    """Probability of the complete answer."""
+    """Answers: probability of the complete answer."""
+    preferred: float | None = None
+    """Preferences: share of the pairs whose chosen answer gained more than the rejected one."""
+    margin: float | None = None
+    """Preferences: how much more the chosen answer gained, in nats."""
+
+
+class SaveState(Job, frozen=True, kw_only=True):
+    """Write weights, optimiser state and progress, durably, for `StartTuning.state`."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    folder: str
 
 
 class TuningService(Protocol):
@@ -97,6 +134,8 @@ class TuningService(Protocol):
     async def step(self, job: Tune) -> Tuned: ...
 
     async def validate(self, job: Validate) -> Validated: ...
+
+    async def save_state(self, job: SaveState) -> Done: ...
 
     async def save(self, job: Export) -> Done: ...
 

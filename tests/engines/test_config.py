@@ -13,7 +13,7 @@ import trio
 from peers.engines.config import why_unsupported
 from peers.engines.registry import make_engine
 from peers.trainer.learning.scorer import Scorer
-from peers.trainer.supervised import SftService
+from peers.trainer.tuning import Tuning
 from swarm.errors import UserError
 from swarm.jobs.offline import StartTuning, TuningSettings
 from tests.engines.families import SIZES, save_random
@@ -65,7 +65,7 @@ def test_every_use_refuses_by_name(name: str, tmp_path: Path) -> None:
     for use in (
         lambda: make_engine("native", tmp_path),
         lambda: Scorer(model),
-        lambda: trio.run(SftService().start, tuning),
+        lambda: trio.run(Tuning().start, tuning),
     ):
         with pytest.raises(UserError, match=sentence):
             use()

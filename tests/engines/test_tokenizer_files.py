@@ -17,7 +17,7 @@ from peers.environments import Renderer, Task
 from peers.trainer.examples import encode_examples
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.supervised import SftService
+from peers.trainer.tuning import Tuning
 from swarm.errors import UserError
 from swarm.jobs.offline import StartTuning, TuningSettings
 from swarm.jobs.training import Export
@@ -59,7 +59,7 @@ def learner_exports(base: Path, out: Path) -> None:
 
 
 def sft_saves(base: Path, out: Path) -> None:
-    service = SftService()
+    service = Tuning()
     job = StartTuning(
         model=str(base),
         settings=TuningSettings(steps=1, batch=1),
@@ -143,7 +143,7 @@ def test_a_tokenizer_larger_than_the_model_is_a_sentence(tmp_path: Path) -> None
         load(tmp_path)
     tuning = StartTuning(model=str(tmp_path), settings=TuningSettings(), data="unread")
     with pytest.raises(UserError, match="use the tokenizer that belongs to the model"):
-        trio.run(SftService().start, tuning)
+        trio.run(Tuning().start, tuning)
 
 
 def test_a_tokenizer_smaller_than_the_model_is_accepted(tmp_path: Path) -> None:

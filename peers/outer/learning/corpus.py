@@ -21,10 +21,11 @@ import torch
 from peers.engines.config import read_config
 from peers.environments import Renderer
 from peers.environments.rows import SUFFIXES, Rows, located
-from peers.trainer.examples import encode_examples, read_tasks, stop_id
+from peers.trainer.examples import read_examples, stop_id
 from peers.trainer.learning.batch import Batch
-from peers.trainer.supervised import as_batch
+from peers.trainer.tuning import as_batch
 from swarm.errors import UserError
+from swarm.jobs.offline import Reading
 from swarm.jobs.outer import Inner
 from swarm.world.progress import report
 
@@ -115,8 +116,12 @@ class Examples:
 
     def __init__(self, inner: Inner, model: Path, seed: int) -> None:
         """Tokenize the data; raises `UserError`."""
-        tasks = (task for path in inner.data for task in read_tasks(Path(path)))
-        self._found, left_out = encode_examples(tasks, model, inner.sequence_tokens)
+        read = [
+            read_examples(Path(path), model, inner.sequence_tokens, Reading())
+            for path in inner.data
+        ]
+        self._found = [example for found, _ in read for example in found]
+        left_out = sum(count for _, count in read)
         if not self._found:
             raise UserError(
                 f"data leaves no example to train on: {left_out} are without a prompt or longer "

@@ -1,0 +1,211 @@
+"""Examples to learn from, as the rows of a data set have them.
+
+A row is a prompt with an answer, a chat, a prompt with a chosen and a rejected answer, or a rollout
+that `swarm rollouts export` wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peers.environments import Renderer, Task
+from peers.environments.interface import Conversation, Message, Prompt
+from peers.environments.rows import Rows
+from swarm.errors import UserError
+from swarm.jobs.offline import Reading
+from swarm.rollouts.rollout import Rollout, Segment, Span
+
+ROLLOUT = "turns"
+"""The column that only exported rollouts have."""
+
+CHAT = "messages"
+"""The column with a whole conversation."""
+
+KINDS = ("prompt", "model", "environment")
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation; the model writes the messages of the role `assistant`."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """An exported rollout."""
+
+    rollout: Rollout
+    group: tuple[str, int]
+    reward: float
+
+
+Record = Task | Chat | Sampled
+
+
+class Records:
+    """The examples of a data set."""
+
+    def __init__(self, data: Path, reading: Reading, renderer: Renderer) -> None:
+        """Open the data; raises `UserError`."""
+        if not data.exists():
+            raise UserError(
+                f"--data {data} does not exist; give a .jsonl, .parquet or .arrow file, or a "
+                "folder of them"
+            )
+        self._rows = Rows.at(str(data), reading.split)
+        self._data, self._reading, self._renderer = data, reading, renderer
+        self.are_rollouts = ROLLOUT in self._rows.columns
+
+    def _check_columns(self) -> None:
+        """Raise `UserError` unless the data set has prompts with answers, or chats."""
+        columns = self._rows.columns
+        wanted = [self._reading.prompt_column, self._reading.answer_column]
+        if self.are_rollouts or (CHAT in columns and wanted[0] not in columns):
+            return
+        for name in wanted:
+            if name not in columns:
+                raise UserError(
+                    f"--data {self._data} lacks the column {name!r}; it has: "
+                    f"{', '.join(columns)}; name the right one with --prompt-column or "
+                    "--answer-column"
+                )
+
+    def __iter__(self) -> Iterator[Record]:
+        """Each example; raises `UserError` with the row."""
+        self._check_columns()
+        for index in range(len(self._rows)):
+            row = self._rows[index]
+            where = f"{self._data}, row {index}"
+            if self.are_rollouts:
+                found = self._sampled(row, where)
+                if found is not None:
+                    yield found
+            elif row.get(CHAT):
+                yield Chat(_messages(row[CHAT], f"{where}: {CHAT}"))
+            else:
+                yield self._task(row, where)
+
+    def pairs(self) -> Iterator[tuple[Record, Record]]:
+        """Each (chosen, rejected) pair; raises `UserError` with the row.
+
+        Of a group of rollouts, its best and its worst, the first of each; a group whose rewards
+        are all equal has no pair.
+        """
+        if self.are_rollouts:
+            yield from self._best_and_worst()
+            return
+        self._rows.check_columns(("chosen", "rejected"), "--data")
+        for index in range(len(self._rows)):
+            row = self._rows[index]
+            where = f"{self._data}, row {index}"
+            prompt = row.get(self._reading.prompt_column)
+            yield (
+                self._answered(prompt, row["chosen"], f"{where}: chosen"),
+                self._answered(prompt, row["rejected"], f"{where}: rejected"),
+            )
+
+    def _best_and_worst(self) -> Iterator[tuple[Record, Record]]:
+        groups: dict[tuple[str, int], tuple[Sampled, Sampled]] = {}
+        for record in self:
+            assert isinstance(record, Sampled)
+            best, worst = groups.get(record.group, (record, record))
+            groups[record.group] = (
+                record if record.reward > best.reward else best,
+                record if record.reward < worst.reward else worst,
+            )
+        for best, worst in groups.values():
+            if best.reward > worst.reward:
+                yield best, worst
+
+    def _answered(self, prompt: Any, answer: Any, where: str) -> Record:
+        """A prompt with one of its answers, either of them text or messages."""
+        if isinstance(answer, str):
+            return Task(self._prompt(prompt, where), answer)
+        messages = _messages(answer, where)
+        if isinstance(prompt, list):
+            begin = _messages(prompt, where)
+            if messages[: len(begin)] != begin:
+                messages = begin + messages
+        elif isinstance(prompt, str) and messages[0].role == "assistant":
+            messages = (Message("user", prompt), *messages)
+        return Chat(messages)
+
+    def _task(self, row: dict[str, Any], where: str) -> Task:
+        answer = row.get(self._reading.answer_column)
+        if not isinstance(answer, str):
+            name = self._reading.answer_column
+            raise UserError(f"{where}: {name} is {answer!r:.60}; it must be text")
+        return Task(self._prompt(row.get(self._reading.prompt_column), where), answer)
+
+    def _prompt(self, value: Any, where: str) -> Prompt:
+        name = self._reading.prompt_column
+        if isinstance(value, list):
+            return Conversation(_messages(value, f"{where}: {name}"))
+        if not isinstance(value, str):
+            raise UserError(f"{where}: {name} is {value!r:.60}; it must be text or messages")
+        return Conversation((Message("user", value),)) if self._reading.chat else value
+
+    def _sampled(self, row: dict[str, Any], where: str) -> Sampled | None:
+        """A rollout with a reward within bounds, None for any other."""
+        reward = row.get("reward")
+        low, high = self._reading.reward
+        if not isinstance(reward, (int, float)) or not low <= reward <= high:
+            return None
+        if row.get("verdict") == "refused":
+            return None
+        try:
+            segments = [_segment(turn) for turn in row[ROLLOUT]]
+            rollout = Rollout(segments)
+            group = str(row["submission"]), int(row["group"])
+            self._check_tokens(row[ROLLOUT], where)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{where} is no rollout as `swarm rollouts export` writes them ({error}); export "
+                "the rollouts again"
+            ) from error
+        return Sampled(rollout, group, float(reward))
+
+    def _check_tokens(self, turns: Sequence[Any], where: str) -> None:
+        """Raise `UserError` unless this model's tokenizer gives the rollout's tokens their text."""
+        for turn in turns:
+            if turn["text"] is None:
+                raise UserError(
+                    f"{where} has no text, so that its tokenizer is unknown; export the rollouts "
+                    "with --tokenizer FOLDER"
+                )
+            if self._renderer.decode_completion(turn["tokens"], ())[0] != turn["text"]:
+                raise UserError(
+                    f"{where} was sampled with another tokenizer than the model's, so its tokens "
+                    "mean other texts; choose a model of that run, or make examples of texts"
+                )
+
+
+def _segment(turn: Any) -> Segment:
+    if turn["kind"] not in KINDS:
+        raise ValueError(f"kind is {turn['kind']!r}")
+    tokens = [int(token) for token in turn["tokens"]]
+    if turn["kind"] != "model":
+        return Segment(turn["kind"], tokens)
+    return Segment("model", tokens, turn["finish"], spans=[Span(policy=0, tokens=len(tokens))])
+
+
+def _messages(value: Any, where: str) -> tuple[Message, ...]:
+    """A list of messages from a row; raises `UserError`."""
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{where} is {value!r:.60}; it must be a list of messages")
+    found = []
+    for each in value:
+        role, content = (
+            (each.get("role"), each.get("content")) if isinstance(each, dict) else (None, None)
+        )
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise UserError(
+                f"{where} has the message {each!r:.60}; it must be an object with the texts "
+                '"role" and "content"'
+            )
+        found.append(Message(role, content))
+    return tuple(found)
