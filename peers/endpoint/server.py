@@ -12,10 +12,10 @@ from typing import cast
 
 import trio
 from hypercorn.config import Config
-from hypercorn.trio import serve
 from hypercorn.typing import ASGIFramework
 
 from peers.endpoint.app import Endpoint, Limits
+from peers.endpoint.connections import serve_connections
 from peers.endpoint.driving import Driver
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys, is_loopback
@@ -103,22 +103,15 @@ async def run_endpoint(
 async def _serve(
     endpoint: Endpoint,
     listener: socket.socket,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     config = Config()
-    config.bind = [f"fd://{listener.detach()}"]
     config.errorlog = None  # the application prints what failed
     config.include_server_header = False
     config.h11_max_incomplete_size = HEADERS_BYTES_MAX
     config.keep_alive_timeout = IDLE_CONNECTION_SECONDS
-    config.graceful_timeout = 0.0
-    await serve(
-        cast(ASGIFramework, endpoint.app()),
-        config,
-        shutdown_trigger=trio.sleep_forever,
-        task_status=task_status,
-        mode="asgi",
-    )
+    app = cast(ASGIFramework, endpoint.app())
+    await serve_connections(app, config, listener, task_status=task_status)
 
 
 async def _sweep(endpoint: Endpoint) -> None:

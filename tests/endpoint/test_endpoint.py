@@ -15,6 +15,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.endpoint import connections
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys
 from peers.endpoint.requests import (
@@ -379,3 +380,38 @@ def test_an_endpoint_for_others_needs_a_key(tmp_path: Path) -> None:
         read_keys("8000", None, None)
     with pytest.raises(UserError, match="is no folder"):
         make_endpoint(Options(tmp_path / "none", "none", 0, "native"), Keys())
+
+
+def test_connections_are_bounded_and_never_become_http_2(
+    policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle connection of HTTP/2 would stay open."""
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 2)
+
+    async def reply(port: int, sent: bytes) -> bytes:
+        """What comes until the endpoint closes, or has answered."""
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        async with stream:
+            with trio.fail_after(15), suppress(trio.BrokenResourceError):
+                await stream.send_all(sent)
+                return bytes(await stream.receive_some())
+        return b""
+
+    async def main() -> None:
+        async with serving(policy_folder) as client:
+            port = client.http.base_url.port
+            assert port is not None
+            for sent, answer in (
+                (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), b""),
+                (
+                    b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: h2c\r\n\r\n",
+                    b"HTTP/1.1 200",
+                ),
+            ):
+                assert (await reply(port, sent))[:12] == answer
+            held = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
+            assert await reply(port, b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n") == b""
+            for stream in held:
+                await stream.aclose()
+
+    trio.run(main)
