@@ -1,0 +1,178 @@
+"""One step after the other: train on a batch, and hand the new policy over to be published."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from peers.evaluation.during import Evaluations
+from peers.trainer.accepted import AcceptedSubmissions
+from peers.trainer.background import Background
+from peers.trainer.batches import Batches
+from peers.trainer.child import TrainerChild
+from peers.trainer.curricula import Curricula
+from peers.trainer.forecast import Forecast
+from peers.trainer.mixture import environment_figures
+from peers.trainer.outcomes import Outcomes
+from peers.trainer.pool import Accepted
+from peers.trainer.progress import Pause, Progress
+from peers.trainer.publishing import Publisher
+from peers.trainer.saving import SavedStates, State
+from peers.trainer.store import Batch, TrainerStore
+from swarm.envelope import Envelope
+from swarm.jobs.training import Figures
+from swarm.ledger.entries import Consumed
+from swarm.node.run_node import RunNode
+from swarm.run.manifest import manifest_in
+
+
+@dataclass
+class StepTimes:
+    """Start times of a step's parts, in the world's seconds."""
+
+    began: float
+    training: float = 0.0
+    """When its last batch was complete."""
+    trained: float = 0.0
+    handed_over: float = 0.0
+    """When the next step could begin: the policy was copied, to be written and published."""
+
+
+@dataclass(frozen=True)
+class TrainedStep:
+    """A batch and the child's results on it."""
+
+    batch: list[Accepted]
+    figures: Figures
+    """The learner's metrics."""
+    record: Batch
+    """The batch's entries for the log."""
+    group_tokens: list[list[int]]
+    """[submissions][groups] Completion tokens."""
+
+
+@dataclass(eq=False)
+class Steps:
+    """Has the child take the steps, and publishes their policies."""
+
+    peer: RunNode
+    progress: Progress
+    store: TrainerStore
+    states: SavedStates
+    forecast: Forecast
+    outcomes: Outcomes
+    accepted: AcceptedSubmissions
+    batches: Batches
+    publisher: Publisher
+    curricula: Curricula
+    evaluations: Evaluations
+    pause: Pause
+    published: Callable[[], None]
+    """Called after each published step."""
+    publishing: Background = field(init=False)
+    """Runs what is done beside the next step's training; a new one for each child."""
+    taught: Envelope | None = None
+    """The run manifest that the child follows."""
+
+    async def teach(self, child: TrainerChild, step: int) -> None:
+        """Have the child follow the version of the run that a step follows."""
+        followed = self.progress.versions.follow(step)
+        if followed is not self.taught:
+            await child.follow(manifest_in(followed))
+            self.taught = followed
+
+    async def train(self, child: TrainerChild, step: int, times: StepTimes) -> TrainedStep | None:
+        """Train on the next batch that the child can read; None if no further batch comes."""
+        if not self.pause:
+            self.peer.status.doing = f"waiting for rollouts of step {step}"
+        versions = self.progress.versions
+        score = functools.partial(child.score, versions=versions)
+        while (batch := await self.batches.next(score)) is not None:
+            self.peer.status.doing = f"training step {step}"
+            times.training = self.peer.node.world.now()
+            result = await child.train(step, batch, versions)
+            if not result.unreadable:
+                break
+            await self.accepted.leave_out({each.index: each.reason for each in result.unreadable})
+        else:
+            return None
+        times.trained = self.peer.node.world.now()
+        self.outcomes.filtered(batch)
+        self.curricula.observe(batch, versions.manifest_of(step))
+        consumed = [
+            Consumed(step=step, submission=accepted.digest, outcomes=[*outcomes])
+            for accepted, outcomes in zip(batch, result.outcomes, strict=True)
+        ]
+        record = Batch(consumed, result.figures["reward"])
+        return TrainedStep(batch, result.figures, record, result.group_tokens)
+
+    async def hand_over(
+        self, child: TrainerChild, step: int, trained: TrainedStep, times: StepTimes
+    ) -> None:
+        """Copy the new policy, and have it written and published beside the next step."""
+        await self.store.keep_batch(self.progress.lineage, step, trained.record)
+        self.accepted.trained(step)
+        self.progress.advance(step + 1)
+        await self.publishing.idle()
+        state = None
+        if self.states.due(step + 1):
+            state = State(self.progress.lineage, step + 1)
+        await self.states.begin(child, await self.publisher.clear_export(step + 1), state)
+        times.handed_over = self.peer.node.world.now()
+        figures = {**trained.figures, **self._figures(step, trained.batch, times)}
+        self.publishing.start(
+            lambda: self._publish(child, step, trained, figures, state, times.handed_over)
+        )
+
+    async def _publish(
+        self,
+        child: TrainerChild,
+        step: int,
+        trained: TrainedStep,
+        figures: Figures,
+        state: State | None,
+        began: float,
+    ) -> None:
+        """Wait until the policy after `step` is durable, then log the step and publish it."""
+        await self.states.finish(child, state)
+        self.publisher.exported(step + 1)
+        await self.outcomes.consumed(trained.record.consumed)
+        await self.publisher.publish(child, step + 1, reward=trained.record.reward)
+        self.published()
+        figures["publish_seconds"] = self.peer.node.world.now() - began
+        manifest_of_step = self.progress.versions.manifest_of(step)
+        environments = environment_figures(
+            trained.batch, trained.group_tokens, manifest_of_step.environments
+        )
+        for label, level in self.curricula.levels_of(manifest_of_step).items():
+            environments.setdefault(label, {})["level"] = level
+        evaluated = self.evaluations.take()
+        if evaluated is not None:
+            policy = evaluated.reference.step
+            figures |= {"evaluation": evaluated.reward, "evaluation_policy": policy}
+            for found in evaluated.environments:
+                environments.setdefault(found.label, {})["evaluation"] = found.reward
+        self.peer.node.events.emit(
+            "trainer.step_trained", **{**figures, "environments": environments, "step": step}
+        )
+        await child.record(step, figures, environments)
+        if state is not None:
+            await self.accepted.saved(state.step)
+
+    def _figures(self, step: int, batch: list[Accepted], times: StepTimes) -> Figures:
+        """Metrics of a step's time, and of the groups left out of its batch."""
+        idle = self.batches.idle
+        left_out = sorted(self.outcomes.left_out.items())
+        return {
+            "submissions": len(batch),
+            "seconds": times.handed_over - times.training,
+            "ahead_seconds": self.batches.ahead,
+            "idle_seconds": sum(idle.values()),
+            **{f"idle_{cause}_seconds": waited for cause, waited in idle.items()},
+            "idle_weights_seconds": times.handed_over - times.trained,
+            "step_seconds": times.handed_over - times.began,
+            "keep_rate": self.forecast.keep_rate.value,
+            **{f"left_out_{reason}": groups for reason, groups in left_out},
+            "staleness": step - min(accepted.verdict.policy for accepted in batch),
+        }
