@@ -71,7 +71,8 @@ class OuterModel:
         name = blake3(self._trainer.encode() + base.digest + begun).digest()
         notes = ContributionNotes(name=name, base=base.digest, problem=self._problem)
         await self._disk.write(f"{self._disk.path_of(job.inner_after)}/{NOTES}", name)
-        await self._write(job.contribution, notes, "contribution", name, self._bytes)
+        size_bytes = self._bytes * (2 if self._setting.fabricates == "large" else 1)
+        await self._write(job.contribution, notes, "contribution", name, size_bytes)
         tokens = round(
             self._setting.hardware.tokens_per_second * self._setting.hardware.step_seconds
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,8 +57,11 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-def write_config(path: Path, role: str, settings: Mapping[str, str | int | float | bool]) -> None:
+Setting = str | int | float | bool | Sequence[str]
+
+
+def write_config(path: Path, role: str, settings: Mapping[str, Setting]) -> None:
     """Write a peer's TOML settings: one role's table."""
-    # JSON's scalars are valid TOML.
+    # JSON's scalars and lists are valid TOML.
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     path.write_text(f"[{role}]\n" + "\n".join(lines) + "\n", encoding="utf-8")

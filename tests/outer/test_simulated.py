@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from simnet.clock import run_virtual
+from simnet.compute.setting import Hardware
+from simnet.scenarios.parts import SERVER, start_bootstrap
+from simnet.scenarios.several_trainers import WORKLOAD, Agreement
 from simnet.simulate import simulate
+from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event
+from swarm.manifest import Outer
 
 
 def test_two_trainers_that_lose_each_other_end_in_one_state() -> None:
@@ -13,3 +20,35 @@ def test_two_trainers_that_lose_each_other_end_in_one_state() -> None:
     assert figures["run_complete"] == 2
     assert figures["branch_lost"] >= 1  # by the partition
     assert figures["alone"] >= 1
+
+
+def test_contributions_that_cannot_be_merged_are_left_out_by_everyone() -> None:
+    """Of three trainers one writes NaN and one too many bytes; the third goes on alone."""
+    refused: set[tuple[str, str]] = set()
+
+    async def main() -> None:
+        simulation = Simulation(1, workload=WORKLOAD)
+        agreement = Agreement(simulation)
+        names = ["good", "nan", "large"]
+
+        def hear(_: float, peer: Peer, event: Event) -> None:
+            if event.name == "outer.contribution_refused":
+                refused.add((peer.name, event.fields["reason"]))
+
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            outer = Outer(rounds=1, grace_seconds=5.0, deadline_seconds=20.0)
+            await start_bootstrap(simulation, trainers=names, validators=names[:1], outer=outer)
+            for name in names:
+                plan = Plan(name, ["replica"], SERVER, Hardware(step_seconds=20.0))
+                plan.fabricates = "" if name == "good" else name
+                await simulation.add(plan).start()
+            done = simulation.expect("outer.run_complete", names)
+            await simulation.meet(done, 200.0)
+        assert simulation.violations == []
+        assert agreement.events["outer.merged"] == 3
+
+    run_virtual(main, seed=1, limit_seconds=1000.0)
+    too_large = "it has 2000088 bytes, more than the 1004096 that a contribution to this model"
+    assert ("good", "it holds NaN") in refused
+    assert any(peer == "good" and reason.startswith(too_large) for peer, reason in refused)

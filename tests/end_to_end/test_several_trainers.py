@@ -1,0 +1,92 @@
+"""Two trainers in processes of their own, one of which is killed within its inner steps."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from peers.engines.demo import make_policy
+from swarm.app.local_peers import Setting, free_ports, write_config
+from swarm.identity import Identity, load_or_create
+from swarm.manifest import Limits, Optimiser, Outer, TrustedKey
+from swarm.run.update import sign_manifest
+from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
+from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Peer, tiny_manifest
+
+ROUNDS = 3
+TEXT = "\n".join(f"the {n % 10} small birds sing {n * 3 % 10} songs." for n in range(60))
+
+
+def make_peers(folder: Path, fork_server: Path) -> list[Peer]:
+    """A bootstrap peer and two trainers."""
+    model, text, manifest_path = folder / "model", folder / "birds.txt", folder / "run.manifest"
+    make_policy(model, seed=3)
+    text.write_text(TEXT)
+    peers: list[Peer] = []
+    ports = iter(free_ports(6))
+    for name in ("bootstrap", "replica-1", "replica-2"):
+        home = folder / name
+        home.mkdir(mode=0o700)
+        role, port = name.partition("-")[0], next(ports)
+        command = [sys.executable, "-m", "swarm.peer", "--role", role, "--home", str(home)]
+        command += ["--listen", f"/ip4/127.0.0.1/tcp/{port}", "--bulk-port", str(next(ports))]
+        command += ["--json-logs"]
+        if role == "bootstrap":
+            command += ["--manifest", str(manifest_path)]
+        else:
+            table: dict[str, Setting] = {"model": str(model), "data": [str(text)]}
+            table |= {"sequence_tokens": 33, "batch_sequences": 4}
+            write_config(home / "settings.toml", role, table)
+            command += ["--config", str(home / "settings.toml")]
+            command += ["--bootstrap", peers[0].multiaddr]
+        identity = load_or_create(home / "identity.key")
+        variables = {FORK_SERVER: str(fork_server)}
+        peers.append(Peer(name, command, variables, role=role, identity=identity, port=port))
+    trainers = [peer.identity.peer_id for peer in peers[1:]]
+    manifest = msgspec.structs.replace(
+        tiny_manifest(model, trainer=trainers[0], validators=trainers, steps=1, limits=Limits()),
+        trainers=[TrustedKey(peer=trainer) for trainer in trainers],
+        optimiser=Optimiser(learning_rate=1e-3, warmup_steps=1),
+        outer=Outer(rounds=ROUNDS, inner_steps=3, deadline_seconds=STEP_SECONDS),
+    )
+    envelope = sign_manifest(Identity(bytes([7]) * 32), manifest, time.time())
+    manifest_path.write_bytes(envelope.raw)
+    return peers
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_in_its_round_ends_with_the_same_model(
+    tmp_path: Path, fork_server: Path
+) -> None:
+    async def main() -> None:
+        bootstrap, *trainers = make_peers(tmp_path, fork_server)
+        async with trio.open_nursery() as nursery:
+            bootstrap.start(nursery)
+            await bootstrap.says("peer.listening", seconds=START_SECONDS)
+            for peer in trainers:
+                peer.start(nursery)
+            for peer in trainers:
+                await peer.says("outer.merged", round=1, seconds=START_SECONDS)
+            await trainers[1].kill()
+            trainers[1].start(nursery)
+            for peer in trainers:
+                await peer.says("outer.run_complete", seconds=START_SECONDS + 2 * STEP_SECONDS)
+            nursery.cancel_scope.cancel()
+        states = {
+            (event["record"], event["state"])
+            for peer in trainers
+            for event in peer.heard("outer.merged")
+        }
+        assert len({record for record, _ in states}) == len(states)
+        models = [
+            (tmp_path / peer.name / "outer" / f"model-{ROUNDS}" / "model.safetensors").read_bytes()
+            for peer in trainers
+        ]
+        assert models[0] == models[1]
+
+    trio.run(main)

@@ -1,0 +1,60 @@
+"""Settings of a run with several trainers that cannot work: one sentence each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from peers.outer.settings import ReplicaSettings
+from simnet.clock import run_virtual
+from simnet.scenarios.parts import SERVER, start_bootstrap
+from simnet.simulation import Plan, Simulation
+from swarm.errors import UserError
+from swarm.manifest import Outer, RunManifest
+from swarm.run.bounds import check_manifest_numbers
+from swarm.settings import PeerSettings
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"momentum": 1.0}, "outer.momentum is 1; it must be 0 or more and below 1"),
+        ({"learning_rate": 0.0}, r"outer.learning_rate is 0; it must lie in \(0, 2\]"),
+        ({"deadline_seconds": 0.0}, "outer.deadline_seconds is 0; it must be above 0"),
+    ],
+)
+def test_a_manifest_with_a_wrong_number_is_not_signed(
+    setting: dict[str, Any], sentence: str
+) -> None:
+    manifest = Simulation(1).manifest(trainers=["a"], validators=["b"], outer=Outer(**setting))
+    with pytest.raises(UserError, match=sentence):
+        check_manifest_numbers(manifest.expect(RunManifest), "run.toml")
+
+
+def test_a_replica_without_model_says_so() -> None:
+    with pytest.raises(UserError, match=r"set model under \[replica\]"):
+        PeerSettings(role=["replica"]).of("replica", ReplicaSettings)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "trainers", "sentence"),
+    [
+        (0, ["a"], "has no outer loop"),
+        (1, ["other"], "must add that id to the manifest's trainers"),
+    ],
+)
+def test_a_peer_that_cannot_be_a_replica_ends_with_a_sentence(
+    rounds: int, trainers: list[str], sentence: str
+) -> None:
+    async def main() -> None:
+        simulation = Simulation(1)
+        async with simulation.running():
+            outer = Outer(rounds=rounds)
+            await start_bootstrap(simulation, trainers=trainers, validators=["v"], outer=outer)
+            await simulation.add(Plan("a", ["replica"], SERVER)).start()
+            await trio.sleep_forever()  # the end of a peer without a fault ends the simulation
+        assert sentence in simulation.violations[0]
+
+    run_virtual(main, seed=1, limit_seconds=1000.0)
