@@ -11,7 +11,7 @@ from peers.engines.device import use_hardware
 from peers.engines.engine import Engine
 from peers.engines.episodes import Player, Playing, SpanStates
 from peers.engines.registry import check_engine, make_engine
-from peers.environments import Environment, Renderer, Task, grade, load
+from peers.environments import Environment, NotGradable, Renderer, Task, grade, load
 from peers.environments.episodes import transcript_of
 from peers.evaluation.checkpoint import checkpoint_hash, stop_ids_of
 from peers.evaluation.tasks import different_tasks, evaluation_seed
@@ -125,7 +125,12 @@ class EvaluationService:
     ) -> Sample:
         segments = rollout.segments
         transcript = transcript_of(self._renderer, segments, job.sampling.stop_ids)
-        found = grade(environment, task, transcript)
+        try:
+            found = grade(environment, task, transcript)
+        except NotGradable as error:
+            raise UserError(
+                f"{error}; every sample counts in an evaluation, so repair that and evaluate again"
+            ) from error
         prompt, _ = self._renderer.decode_completion(segments[0].tokens, ())
         return Sample(
             environment=job.environment,

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from peers.engines.demo import make_policy
-from peers.environments import TaskList, Tasks, task_of
+from peers.environments import NotGradable, TaskList, Tasks, task_of
 from peers.environments.sort_digits import SortDigits
 from peers.evaluation.service import EvaluationService
 from peers.evaluation.tasks import different_tasks
@@ -101,10 +101,17 @@ def test_an_environment_that_raises_is_named(checkpoint: Path) -> None:
         def grade(self, *_: Any) -> float:
             return 1 / 0
 
+    class Away(SortDigits):
+        def grade(self, *_: Any) -> float:
+            raise NotGradable("its service is away")
+
     service = service_of(checkpoint, SORTING)
     service._environments = [Broken()]
     trio.run(service.draw, DRAW)
     with pytest.raises(UserError, match=r"'sort-digits' cannot grade .*ZeroDivisionError"):
+        play(service, rows=[0])
+    service._environments = [Away()]
+    with pytest.raises(UserError, match=r"service is away; every sample counts .* evaluate again"):
         play(service, rows=[0])
     service._environments = [SortDigits()]
     assert play(service, rows=[0])  # the engine is free again
