@@ -53,6 +53,7 @@ class ReplicaRole:
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
     Settings: ClassVar[type[ReplicaSettings]] = ReplicaSettings
+    rank_module: ClassVar[str] = "peers.outer.follower"
 
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer

@@ -5,6 +5,7 @@ It is not a peer: it holds its part of the policy, and does each of rank 0's job
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
@@ -12,18 +13,18 @@ from swarm.errors import SwarmError, UserError
 from swarm.world.child import CHILD_ENVIRONMENT
 
 
-def main() -> int:
-    """Follow rank 0 until the run ends; return the exit status."""
+def run(service: str) -> int:
+    """Follow rank 0's service `package.module:Class` until the run ends; return the exit status."""
     for variable, value in CHILD_ENVIRONMENT.items():  # before torch, which reads them, is imported
         os.environ.setdefault(variable, value)
     import torch
 
     from peers.trainer.learning.lead import follow
-    from peers.trainer.service import TrainerService
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
-        follow(TrainerService)
+        module, _, name = service.partition(":")
+        follow(getattr(importlib.import_module(module), name))
     except SwarmError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, UserError) else 1
@@ -31,4 +32,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("peers.trainer.service:TrainerService"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from hypothesis import strategies as st
 from peers.engines.demo import make_policy
 from peers.engines.model import load, read_weights
 from peers.outer.learning import contribution, state
+from peers.outer.learning.contribution import Contribution
 from peers.outer.learning.draw import Draw, Permutation
+from peers.outer.learning.replica import Replica
 from peers.outer.learning.service import ReplicaService
+from peers.trainer.learning.ranks import Ranks
 from swarm.errors import UserError
 from swarm.jobs.outer import (
     CheckState,
@@ -34,6 +38,7 @@ from swarm.jobs.outer import (
     TrainRound,
 )
 from swarm.manifest import Optimiser
+from tests.trainer.ranks_harness import run_ranks
 
 TEXT = "\n".join(f"the {n % 10} small birds sing {n * 3 % 10} songs." for n in range(60))
 
@@ -228,6 +233,40 @@ def test_what_is_refused_is_left_out(base: Path, text: Path, tmp_path: Path) -> 
     )
     checked = trio.run(trainer.service.check_state, CheckState(folder=str(bad)))
     assert "cannot be read" in checked.problem
+
+
+def train_on(ranks: Ranks, job: StartReplica, folder: Path, rounds: tuple[int, ...]) -> None:
+    """Train these rounds on the state of round 0, as a service does on one rank."""
+    replica = Replica(job, ranks)
+    outer = state.StateFile(folder / "state-0" / state.FILE)
+    for round_ in rounds:
+        before = folder / f"inner-{round_ - 1}" if round_ > 1 else None
+        replica.begin(outer, before)
+        list(replica.steps(round_))
+        made = folder / f"contribution-{round_}"
+        replica.write(outer, before, folder / f"inner-{round_}", made)
+
+
+@pytest.mark.slow
+def test_two_ranks_make_the_contribution_of_one(base: Path, text: Path, tmp_path: Path) -> None:
+    """And the state that two ranks leave is resumed by one."""
+    job = job_of(base, text, compression="fp32", batch_sequences=3, z_loss=1e-3)
+    found = []
+    for world in (1, 2):
+        folder = tmp_path / str(world)
+        trainer = Trainer(folder, job)
+        if world == 1:
+            train_on(Ranks(), job, folder, (1, 2))
+        else:
+            run_ranks(2, folder, train_on, job, folder, (1,))
+            train_on(Ranks(), job, folder, (2,))
+        for round_ in (1, 2):
+            path = folder / f"contribution-{round_}" / contribution.FILE
+            with Contribution(path, trainer.service._replica.shapes) as file:
+                shapes = file.header.tensors
+                found.append([file.piece(name, slice(0, prod(shape))) for name, shape in shapes])
+    for one, two in zip([*found[0], *found[1]], [*found[2], *found[3]], strict=True):
+        torch.testing.assert_close(one, two, atol=2e-4, rtol=0)
 
 
 # --- data ------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from peers.trainer.learning.stored import slices_of
 from swarm.errors import UserError
 from swarm.jobs.outer import Inner, StartReplica
 from swarm.manifest import Objective, Schedule
-from swarm.world.progress import report
+from swarm.world.progress import checkpoint, report
 
 _FEEDBACK = "feedback.safetensors"
 _FEEDBACK_FORMAT = "swarm-outer-feedback-1"
@@ -148,6 +148,8 @@ class Replica:
         blocks = iter(self._draw.of_round(round_ - 1))
         count = self._job.inner_steps
         for step in range(count):
+            if self._ranks.world == 1:
+                checkpoint()  # a round that has become useless is cancelled; ranks stay together
             mine = list(itertools.islice(blocks, self._inner.batch_sequences))
             yield self._step(mine, self._rate((round_ - 1) * count + step))
 
