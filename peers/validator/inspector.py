@@ -6,7 +6,7 @@ The hostile file itself is opened in a separate process (`peers.validator.parsin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,10 @@ class InspectorService:
         self._references = setup.environments
         """As the manifest has them. An order has them at its levels, which have no probe hash."""
         self._environments = Environments(setup.environments)
+        self._grades_served = setup.grades_served
+        if setup.grades_served:
+            for each in setup.environments:
+                self._environments.of(each)
         self._reader = Reader()
         self._alike: set[tuple[bytes, str, str, bytes]] = set()
         """Tokenizers and environments that render the probe tasks like the run's owner."""
@@ -98,7 +102,7 @@ class InspectorService:
         Otherwise it would find proven faults in honest work. Empty if all render alike.
         """
         for each in [*self._references, *order.environments]:
-            if each.where == "served":
+            if each.where == "served" and not self._grades_served:
                 continue
             key = (renderer.files_hash, each.name, each.version, each.probe_hash)
             if each.probe_hash != UNKNOWN_HASH and key not in self._alike:
@@ -111,6 +115,11 @@ class InspectorService:
                     )
                 self._alike.add(key)
         return ""
+
+    def _own(self, order: SubmissionOrder) -> Callable[[int], GroupTask]:
+        """Draws the task of a served group from this machine's copy of its environment."""
+        seed = order.seed()
+        return lambda group: self._environments.task(order.environments, seed, group, order.step)
 
     def _inspection(
         self, job: Inspect, drawn: Sequence[GroupTask | None], renderer: Renderer
@@ -149,6 +158,7 @@ class InspectorService:
             seed=order.seed(),
             environment_peers=job.environment_peers,
             hung=job.hung,
+            own=self._own(order) if self._grades_served else None,
         )
 
     async def run(self) -> None:
@@ -176,10 +186,11 @@ def expected_header(order: SubmissionOrder) -> dict[str, Any]:
 
 
 def _graded(rollouts: Rollouts, inspection: Inspection) -> PartlyGraded:
-    """Grade the local environments' groups, and collect the others' episodes.
+    """Grade the groups whose environment is here, and collect the others' episodes.
 
     Rewards are computed from the same token arrays that proofs and training use.
     """
+    own = inspection.own
     found = PartlyGraded()
     for group, drawn in enumerate(inspection.groups):
         found.graded.append([])
@@ -187,14 +198,31 @@ def _graded(rollouts: Rollouts, inspection: Inspection) -> PartlyGraded:
         found.parts.append([])
         if inspection.is_given_up(group):
             continue
-        if drawn is None:
+        if drawn is None and own is None:
             found.episodes.extend(_episodes(rollouts, inspection, group))
             continue
-        found.has_target |= bool(drawn.task.length_weight)
         with inspection.asking(group):
+            if drawn is None and own is not None:
+                drawn = _served_task(rollouts, inspection, group, own(group))
+            assert drawn is not None
+            found.has_target |= bool(drawn.task.length_weight)
             _grade_group(rollouts, inspection, group, drawn, found)
     found.ungraded = list(inspection.ungraded.values())
     return found
+
+
+def _served_task(
+    rollouts: Rollouts, inspection: Inspection, group: int, drawn: GroupTask
+) -> GroupTask:
+    """The task of a served group; raises `UserError` unless it has the signed prompt."""
+    prompt = inspection.renderer.encode_prompt(drawn.task.prompt)
+    if prompt != rollouts.prompt(group * inspection.group_size):
+        raise UserError(
+            f"this validator's copy of {drawn.environment.name} draws another prompt than the "
+            "environment peer; install the same version and data, or set served_grades = "
+            '"asked"'
+        )
+    return drawn
 
 
 def _rows(inspection: Inspection, group: int) -> range:

@@ -57,6 +57,8 @@ class Lanes:
     examiner: Examiner
     verdicts: Verdicts
     interpreter: str | None
+    grades_served: bool
+    """See `InspectionSetup.grades_served`."""
     equipped: trio.Event
     """Set once a child has found engine and environment, so that policies are needed."""
     next_case: Callable[[int], Awaitable[Case]]
@@ -104,7 +106,10 @@ class Lanes:
             lane.case = lane.case or await self.next_case(lane.number)
         async with self.peer.node.compute.child(
             "peers.validator.inspector:InspectorService",
-            InspectionSetup(environments=self.peer.run.manifest.environments),
+            InspectionSetup(
+                environments=self.peer.run.manifest.environments,
+                grades_served=self.grades_served,
+            ),
             name=lane.name,
             memory_limit_bytes=INSPECTOR_MEMORY_BYTES,
             interpreter=self.interpreter,

@@ -71,6 +71,9 @@ class ValidatorSettings(EvaluationSettings):
     """Layers of each of `devices`. Empty: equal numbers."""
     adapters: Literal["merged", "unmerged"] = "merged"
     """Whether LoRA adapters become part of the weights, or are computed beside them."""
+    served_grades: Literal["asked", "own"] = "asked"
+    """Where the grades of served environments come from: an environment peer is asked, or this
+    validator grades with its own copies of them, which must be installed for `interpreter`."""
 
     @property
     def hardware(self) -> Hardware:
@@ -128,6 +131,7 @@ class ValidatorRole:
             self._examiner,
             self._verdicts,
             self._settings.interpreter or None,
+            self._settings.served_grades == "own",
             self._equipped,
             next_case=self._next_case,
             note=self._intake.note,

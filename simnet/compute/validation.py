@@ -36,6 +36,7 @@ class InspectorModel:
 
     def __init__(self, setting: Setting, setup: validation.InspectionSetup) -> None:
         self._setting = setting
+        self._grades_served = setup.grades_served
 
     async def inspect(self, job: validation.Inspect) -> validation.Inspected:
         try:
@@ -88,7 +89,15 @@ class InspectorModel:
             "" if self._setting.hardware.grades else "environment 'simulated' cannot grade"
         )
         rewards = true_rewards(workload, found)
-        local = [group for group in range(job.order.groups) if group not in served]
+        episodes = (
+            list(served_episodes(job.order, found, workload.turns, job.environment_peers))
+            if served
+            else []
+        )
+        if self._grades_served:
+            episodes = []
+        asked = {group for group, _, _ in episodes}
+        local = [group for group in range(job.order.groups) if group not in asked]
         reasons = {group: fails for group in local if fails}
         for group in ungradable_groups(workload, found):
             if group in local:
@@ -105,11 +114,7 @@ class InspectorModel:
             ],
             episodes=[
                 validation.ServedEpisode(group=group, sample=sample, segments=segments)
-                for group, sample, segments in (
-                    served_episodes(job.order, found, workload.turns, job.environment_peers)
-                    if served
-                    else ()
-                )
+                for group, sample, segments in episodes
             ],
             ungraded=[
                 validation.UngradedGroup(group=group, reason=reason, not_gradable=not fails)

@@ -57,6 +57,8 @@ class Inspection:
     """The submission's, which signed turns name."""
     environment_peers: Sequence[str] = ()
     """Peers whose signed turns count."""
+    own: Callable[[int], GroupTask] | None = None
+    """Draws the task of a served group that is graded here; None: an environment peer grades it."""
     hung: str = ""
     """Why environments must not be asked: their code did not return before."""
     ungraded: dict[int, UngradedGroup] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class Inspection:
 
     def is_given_up(self, group: int) -> bool:
         """Whether no environment is asked about a group any more."""
-        if self.hung and self.groups[group] is not None:
+        if self.hung and (self.groups[group] or self.own) is not None:
             self.give_up(group, self.hung)
         reason, seconds = self._failures.get(self.environments[group], ("", 0.0))
         if seconds > FAILURES_SECONDS_MAX:
