@@ -27,7 +27,9 @@ CALLS_MAX = 64
 ToolName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=PROMPT_TOKENS_MAX)]
-Stops = str | Annotated[list[str], Meta(max_length=STOPS_MAX)] | None
+StopText = Annotated[str, Meta(max_length=256)]
+"""Longer ones would only cost time: text is looked through for them as it is sampled."""
+Stops = StopText | Annotated[list[StopText], Meta(max_length=STOPS_MAX)] | None
 Temperature = Annotated[float, Meta(ge=0, le=10)]
 Choices = Annotated[int, Meta(ge=1, le=PROMPTS_MAX)]
 Limit = Annotated[int, Meta(ge=1, le=1 << 30)]

@@ -90,14 +90,15 @@ async def sample(driver: Driver, ask: Ask, text: Text, tell: Tell | None = None)
             )
             found.last = id if keep else None
             found.add(piece)
-            stopped_at = text.add(found.tokens, piece.finish == "stop")
+            is_full = len(found.tokens) >= ask.limit
+            stopped_at = text.add(found.tokens, is_full or piece.finish == "stop")
             if stopped_at is not None and stopped_at < len(found.tokens):
                 found.cut(stopped_at)
                 _release(driver, found)  # its cache holds more than is left
             if stopped_at is not None or piece.finish == "stop":
                 found.finish = "stop"
                 break
-            if len(found.tokens) >= ask.limit:
+            if is_full:
                 break
             if tell is not None:
                 await tell(found, text.certain)

@@ -212,6 +212,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [99999]}, "", "outside the vocabulary"),
     ({"prompt": "a", "max_tokens": 999}, "max_tokens", "at most 100"),
     ({"prompt": "a", "max_tokens": 63}, "", "context has 64"),
+    ({"prompt": "a", "stop": "x" * 257}, "stop", "length <= 256"),
+    ({"prompt": "a", "stop": ["x" * 257]}, "stop", "length <= 256"),
     ({"prompt": "a", "model": "gpt"}, "model", "is not served here"),
     ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools", "missing"),
     ({"messages": [{"role": "assistant", "content": "a"}]}, "messages", "last message"),
