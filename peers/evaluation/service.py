@@ -13,6 +13,7 @@ from peers.engines.episodes import Player, Playing, SpanStates
 from peers.engines.registry import check_engine, make_engine
 from peers.environments import Environment, NotGradable, Renderer, Task, grade, load
 from peers.environments.episodes import transcript_of
+from peers.environments.interface import Prompt, messages_of
 from peers.evaluation.checkpoint import checkpoint_hash, stop_ids_of
 from peers.evaluation.tasks import different_tasks, evaluation_seed
 from swarm.errors import UserError
@@ -20,6 +21,7 @@ from swarm.jobs.evaluation import (
     DrawTasks,
     EvaluationSetup,
     PlayTasks,
+    PromptMessage,
     Sample,
     TasksDrawn,
 )
@@ -140,7 +142,14 @@ class EvaluationService:
             finished=transcript.finished,
             tokens=sum(len(each.tokens) for each in segments if each.kind == "model"),
             turns=[prompt, *(turn.text for turn in transcript.turns)],
+            prompt=_unrendered(task.prompt) if job.with_prompts else [],
         )
+
+
+def _unrendered(prompt: Prompt) -> list[PromptMessage]:
+    if isinstance(prompt, str):
+        return [PromptMessage("", prompt)]
+    return [PromptMessage(each.role, each.content) for each in messages_of(prompt)]
 
 
 class _Sets:

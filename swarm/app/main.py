@@ -22,6 +22,7 @@ from swarm.app.commands import (
     rollouts,
     run,
     status,
+    synthesize,
     train,
     trainer,
     tuning,
@@ -47,6 +48,7 @@ app.command("status")(status.status)
 app.command("train")(train.train)
 app.command("sft")(tuning.sft)
 app.command("dpo")(tuning.dpo)
+app.command("synthesize")(synthesize.synthesize)
 app.command("eval")(eval.evaluate)
 app.command("id")(id.show_id)
 app.command("peer")(peer.peer)

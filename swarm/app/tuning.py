@@ -16,6 +16,7 @@ import msgspec
 
 from swarm.errors import UserError
 from swarm.jobs.offline import (
+    TUNING_START_SECONDS,
     Reading,
     SaveState,
     StartTuning,
@@ -60,7 +61,9 @@ async def tune(options: TuningOptions, say: Callable[[dict[str, Any]], None]) ->
     `UserError` for wrong options.
     """
     job = _job(options)
-    async with LocalCompute().child(SERVICE, name=options.settings.loss) as child:
+    async with LocalCompute().child(
+        SERVICE, name=options.settings.loss, start_deadline_seconds=TUNING_START_SECONDS
+    ) as child:
         service = client(TuningService, child)
         started = await service.start(job)
 

@@ -68,6 +68,14 @@ class PlayTasks(Job, frozen=True, kw_only=True):
     sampling: Sampling
     """Its `group_size` is the number of samples of a task."""
     greedy: bool = False
+    with_prompts: bool = False
+    """Whether each sample has its task's prompt before it was rendered."""
+
+
+class PromptMessage(msgspec.Struct, frozen=True):
+    role: str
+    """Empty: the content is a prompt of text, not a message."""
+    content: str
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +92,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """The model's tokens."""
     turns: list[str]
     """The prompt, then the texts of model and environment in turn."""
+    prompt: list[PromptMessage] = []
+    """The prompt before it was rendered; empty unless it was asked for."""
 
     @property
     def key(self) -> tuple[int, int]:

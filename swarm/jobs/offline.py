@@ -15,6 +15,10 @@ from swarm.world import Job, Setup
 # --- fine-tuning ------------------------------------------------------------------------------
 
 
+TUNING_START_SECONDS = 300.0
+"""Time for a child to import torch on a machine that is busy."""
+
+
 class TuningSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of fine-tuning."""
 

@@ -383,11 +383,11 @@ def test_a_data_set_folder_is_read_back(tmp_path: Path, monkeypatch: pytest.Monk
     assert swarm("rollouts", "export", tmp_path, "--to", out, "--tokenizer", tmp_path).status == 0
     assert len(list((out / "data").iterdir())) == 3
     read = pyarrow.dataset.dataset(out / "data").to_table()
-    assert read.schema.equals(data.SCHEMA) and read.num_rows == 8
+    assert read.schema.equals(data.ROLLOUTS.schema) and read.num_rows == 8
     assert [row["turns"][1]["text"] for row in read.to_pylist()[:2]] == ["12<eos>", "2<eos>"]
     card = (out / "README.md").read_text(encoding="utf-8")
     assert card.startswith("---\n") and "path: data/*.parquet" in card
-    assert all(f"| `{name}` |" in card for name in data.SCHEMA.names)
+    assert all(f"| `{name}` |" in card for name in data.ROLLOUTS.schema.names)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def evaluate(
         )
         measured = []
         for prefix, folder, file in folders:
-            show = _Reporter(prefix).show
+            show = ProgressLine(prefix).show
             measured.append(run_until_interrupted(measure, wanted, folder, file, machine, show))
             wanted = options.as_measured(wanted, measured[0].drawn)
         told |= report.report(wanted, *measured)
@@ -156,7 +156,7 @@ def evaluate(
         chosen = harness.HarnessTasks(harness_names, lm_eval_include, limit, apply_chat_template)
         answered = []
         for prefix, folder, file in folders:
-            show = _Reporter(prefix).show
+            show = ProgressLine(prefix).show
             beside = file.with_suffix(f".lm_eval{file.suffix}")
             answered.append(
                 (
@@ -174,7 +174,7 @@ def evaluate(
         print("\n\n".join(texts))
 
 
-class _Reporter:
+class ProgressLine:
     """Shows progress on standard error."""
 
     def __init__(self, prefix: str) -> None:

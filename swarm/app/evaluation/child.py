@@ -41,5 +41,6 @@ def play_rows(
             group_size=wanted.samples,
         ),
         greedy=wanted.greedy,
+        with_prompts=wanted.with_prompts,
     )
     return child.stream("play", job, Sample)

@@ -37,6 +37,8 @@ class Evaluation:
     seed: int
     step: int
     """Rollout step for which curricula draw their tasks."""
+    with_prompts: bool = False
+    """Whether samples have their prompts before they were rendered."""
 
     @property
     def labels(self) -> list[str]:

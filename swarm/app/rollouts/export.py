@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,6 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
 }
 """Type and meaning of each column."""
 
-SCHEMA = pa.schema([pa.field(name, type_) for name, (type_, _) in COLUMNS.items()])
-
 
 def check_target(to: Path) -> None:
     """Raise `UserError` if `--to` would overwrite something or cannot be made."""
@@ -109,22 +108,46 @@ def _write_lines(rollouts: Iterable[SeenRollout], to: Path) -> int:
     return count
 
 
-def _write_folder(rollouts: Iterable[SeenRollout], to: Path) -> int:
+@dataclass(frozen=True)
+class Table:
+    """A kind of data set."""
+
+    columns: Mapping[str, tuple[pa.DataType, str]]
+    """Type and meaning of each column."""
+    tags: Sequence[str]
+    text: str
+    """The README's words between title and table."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([pa.field(name, type_) for name, (type_, _) in self.columns.items()])
+
+
+ROLLOUTS = Table(COLUMNS, ("reinforcement-learning", "rollouts"), "")
+
+
+def write_parquet(rows: Iterator[dict[str, Any]], to: Path, schema: pa.Schema) -> int:
+    """Write rows as Parquet in the folder `to`/data of a Hugging Face data set; return how many."""
     data = to / "data"
     data.mkdir(parents=True)
     count = 0
-    rows = map(as_row, rollouts)
     for number in itertools.count():
         part = list(itertools.islice(rows, ROWS_PER_WRITE))
         if not part:
             break
         with pq.ParquetWriter(
-            data / f"train-{number:05}.parquet", SCHEMA, compression="zstd"
+            data / f"train-{number:05}.parquet", schema, compression="zstd"
         ) as writer:
             for written in _pieces(part, rows):
-                writer.write_table(pa.Table.from_pylist(written, schema=SCHEMA))
+                writer.write_table(pa.Table.from_pylist(written, schema=schema))
                 count += len(written)
-    (to / "README.md").write_text(_card(count), encoding="utf-8")
+    return count
+
+
+def _write_folder(rollouts: Iterable[SeenRollout], to: Path) -> int:
+    count = write_parquet(map(as_row, rollouts), to, ROLLOUTS.schema)
+    text = f"{count:,} rollouts of a Swarm run, one per row. Texts come from untrusted workers."
+    write_card(to, "Rollouts", replace(ROLLOUTS, text=text))
     return count
 
 
@@ -138,34 +161,35 @@ def _pieces(first: list[Any], rows: Iterator[Any]) -> Iterator[list[Any]]:
         part = list(itertools.islice(rows, min(left, ROWS_PER_WRITE)))
 
 
-def _card(count: int) -> str:
-    """The README that the `datasets` library and the hub read."""
-    table = "\n".join(
+def write_card(to: Path, title: str, table: Table) -> None:
+    """Write the README that the `datasets` library and the hub read."""
+    columns = "\n".join(
         f"| `{name}` | {'list of structures' if pa.types.is_list(type_) else type_} | {meaning} |"
-        for name, (type_, meaning) in COLUMNS.items()
+        for name, (type_, meaning) in table.columns.items()
     )
-    return f"""---
+    tags = "\n".join(f"- {tag}" for tag in table.tags)
+    text = f"""---
 configs:
 - config_name: default
   data_files:
   - split: train
     path: data/*.parquet
 tags:
-- reinforcement-learning
-- rollouts
+{tags}
 ---
 
-# Rollouts
+# {title}
 
-{count:,} rollouts of a Swarm run, one per row. Texts come from untrusted workers.
+{table.text}
 
 ```python
 from datasets import load_dataset
 
-rollouts = load_dataset("path/to/this/folder", split="train")
+rows = load_dataset("path/to/this/folder", split="train")
 ```
 
 | Column | Type | Meaning |
 |---|---|---|
-{table}
+{columns}
 """
+    (to / "README.md").write_text(text, encoding="utf-8")

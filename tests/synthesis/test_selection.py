@@ -1,0 +1,267 @@
+"""Which solutions become examples, and the data set that they make."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, strategies
+from typer.testing import CliRunner
+
+from peers.engines.demo import make_policy
+from peers.environments import Renderer
+from peers.trainer.examples import read_examples
+from swarm.app.evaluation.run import Measured
+from swarm.app.main import app
+from swarm.app.rollouts.seen import SeenRollout, SeenSubmission, Turn
+from swarm.app.synthesis.selection import Rules, Selection, Solution, shingles, similarity
+from swarm.app.synthesis.sources import of_rollouts, of_samples
+from swarm.app.synthesis.write import write
+from swarm.errors import UserError
+from swarm.jobs.evaluation import PromptMessage, Sample, TasksDrawn
+from swarm.jobs.offline import Reading
+from swarm.manifest import EnvironmentReference
+
+RULES = Rules(
+    reward=(1.0, math.inf), tokens=(1, math.inf), unfinished=False, per_task=2, similarity=0.8
+)
+
+
+def solution(**changed: Any) -> Solution:
+    made = Solution(
+        task=0,
+        prompt="1+1=",
+        text="2",
+        tokens=2,
+        reward=1.0,
+        finished=True,
+        contributor="worker",
+        row={},
+    )
+    return replace(made, **changed)
+
+
+def select(solutions: Iterable[Solution], **rules: Any) -> tuple[list[Solution], Selection]:
+    selection = Selection(replace(RULES, **rules))
+    return list(selection.of(solutions)), selection
+
+
+@pytest.mark.parametrize(
+    ("rules", "second", "reason"),
+    [
+        ({}, {"reward": 0.5, "text": "3"}, "outside --reward"),
+        ({}, {"finished": False, "text": "3"}, "unfinished"),
+        ({"tokens": (1, 9)}, {"tokens": 10, "text": "3"}, "outside --tokens"),
+        ({}, {"task": 1, "text": " 2\n"}, "duplicates"),
+        ({"per_task": 1}, {"text": "3"}, "beyond --per-task"),
+        ({"similarity": 0.0}, {"text": "2 !"}, ""),
+        ({"similarity": 0.4}, {"text": "a b c d e g"}, ""),
+        ({"unfinished": True}, {"finished": False, "text": "3"}, ""),
+        ({}, {"task": 1, "prompt": "0+2="}, ""),
+    ],
+)
+def test_each_rule_leaves_out_what_it_names(
+    rules: dict[str, Any], second: dict[str, Any], reason: str
+) -> None:
+    kept, selection = select([solution(), solution(**second)], **rules)
+    assert len(kept) == (1 if reason else 2)
+    assert selection.left_out == (Counter([reason]) if reason else Counter())
+
+
+def test_solutions_that_say_the_same_are_too_similar() -> None:
+    long = "first add one and one then write the sum which is two"
+    one, other = shingles(long), shingles(long + " so 2")
+    assert similarity(one, one) == 1 and similarity(one, shingles("no such words here")) == 0
+    assert 0.7 < similarity(one, other) < 0.9
+    kept, selection = select([solution(text=long), solution(text=long + " so 2")], similarity=0.5)
+    assert len(kept) == 1 and selection.left_out == Counter(["beyond --similarity"])
+
+
+@given(
+    strategies.lists(
+        strategies.builds(
+            solution,
+            task=strategies.integers(0, 3),
+            prompt=strategies.sampled_from("pq"),
+            text=strategies.text("ab ", max_size=12),
+            reward=strategies.sampled_from([0.0, 1.0]),
+            tokens=strategies.integers(1, 4),
+            contributor=strategies.sampled_from("xy"),
+        ),
+        max_size=20,
+    )
+)
+def test_every_solution_is_kept_or_counted(solutions: list[Solution]) -> None:
+    selection = Selection(replace(RULES, tokens=(2, 3)))
+    kept: list[Solution] = []
+    try:
+        kept.extend(selection.of(solutions))
+    except UserError:
+        assert not kept
+    assert selection.solutions == len(solutions)
+    assert selection.kept == len(kept) == len(solutions) - sum(selection.left_out.values())
+    assert selection.tasks == len({each.task for each in kept})
+    assert all(count <= 2 for count in Counter(each.task for each in kept).values())
+    for name, credit in selection.credits.items():
+        own = [each for each in kept if each.contributor == name]
+        assert (credit.kept, credit.kept_tokens) == (len(own), sum(each.tokens for each in own))
+    assert [each for each in kept if each not in solutions] == []
+
+
+def drawn() -> TasksDrawn:
+    return TasksDrawn(checkpoint="ab", engine="native", tasks=[2], max_new_tokens=8, stop_ids=[1])
+
+
+def sample(row: int, prompt: list[PromptMessage], *turns: str, reward: float = 1.0) -> Sample:
+    return Sample(
+        environment=0,
+        row=row,
+        reward=reward,
+        finished=True,
+        tokens=3,
+        turns=["".join(each.content for each in prompt), *turns],
+        prompt=prompt,
+    )
+
+
+SORT = [EnvironmentReference(name="sort-digits", version="1")]
+
+
+def test_what_is_written_here_is_what_sft_learns(tmp_path: Path) -> None:
+    make_policy(tmp_path / "student", 0)
+    samples = [
+        [
+            sample(0, [PromptMessage("", "21>")], "12"),
+            sample(1, [PromptMessage("", "21>")], "21", reward=0.0),
+        ],
+        [sample(2, [PromptMessage("", "31>")], "13")],
+    ]
+    measured = Measured("teacher", drawn(), [samples])
+    write(of_samples(measured, SORT), Selection(RULES), tmp_path / "data", "local")
+    found, _ = read_examples(tmp_path / "data", tmp_path / "student", 99, Reading())
+    decode = Renderer(tmp_path / "student").decode_completion
+    assert [decode(each.model_tokens, [2])[0][:2] for each in found] == ["12", "13"]
+    credits = json.loads((tmp_path / "data/credits.json").read_text())
+    assert credits == {"this machine": {"solutions": 3, "kept": 2, "kept_tokens": 6}}
+    assert "2 of 3 solutions are kept" in (tmp_path / "data/README.md").read_text()
+
+
+def test_chats_are_written_as_messages(tmp_path: Path) -> None:
+    asked = [PromptMessage("system", "s"), PromptMessage("user", "u")]
+    measured = Measured("t", drawn(), [[[sample(0, asked, "a", "more?", "b")]]])
+    write(of_samples(measured, SORT), Selection(RULES), tmp_path / "data", "local")
+    (row,) = pq.read_table(tmp_path / "data/data").to_pylist()
+    assert row["prompt"] is None
+    assert [(each["role"], each["content"]) for each in row["messages"]] == [
+        ("system", "s"),
+        ("user", "u"),
+        ("assistant", "a"),
+        ("user", "more?"),
+        ("assistant", "b"),
+    ]
+    text = Measured("t", drawn(), [[[sample(0, [PromptMessage("", "p")], "a", "more?", "b")]]])
+    with pytest.raises(UserError, match="answers the teacher's turns after a prompt of text"):
+        list(of_samples(text, SORT))
+
+
+def seen(
+    worker: str, reward: float | None, verdict: str = "accepted", text: str = "3"
+) -> SeenRollout:
+    submission = SeenSubmission("ab", "r", 0, 1, 0, worker, 0, "native", 1.0, verdict, "", "")
+    turns = [
+        Turn("prompt", [5, 6], "21>", None, None, (), False),
+        Turn("model", [7, 2], text, "stop", [-0.5, -0.5], (), True),
+    ]
+    return SeenRollout(
+        submission=submission,
+        group=0,
+        sample=0,
+        environment="sort-digits",
+        environment_version="1",
+        turns=turns,
+        reward=reward,
+        task_reward=None,
+        length_penalty=None,
+        advantage=None,
+        parts={},
+        outcome=None,
+        consumed_at=None,
+    )
+
+
+def test_a_runs_workers_are_credited_for_what_is_kept(tmp_path: Path) -> None:
+    rollouts = [
+        seen("ann", 1.0),
+        seen("bob", 1.0, text="4"),
+        seen("bob", 0.0),
+        seen("eve", 1.0, "refused"),
+        seen("eve", None, ""),
+    ]
+    selection = Selection(RULES)
+    write(of_rollouts(iter(rollouts)), selection, tmp_path / "data", "run")
+    assert {name: (each.kept, each.solutions) for name, each in selection.credits.items()} == {
+        "ann": (1, 1),
+        "bob": (1, 2),
+    }
+    rows = pq.read_table(tmp_path / "data/data").to_pylist()
+    assert [(row["worker"], row["submission"]) for row in rows] == [("ann", "ab"), ("bob", "ab")]
+    bare = seen("ann", 1.0)
+    bare.turns[0] = replace(bare.turns[0], text=None)
+    with pytest.raises(UserError, match="give --tokenizer FOLDER"):
+        list(of_rollouts(iter([bare])))
+
+
+def test_a_data_set_that_shrinks_to_nothing_is_a_sentence(tmp_path: Path) -> None:
+    selection = Selection(RULES)
+    sentence = "none of 2 solutions passes --reward 1: --tokens 1: .*2 outside --reward; widen"
+    with pytest.raises(UserError, match=sentence):
+        write([solution(reward=0.0)] * 2, selection, tmp_path / "data", "local")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "give either --rollouts SOURCE or --teacher FOLDER with --tasks"),
+        (["--teacher", "none", "--tasks", "x"], "--teacher none is no folder"),
+        (["--rollouts", ".", "--tasks", "x"], "--tasks goes with --teacher"),
+        (["--teacher", ".", "--reward", "x"], "--reward is 'x'; it must be two numbers in order"),
+        (["--teacher", "."], "give --tasks NAME"),
+    ],
+)
+def test_wrong_inputs_are_sentences(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["synthesize", "--out", "data", *arguments])
+    assert result.exit_code == 2 and sentence in result.stderr
+
+
+def test_existing_folders_are_kept(tmp_path: Path) -> None:
+    arguments = ["synthesize", "--out", str(tmp_path), "--teacher", str(tmp_path)]
+    assert "exists already; choose another" in CliRunner().invoke(app, arguments).stderr
+
+
+@pytest.mark.slow
+def test_a_teacher_on_this_machine(tmp_path: Path) -> None:
+    """The second command selects anew among the same solutions."""
+    make_policy(tmp_path / "teacher", 0)
+    arguments = ["synthesize", "--teacher", str(tmp_path / "teacher"), "--tasks", "sort-digits"]
+    arguments += ["--limit", "4", "--samples", "2", "--max-new-tokens", "4", "--reward", "0:"]
+    arguments += ["--solutions", str(tmp_path / "all.jsonl"), "--unfinished", "--json"]
+    said = []
+    for out, extra in (("one", []), ("two", ["--per-task", "1"])):
+        result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / out), *extra])
+        assert result.exit_code == 0, result.output
+        said.append(json.loads(result.stdout))
+        assert pq.read_table(tmp_path / out / "data").num_rows == said[-1]["kept"]
+    assert [each["solutions"] for each in said] == [8, 8]
+    assert said[1]["kept"] == said[1]["tasks"] == 4
+    assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 1 + 8
