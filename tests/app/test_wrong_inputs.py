@@ -268,6 +268,7 @@ def test_a_peer_of_another_protocol_version(
         (["--cheat", "wrong-weights", "--peers", "1"], "give --peers 2 or more"),
         (["--steps", "0"], "--steps is 0; give 1 to"),
         (["--peers", "1000"], "--peers is 1000; give 1 to"),
+        (["--seed", "-1"], "--seed is -1; give 0 to"),
     ],
 )
 def test_demo_flags(arguments: list[str], sentence: str) -> None:

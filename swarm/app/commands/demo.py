@@ -19,7 +19,7 @@ def demo(
     environment: Annotated[
         str, typer.Option(help="What to learn; see docs/environments.md for the choices.")
     ] = "sort-digits",
-    steps: Annotated[int, typer.Option(help="Rollout steps; 250 take about two minutes.")] = 250,
+    steps: Annotated[int, typer.Option(help="Rollout steps; 250 take two minutes or more.")] = 250,
     peers: Annotated[int, typer.Option(help="Number of inference peers.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the base policy and the trainer.")] = 0,
     keep: Annotated[
@@ -35,7 +35,7 @@ def demo(
         bool, typer.Option("--plain", help="A line per step instead of the live view.")
     ] = False,
 ) -> int:
-    """Run a whole swarm on this machine, which learns a small task: to sort six digits.
+    """Run a whole swarm on this machine, which learns a small task, by default to sort six digits.
 
     One bootstrap peer, two relays, a trainer, a validator and inference peers start as separate
     processes. Results go to ./demo-output (or --keep): the trained policy as a Hugging Face

@@ -11,6 +11,8 @@ from swarm.errors import UserError
 
 PEERS_MAX = 64
 STEPS_MAX = 100_000
+SEED_MAX = 2**63 - 1
+"""Largest integer of TOML, in which the trainer reads its seed."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ def check_options(options: DemoOptions) -> None:
         raise UserError(f"--steps is {options.steps}; give 1 to {STEPS_MAX}")
     if not 1 <= options.peers <= PEERS_MAX:
         raise UserError(f"--peers is {options.peers}; give 1 to {PEERS_MAX}")
+    if not 0 <= options.seed <= SEED_MAX:
+        raise UserError(f"--seed is {options.seed}; give 0 to {SEED_MAX}")
     if options.cheat and options.peers < 2:
         raise UserError("--cheat needs an honest peer beside the cheater; give --peers 2 or more")
     if options.keep is not None and (options.keep / "peers").exists():
