@@ -128,7 +128,11 @@ def measure_bytes(turns: int, observation_tokens: int) -> dict[str, int]:
     place = {"lineage": 0, "step": 100, "number": 3, "entry": bytes(16), "group": 3, "sample": 7}
 
     def asking(segments: list[list[int]], kind: Any, **fields: Any) -> int:
-        parts = divided(pack(token for segment in segments for token in segment))
+        given = segments
+        if kind is TurnRequest and len(segments) > 2:  # the environment peer has the rest
+            given = segments[-1:]
+            fields["omitted"] = sum(map(len, segments[:-1]))
+        parts = divided(pack(token for segment in given for token in segment))
         lengths = [len(segment) for segment in segments]
         request = kind(**place, **fields, lengths=lengths, tokens=parts[0])
         return size(request) + sum(size(EpisodeTokens(tokens=part)) for part in parts[1:])

@@ -105,6 +105,10 @@ class TurnRequest(EpisodeRequest, frozen=True, kw_only=True):
     The environment's last signed turn, if it is not the prompt, stands beside the request.
     """
 
+    omitted: Count = 0
+    """Tokens at the beginning that are left out: the environment peer that gave the last turn has
+    them, so that a worker's bytes grow with the tokens and not with the square of the turns."""
+
 
 class TurnRefused(Message, frozen=True, kw_only=True):
     """An environment peer gives no turn, or no grade."""
@@ -112,6 +116,8 @@ class TurnRefused(Message, frozen=True, kw_only=True):
     reason: Line
     later: bool = False
     """Whether a later request, or one to another environment peer, may succeed."""
+    incomplete: bool = False
+    """Whether the same request with no token omitted may succeed."""
 
 
 class GradeRequest(EpisodeRequest, frozen=True, kw_only=True):
@@ -153,8 +159,13 @@ def unpack(packed: bytes) -> list[int]:
 
 
 def tokens_digest(tokens: Iterable[int]) -> bytes:
+    """BLAKE3-256 of tokens, packed."""
+    return packed_digest(pack(tokens))
+
+
+def packed_digest(packed: bytes) -> bytes:
     """BLAKE3-256 of packed tokens."""
-    return blake3.blake3(pack(tokens)).digest()
+    return blake3.blake3(packed).digest()
 
 
 def divided(packed: bytes) -> list[bytes]:
@@ -165,20 +176,29 @@ def divided(packed: bytes) -> list[bytes]:
     parts = [
         packed[at : at + PACKED_BYTES_MAX] for at in range(0, max(1, len(packed)), PACKED_BYTES_MAX)
     ]
-    if len(parts) > 1 + PARTS_MAX:
-        most = (1 + PARTS_MAX) * PACKED_BYTES_MAX // TOKEN_BYTES
-        raise ValueError(
-            f"an episode of {len(packed) // TOKEN_BYTES} tokens is too long for a served "
-            f"environment, which takes {most}"
-        )
+    check_length(len(packed) // TOKEN_BYTES)
     return parts
 
 
-def segments_of(request: EpisodeRequest, further: Sequence[EpisodeTokens]) -> list[list[int]]:
-    """The token ids of each segment of a request; raises `ValueError` unless they add up."""
-    tokens = unpack(request.tokens + b"".join(each.tokens for each in further))
+def check_length(tokens: int) -> None:
+    """Raise `ValueError` for an episode that is too long for a request that omits nothing."""
+    most = (1 + PARTS_MAX) * PACKED_BYTES_MAX // TOKEN_BYTES
+    if tokens > most:
+        raise ValueError(
+            f"an episode of {tokens} tokens is too long for a served environment, which takes "
+            f"{most}"
+        )
+
+
+def segments_of(
+    request: EpisodeRequest, further: Sequence[EpisodeTokens], omitted: bytes = b""
+) -> list[list[int]]:
+    """The token ids of each segment of a request, whose packed beginning `omitted` was left out;
+    raises `ValueError` unless they add up."""
+    tokens = unpack(omitted + request.tokens + b"".join(each.tokens for each in further))
     if sum(request.lengths) != len(tokens) or len(further) > PARTS_MAX:
         raise ValueError("the lengths of the segments do not add up to the tokens")
+    check_length(len(tokens))
     segments, start = [], 0
     for length in request.lengths:
         segments.append(tokens[start : start + length])

@@ -1,9 +1,10 @@
 """The environment role: render prompts, answer the model and grade, for served environments.
 
 A worker asks for the prompts of its groups and for the turn after each segment of its model; every
-answer is a signed turn. A validator asks for the grade of a finished episode. Requests hold the
-whole episode, so any environment peer can answer any of them: one that takes over plays the episode
-again. The environments' code runs in child processes (`pool`), never here.
+answer is a signed turn. A validator asks for the grade of a finished episode. A request holds the
+whole episode, except to the environment peer that gave the turn before and remembers it. So any
+environment peer can answer: one that takes over plays the episode again. The environments' code
+runs in child processes (`pool`), never here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pydantic
 import trio
 
 from peers.environment.pool import CallFailed, Pool, TooBusy
+from peers.environment.texts import Texts
 from peers.environment.turns import SignedTurns
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import SwarmError, UserError
@@ -52,8 +54,8 @@ from swarm.turns import (
     TurnRefused,
     TurnRequest,
     pack,
+    packed_digest,
     segments_of,
-    tokens_digest,
 )
 from swarm.world import ChildError
 
@@ -100,9 +102,10 @@ class EnvironmentSettings(RoleSettings):
 class _Refused(SwarmError):
     """The request is refused, for a reason that the asking peer is told."""
 
-    def __init__(self, reason: str, *, later: bool = False) -> None:
+    def __init__(self, reason: str, *, later: bool = False, incomplete: bool = False) -> None:
         super().__init__(reason)
         self.later = later
+        self.incomplete = incomplete
 
 
 class EnvironmentRole:
@@ -129,6 +132,7 @@ class EnvironmentRole:
         rate = settings.requests_per_second
         self._rates = TokenBuckets(rate, rate * BURST_SECONDS, WORKERS_REMEMBERED_MAX)
         self._signed = SignedTurns(peer.node.disk)
+        self._texts = Texts()
         self._failures: Counter[tuple[str, bytes, int, int]] = Counter()
         """Calls that failed, by kind (`prompt`, `turn` or `grade`) and episode."""
         self._dropped = Rationed(peer.node.events)
@@ -224,21 +228,27 @@ class EnvironmentRole:
     ) -> Envelope:
         self._take_shown(first(supporting, StepOrder))
         order = await self._order_of(worker, request)
-        segments = self._segments(request, supporting)
+        seed = order.seed()
+        omitted = self._texts.beginning(seed, request.group, request.sample, request.omitted)
+        if omitted is None:
+            raise _Refused("the omitted tokens are not known here", incomplete=True)
+        segments = self._segments(request, supporting, omitted)
         if len(segments) % 2:
             raise _Refused("an episode must end with a segment of the model")
         if not has_room(segments[1::2], order.sampling.max_new_tokens):
             raise _Refused("the episode is over: it is as long as the run allows")
-        seed, before = order.seed(), [token for segment in segments for token in segment]
+        before = pack(token for segment in segments for token in segment)
         turn = Turn(
             seed=seed,
             group=request.group,
             sample=request.sample,
             index=len(segments) // 2,
-            before=tokens_digest(before),
+            before=packed_digest(before),
         )
         known = self._signed.find(turn)
         if known is not None:
+            if segments:
+                self._texts.keep(known.expect(Turn), before)
             return known
         found = self._orders[request.lineage, request.step]
         if segments:
@@ -254,6 +264,8 @@ class EnvironmentRole:
             raise _Refused(str(error), later=True) from error
         except (CallFailed, ChildError) as error:
             turn = self._after_failure(turn, error)
+        if segments:
+            self._texts.keep(turn, before)
         signed = await self._peer.seal(turn, STATE_LIFETIME_SECONDS)
         newest = self._peer.step_order() or found
         oldest = (newest.lineage, newest.step - self._run.max_staleness)
@@ -431,16 +443,20 @@ class EnvironmentRole:
             raise _Refused("that group's environment is not served: the worker renders it itself")
         return order
 
-    def _segments(self, request: EpisodeRequest, supporting: Sequence[Envelope]) -> list[list[int]]:
+    def _segments(
+        self, request: EpisodeRequest, supporting: Sequence[Envelope], omitted: bytes = b""
+    ) -> list[list[int]]:
         """The segments of a request; raises `_Refused`."""
         further = [each.message for each in supporting if isinstance(each.message, EpisodeTokens)]
         try:
-            return segments_of(request, further)
+            return segments_of(request, further, omitted)
         except ValueError as error:
             raise _Refused(str(error)) from error
 
     async def _refusal(self, refusal: _Refused) -> Envelope:
-        message: Message = TurnRefused(reason=str(refusal)[:500], later=refusal.later)
+        message: Message = TurnRefused(
+            reason=str(refusal)[:500], later=refusal.later, incomplete=refusal.incomplete
+        )
         return await self._peer.seal(message, STATE_LIFETIME_SECONDS)
 
 

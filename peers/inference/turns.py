@@ -26,7 +26,16 @@ from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.rollouts.seeds import environment_of_group, rendezvous
 from swarm.rollouts.signed_turns import BadTurn, open_turn
-from swarm.turns import EpisodeTokens, Turn, TurnRefused, TurnRequest, divided, pack, unpack
+from swarm.turns import (
+    EpisodeTokens,
+    Turn,
+    TurnRefused,
+    TurnRequest,
+    check_length,
+    divided,
+    pack,
+    unpack,
+)
 
 REQUESTS_AT_ONCE = 32
 """Requests that one environment peer may have to answer for this worker at a time; the messenger
@@ -50,6 +59,10 @@ class _NoPrompt(PeerError):
     """An environment peer has signed that it cannot render a group's prompt."""
 
 
+class _Incomplete(PeerError):
+    """An environment peer does not know the tokens that a request left out, or others."""
+
+
 @dataclass(frozen=True)
 class _Episode:
     """A place in a submission for which a turn is asked."""
@@ -61,6 +74,11 @@ class _Episode:
     """Token ids of the segments so far; none to ask for the prompt."""
     turn_before: bytes = b""
     """The signed turn before, if it is not the prompt."""
+
+    @property
+    def giver(self) -> str:
+        """The environment peer that gave the turn before, and so has the episode up to it."""
+        return open_envelope(self.turn_before).sender if self.turn_before else ""
 
 
 class ServedTurns:
@@ -231,9 +249,22 @@ class ServedTurns:
         Raises `Unwanted` for an episode that is too long for a request.
         """
         await self._peer.node.reach(peer)
+        if episode.giver == peer:
+            try:
+                return await self._ask_with(peer, episode, omitted=episode.segments[:-1])
+            except _Incomplete:
+                pass
+        return await self._ask_with(peer, episode)
+
+    async def _ask_with(
+        self, peer: PeerId, episode: _Episode, omitted: Sequence[Sequence[int]] = ()
+    ) -> tuple[bytes, Turn]:
+        """Ask for a turn without the first segments; raises `_Incomplete` if that is too little."""
         before = [token for segment in episode.segments for token in segment]
+        left_out = sum(map(len, omitted))
         try:
-            parts = divided(pack(before))
+            check_length(len(before))
+            parts = divided(pack(before[left_out:]))
         except ValueError as error:
             raise Unwanted(str(error)) from error
         order = episode.pending.order
@@ -246,6 +277,7 @@ class ServedTurns:
             sample=episode.sample,
             lengths=[len(segment) for segment in episode.segments],
             tokens=parts[0],
+            omitted=left_out,
         )
         messages = [request, *(EpisodeTokens(tokens=part) for part in parts[1:])]
         sealed = [await self._peer.seal(each, EVENT_LIFETIME_SECONDS) for each in messages]
@@ -255,7 +287,11 @@ class ServedTurns:
         reply = await self._peer.messenger.request(peer, *shown, deadline_seconds=TURN_SECONDS)
         refused = first(reply, TurnRefused)
         if refused is not None:
-            raise PeerError(f"{peer} gives no turn: {refused.expect(TurnRefused).reason}")
+            refusal = refused.expect(TurnRefused)
+            reason = f"{peer} gives no turn: {refusal.reason}"
+            if omitted and (refusal.incomplete or not refusal.later):
+                raise _Incomplete(reason)
+            raise PeerError(reason)
         given = first(reply, Turn)
         if given is None:
             raise PeerError(f"{peer} did not answer a request for a turn; it may be too busy")
@@ -271,7 +307,7 @@ class ServedTurns:
                 before=before,
             )
         except BadTurn as error:
-            raise PeerError(
+            raise (_Incomplete if omitted else PeerError)(
                 f"{peer} gives a turn that no validator would accept: {error}"
             ) from error
         if turn.over and not episode.segments:

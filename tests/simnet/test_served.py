@@ -238,6 +238,16 @@ def test_a_restarted_environment_peer_serves_a_step_that_it_has_not_heard_of() -
                 assert await ask(in_charge) == given
                 with pytest.raises(PeerError, match=f"{in_charge} is there, and answers"):
                     await ask(other)
+                begun = _Episode(pending, prompt.group, 1, [prompt.tokens, [1] * 10])
+                signed, turn = await served._request(PeerId(in_charge), begun)
+                segments = [*begun.segments, unpack(turn.tokens), [2] * 5]
+                longer = _Episode(pending, prompt.group, 1, segments, signed)
+                assert longer.giver == in_charge
+                _, last = await served._ask_with(PeerId(in_charge), longer, segments[:-1])
+                assert (last.index, last.over) == (2, True), "it needs only the newest segment"
+                with pytest.raises(PeerError, match="omitted tokens are not known here"):
+                    await served._ask_with(PeerId(in_charge), longer, segments[:-1])
+                assert (await served._request(PeerId(in_charge), longer))[1] == last
             await first.kill()
             await trio.sleep(40.0)
             assert await ask(other) != given, "a dead peer is taken over"
