@@ -52,7 +52,7 @@ class OuterStatus(StateMessage, frozen=True, kw_only=True):
     state: Digest
     """Digest of the outer state after that record."""
     published: CheckpointReference | None = None
-    """That state, where it can be fetched."""
+    """The newest outer state of the chain that can be fetched; its lineage is the round."""
     contribution: Contribution | None = None
     leaving: bool = False
     """Whether the trainer leaves, so that nobody waits for it."""

@@ -17,6 +17,7 @@ from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.run_node import RunNode
 from swarm.outer import Contribution
 from swarm.shardcast.held import Held
+from swarm.shardcast.manifest import CheckpointManifest, build
 from swarm.shardcast.store import CheckpointConflict
 
 STALLED_SECONDS = 60.0
@@ -26,6 +27,11 @@ STALLED_SECONDS = 60.0
 def _number(*parts: bytes) -> int:
     """A number of 52 bits that names an artifact within its round."""
     return int.from_bytes(blake3(b"\x00".join(parts)).digest()[:8], "big") >> 12
+
+
+def state_key(record: bytes, round: int) -> tuple[int, int]:
+    """Lineage and step under which the outer state after a record is published."""
+    return round, _number(b"state", record)
 
 
 @dataclass(eq=False)
@@ -41,15 +47,47 @@ class Artifacts:
             return None
         return held.folder
 
-    async def publish_state(self, folder: str, record: bytes, round: int) -> Held:
-        return await self._publish(folder, round, _number(b"state", record))
+    # --- outer states ------------------------------------------------------------------------
+
+    def new_state_folder(self, record: bytes) -> str:
+        """The folder to which the outer state after a record is written."""
+        return f"outer/state-{record.hex()[:32]}"
+
+    def state_folder(self, record: bytes, round: int) -> str | None:
+        """The folder of the outer state after a record, published or not; None: it is not here."""
+        held = self.peer.store.held(state_key(record, round))
+        if held is not None and held.complete:
+            return held.folder
+        folder = self.new_state_folder(record)
+        return folder if self.peer.node.disk.exists(folder) else None
+
+    def published(self, record: bytes, round: int) -> CheckpointReference | None:
+        """The reference of an outer state that is published here."""
+        held = self.peer.store.held(state_key(record, round))
+        return held.reference if held is not None and held.complete else None
+
+    async def hash_state(self, record: bytes, round: int) -> CheckpointManifest:
+        """Hash an outer state that is to be published. Its folder is only read."""
+        folder = self.new_state_folder(record)
+        lineage, step = state_key(record, round)
+        disk, run = self.peer.node.disk, self.peer.run.id
+        return await build(disk, folder, run=run, lineage=lineage, step=step)
+
+    async def publish_state(self, record: bytes, manifest: CheckpointManifest) -> None:
+        """Publish a hashed state, whose folder moves."""
+        folder = self.new_state_folder(record)
+        await self.peer.store.publish(folder, manifest.lineage, manifest.step, manifest=manifest)
+
+    async def drop_state(self, record: bytes, round: int) -> None:
+        await self.peer.node.disk.remove(self.new_state_folder(record))
+        lineage, step = state_key(record, round)
+        await self.peer.store.withdraw((lineage, step))
+
+    # --- contributions -----------------------------------------------------------------------
 
     async def publish_contribution(self, folder: str, base: bytes, round: int) -> Held:
         """`round` is that of the base."""
-        name = self.peer.peer_id.encode()
-        return await self._publish(folder, round, _number(b"contribution", name, base))
-
-    async def _publish(self, folder: str, round: int, number: int) -> Held:
+        number = _number(b"contribution", self.peer.peer_id.encode(), base)
         try:
             return await self.peer.store.publish(folder, round, number)
         except CheckpointConflict:  # made and never announced, because this process died then
@@ -112,10 +150,6 @@ class Artifacts:
         if total != contribution.total_bytes:
             return f"it has {total} bytes, but {contribution.total_bytes} were announced"
         return ""
-
-    async def drop(self, reference: CheckpointReference) -> None:
-        """Delete an artifact, complete or not."""
-        await self.peer.store.withdraw((reference.lineage, reference.step))
 
     async def drop_before(self, round: int) -> None:
         """Delete the artifacts of older rounds."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import NamedTuple
 
 import trio
 
-from peers.outer.artifacts import Artifacts
+from peers.outer.artifacts import Artifacts, state_key
 from peers.outer.asking import ask
 from peers.outer.chain import BadRecord, Chain, Link, lost
 from peers.outer.child import ReplicaChild
@@ -15,10 +16,11 @@ from peers.outer.store import OuterStore, State
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, SwarmError
 from swarm.identity import PeerId
+from swarm.messages import CheckpointReference
 from swarm.node.run_node import RunNode
 from swarm.observable import Observable
 from swarm.outer import GENESIS, OuterStatus, RoundRecord
-from swarm.shardcast.manifest import BadManifest
+from swarm.shardcast.manifest import BadManifest, CheckpointManifest
 from swarm.world import ChildDied
 
 RETRY_SECONDS = 5.0
@@ -30,6 +32,14 @@ RECORDS_ASKED_MAX = 4096
 ATTEMPTS_MAX = 3
 """Failed attempts to get a record's outer state, or what leads to it, after which this trainer
 stays on its own branch until another trainer announces a heavier one."""
+
+
+class _Offer(NamedTuple):
+    """An outer state that another trainer offers."""
+
+    trainer: str
+    state: State
+    reference: CheckpointReference
 
 
 class OtherState(SwarmError):
@@ -59,6 +69,10 @@ class Following:
         self._record: bytes | None = None
         self.since = 0.0
         """When the present state was reached, in the world's seconds."""
+        self._hashed: dict[bytes, CheckpointManifest] = {}
+        """The manifest of the newest state, once it is hashed, until it is published."""
+        self._moving = trio.Lock()
+        """Held while a state's folder moves, and while a merge reads one."""
         self._failed: dict[bytes, int] = {}
         """Failed attempts, by record."""
         self._said_lost: bytes | None = None
@@ -85,7 +99,47 @@ class Following:
     def folder(self, record: bytes) -> str | None:
         """The folder of the outer state after a record, if it is on this disk."""
         state = self._states.get(record)
-        return self._artifacts.folder(state.reference) if state is not None else None
+        return self._artifacts.state_folder(*state[:2]) if state is not None else None
+
+    def published(self) -> CheckpointReference | None:
+        """The newest outer state of this chain that others can fetch here."""
+        digest = self.record
+        while digest in self._states:
+            reference = self._artifacts.published(digest, self._states[digest].round)
+            if reference is not None:
+                return reference
+            link = self._chain.get(digest)
+            if link is None:
+                return None
+            digest = link.record.parent
+        return None
+
+    async def hash_states(self) -> None:
+        """Hash each new state for its publication, beside the inner steps, until cancelled."""
+        while True:
+            state = self.state
+            if state.record in self._hashed or self._artifacts.published(*state[:2]) is not None:
+                await self._changed.wait_change()
+                continue
+            manifest = None
+            try:
+                manifest = await self._artifacts.hash_state(*state[:2])
+            except* (OSError, BadManifest):  # a newer one has replaced it
+                pass
+            if manifest is not None:
+                self._hashed = {state.record: manifest}
+            elif state.record == self.record:
+                raise OtherState(f"the outer state of round {state.round} is not on this disk")
+
+    async def publish(self) -> None:
+        """Publish the newest outer state if it is hashed. No inner steps may be running."""
+        record = self.record
+        manifest = self._hashed.get(record)
+        if manifest is not None:
+            async with self._moving:
+                await self._artifacts.publish_state(record, manifest)
+            self._hashed.clear()
+            self._changed.touch()
 
     async def begin(self, child: ReplicaChild) -> None:
         """Load the state of an earlier process, or make the state before the first round."""
@@ -100,7 +154,7 @@ class Following:
         self._states = {
             record: state
             for record, state in known.items()
-            if self._artifacts.folder(state.reference) is not None and record in self._chain
+            if self._artifacts.state_folder(*state[:2]) is not None and record in self._chain
         }
         position = self._store.position()
         if position in self._states:
@@ -108,14 +162,12 @@ class Following:
         elif self._states:  # its files were deleted; the records since are merged again
             self._record = max(self._states.values(), key=lambda state: state.round).record
         else:
-            folder = "outer/state-first"
-            made = await child.first_state(folder)
-            held = await self._artifacts.publish_state(folder, GENESIS, 0)
-            await self._reach(State(GENESIS, 0, made.digest, held.reference))
+            made = await child.first_state(self._artifacts.new_state_folder(GENESIS))
+            await self._reach(State(GENESIS, 0, made.digest))
         self.since = self._peer.node.world.now()
 
     async def _reach(self, state: State) -> None:
-        """Make a published state the present one; it is durable on return."""
+        """Make a state the present one; it is durable on return."""
         await self._store.reach(state)
         self._states[state.record] = state
         self._record = state.record
@@ -129,8 +181,7 @@ class Following:
         oldest = self.state.round - staleness_max - 1
         old = [record for record, kept in self._states.items() if kept.round < oldest]
         for record in old:
-            state = self._states.pop(record)
-            await self._artifacts.drop(state.reference)
+            await self._artifacts.drop_state(*self._states.pop(record)[:2])
         await self._store.drop_states_before(oldest)
         await self._artifacts.drop_before(oldest - staleness_max - 1)
 
@@ -235,16 +286,19 @@ class Following:
             self._say_lost(target)
         most = self._peer.run.manifest.outer.staleness_max + 1
         if path is None or len(path) > most:
-            await self._recover(target, child)
-            return
+            if await self._recover(target, child):
+                return
+            if path is None:
+                raise PeerError("no trainer offers an outer state of the heaviest chain")
         try:
             for step in path:
                 await self._merge(step, child)
         except ChildDied:
             raise
-        except (OtherState, SwarmError) as error:
+        except SwarmError as error:
             self._events.emit("outer.not_merged", round=step.round, reason=str(error))
-            await self._recover(target, child)
+            if not await self._recover(target, child):
+                raise
 
     def _nearest_state(self, target: bytes) -> bytes | None:
         """The newest record of a chain whose state is on this disk."""
@@ -294,12 +348,12 @@ class Following:
             (part.trainer, folders[part.trainer], part.tokens) for part in link.record.contributions
         ]
         begun = self._peer.node.world.now()
-        folder = f"outer/state-{link.digest.hex()[:16]}"
-        state = self.folder(link.record.parent)
-        assert state is not None
-        merged = await child.merge(state, parts, self._peer.run.manifest, folder)
-        held = await self._artifacts.publish_state(folder, link.digest, link.round)
-        await self._reach(State(link.digest, link.round, merged.digest, held.reference))
+        folder = self._artifacts.new_state_folder(link.digest)
+        async with self._moving:
+            state = self.folder(link.record.parent)
+            assert state is not None
+            merged = await child.merge(state, parts, self._peer.run.manifest, folder)
+        await self._reach(State(link.digest, link.round, merged.digest))
         self._events.emit(
             "outer.merged",
             round=link.round,
@@ -319,34 +373,51 @@ class Following:
             )
         await self._forget_old()
 
-    async def _recover(self, target: bytes, child: ReplicaChild) -> None:
-        """Fetch the newest outer state that leads to a record from a trainer that holds it."""
-        own = self.state
-        holders = [
-            (status.round, trainer, status)
+    async def _recover(self, target: bytes, child: ReplicaChild) -> bool:
+        """Fetch the newest outer state on the way to a record that another trainer offers.
+
+        Returns False if nobody offers a newer one than this trainer holds there.
+        """
+        nearest = self._nearest_state(target)
+        offers = [
+            offer
             for trainer, status in self._presence.others().items()
-            if status.published is not None
-            and status.record != own.record
-            and self._chain.path(status.record, target) is not None
+            if (offer := self._offer(trainer, status, target)) is not None
+            and (nearest is None or offer.state.round > self._chain.round_of(nearest))
         ]
-        if not holders:
-            raise PeerError("no trainer offers the outer state of the heaviest chain")
-        _, trainer, status = max(holders, key=lambda each: each[:2])
-        assert status.published is not None
+        if not offers:
+            return False
+        offer = max(offers, key=lambda each: (each.state.round, each.trainer))
         begun = self._peer.node.world.now()
-        folder = await self._artifacts.fetch(status.published)
+        folder = await self._artifacts.fetch(offer.reference)
         checked = await child.check_state(folder)
-        if checked.problem or checked.digest != status.state:
-            await self._artifacts.drop(status.published)
+        if checked.problem or checked.digest != offer.state.digest:
+            await self._artifacts.drop_state(*offer.state[:2])
             raise BadManifest(
-                f"the outer state that {trainer} offers cannot be used: "
-                f"{checked.problem or 'its digest is not the one announced'}"
+                f"the outer state that {offer.trainer} offers cannot be used: "
+                f"{checked.problem or 'its digest is not the one that was signed'}"
             )
-        await self._reach(State(status.record, status.round, checked.digest, status.published))
+        await self._reach(offer.state)
         self._events.emit(
             "outer.recovered",
-            round=status.round,
-            trainer=trainer,
+            round=offer.state.round,
+            trainer=offer.trainer,
             seconds=self._peer.node.world.now() - begun,
         )
         await self._forget_old()
+        return True
+
+    def _offer(self, trainer: str, status: OuterStatus, target: bytes) -> _Offer | None:
+        """The outer state that a trainer offers, if it is on the way to a record."""
+        reference = status.published
+        if reference is None or self._chain.path(status.record, target) is None:
+            return None
+        record = self._chain.ancestor(status.record, reference.lineage)
+        if record is None or state_key(record, reference.lineage) != (
+            reference.lineage,
+            reference.step,
+        ):
+            return None
+        since = self._chain.path(record, status.record)
+        digest = since[0].record.state if since else status.state
+        return _Offer(trainer, State(record, reference.lineage, digest), reference)

@@ -137,6 +137,7 @@ class ReplicaRole:
                 tasks.start_soon(self._keep_announcing)
                 await self._meet()
                 tasks.start_soon(lambda: self._following.run(child))
+                tasks.start_soon(self._following.hash_states)
                 tasks.start_soon(self._close_rounds)
                 tasks.start_soon(self._report_waiting)
                 await tasks.guard(lambda: self._train(child))
@@ -241,6 +242,7 @@ class ReplicaRole:
             figures=trained.figures,
         )
         self._gathering.add(own.contribution)
+        await self._following.publish()
 
     async def _finish(self, child: ReplicaChild) -> None:
         """Export the last outer state, and stay until the others have it, or a while."""
@@ -252,6 +254,7 @@ class ReplicaRole:
         self._events.emit("outer.run_complete", round=state.round, folder=folder)
         self._peer.status.doing = "the run is complete"
         with trio.move_on_after(FAREWELL_SECONDS):
+            await self._following.publish()
             while any(
                 self._presence.others()[trainer].round < state.round
                 for trainer in self._presence.present()
@@ -368,7 +371,7 @@ class ReplicaRole:
             record=state.record,
             tokens=self._chain.tokens_of(state.record),
             state=state.digest,
-            published=state.reference,
+            published=self._following.published(),
             contribution=own.contribution if own is not None else None,
             leaving=self._leaving,
         )

@@ -9,7 +9,6 @@ import msgspec
 
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS, UserError
-from swarm.messages import CheckpointReference
 from swarm.outer import Contribution, RoundRecord
 from swarm.world import Database
 
@@ -19,7 +18,7 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS records (round INTEGER, digest BLOB, envelope BLOB NOT NULL, "
     "PRIMARY KEY (round, digest)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS states (record BLOB PRIMARY KEY, round INTEGER NOT NULL, "
-    "digest BLOB NOT NULL, reference BLOB NOT NULL)",
+    "digest BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS position (id INTEGER PRIMARY KEY, record BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS own (number INTEGER PRIMARY KEY, base BLOB NOT NULL, "
     "contribution BLOB NOT NULL)",
@@ -36,8 +35,6 @@ class State(NamedTuple):
     """The record that it follows."""
     round: int
     digest: bytes
-    reference: CheckpointReference
-    """Under which it is published."""
 
 
 class Own(NamedTuple):
@@ -81,13 +78,11 @@ class OuterStore:
             raise _other_version(dropped) from dropped
 
     async def reach(self, state: State) -> None:
-        """Note a state that is published, as the newest one."""
+        """Note a state that is durable, as the newest one."""
 
         def reach(connection: sqlite3.Connection) -> None:
             connection.execute(
-                "INSERT OR REPLACE INTO states (record, round, digest, reference) "
-                "VALUES (?, ?, ?, ?)",
-                (*state[:3], msgspec.msgpack.encode(state.reference)),
+                "INSERT OR REPLACE INTO states (record, round, digest) VALUES (?, ?, ?)", state
             )
             connection.execute(
                 "INSERT OR REPLACE INTO position (id, record) VALUES (1, ?)", (state.record,)
@@ -97,12 +92,11 @@ class OuterStore:
 
     def states(self) -> list[State]:
         """The states that were reached, by round."""
-        rows = self._database.read(
-            "SELECT record, round, digest, reference FROM states ORDER BY round, record"
-        )
         return [
-            State(record, round, digest, _decode(raw, CheckpointReference))
-            for record, round, digest, raw in rows
+            State(*row)
+            for row in self._database.read(
+                "SELECT record, round, digest FROM states ORDER BY round, record"
+            )
         ]
 
     def position(self) -> bytes | None:

@@ -18,6 +18,10 @@ T = TypeVar("T")
 CONTENT = "content"
 """File of an artifact's bytes, which exist in name only."""
 
+STATE_SHARE = 8
+"""Size of an outer state, weights and momentum in fp32, in contributions of a byte per
+parameter."""
+
 NOTES = "notes"
 """File of what the model must know of an artifact."""
 
@@ -57,7 +61,7 @@ class OuterModel:
 
     async def first_state(self, job: outer.FirstState) -> outer.OuterState:
         notes = StateNotes(digest=blake3(b"first").digest(), merged=[])
-        await self._write(job.folder, notes, "state", notes.digest, 4 * self._bytes)
+        await self._write(job.folder, notes, "state", notes.digest, STATE_SHARE * self._bytes)
         return outer.OuterState(digest=notes.digest)
 
     async def check_state(self, job: outer.CheckState) -> outer.OuterState:
@@ -100,7 +104,7 @@ class OuterModel:
             digest=blake3(b"\x00".join(parts)).digest(),
             merged=before.merged + [notes.name for _, notes in good],
         )
-        await self._write(job.folder, after, "state", after.digest, 4 * self._bytes)
+        await self._write(job.folder, after, "state", after.digest, STATE_SHARE * self._bytes)
         self._setting.tell("outer_merged", digest=after.digest, merged=after.merged)
         return outer.Merged(
             digest=after.digest,
