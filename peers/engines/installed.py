@@ -27,6 +27,7 @@ SWARM_NEEDS = (
     "outcome>=1.3",
     "msgspec==0.22.0",
     "pynacl==1.6.2",
+    "base58>=2.1",
     "blake3>=1.0",
     "zstandard>=0.25",
     "numpy>=2.3,<2.4",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
+import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,3 +176,41 @@ def test_the_recipes_have_the_projects_pins() -> None:
         assert "torch==2.13.0" in pins & set(recipe.requirements)
         assert recipe_of(recipe.name) == recipe
         assert recipe.steps[1][0] in project["optional-dependencies"][recipe.name]
+
+
+def imported(module: str) -> Iterator[str]:
+    """The modules that a module of this repository imports as it is itself imported."""
+    parts = module.split(".")
+    path = ROOT.joinpath(*parts, "__init__.py")
+    if not path.exists():
+        path = ROOT.joinpath(*parts).with_suffix(".py")
+    if not path.exists():
+        return  # a name in the module above
+    if len(parts) > 1:
+        yield module.rpartition(".")[0]
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def test_a_child_imports_only_what_is_installed_beside_an_engine() -> None:
+    waiting, seen = ["peers.engines.vllm.selftest", "swarm.world.child"], set[str]()
+    others: dict[str, str] = {}
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        for each in imported(module):
+            if each.partition(".")[0] in ("swarm", "peers"):
+                waiting.append(each)
+            else:
+                others[each.partition(".")[0]] = module
+    distributions = {re.split("[=<>]", each)[0] for each in SWARM_NEEDS}
+    modules = {"nacl" if each == "pynacl" else each for each in distributions}
+    allowed = modules | {"torch", "vllm"} | sys.stdlib_module_names
+    missing = {name: by for name, by in others.items() if name not in allowed}
+    assert "torch" in others and not missing, missing
