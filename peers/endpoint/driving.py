@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from dataclasses import dataclass, field
-from itertools import count
+from typing import Protocol
 
 import trio
 
-from peers.engines.engine import Engine, Piece, Request
+from peers.engines.engine import Capabilities, Engine, Piece, Request
+from peers.engines.guests import Guests
 from swarm.errors import SwarmError
 
 HOP_SECONDS = 0.05
@@ -24,23 +23,45 @@ class _Waiting:
     found: Piece | ValueError | None = None
 
 
-class Driver:
-    """Steps the engine while it has requests. Only its thread touches the engine."""
+class Stepper(Protocol):
+    """The engine, and the thread in which it is stepped."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def advance(self, guests: Guests) -> None:
+        """Step the engine for a while, unless the requests need it no more."""
+        ...
+
+
+class OwnEngine:
+    """An engine that has no other requests."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.capabilities = engine.capabilities
-        self._ids = count()
-        self._inbox: deque[Request | int] = deque()
-        """Requests to submit, and ids to cancel, in order."""
+        self.engine = engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.engine.capabilities
+
+    async def advance(self, guests: Guests) -> None:
+        await trio.to_thread.run_sync(guests.advance, self.engine, HOP_SECONDS)
+
+
+class Driver:
+    """Steps the engine while it has requests."""
+
+    def __init__(self, stepper: Stepper, guests: Guests | None = None) -> None:
+        """`guests`: the requests of an engine that others step, too."""
+        self.stepper = stepper
+        self.capabilities = stepper.capabilities
+        self._guests = guests or Guests()
         self._waiting: dict[int, _Waiting] = {}
-        self._live: set[int] = set()
-        """Requests that the engine holds; changed in the thread."""
         self._work = trio.Event()
 
     def next_id(self) -> int:
         """An id that no request has yet."""
-        return next(self._ids)
+        return self._guests.next_id()
 
     async def piece(self, request: Request) -> Piece:
         """Generate one request. Raises `ValueError` as `Engine.submit`; cancelling drops it."""
@@ -68,46 +89,30 @@ class Driver:
 
     async def run(self) -> None:
         """Step the engine whenever there is work; raises `SwarmError` when the engine fails."""
+        token = trio.lowlevel.current_trio_token()
+        self._guests.news = lambda: token.run_sync_soon(self._hand_out, idempotent=True)
         while True:
             await self._work.wait()
             try:
-                pieces = await trio.to_thread.run_sync(self._advance)
+                await self.stepper.advance(self._guests)
             except Exception as error:  # an engine may fail in any way, and its state is unknown
                 raise SwarmError(
                     f"the engine failed ({type(error).__name__}: {error}); start the endpoint again"
                 ) from error
-            for id, found in pieces:
-                waiting = self._waiting.pop(id, None)
-                if waiting is None:
-                    self._inbox.append(id)  # cancelled meanwhile: its cache is not wanted
-                else:
-                    waiting.found = found
-                    waiting.done.set()
-            if not self._inbox and not self._live:
+            self._hand_out()
+            if not self._guests.wait:
                 self._work = trio.Event()
 
-    def _put(self, item: Request | int) -> None:
-        self._inbox.append(item)
-        self._work.set()
+    def _hand_out(self) -> None:
+        """Wake the tasks whose pieces are finished."""
+        for id, found in self._guests.taken():
+            waiting = self._waiting.pop(id, None)
+            if waiting is None:
+                self._put(id)  # cancelled meanwhile: its cache is not wanted
+            else:
+                waiting.found = found
+                waiting.done.set()
 
-    def _advance(self) -> list[tuple[int, Piece | ValueError]]:
-        """Step until a request is finished or refused, none is left, or `HOP_SECONDS` are over."""
-        found: list[tuple[int, Piece | ValueError]] = []
-        until = time.perf_counter() + HOP_SECONDS
-        while True:
-            while self._inbox:
-                item = self._inbox.popleft()
-                if isinstance(item, int):
-                    self._engine.cancel(item)
-                    self._live.discard(item)
-                    continue
-                try:
-                    self._engine.submit(item)
-                    self._live.add(item.id)
-                except ValueError as error:
-                    found.append((item.id, error))
-            if found or not self._live or time.perf_counter() > until:
-                return found
-            for piece in self._engine.step():
-                self._live.discard(piece.id)
-                found.append((piece.id, piece))
+    def _put(self, item: Request | int) -> None:
+        self._guests.put(item)
+        self._work.set()

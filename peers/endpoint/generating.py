@@ -145,7 +145,7 @@ class Generator:
             turn.give_up(began=True)
             raise
         with trio.CancelScope(shield=True):  # the episode is extended or not, never by half
-            await trio.to_thread.run_sync(turn.end, sampled, draw, self.policy.number)
+            await trio.to_thread.run_sync(turn.end, sampled, draw)
         await sent.end(sampled)
         return sampled
 

@@ -24,8 +24,6 @@ class Policy:
 
     name: str
     """As clients name the model."""
-    number: int
-    """The policy's number, for the recorded files."""
     renderer: Renderer
     chat: ChatTokens | None
     """None: the checkpoint has no chat template."""

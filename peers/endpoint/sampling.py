@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from peers.endpoint.driving import Driver
 from peers.endpoint.text import Text
 from peers.engines.engine import Piece, Request
-from swarm.rollouts.rollout import Finish
+from peers.engines.episodes import SpanStates, add_states
+from swarm.rollouts.rollout import Finish, Span
 
 PART_TOKENS = 8
 """Tokens per event of a stream, and between two looks for a stop text."""
@@ -48,10 +46,8 @@ class Sampled:
 
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
-    hidden: list[Tensor] = field(default_factory=list)
-    """bf16 [n, hidden] in parts."""
-    prompt_hidden: Tensor | None = None
-    """bf16 [at most 128, hidden]: the rows just before them."""
+    states: list[SpanStates] = field(default_factory=list)
+    """The hidden states from which they were sampled, by policy."""
     finish: Finish = "length"
     text: str = ""
     """Without the stop token or the stop text."""
@@ -61,14 +57,22 @@ class Sampled:
     def add(self, piece: Piece) -> None:
         self.tokens.extend(piece.tokens)
         self.log_probabilities.extend(piece.log_probabilities.tolist())
-        self.hidden.append(piece.hidden)
-        if self.prompt_hidden is None:
-            self.prompt_hidden = piece.prompt_hidden
+        add_states(self.states, piece)
 
     def cut(self, count: int) -> None:
         """Drop all tokens but the first `count`."""
         del self.tokens[count:], self.log_probabilities[count:]
-        self.hidden = [torch.cat(self.hidden)[:count]]
+        kept: list[SpanStates] = []
+        for span in self.states:
+            rows = span.hidden[:count]
+            if len(rows):
+                kept.append(SpanStates(span.policy, span.before, [rows]))
+            count -= len(rows)
+        self.states = kept
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return tuple(Span(each.policy, len(each.hidden)) for each in self.states)
 
 
 Tell = Callable[[Sampled, str], Awaitable[None]]

@@ -16,7 +16,7 @@ from hypercorn.typing import ASGIFramework
 
 from peers.endpoint.app import Endpoint, Limits
 from peers.endpoint.connections import serve_connections
-from peers.endpoint.driving import Driver
+from peers.endpoint.driving import Driver, OwnEngine
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys, is_loopback
 from peers.endpoint.generating import Generator
@@ -36,6 +36,20 @@ STALLED_MS = 120_000
 """A connection whose client takes nothing of what was sent for so long is broken off."""
 
 KEY_CHARACTERS_MIN = 16
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the settings are called where the user writes them, for errors."""
+
+    listen: str = "--listen"
+    keys: str = "--key-file"
+    reward_keys: str = "--reward-key-file"
+    record: str = "--record"
+
+
+OPTIONS = Names()
+"""The options of `swarm endpoint`."""
 
 
 @dataclass(frozen=True)
@@ -60,24 +74,48 @@ def make_endpoint(options: Options, keys: Keys) -> Endpoint:
         )
     stop_ids = stop_ids_of(options.folder)
     renderer = Renderer(options.folder)
-    chat = chat_of(options.folder, renderer)
+    chat_of(options.folder, renderer)
     if options.record is not None:
         check_folder(options.record)
     engine = make_engine(options.engine, options.folder, options.hardware, options.number)
-    known = engine.capabilities
-    policy = Policy(
+    return endpoint_of(
+        Driver(OwnEngine(engine)),
+        renderer,
+        folder=options.folder,
         name=options.name,
-        number=options.number,
+        stop_ids=stop_ids,
+        record=options.record,
+        limits=options.limits,
+        keys=keys,
+    )
+
+
+def endpoint_of(
+    driver: Driver,
+    renderer: Renderer,
+    *,
+    folder: Path,
+    name: str,
+    stop_ids: tuple[int, ...],
+    record: Path | None,
+    limits: Limits,
+    keys: Keys,
+) -> Endpoint:
+    """The endpoint of the policy in `folder`, which `driver` generates with; raises `UserError`."""
+    chat = chat_of(folder, renderer)
+    policy = Policy(
+        name=name,
         renderer=renderer,
         chat=chat,
         calls=calls_of(chat),
         stop_ids=stop_ids,
-        length_max=known.length_max,
-        engine_class=known.engine_class,
+        length_max=driver.capabilities.length_max,
+        engine_class=driver.capabilities.engine_class,
     )
-    sessions = Sessions(policy, options.record)
-    generator = Generator(policy, Driver(engine), sessions, options.limits.tokens_max)
-    return Endpoint(policy, generator, sessions, options.limits, keys)
+    sessions = Sessions(policy, record)
+    return Endpoint(
+        policy, Generator(policy, driver, sessions, limits.tokens_max), sessions, limits, keys
+    )
 
 
 async def run_endpoint(
@@ -122,17 +160,17 @@ async def _sweep(endpoint: Endpoint) -> None:
             print(problem, file=sys.stderr)
 
 
-def _address(listen: str) -> tuple[str, int]:
+def _address(listen: str, names: Names) -> tuple[str, int]:
     """Host and port of `host:port`; raises `UserError`."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise UserError(f"--listen {listen!r} is no host:port, such as 127.0.0.1:8000")
+        raise UserError(f"{names.listen} {listen!r} is no host:port, such as 127.0.0.1:8000")
     return "127.0.0.1" if host == "localhost" else host.strip("[]"), int(port)
 
 
-def open_listener(listen: str) -> socket.socket:
+def open_listener(listen: str, names: Names = OPTIONS) -> socket.socket:
     """A listening socket at `host:port`; raises `UserError`."""
-    host, port = _address(listen)
+    host, port = _address(listen, names)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -144,31 +182,33 @@ def open_listener(listen: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UserError(
-            f"--listen {listen}: nothing can listen there ({error.strerror or error}); choose "
-            "another address or port"
+            f"{names.listen} {listen}: nothing can listen there ({error.strerror or error}); "
+            "choose another address or port"
         ) from error
     return listener
 
 
-def read_keys(listen: str, key_file: Path | None, reward_key_file: Path | None) -> Keys:
+def read_keys(
+    listen: str, key_file: Path | None, reward_key_file: Path | None, names: Names = OPTIONS
+) -> Keys:
     """The keys in their files; raises `UserError` where one is needed and missing."""
-    if key_file is None and not is_loopback(_address(listen)[0]):
+    if key_file is None and not is_loopback(_address(listen, names)[0]):
         raise UserError(
-            f"--listen {listen} is reached from other machines, so a key is needed: write one into "
-            "a file (head -c 32 /dev/urandom | base64 > endpoint.key) and add --key-file "
-            "endpoint.key, or listen at 127.0.0.1"
+            f"{names.listen} {listen} is reached from other machines, so a key is needed: write "
+            "one into a file (head -c 32 /dev/urandom | base64 > endpoint.key) and name it with "
+            f"{names.keys}, or listen at 127.0.0.1"
         )
-    agents = _keys_in(key_file, "--key-file")
-    rewards = _keys_in(reward_key_file, "--reward-key-file")
+    agents = _keys_in(key_file, names.keys)
+    rewards = _keys_in(reward_key_file, names.reward_keys)
     if rewards and not agents:
         raise UserError(
-            "--reward-key-file is given without --key-file, so that agents would need no key; give "
-            "both"
+            f"{names.reward_keys} is given without {names.keys}, so that agents would need no key; "
+            "give both"
         )
     if agents & rewards:
         raise UserError(
-            "--key-file and --reward-key-file hold the same key; whoever generates could post "
-            "rewards, so write different ones"
+            f"{names.keys} and {names.reward_keys} hold the same key; agents could post rewards, "
+            "so write different ones"
         )
     return Keys(agents, rewards)
 

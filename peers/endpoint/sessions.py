@@ -9,6 +9,7 @@ begins with an episode's text continues its tokens, and only the rest is encoded
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,10 +17,11 @@ from torch import Tensor
 
 from peers.endpoint.prompts import Past, Prompt, Seen
 from peers.endpoint.sampling import Sampled
+from peers.engines.episodes import SpanStates
 from peers.proofs import toploc
 from peers.proofs.format import CHUNK_TOKENS, TOP_VALUES
 from swarm.rollouts import seeds
-from swarm.rollouts.rollout import TURNS_MAX, Rollout, Segment, Span
+from swarm.rollouts.rollout import TURNS_MAX, Rollout, Segment
 
 EPISODES_MAX = 1024
 """Episodes of one session; a request beyond is refused."""
@@ -42,28 +44,31 @@ class GrowingProof:
     """Builds an episode's proofs as it grows, so that few hidden states are kept."""
 
     def __init__(self) -> None:
+        self._policy: int | None = None
         self._before = torch.empty(0)
         self._rows = torch.empty(0)
         self._built: list[bytes] = []
 
-    def add(self, sampled: Sampled) -> None:
-        """Add a segment's hidden states, and prove all full chunks."""
-        assert sampled.prompt_hidden is not None
-        new = torch.cat(sampled.hidden)
-        if not self._built and not len(self._rows):
-            self._before, self._rows = sampled.prompt_hidden, new
-        else:
-            self._rows = torch.cat((self._rows, new))
-        full = len(self._rows) // CHUNK_TOKENS * CHUNK_TOKENS
-        if full:
-            self._built += toploc.build(toploc.chunk_rows(self._before, self._rows[:full]))
-            self._before = _last(torch.cat((self._before, self._rows[:full])))
-            self._rows = self._rows[full:].clone()
+    def add(self, states: Sequence[SpanStates]) -> None:
+        """Add a segment's hidden states, and prove all full chunks. A policy begins a chunk."""
+        for span in states:
+            if span.policy == self._policy:
+                self._rows = torch.cat((self._rows, span.hidden))
+            else:
+                self._built += self._unfinished()
+                self._policy, self._before, self._rows = span.policy, span.before, span.hidden
+            full = len(self._rows) // CHUNK_TOKENS * CHUNK_TOKENS
+            if full:
+                self._built += toploc.build(toploc.chunk_rows(self._before, self._rows[:full]))
+                self._before = _last(torch.cat((self._before, self._rows[:full])))
+                self._rows = self._rows[full:].clone()
 
     def finish(self) -> bytes:
         """All proofs, that of an unfinished chunk included."""
-        rest = toploc.chunk_rows(self._before, self._rows) if len(self._rows) else []
-        return b"".join([*self._built, *toploc.build(rest)])
+        return b"".join([*self._built, *self._unfinished()])
+
+    def _unfinished(self) -> list[bytes]:
+        return toploc.build(toploc.chunk_rows(self._before, self._rows)) if len(self._rows) else []
 
 
 def _last(rows: Tensor) -> Tensor:
@@ -123,7 +128,7 @@ class Turn:
         """All tokens before the segment."""
         return [*self.episode.tokens, *self.added]
 
-    def end(self, sampled: Sampled, draw: Draw, policy: int) -> None:
+    def end(self, sampled: Sampled, draw: Draw) -> None:
         """Append the finished segment to the episode."""
         episode = self.episode
         if self.added:
@@ -134,14 +139,14 @@ class Turn:
                 sampled.tokens,
                 sampled.finish,
                 sampled.log_probabilities,
-                (Span(policy, len(sampled.tokens)),),
+                sampled.spans,
             )
         )
         episode.tokens += [*self.added, *sampled.tokens]
         episode.seen = self.prompt.answered(sampled.text, sampled.finish)
         episode.draws.append(draw)
         if episode.proof is not None:
-            episode.proof.add(sampled)
+            episode.proof.add(sampled.states)
         episode.last, episode.busy, self.is_open = sampled.last, False, False
 
     def give_up(self, began: bool = False) -> None:

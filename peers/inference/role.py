@@ -30,6 +30,7 @@ from swarm.first_error import open_guarded
 from swarm.gossip.topics import RUN
 from swarm.jobs import Hardware, Load, SubmissionOrder, may_begin_with
 from swarm.jobs.inference import (
+    EndpointSetup,
     Generate,
     Generated,
     InferenceService,
@@ -102,6 +103,18 @@ class InferenceSettings(ComputeSettings):
     slower by two thin products per matrix, but a new policy is read in an instant. `devices` and
     `stages` merge."""
 
+    endpoint: str = ""
+    """host:port of an endpoint for agents on the running engine, such as `127.0.0.1:8000`. Empty:
+    none."""
+    endpoint_key_file: str = ""
+    """File with the keys that agents send, one a line. Needed unless `endpoint` is this machine."""
+    endpoint_reward_key_file: str = ""
+    """File with the keys that alone read sessions and post rewards. Empty: the agents' keys may."""
+    endpoint_record: str = ""
+    """Folder in which the agents' sessions are recorded. Empty: they are not."""
+    endpoint_requests: int = pydantic.Field(default=16, ge=1)
+    """Requests of agents at once; they share the engine with the submissions."""
+
     @property
     def hardware(self) -> Hardware:
         names = Hardware.__struct_fields__
@@ -154,6 +167,7 @@ class InferenceRole:
             environments=self._run.manifest.environments,
             tokens_max=self._run.manifest.sampling.max_new_tokens,
             submissions_at_once=self._settings.submissions_at_once,
+            endpoint=self._endpoint(),
         )
         async with (
             trio.open_nursery() as nursery,
@@ -174,11 +188,28 @@ class InferenceRole:
                 ) as child:
                     engine = client(InferenceService, child)
                     self._surveyed = await engine.survey(Survey())
+                    if setup.endpoint is not None:
+                        self._events.emit("inference.endpoint", listen=setup.endpoint.listen)
                     self._equipped.set()
                     await self._work(engine)
 
             await self._restarts.run(live)
             nursery.cancel_scope.cancel()
+
+    def _endpoint(self) -> EndpointSetup | None:
+        """The endpoint that the settings ask for."""
+        settings, manifest = self._settings, self._run.manifest
+        if not settings.endpoint:
+            return None
+        return EndpointSetup(
+            listen=settings.endpoint,
+            key_file=settings.endpoint_key_file,
+            reward_key_file=settings.endpoint_reward_key_file,
+            record=settings.endpoint_record,
+            requests_max=settings.endpoint_requests,
+            name=manifest.name,
+            stop_ids=list(manifest.sampling.stop_ids),
+        )
 
     async def _work(self, engine: InferenceService) -> None:
         """Use the child until the run is over; raises the first error of any task."""

@@ -13,6 +13,7 @@ import msgspec
 import trio
 
 from peers.endpoint.app import Endpoint, Limits
+from peers.endpoint.driving import OwnEngine
 from peers.endpoint.gate import Keys
 from peers.endpoint.server import Options, make_endpoint, open_listener, run_endpoint
 
@@ -23,6 +24,12 @@ class Client:
 
     http: httpx.AsyncClient
     endpoint: Endpoint
+
+    @property
+    def stepper(self) -> OwnEngine:
+        stepper = self.endpoint.generator.driver.stepper
+        assert isinstance(stepper, OwnEngine)
+        return stepper
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         names = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -299,8 +299,8 @@ class Endless:
 
 def test_an_engine_that_fails_ends_the_endpoint_with_a_sentence(policy_folder: Path) -> None:
     async def test(client: Client) -> None:
-        driver = client.endpoint.generator.driver
-        driver._engine = cast(Engine, Endless(driver._engine, RuntimeError("no device")))
+        broken = Endless(client.stepper.engine, RuntimeError("no device"))
+        client.stepper.engine = cast(Engine, broken)
         await client.post("/v1/completions", {"prompt": "a"})
 
     with pytest.raises(BaseExceptionGroup) as raised:
@@ -312,7 +312,7 @@ def test_an_engine_that_fails_ends_the_endpoint_with_a_sentence(policy_folder: P
 def test_a_client_that_leaves_cancels_its_generation(policy_folder: Path) -> None:
     async def test(client: Client) -> None:
         driver = client.endpoint.generator.driver
-        driver._engine = cast(Engine, Endless(driver._engine))
+        client.stepper.engine = cast(Engine, Endless(client.stepper.engine))
         for stream in (False, True):
             async with trio.open_nursery() as nursery:
                 body = {"prompt": "a", "user": "s", "stream": stream}
