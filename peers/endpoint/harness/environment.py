@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from peers.endpoint.harness.run import Answered, Ended, HarnessError, Program, Run, Said
 from peers.endpoint.harness.server import Server
-from peers.endpoint.tools import FORMS, CallForm
+from peers.endpoint.tools import FORMS
 from peers.environments.dataset import DataOptions, OfRows, Positive
 from peers.environments.interface import (
     Conversation,
@@ -89,14 +89,13 @@ class _Runs:
     _held: list[Run] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, row: int, turns: tuple[Answered, ...], own: Run | None = None) -> Run | None:
-        """The run `own`, if it is held, or else one of this row that got these answers."""
+    def take(self, fits: Callable[[Run], bool]) -> Run | None:
+        """A run that fits."""
         with self._lock:
-            for run in self._held:
-                if run is own or (own is None and run.row == row and run.turns == turns):
-                    self._held.remove(run)
-                    return run
-        return None
+            found = next(filter(fits, self._held), None)
+            if found is not None:
+                self._held.remove(found)
+        return found
 
     def hold(self, run: Run) -> None:
         """Keep a run for its next turn, or for its grade."""
@@ -160,7 +159,10 @@ class Harness(OfRows, Episodes):
 
     def step(self, state: _Played, text: str) -> Observation | None:
         """What the harness says next; raises `UserError` when it fails."""
-        held = self._runs.take(state.row, (), state.run)
+        own = state.run
+        held = self._runs.take(
+            lambda run: run is own or (own is None and run.row == state.row and not run.turns)
+        )
         state.turns = (*state.turns, Answered(text, "stop"))
         deadline = time.monotonic() + self.options.seconds
         state.run = run = self._reached(state.row, state.turns, deadline, held)
@@ -182,16 +184,42 @@ class Harness(OfRows, Episodes):
         deadline = time.monotonic() + self.options.seconds
         try:
             row, played = task.data["row"], tuple(turns)
-            run = self._reached(row, played, deadline, self._runs.take(row, played))
+            run = self._reached(row, played, deadline, self._held(row, played, transcript))
             try:
-                _check_observations(run, transcript, self._form)
-                was_cut = run.ended is None
+                self._check_observations(run, transcript)
+                was_cut = run.ended is None or not transcript.finished
                 ended = run.finish(deadline)
             finally:
                 self._runs.close(run)
         except (HarnessError, UserError) as error:
             raise NotGradable(str(error)) from error
         return self._grade_of(ended, was_cut)
+
+    def _held(self, row: int, turns: tuple[Answered, ...], transcript: Transcript) -> Run | None:
+        """The run that played an episode, whose last turn it may not have got."""
+
+        def fits(run: Run) -> bool:
+            if run.row != row or run.turns not in (turns, turns[:-1]):
+                return False
+            try:
+                self._check_observations(run, transcript)
+            except HarnessError:
+                return False
+            return True
+
+        return self._runs.take(fits)
+
+    def _check_observations(self, run: Run, transcript: Transcript) -> None:
+        """Raise `HarnessError` unless the run said what the transcript has."""
+        said = [turn.text for turn in transcript.turns if turn.kind == "environment"]
+        for index, text in enumerate(said[: len(run.prompts) - 1]):
+            new = run.added(index + 1, self._form)
+            contents = [new] if isinstance(new, str) else [message.content for message in new]
+            if any(each.strip() not in text for each in contents):
+                raise HarnessError(
+                    "it says something else when the episode is played again, so that another "
+                    "process cannot grade it"
+                )
 
     def _grade_of(self, ended: Ended, was_cut: bool) -> Grade:
         if ended.reward is not None:
@@ -272,16 +300,3 @@ class Harness(OfRows, Episodes):
                 f"type: chmod +x {path}"
             )
         return [sys.executable, str(path), *self.options.arguments]
-
-
-def _check_observations(run: Run, transcript: Transcript, form: CallForm | None) -> None:
-    """Raise `HarnessError` unless the run said what the transcript has."""
-    said = [turn.text for turn in transcript.turns if turn.kind == "environment"]
-    for index, text in enumerate(said[: len(run.prompts) - 1]):
-        new = run.added(index + 1, form)
-        contents = [new] if isinstance(new, str) else [message.content for message in new]
-        if any(each.strip() not in text for each in contents):
-            raise HarnessError(
-                "it says something else when the episode is played again, so that another process "
-                "cannot grade it"
-            )
