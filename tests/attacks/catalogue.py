@@ -57,6 +57,13 @@ ELSEWHERE = [
             "tests/validator/test_turns.py",
         ),
         (
+            "text", "group_that_nobody_can_grade", "A text over which the grader fails, chosen so "
+            "that nobody sees what it is worth.", "Harmless: a submission with such a group is "
+            "always recomputed, so that only text of the seed is credited, and the group is "
+            "never trained on.", "the swarm recomputes the submission.",
+            "tests/trainer/test_role.py",
+        ),
+        (
             "text", "spans_that_lie", "In a run with swaps in flight: another policy, or another "
             "token, than the one at which the weights were swapped.", "Caught by `proofs`: each "
             "span is recomputed with its own policy.", "the swarm recomputes the submission with "
