@@ -34,7 +34,7 @@ from swarm.world.restarts import Restarts
 
 GRADES_SECONDS_MIN = 120.0
 """Least time for the grades of served environments; `limits.verdict_seconds` if that is longer. A
-restarted environment peer is back within this time. Then the submission is quarantined."""
+restarted environment peer is back within this time. Then groups without grades are quarantined."""
 
 
 class Children(NamedTuple):
