@@ -400,6 +400,7 @@ class Simulation:
         adapter: Adapter | None = None,
         environment_peers: Sequence[str] = (),
         outer: Outer | None = None,
+        objective: Objective | None = None,
     ) -> Envelope:
         """A signed run manifest that names these peers."""
         owner = self.identity("owner")
@@ -418,7 +419,7 @@ class Simulation:
                 swaps_max=swaps_max,
             ),
             schedule=Schedule(steps=steps, groups_per_step=groups_per_step),
-            objective=Objective(),
+            objective=objective or Objective(),
             trainers=[TrustedKey(peer=self.identity(name).peer_id) for name in trainers],
             validators=[TrustedKey(peer=self.identity(name).peer_id) for name in validators],
             admissions=admissions or Admissions(unproven_max=100_000, helpers_max=100_000),

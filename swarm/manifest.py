@@ -160,9 +160,19 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     entropy_coefficient: Finite = 0.0001
     normalise_by_std: bool = True
     name: Literal[
-        "grpo", "dr_grpo", "dapo", "gspo", "cispo", "icepop", "tis", "decoupled_ppo", "dppo"
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "gspo",
+        "cispo",
+        "icepop",
+        "tis",
+        "decoupled_ppo",
+        "dppo",
+        "synthesis",
     ] = "grpo"
-    """Formula and source of each: `peers/trainer/learning/objective.py`."""
+    """Formula and source of each: `peers/trainer/learning/objective.py`. `synthesis` trains
+    nothing: the policy stays as it is, and the trainer keeps the consumed rollouts."""
     epsilon_high: Finite = 0.0
     """The upper clip of the ratio is 1 + epsilon_high; 0 means epsilon."""
     weight_max: Finite = 2.0
@@ -180,6 +190,11 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     router_replay: bool = False
     """Train with the experts that the generating policy chose for each token; only for mixtures of
     experts."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether the policy changes."""
+        return self.name != "synthesis"
 
     def problem(self, schedule: Schedule) -> str | None:
         """One sentence about the first invalid coefficient, or None."""

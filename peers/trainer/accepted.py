@@ -20,6 +20,10 @@ ACCEPTED = "accepted"
 """Folder of the accepted submissions' files."""
 
 
+KEPT = "kept"
+"""Folder of the consumed submissions of a run that learns nothing: they are what it is for."""
+
+
 def path_of(digest: bytes) -> str:
     """Path of an accepted submission's rollouts in canonical form."""
     return f"{ACCEPTED}/{digest.hex()}.rollouts"
@@ -99,7 +103,7 @@ class AcceptedSubmissions:
 
     def _add(self, verdict: Verdict) -> None:
         manifest = self.progress.versions.manifest_of(verdict.step)
-        labels = label_groups(verdict, manifest.environments)
+        labels = label_groups(verdict, manifest.environments, learns=manifest.objective.learns)
         self.forecast.keep_rate.observe(labels)
         digest = verdict.submission
         accepted = Accepted(digest, verdict, path_of(digest), labels, manifest.filters.fill)
@@ -140,8 +144,12 @@ class AcceptedSubmissions:
         """Read the submissions not consumed before the restart, and the keys that are taken."""
         self._taken = self.store.taken_keys()
         kept, gone, missing = [], [], 0
+        used: list[Verdict] = []
         for digest, verdict in self.store.accepted():
             consumed = digest in self._known
+            if verdict is not None and consumed and self._is_kept(verdict):
+                used.append(verdict)
+                continue
             if verdict is None or consumed or not self._disk.exists(path_of(digest)):
                 gone.append(digest)
                 missing += not consumed
@@ -150,6 +158,7 @@ class AcceptedSubmissions:
             self.expect(verdict)
             kept.append(path_of(digest))
         await self.store.drop_accepted(gone)
+        await self._keep(used)
         if missing:  # each is copied again if its validator still announces it
             self._events.emit("trainer.rollouts_missing", submissions=missing)
         for name in self._disk.list(ACCEPTED):  # left by an earlier process
@@ -166,7 +175,7 @@ class AcceptedSubmissions:
             if accepted.digest not in consumed:
                 self._put(accepted)
         self._swept = None
-        await self.discard([each for each in held if each.digest in consumed])
+        await self._retire([each for each in held if each.digest in consumed])
 
     def set_aside(self, digests: Set[bytes]) -> None:
         """Keep these submissions out of the pool: the trainer repeats the steps that took them."""
@@ -208,10 +217,10 @@ class AcceptedSubmissions:
         self.in_hand = []
 
     async def saved(self, step: int) -> None:
-        """Delete the batches of the steps before `step`, which are in its durable state and in
+        """Retire the batches of the steps before `step`, which are in its durable state and in
         the log."""
         done = [number for number in self._unsaved if number < step]
-        await self.discard([accepted for number in done for accepted in self._unsaved.pop(number)])
+        await self._retire([accepted for number in done for accepted in self._unsaved.pop(number)])
         await self.store.drop_batches_before(self.progress.lineage, step - 1)
 
     async def forget_unsaved(self) -> None:
@@ -258,6 +267,24 @@ class AcceptedSubmissions:
         if stale:
             await self.outcomes.stale([accepted.verdict for accepted in stale])
             await self.discard(stale)
+
+    async def _retire(self, consumed: list[Accepted]) -> None:
+        """Delete consumed submissions, or keep them if their run learns nothing."""
+        kept = [each.verdict for each in consumed if self._is_kept(each.verdict)]
+        await self._keep(kept)
+        digests = {verdict.submission for verdict in kept}
+        await self.discard([each for each in consumed if each.digest not in digests])
+
+    def _is_kept(self, verdict: Verdict) -> bool:
+        return not self.progress.versions.manifest_of(verdict.step).objective.learns
+
+    async def _keep(self, verdicts: Sequence[Verdict]) -> None:
+        """Move the files and verdicts of consumed submissions to those that stay."""
+        for verdict in verdicts:
+            name = path_of(verdict.submission)
+            if self._disk.exists(name):  # or it was moved before a crash
+                await self._disk.rename(name, name.replace(ACCEPTED, KEPT, 1))
+        await self.store.keep_consumed([verdict.submission for verdict in verdicts])
 
     async def discard(self, submissions: list[Accepted]) -> None:
         """Delete submissions whose outcome is logged."""

@@ -31,9 +31,11 @@ SPREAD_MIN = 1e-9
 
 
 def label_groups(
-    verdict: Verdict, environments: Sequence[EnvironmentReference]
+    verdict: Verdict, environments: Sequence[EnvironmentReference], *, learns: bool = True
 ) -> list[GroupLabel]:
     """Label each group of an accepted submission by its own environment's bounds.
+
+    Where the run does not learn, every group that has grades is kept.
 
     Spread and accuracy refer to the task's reward. A group whose rewards differ only by length
     penalties is kept only where that environment's `spread` is "total".
@@ -48,6 +50,8 @@ def label_groups(
             mean, spread = sum(rewards) / len(rewards), total
         if index in verdict.quarantined:
             found.append("quarantined")
+        elif not learns:
+            found.append("kept")
         elif total <= SPREAD_MIN:
             found.append("no_spread")
         elif spread <= SPREAD_MIN and filters.spread == "task":

@@ -198,14 +198,19 @@ class TrainerService:
         self._ahead.clear()  # the rest waits for a later step, or was withdrawn
         seconds = time.perf_counter() - started
         peak = self._peak_flops * self._ranks.world
+        learns = learner.settings.objective.learns
+        used = [
+            each.informative if learns else set(range(len(each.rewards))) - set(each.ungraded)
+            for each in read
+        ]
         return Trained(
             figures={**found, **metrics.speed(found, seconds, peak)},
             outcomes=[
                 [
-                    "consumed" if group in each.informative else "zero-advantage"
+                    "consumed" if group in used[index] else "zero-advantage"
                     for group in range(len(each.rewards))
                 ]
-                for each in read
+                for index, each in enumerate(read)
             ],
             group_tokens=[
                 [each.tokens_in({group}) for group in range(len(each.rewards))] for each in read

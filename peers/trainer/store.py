@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS accepted (digest BLOB PRIMARY KEY, verdict BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS kept (digest BLOB PRIMARY KEY, verdict BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS numbers (lineage INTEGER, policy INTEGER, step INTEGER, "
     "number INTEGER, worker TEXT, digest BLOB NOT NULL, "
     "PRIMARY KEY (lineage, policy, step, number, worker)) WITHOUT ROWID",
@@ -83,6 +84,19 @@ class TrainerStore:
             except Dropped:  # another version of Swarm wrote it
                 verdict = None
             yield digest, verdict if isinstance(verdict, Verdict) else None
+
+    async def keep_consumed(self, digests: Sequence[bytes]) -> None:
+        """Move submissions to those that stay after they were consumed."""
+
+        def keep(connection: Any) -> None:
+            each = [(digest,) for digest in digests]
+            connection.executemany(
+                "INSERT OR REPLACE INTO kept SELECT digest, verdict FROM accepted WHERE digest = ?",
+                each,
+            )
+            connection.executemany("DELETE FROM accepted WHERE digest = ?", each)
+
+        await self._database.transact(keep)
 
     async def drop_accepted(self, digests: Sequence[bytes]) -> None:
         """Delete submissions; their keys stay taken."""

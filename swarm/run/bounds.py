@@ -54,7 +54,7 @@ def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
         )
     check_batch(manifest, where)
     steps = manifest.schedule.steps * manifest.optimiser.optimiser_steps
-    if manifest.optimiser.warmup_steps > steps:
+    if manifest.objective.learns and manifest.optimiser.warmup_steps > steps:
         raise UserError(
             f"{where}: optimiser.warmup_steps is {manifest.optimiser.warmup_steps}, but the whole "
             f"run has {steps} optimiser steps, so its learning rate would never be reached; warm "

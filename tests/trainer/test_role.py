@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from peers.trainer import collector
+from peers.trainer.accepted import KEPT
 from peers.trainer.role import TrainerRole
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
@@ -18,7 +19,7 @@ from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.identity import Identity
 from swarm.ledger.entries import Consumed, Entry, Judged, decode
-from swarm.manifest import Adapter, Thresholds
+from swarm.manifest import Adapter, Objective, Thresholds
 from swarm.messages import Evaluation, Evidence, Verdict
 from swarm.node.trusted import UNGRADED_MAX
 from swarm.shardcast.manifest import digest_of, parse
@@ -223,6 +224,28 @@ def test_killed_while_it_writes_it_repeats_what_was_lost(save_steps: int, after:
     assert published == {(0, step) for step in range(9)}
     assert len({entry.submission for entry in entries}) == len(entries)
     assert (save_steps == 1) or "trainer.step_repeated" in names
+
+
+def test_a_run_that_synthesises_keeps_what_it_consumed_also_over_crashes() -> None:
+    async def main(simulation: Simulation) -> None:
+        peers = await start_run(
+            simulation, "validator", "trainer", "inference-one", steps=6, step_seconds=5.0,
+            save_steps=3, checkpoints_kept=9, objective=Objective(name="synthesis"),
+        )  # fmt: skip
+        trainer = peers["trainer"]
+        for step in (1, 4):
+            assert await simulation.meet(publishes(simulation, step), 1800)
+            await trainer.kill()
+            await trainer.start(resume=True)
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        assert await simulation.meet(over, 1800), trainer.ended
+        used = {each.submission for each in consumed(trainer) if "carried" not in each.outcomes}
+        await trainer.kill()
+        database = trainer.disk.database("trainer.sqlite")
+        assert {digest for (digest,) in database.read("SELECT digest FROM kept")} == used
+        assert set(trainer.disk.list(KEPT)) == {f"{each.hex()}.rollouts" for each in used}
+
+    simulate(main)
 
 
 def test_what_cannot_be_repeated_opens_a_new_lineage() -> None:

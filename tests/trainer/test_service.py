@@ -14,6 +14,7 @@ from blake3 import blake3
 from peers.demo import ENVIRONMENT, SAMPLING
 from peers.engines.batch import generate, requests_for
 from peers.engines.demo import BOS_ID
+from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
 from peers.environments import Renderer, Task, Tasks, Transcript, split_of, task_of
 from peers.environments import load as load_environment
@@ -176,6 +177,22 @@ def test_a_run_through_the_service_and_on_after_a_restart(base: Path, tmp_path: 
     assert trio.run(restarted.evaluate, evaluate) == Evaluated(
         sampled=0, greedy=0, environments={"sort-digits": Accuracy(sampled=0, greedy=0)}
     )
+
+
+def test_a_run_that_synthesises_trains_nothing(base: Path, tmp_path: Path) -> None:
+    """All its graded groups count as consumed, also those whose rewards are equal."""
+    service = TrainerService()
+    job = start(base)
+    lessons = msgspec.structs.replace(job.lessons, objective=Objective(name="synthesis"))
+    trio.run(service.start, msgspec.structs.replace(job, lessons=lessons))
+    given = submission(base, tmp_path / "a", policy=0)
+    trio.run(service.score, ScoreAhead(submissions=[given]))
+    assert train(service, 0, given).outcomes == [["consumed", "consumed"]]
+    ungraded = msgspec.structs.replace(given, digest=bytes(32), ungraded=[1])
+    assert train(service, 1, ungraded).outcomes == [["consumed", "zero-advantage"]]
+    trio.run(service.export, Export(folder=str(tmp_path / "policy-2")))
+    before, after = read_weights(base), read_weights(tmp_path / "policy-2")
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_scored_ahead_a_step_is_the_same_to_the_last_bit(base: Path, tmp_path: Path) -> None:

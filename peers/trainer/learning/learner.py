@@ -59,7 +59,7 @@ class Learner:
         self._generator = torch.Generator().manual_seed(settings.seed)
         if settings.objective.router_replay:
             self.policy.scorer.routing.check(settings.sharding.compile)
-        if settings.objective.kl_coefficient:
+        if settings.objective.kl_coefficient and settings.objective.learns:
             self.past.keep_reference(self.policy.read_weights(base))
         self._remember()
 
@@ -82,7 +82,8 @@ class Learner:
             self.policy.scorer.routing.check(settings.sharding.compile)
         self.settings = settings
         self.policy.follow(settings.optimiser)
-        if settings.objective.kl_coefficient and self.past.reference is None:
+        objective = settings.objective
+        if objective.kl_coefficient and objective.learns and self.past.reference is None:
             self.past.keep_reference(self.policy.read_weights(self._base))
 
     # --- learning ----------------------------------------------------------------------------
@@ -92,7 +93,8 @@ class Learner:
 
         The values are the same to the last bit as if the step computed them.
         """
-        score(given, self.policy, self.past, self.settings, self.step)
+        if self.settings.objective.learns:
+            score(given, self.policy, self.past, self.settings, self.step)
 
     def train_step(self, given: Sequence[AcceptedGroups], step: int) -> dict[str, float]:
         """Take rollout step `step` on these groups and return its metrics.
@@ -128,6 +130,8 @@ class Learner:
 
     def _cut(self, given: Sequence[AcceptedGroups]) -> list[Part]:
         """Split the informative groups evenly into one part per optimiser step, at random."""
+        if not self.settings.objective.learns:
+            return []
         kept = [(each, group) for each in given for group in each.informative]
         count = min(self.settings.optimiser.optimiser_steps, len(kept))
         order = list(range(len(kept)))

@@ -32,12 +32,17 @@ def read_log(path: Path, run: str | None) -> RunLog:
     except ValueError as error:
         raise UserError(f"the ledger in {path} cannot be read ({error})") from error
     if (path / "trainer.sqlite").exists():
-        for digest, raw in home_rows(
-            path / "trainer.sqlite", "SELECT digest, verdict FROM accepted ORDER BY digest"
-        ):
-            verdict = _verdict(raw)
-            if verdict is not None:
-                log.verdicts.setdefault(digest, verdict)
+        database = path / "trainer.sqlite"
+        tables = home_rows(
+            database, "SELECT name FROM sqlite_master WHERE name IN ('accepted', 'kept')"
+        )
+        for (table,) in sorted(tables):
+            for digest, raw in home_rows(
+                database, f"SELECT digest, verdict FROM {table} ORDER BY digest"
+            ):
+                verdict = _verdict(raw)
+                if verdict is not None:
+                    log.verdicts.setdefault(digest, verdict)
     return log
 
 
