@@ -34,9 +34,13 @@ class Guarded:
 
 @asynccontextmanager
 async def open_guarded() -> AsyncIterator[Guarded]:
-    """A nursery for the block; raises the first error of its guarded tasks."""
+    """A nursery for the block; raises the first error of the block or of its guarded tasks."""
     failed: list[Exception] = []
     async with trio.open_nursery() as nursery:
-        yield Guarded(nursery, failed)
+        try:
+            yield Guarded(nursery, failed)
+        except Exception as error:  # raised below, outside the nursery's group
+            failed.append(error)
+            nursery.cancel_scope.cancel()
     if failed:
         raise failed[0]

@@ -34,6 +34,7 @@ from peers.endpoint.requests import (
     parse,
 )
 from peers.endpoint.sessions import Session
+from swarm.first_error import open_guarded
 
 SESSION_HEADER = "x-session-id"
 """The header in which `verifiers` and others name a rollout."""
@@ -320,22 +321,16 @@ T = TypeVar("T")
 async def unless_gone(receive: Receive, make: Callable[[], Awaitable[T]]) -> T | None:
     """The result of `make`, or None if the client leaves before: then it is cancelled."""
     made: T | None = None
-    failed: Exception | None = None
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        nursery.cancel_scope.cancel()
+        guarded.nursery.cancel_scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch)
-        try:
-            made = await make()
-        except Exception as error:  # raised below, outside the nursery's group
-            failed = error
-        nursery.cancel_scope.cancel()
-    if failed is not None:
-        raise failed
+    async with open_guarded() as guarded:
+        guarded.nursery.start_soon(watch)
+        made = await make()
+        guarded.nursery.cancel_scope.cancel()
     return made
 
 

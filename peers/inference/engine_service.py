@@ -29,6 +29,7 @@ from peers.inference.finished import FinishedRollouts
 from peers.inference.survey import survey
 from peers.proofs import toploc
 from swarm.errors import UserError
+from swarm.first_error import open_guarded
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import (
     AskedTurns,
@@ -216,19 +217,14 @@ class EngineService:
 
     async def generate(self, job: Generate) -> Generated:
         made = await trio.to_thread.run_sync(self._begin, job)
-        failed: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep, made)
+        async with open_guarded() as guarded:
+            guarded.nursery.start_soon(self._keep, made)
             try:
                 await self._thread.run(self._drive, made.playing)
-            except Exception as error:  # re-raised below, outside the nursery's group
-                failed = error
             finally:
                 if not made.playing.is_over:
                     made.playing.error = RuntimeError("the call was cancelled")
-            nursery.cancel_scope.cancel()
-        if failed is not None:
-            raise failed
+            guarded.nursery.cancel_scope.cancel()
         return await self._beside.run(self._complete, made)
 
     async def _keep(self, made: _Made) -> None:

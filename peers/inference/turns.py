@@ -114,24 +114,16 @@ class ServedTurns:
             == "served"
         ]
         found: dict[int, SignedPrompt] = {}
-        failed: list[Unwanted] = []
 
         async def ask(group: int) -> None:
-            try:
-                signed, turn = await self._ask(_Episode(pending, group, 0, ()))
-            except Unwanted as error:
-                failed.append(error)
-                nursery.cancel_scope.cancel()
-                return
+            signed, turn = await self._ask(_Episode(pending, group, 0, ()))
             found[group] = SignedPrompt(
                 group=group, tokens=unpack(turn.tokens), last=turn.last, signed=signed
             )
 
-        async with trio.open_nursery() as nursery:
+        async with open_guarded() as guarded:
             for group in served:
-                nursery.start_soon(ask, group)
-        if failed:
-            raise failed[0]
+                guarded.start_soon(partial(ask, group))
         return [found[group] for group in served]
 
     async def serve(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -17,6 +18,7 @@ from peers.validator.examiner import Children, Examiner
 from peers.validator.queue import CaseQueue
 from peers.validator.verdicts import Verdicts
 from swarm.errors import PeerError
+from swarm.first_error import open_guarded
 from swarm.identity import PeerId
 from swarm.jobs.validation import InspectionService, InspectionSetup, PrefillService
 from swarm.node.run_node import RunNode
@@ -80,20 +82,13 @@ class Lanes:
 
         Raises `ChildDied` if the prefill child dies, or an inspector for too many times.
         """
-        died: list[ChildDied] = []
-        async with trio.open_nursery() as running:
 
-            async def run_lane(lane: Lane) -> None:
-                try:
-                    await lane.restarts.run(lambda: self._live(lane, prefill, nursery))
-                except ChildDied as error:
-                    died.append(error)
-                    running.cancel_scope.cancel()
+        async def run_lane(lane: Lane) -> None:
+            await lane.restarts.run(lambda: self._live(lane, prefill, nursery))
 
+        async with open_guarded() as guarded:
             for lane in self.lanes:
-                running.start_soon(run_lane, lane)
-        if died:
-            raise died[0]
+                guarded.start_soon(partial(run_lane, lane))
 
     async def _live(self, lane: Lane, prefill: PrefillService, nursery: trio.Nursery) -> None:
         """Judge as long as the lane's inspector lives.

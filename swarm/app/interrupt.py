@@ -8,6 +8,8 @@ from typing import TypeVar, TypeVarTuple
 
 import trio
 
+from swarm.first_error import open_guarded
+
 ResultT = TypeVar("ResultT")
 ArgumentsT = TypeVarTuple("ArgumentsT")
 
@@ -42,18 +44,12 @@ def run_until_interrupted(
         scope.cancel()
 
     async def interruptible() -> ResultT:
-        failure: Exception | None = None
         results: list[ResultT] = []
-        async with trio.open_nursery() as nursery:
-            await nursery.start(listen)
+        async with open_guarded() as guarded:
+            await guarded.nursery.start(listen)
             with scope:
-                try:
-                    results.append(await main(*arguments))
-                except Exception as error:  # raised again below, outside the nursery's group
-                    failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+                results.append(await main(*arguments))
+            guarded.nursery.cancel_scope.cancel()
         if not results:
             raise KeyboardInterrupt
         return results[0]

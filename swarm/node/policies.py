@@ -9,6 +9,7 @@ from blake3 import blake3
 
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
+from swarm.first_error import open_guarded
 from swarm.identity import PeerId
 from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.neighbours import Neighbours
@@ -185,22 +186,16 @@ class Policies:
 
     async def _fetch_one(self, reference: CheckpointReference, deadline_seconds: float) -> str:
         checkpoint = Checkpoint(reference=reference, total_bytes=0)
-        failed: Exception | None = None
-        async with trio.open_nursery() as nursery:
+        async with open_guarded() as guarded:
             if not self._is_here(reference):
                 # Concurrently with the fetch, because a lookup may wait for absent peers.
-                nursery.start_soon(self._find_providers, reference.digest)
-            try:
-                folder = await self.fetcher.fetch(
-                    checkpoint,
-                    lambda: self.sources(reference.digest),
-                    deadline_seconds=deadline_seconds,
-                )
-            except Exception as error:  # raised again below, outside the nursery's group
-                failed = error
-            nursery.cancel_scope.cancel()
-        if failed is not None:
-            raise failed
+                guarded.nursery.start_soon(self._find_providers, reference.digest)
+            folder = await self.fetcher.fetch(
+                checkpoint,
+                lambda: self.sources(reference.digest),
+                deadline_seconds=deadline_seconds,
+            )
+            guarded.nursery.cancel_scope.cancel()
         return folder
 
     async def _check_tokenizer(self, folder: str, step: int) -> None:

@@ -12,6 +12,7 @@ import trio
 
 from swarm.errors import UserError
 from swarm.events import Events
+from swarm.first_error import open_guarded
 from swarm.world import Child, ChildDied, Setup
 from swarm.world.child import CHILD_ENVIRONMENT
 from swarm.world.fork_server import CHILD_REQUEST, ENVIRONMENT
@@ -76,20 +77,15 @@ class LocalCompute:
         ours.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         child = LocalChild(name, process, stream, self._events)
-        failed: BaseException | None = None
-        async with trio.open_nursery() as nursery:
-            await nursery.start(child.supervise, stderr_read)
+        async with open_guarded() as guarded:
+            await guarded.nursery.start(child.supervise, stderr_read)
             try:
                 await child.assign(assignment, start_deadline_seconds)
                 if self._events is not None:
                     self._events.emit("compute.child_started", name=name, pid=process.pid())
                 yield child
-            except Exception as error:  # re-raised below, outside the nursery's group
-                failed = error
             finally:
                 await child.end()
-        if failed is not None:
-            raise failed
 
     async def _start(
         self,

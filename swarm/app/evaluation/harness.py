@@ -12,6 +12,7 @@ import trio
 from peers.evaluation.statistics import Z_95
 from swarm.app.evaluation.report import aligned
 from swarm.app.evaluation.run import Machine, Progress
+from swarm.first_error import open_guarded
 from swarm.jobs.evaluation import (
     EVALUATION_START_SECONDS,
     AskHarnessProgress,
@@ -82,16 +83,10 @@ async def run_harness(
                 if made.total:
                     show(Progress("lm-eval", made.finished, made.total, None))
 
-        failed: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(report)
-            try:
-                found.append(await service.evaluate(job))
-            except Exception as error:  # raised again below, outside the nursery's group
-                failed = error
-            nursery.cancel_scope.cancel()
-        if failed is not None:
-            raise failed
+        async with open_guarded() as guarded:
+            guarded.nursery.start_soon(report)
+            found.append(await service.evaluate(job))
+            guarded.nursery.cancel_scope.cancel()
     return found[0]
 
 
