@@ -5,13 +5,17 @@
 
 `--trainers` replicas train in turn in one process, through the same files as a run's. A
 character model of 0.23 million parameters learns this repository's documentation from random
-weights. *Synchronous* is one trainer with the same blocks in every round and a batch as large as
-all batches together. Every variant takes the same number of optimiser steps, with the same
-schedule.
+weights. Every variant takes the same number of optimiser steps, with the same schedule:
+
+- *synchronous*: one trainer with the same blocks in every round, and a batch as large as all
+  batches together;
+- *alone*: one trainer with its own batch, so a part of the tokens;
+- *fp32*, *int8*, *sparse*: the outer loop with each compression;
+- *mean*: as int8, but the outer step takes the mean of the weights, without momentum.
 
 Prints one JSON object: for each variant the loss on text held back (nats per token; median and
-range over the seeds) and its curve; for each compression the bytes that a trainer sends, and how
-many times as much it would send as a gradient in fp32 per step.
+range over the seeds) and its curve; for the outer loop the bytes that a trainer sends, and how many
+times as much it would send as a gradient in fp32 per step.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.arguments import at_least
+from benchmarks.arguments import at_least, several
 from benchmarks.spread import spread
 from benchmarks.study import band
 from peers.engines.demo import make_policy
@@ -51,7 +55,28 @@ PLAIN = OuterOptimiser(learning_rate=1.0, momentum=0.0)
 """The outer step that takes the inner weights as they are."""
 
 Compression = Literal["fp32", "int8", "sparse"]
-COMPRESSIONS: tuple[Compression, ...] = ("fp32", "int8", "sparse")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How the batches are divided and merged."""
+
+    compression: Compression = "fp32"
+    outer: OuterOptimiser = PLAIN
+    several: bool = True
+    """Whether there are several trainers, or one."""
+    whole_batch: bool = False
+    """Whether the one trainer has the batch of all."""
+
+
+VARIANTS = {
+    "synchronous": Variant(several=False, whole_batch=True),
+    "alone": Variant(several=False),
+    "fp32": Variant("fp32", OuterOptimiser()),
+    "int8": Variant("int8", OuterOptimiser()),
+    "sparse": Variant("sparse", OuterOptimiser()),
+    "mean": Variant("int8", PLAIN),
+}
 
 
 @dataclass(frozen=True)
@@ -68,12 +93,12 @@ class Setting:
     rounds: int
     learning_rate: float
 
-    def job(self, trainer: str, trainers: Sequence[str], compression: Compression) -> StartReplica:
-        """The job of one of `trainers`, which share the batch of a step."""
+    def job(self, trainer: str, trainers: Sequence[str], variant: Variant) -> StartReplica:
+        """The job of one of `trainers`."""
         inner = Inner(
             data=[str(self.text)],
             sequence_tokens=self.sequence_tokens,
-            batch_sequences=self.batch * self.trainers // len(trainers),
+            batch_sequences=self.batch * (self.trainers if variant.whole_batch else 1),
             validation_sequences=HELD_BACK,
             optimiser=Optimiser(
                 learning_rate=self.learning_rate,
@@ -92,7 +117,7 @@ class Setting:
             inner=inner,
             inner_steps=self.inner_steps,
             rounds=self.rounds,
-            compression=compression,
+            compression=variant.compression,
         )
 
 
@@ -107,10 +132,10 @@ class Outcome:
     parameters: int
 
 
-def train(setting: Setting, count: int, compression: Compression, outer: OuterOptimiser) -> Outcome:
-    """Train with `count` trainers."""
-    names = [f"trainer-{index}" for index in range(count)]
-    replicas = [Replica(setting.job(name, names, compression), Ranks()) for name in names]
+def train(setting: Setting, variant: Variant) -> Outcome:
+    """Train one variant."""
+    names = [f"trainer-{index}" for index in range(setting.trainers if variant.several else 1)]
+    replicas = [Replica(setting.job(name, names, variant), Ranks()) for name in names]
     with tempfile.TemporaryDirectory(prefix="swarm-diloco-") as folder:
         here = Path(folder)
         stored = StoredWeights(setting.base)
@@ -133,7 +158,7 @@ def train(setting: Setting, count: int, compression: Compression, outer: OuterOp
                 given.append(Given(name, tokens, here / f"{name}-given" / contribution.FILE))
                 shutil.rmtree(inner[0], ignore_errors=True)
             found.bytes += given[0].path.stat().st_size
-            state.merge(before, given, outer, here / f"state-{round_}")
+            state.merge(before, given, variant.outer, here / f"state-{round_}")
             before = StateFile(here / f"state-{round_}")
             found.loss.append(_measured(replicas[0], before))
     return found
@@ -166,6 +191,13 @@ def report(outcomes: Sequence[Outcome], inner_steps: int, sends: bool) -> dict[s
     return {**found, "curve": {**curve, "step": [step * inner_steps for step in curve["step"]]}}
 
 
+def variant(name: str) -> str:
+    """A variant's name, from an option."""
+    if name not in VARIANTS:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(VARIANTS)}")
+    return name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=at_least(1), default=1, help="how many seeds, from 0")
@@ -175,10 +207,11 @@ def main() -> None:
     parser.add_argument("--batch", type=at_least(1), default=4, help="of one trainer")
     parser.add_argument("--sequence-tokens", type=at_least(2), default=65)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--variants", type=several(variant), default=list(VARIANTS))
     given = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = vars(given).copy()
-    common = {name: value for name, value in result.items() if name != "seeds"}
+    common = {name: value for name, value in result.items() if name not in ("seeds", "variants")}
     found: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory(prefix="swarm-diloco-") as folder:
         text = Path(folder) / "text.txt"
@@ -188,14 +221,10 @@ def main() -> None:
             base = Path(folder) / f"base-{seed}"
             make_policy(base, seed=seed, positions=given.sequence_tokens)
             setting = Setting(base=base, text=text, seed=seed, **common)
-            synchronous = train(setting, 1, "fp32", PLAIN)
-            found.setdefault("synchronous", []).append(synchronous)
-            for name in COMPRESSIONS:
-                outcome = train(setting, given.trainers, name, OuterOptimiser())
-                found.setdefault(name, []).append(outcome)
-    for variant, outcomes in found.items():
-        sends = variant != "synchronous"
-        result[variant] = report(outcomes, given.inner_steps, sends)
+            for name in given.variants:
+                found.setdefault(name, []).append(train(setting, VARIANTS[name]))
+    for name, outcomes in found.items():
+        result[name] = report(outcomes, given.inner_steps, VARIANTS[name].several)
     print_json(result)
 
 

@@ -17,7 +17,12 @@ EXTRAS = {
 }
 """Modules that come with each extra."""
 
-EXTRA_OF_ROLE = {"inference": "infer", "validator": "infer", "trainer": "train"}
+EXTRA_OF_ROLE = {
+    "inference": "infer",
+    "validator": "infer",
+    "trainer": "train",
+    "replica": "train",
+}
 
 
 def require_extra(extra: str, what: str) -> None:

@@ -19,8 +19,8 @@ import msgspec
 
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.jobs.outer import (
+    AloneService,
     Contributed,
-    DrawingService,
     DrawModel,
     ExportState,
     FirstState,
@@ -31,6 +31,7 @@ from swarm.jobs.outer import (
     StartReplica,
     TrainRound,
 )
+from swarm.jobs.training import EndTraining
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 
@@ -82,8 +83,8 @@ async def run_train(options: TrainOptions, say: Say) -> None:
     async with compute.child(
         SERVICE, options.setup, name="train", start_deadline_seconds=START_SECONDS
     ) as child:
-        drawing, service = client(DrawingService, child), client(OuterService, child)
-        await Training(options, drawing, service, say).run(done)
+        alone, service = client(AloneService, child), client(OuterService, child)
+        await Training(options, alone, service, say).run(done)
 
 
 def check(plan: Plan) -> None:
@@ -177,10 +178,11 @@ class Training:
     """A training in its folder: state-K and inner-K after round K, and policy at the end."""
 
     def __init__(
-        self, options: TrainOptions, drawing: DrawingService, service: OuterService, say: Say
+        self, options: TrainOptions, alone: AloneService, service: OuterService, say: Say
     ) -> None:
-        self._out, self._plan = options.out.absolute(), options.plan
-        self._drawing, self._service, self._say = drawing, service, say
+        self._shown, self._out = options.out, options.out.absolute()
+        self._plan = options.plan
+        self._alone, self._service, self._say = alone, service, say
 
     def _path(self, name: str) -> str:
         return str(self._out / name)
@@ -192,7 +194,7 @@ class Training:
             base = self._path("base")
             if done.round == 0:
                 seed = self._plan.job.seed
-                await self._drawing.draw_model(DrawModel(model=job.model, folder=base, seed=seed))
+                await self._alone.draw_model(DrawModel(model=job.model, folder=base, seed=seed))
             job = msgspec.structs.replace(job, model=base)
         started = await self._service.start(job)
         self._say(
@@ -215,7 +217,8 @@ class Training:
         policy = self._path("policy")
         state = self._path(f"state-{job.rounds}")
         await self._service.export_state(ExportState(state=state, folder=policy))
-        self._say({"event": "saved", "folder": policy})
+        await self._alone.end(EndTraining())
+        self._say({"event": "saved", "folder": str(self._shown / "policy")})
 
     async def _round(self, round_: int) -> int:
         """Train and merge one round; return its tokens."""

@@ -19,6 +19,7 @@ from swarm.jobs.training import (
     SAVE_PATIENCE_SECONDS,
     TRAINING_PATIENCE_SECONDS,
     Done,
+    EndTraining,
     Figures,
     Sharding,
 )
@@ -245,9 +246,13 @@ class DrawModel(Job, frozen=True, kw_only=True):
     seed: int
 
 
-class DrawingService(Protocol):
-    """The part of the service that a trainer uses alone, before all else."""
+class AloneService(Protocol):
+    """The part of the service that `swarm train` uses besides `OuterService`."""
 
     async def draw_model(self, job: DrawModel) -> Done:
         """Raises `UserError` for a configuration that is not supported."""
+        ...
+
+    async def end(self, job: EndTraining) -> Done:
+        """End the other ranks, if there are any."""
         ...

@@ -343,6 +343,8 @@ def test_fine_tuning_flags(arguments: list[str], sentence: str, tmp_path: Path) 
         (["--learning-rate", "2"], "--learning-rate is 2.0; it must be above 0 and below 1"),
         (["--outer-momentum", "1"], "--outer-momentum is 1.0; it must be from 0 to below 1"),
         (["--decay-share", "0"], "--decay-share is 0.0; it must be above 0, at most 1"),
+        (["--run", "x"], "--run is 'x', but without --bootstrap there is no run; add it"),
+        (["--bootstrap", NOBODY], "--steps has no effect with --bootstrap: the run's manifest"),
         (["--resume"], "progress.json cannot be read"),
         ([], "exists already; choose another folder, or continue the training in it with --resume"),
     ],

@@ -21,8 +21,8 @@ from peers.trainer.learning.stored import StoredWeights
 from peers.trainer.learning.thread import LearnerThread
 from swarm.errors import UserError
 from swarm.jobs.outer import (
+    AloneService,
     CheckState,
-    DrawingService,
     DrawModel,
     ExportState,
     FirstState,
@@ -41,7 +41,7 @@ from swarm.jobs.outer import (
     StateMeasured,
     TrainRound,
 )
-from swarm.jobs.training import Done
+from swarm.jobs.training import Done, EndTraining
 from swarm.world.job_thread import JobThread, in_job_thread
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ def open_service(setup: OuterSetup) -> Any:
 
 
 class ReplicaService:
-    """Implements `OuterService` and `DrawingService`.
+    """Implements `OuterService` and `AloneService`.
 
     Jobs on files alone do not wait for the learner.
     """
@@ -63,6 +63,10 @@ class ReplicaService:
         self._ranks = ranks or Ranks()
         self._thread: JobThread = LearnerThread(self._ranks)
         self._files = JobThread()
+
+    async def end(self, job: EndTraining) -> Done:
+        """A single process has no other ranks to end."""
+        return Done()
 
     @in_job_thread
     def start(self, job: StartReplica) -> ReplicaStarted:
@@ -195,7 +199,7 @@ class ReplicaService:
 
 
 _SERVICE: type[OuterService] = ReplicaService
-_DRAWING: type[DrawingService] = ReplicaService
+_ALONE: type[AloneService] = ReplicaService
 
 
 def _check(job: StartReplica) -> None:

@@ -1,4 +1,4 @@
-"""`swarm train`: pre-train or fine-tune a model on this machine."""
+"""`swarm train`: pre-train or fine-tune a model, alone or as one of a run's trainers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson
 from swarm.app.output import say_event, say_json
+from swarm.errors import UserError
 
 
 class Objective(StrEnum):
@@ -20,8 +21,16 @@ class Objective(StrEnum):
     sft = "sft"
 
 
+OF_THE_RUN = (
+    *("fresh", "steps", "inner_steps", "learning_rate", "warmup_steps", "decay_share"),
+    *("weight_decay", "outer_learning_rate", "outer_momentum", "resume", "as_json"),
+)
+"""Options that a trainer of a run has no say in: the run's manifest has them, or its peer."""
+
+
 @exits
 def train(
+    context: typer.Context,
     model: Annotated[Path, typer.Option(help="Hugging Face folder of the model to start from.")],
     data: Annotated[
         list[Path],
@@ -30,7 +39,17 @@ def train(
             'or Arrow with a column text. sft: JSON lines, each {"prompt": text, "answer": text}.'
         ),
     ],
-    out: Annotated[Path, typer.Option(help="New folder for states and result.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="New folder for states and result; with --bootstrap, the peer's home."),
+    ],
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(help="Multiaddr of a peer: train as one of the trainers of its run."),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Run to join with --bootstrap, if there are several.")
+    ] = None,
     objective: Annotated[
         Objective, typer.Option(help="pretrain: learn every token. sft: learn the answers only.")
     ] = Objective.pretrain,
@@ -76,13 +95,33 @@ def train(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Pre-train or fine-tune a model, alone on this machine. Needs no network."""
+    """Pre-train or fine-tune a model: alone without a network, or as one of a run's trainers."""
     require_extra("train", "swarm train")
+    if bootstrap:
+        _check_of_run(context)
+        settings = {
+            "model": str(model.absolute()),
+            "data": [str(each.absolute()) for each in data],
+            "objective": objective.value,
+            "batch_sequences": batch,
+            "sequence_tokens": sequence_tokens,
+            "z_loss": z_loss,
+            "validation_sequences": validation,
+            "seed": seed,
+            "device": device,
+            "threads": threads,
+        }
+        _join(bootstrap, run, out, settings)
+        return
+    if run is not None:
+        raise UserError(f"--run is {run!r}, but without --bootstrap there is no run; add it")
+    from swarm.app.peer import become_rank
     from swarm.app.train import Plan, TrainOptions, rounds_of, run_train
     from swarm.jobs import Hardware
     from swarm.jobs.outer import Inner, OuterSetup, StartReplica
     from swarm.manifest import Optimiser
 
+    become_rank(["replica"])
     inner = Inner(
         objective=objective.value,
         data=[str(each.absolute()) for each in data],
@@ -123,3 +162,31 @@ def train(
     )
     say: Any = say_json if as_json else say_event
     run_until_interrupted(run_train, options, say)
+
+
+def _check_of_run(context: typer.Context) -> None:
+    """Raise `UserError` for an option that the run decides."""
+    for name in OF_THE_RUN:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = {"as_json": "json"}.get(name, name.replace("_", "-"))
+            raise UserError(
+                f"--{flag} has no effect with --bootstrap: the run's manifest sets how all its "
+                "trainers train; remove it, or ask the run's owner to change it"
+            )
+
+
+def _join(bootstrap: list[str], run: str | None, home: Path, settings: dict[str, Any]) -> None:
+    """Train as one of the trainers of a run, as `swarm peer --role replica` does."""
+    from swarm.app.peer import start
+    from swarm.settings import PeerSettings
+
+    start(
+        PeerSettings(
+            role=["replica"],
+            bootstrap=bootstrap,
+            home=str(home),
+            run=run,
+            tables={"replica": settings},
+        )
+    )
