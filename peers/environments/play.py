@@ -146,7 +146,7 @@ def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade
             f"{shown(graded.parts, 40)}; they must be a dictionary of names and numbers"
         )
     for name, part in graded.parts.items():
-        if not isinstance(name, str) or not _is_finite(part):
+        if not _is_text(name) or not _is_finite(part):
             raise UserError(
                 f"environment {environment.name!r} gives the completion {text} the part "
                 f"{shown(name, 40)} = {shown(part, 40)}; it must be a name with a finite number"

@@ -33,6 +33,7 @@ from swarm.jobs.validation import (
     Report,
     ServedEpisode,
 )
+from swarm.rollouts.reward_parts import bounded
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits
 from swarm.world.job_thread import JobThread, in_job_thread
@@ -250,7 +251,7 @@ def _grade_group(
         tokens = sum(len(each.tokens) for each in segments if each.kind == "model")
         found.graded[group].append(graded.reward)
         found.penalties[group].append(drawn.task.length_penalty(tokens))
-        found.parts[group].append(dict(graded.parts))
+        found.parts[group].append(bounded(graded.parts))
 
 
 def _episodes(rollouts: Rollouts, inspection: Inspection, group: int) -> list[ServedEpisode]:

@@ -23,7 +23,8 @@ def parts_of(rollouts: Sequence[Mapping[str, float]]) -> RewardParts:
     found = [bounded(each) for each in rollouts]
     fit = min(REWARD_PARTS_MAX, REWARD_VALUES_MAX // max(1, len(found)) - 1)
     names = sorted({name for each in found for name in each})[: max(0, fit)]
-    values = np.array([[each.get(name, np.nan) for each in found] for name in names], "<f4")
+    with np.errstate(over="ignore"):  # what float32 cannot hold is left out
+        values = np.array([[each.get(name, np.nan) for each in found] for name in names], "<f4")
     return RewardParts(names=names, values=values.tobytes())
 
 

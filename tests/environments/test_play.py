@@ -126,6 +126,7 @@ def test_a_call_that_cannot_be_ended_ends_the_process_with_the_sentence() -> Non
         (Grade(2), "the reward 2; it must be"),
         (Grade(1, {"form": float("inf")}), "the part 'form' = inf; it must be a name with"),
         (Grade(1, {"form": 10**400}), "the part 'form' = 1000*; it must be a name with"),
+        (Grade(1, {"\ud800": 1.0}), r"the part '\\ud800' = 1.0; it must be a name with"),
         (Grade(1, [1]), r"the parts \[1\]; they must be a dictionary"),  # type: ignore[arg-type]
         (Unprintable(), "the reward an object of Unprintable that cannot be printed; it must be"),
     ],

@@ -24,6 +24,10 @@ def test_what_goes_in_comes_out(groups: list[tuple[dict[str, float], ...]]) -> N
     assert parts_in(found, [*rewards, [0.0]], 0) == [{}, {}], "they do not fit the rewards"
 
 
+def test_a_value_beyond_float32_is_left_out() -> None:
+    assert parts_in(parts_of([{"a": 1e300, "b": 1.0}]), [[1.0]], 0) == [{"b": 1.0}]
+
+
 def test_the_mean_is_over_those_that_have_a_part() -> None:
     assert mean_parts([{"a": 1.0}, {"a": 0.0, "b": 3.0}, {}]) == {"a": 0.5, "b": 3.0}
 
