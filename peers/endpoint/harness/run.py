@@ -161,8 +161,18 @@ class Run:
         self._reward, self._parts = reward, parts
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the end, and kill what the process left behind, while its id is still taken."""
+        with suppress(ChildProcessError):  # `close` was faster
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        self._kill(process)
         process.wait()
         self._events.put(None)
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill the process and those that it started, unless it has ended and is forgotten."""
+        with self._lock, suppress(ProcessLookupError):
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
     # --- for the environment ------------------------------------------------------------------
 
@@ -211,8 +221,7 @@ class Run:
     def close(self) -> None:
         """Kill what is left of the process and of those that it started; may be called again."""
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill(self._process)
             self._process.wait()
         with self._lock:
             self._is_over = True
