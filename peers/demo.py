@@ -112,7 +112,7 @@ RECIPES = {
         positions=96,
         accuracy=0.25,
         warmup_batch=32,
-        warmup_steps_max=600,
+        warmup_steps_max=1000,
     ),
     "mixture": Recipe(
         title="sort digits, and arithmetic with two kinds of tool",
