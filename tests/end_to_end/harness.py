@@ -28,7 +28,14 @@ from swarm.app.demo.cast import demo_manifest
 from swarm.app.local_peers import free_ports, write_config
 from swarm.app.run_probe import probe_hashes
 from swarm.identity import Identity, load_or_create
-from swarm.manifest import Adapter, EnvironmentReference, Limits, RunManifest, TrustedKey
+from swarm.manifest import (
+    Adapter,
+    EnvironmentReference,
+    Limits,
+    Objective,
+    RunManifest,
+    TrustedKey,
+)
 from swarm.observable import Observable
 from swarm.run.update import sign_manifest
 from swarm.world.child import die_with_parent
@@ -355,6 +362,7 @@ class Swarm:
         steps: int,
         limits: Limits | None = None,
         adapter: Adapter | None = None,
+        objective: Objective | None = None,
         settings: Mapping[str, Mapping[str, str | int | float | bool]] | None = None,
         environment: EnvironmentReference = ENVIRONMENT,
         site: Path | None = None,
@@ -396,7 +404,9 @@ class Swarm:
             environment=environment,
             environment_peers=[p.identity.peer_id for p in self.of_role("environment")],
         )
-        manifest = msgspec.structs.replace(manifest, adapter=adapter or Adapter())
+        manifest = msgspec.structs.replace(
+            manifest, adapter=adapter or Adapter(), objective=objective or manifest.objective
+        )
         envelope = sign_manifest(owner, manifest, time.time())
         self.run = envelope.body.run
         self.manifest = manifest
