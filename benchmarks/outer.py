@@ -33,8 +33,8 @@ COMPUTE_SECONDS = 38 * 60.0
 PUBLISHED_SECONDS = {"united states": 103.0, "transatlantic": 382.0, "global": 469.0}
 """Its median times of synchronisation."""
 
-SIMULATED_BYTES = 4_000_000
-"""Size of a simulated contribution: 16 pieces. A real one of 10 GB has 2,400."""
+SIMULATED_BYTES = 40_000_000
+"""Size of a simulated contribution: 153 pieces. A real one of 10 GB has 2,400."""
 
 SIMULATED_COMPUTE_SECONDS = 30.0
 """Duration of the simulated inner steps, on which synchronisation does not depend."""

@@ -279,7 +279,7 @@ class Following:
     async def _advance(self, target: bytes, child: ReplicaChild) -> None:
         """Go to the state after a record of the chain."""
         fork = self._chain.fork(self.record, target)
-        start = self._nearest_state(target)
+        start = await self._nearest_state(target)
         path = self._chain.path(start, target) if start is not None else None
         if fork != self.record and self._said_lost != self.record:
             self._said_lost = self.record
@@ -300,14 +300,15 @@ class Following:
             if not await self._recover(target, child):
                 raise
 
-    def _nearest_state(self, target: bytes) -> bytes | None:
+    async def _nearest_state(self, target: bytes) -> bytes | None:
         """The newest record of a chain whose state is on this disk."""
         digest = target
-        while digest not in self._states or self.folder(digest) is None:
-            link = self._chain.get(digest)
-            if link is None:
-                return None
-            digest = link.record.parent
+        async with self._moving:  # a folder that moves is in neither place
+            while digest not in self._states or self.folder(digest) is None:
+                link = self._chain.get(digest)
+                if link is None:
+                    return None
+                digest = link.record.parent
         return digest
 
     def _say_lost(self, target: bytes) -> None:
@@ -378,7 +379,7 @@ class Following:
 
         Returns False if nobody offers a newer one than this trainer holds there.
         """
-        nearest = self._nearest_state(target)
+        nearest = await self._nearest_state(target)
         offers = [
             offer
             for trainer, status in self._presence.others().items()
