@@ -11,7 +11,7 @@ trainer that is killed at any instant repeats what it had not announced, with th
 
 from __future__ import annotations
 
-import math
+from contextlib import suppress
 from typing import ClassVar
 
 import trio
@@ -40,6 +40,9 @@ from swarm.world.restarts import Restarts
 
 MEETING_SECONDS = 15.0
 """Time that a trainer waits at its start for the status of another trainer."""
+
+RECORDS_WAITING_MAX = 1000
+"""Records from gossip that wait to be stored."""
 
 FAREWELL_SECONDS = 120.0
 """Longest time that a trainer which has finished the run stays for the others to fetch from it."""
@@ -87,10 +90,10 @@ class ReplicaRole:
         self._alone: bool | None = None
         """Whether no other trainer was present when this was reported last."""
         self._leaving = False
-        self._received, self._records = trio.open_memory_channel[Envelope](math.inf)
+        self._received, self._records = trio.open_memory_channel[Envelope](RECORDS_WAITING_MAX)
         """Records from gossip, which only trainers may send."""
         peer.gossip.listen(OuterStatus, self._on_status)
-        peer.gossip.listen(RoundRecord, self._received.send_nowait)
+        peer.gossip.listen(RoundRecord, self._on_record)
 
     @property
     def _outer(self) -> Outer:
@@ -99,6 +102,10 @@ class ReplicaRole:
     def _on_status(self, envelope: Envelope) -> None:
         self._presence.hear(envelope)
         self._changed.touch()
+
+    def _on_record(self, envelope: Envelope) -> None:
+        with suppress(trio.WouldBlock):  # one too many is asked for when a status names it
+            self._received.send_nowait(envelope)
 
     async def leave(self) -> None:
         """Tell the others not to wait for this trainer."""
