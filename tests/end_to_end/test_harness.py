@@ -12,7 +12,7 @@ import trio
 from peers.endpoint import harness
 from swarm.app.local_peers import free_ports
 from swarm.manifest import EnvironmentReference
-from tests.end_to_end.harness import STEP_SECONDS, swarm
+from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
 
 NAMES = ["bootstrap", "trainer", "validator", "environment", "inference"]
@@ -55,7 +55,9 @@ def test_a_program_that_calls_an_endpoint_is_trained_in(
             },
         ) as peers:
             await peers.start()
-            await peers["trainer"].says("trainer.step_trained", step=1)
+            await peers["trainer"].says(
+                "trainer.step_trained", step=1, seconds=START_SECONDS + STEP_SECONDS
+            )
             url = f"http://127.0.0.1:{port}/v1/completions"
             async with httpx.AsyncClient(timeout=STEP_SECONDS, trust_env=False) as agent:
                 asked = await agent.post(url, json={"prompt": "21>"})
