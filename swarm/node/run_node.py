@@ -132,7 +132,7 @@ class RunNode:
         self._credential_at = -math.inf
         """When bulk servers were last shown a newer one."""
         self._trusted: TrustedPart | None = None
-        self._trusted_roles: list[str] = []
+        self._trusted_roles: set[str] = set()
         """Roles of this peer that have asked for it."""
         node.dht.serving = self.serves
         self._vouch_for_trusted()
@@ -179,7 +179,7 @@ class RunNode:
                 f"its owner must add that id to the manifest's {field}, or use the --home that has "
                 "the key"
             )
-        self._trusted_roles.append(role)
+        self._trusted_roles.add(role)
         return self._trusted
 
     def _is_named(self, role: str) -> tuple[bool, str]:
@@ -196,7 +196,7 @@ class RunNode:
     def _check_trust(self) -> None:
         """Raise `UserError` if the newest manifest has taken a role of this peer from it."""
         version, run = self.run.manifest.version, self.run.id
-        for role in self._trusted_roles:
+        for role in sorted(self._trusted_roles):
             is_named, field = self._is_named(role)
             if not is_named:
                 raise UserError(

@@ -20,34 +20,34 @@ from tests.end_to_end.ledgers import check_accounts
 
 NAMES = ["bootstrap", "trainer", "validator", "inference-1"]
 STEPS = 7
-LEVELS = ["rising", "falling", "mixed"]
-"""Columns of the data: the same digits in an order that shows the level of a prompt."""
+LEVELS = ["first", "second", "third"]
+"""Columns of the data: the same digits in orders that show the level of a prompt."""
 
 RULE = Curriculum(option="prompt_column", values=[*LEVELS], raise_at=0.001, groups=4)
 """Groups that are trained on have at least one right answer, so each batch raises the level."""
 
 
-def orders_of(digits: list[str]) -> list[str]:
-    """The order of sorted digits in the prompts of each level."""
-    return ["".join(each) for each in (digits, digits[::-1], [*digits[3:], *digits[:3]])]
-
-
 def write_digits(path: Path) -> None:
-    """Rows with six digits each, which all levels ask to sort."""
+    """Rows with six different digits each, which all levels ask to sort."""
     chance = random.Random(0)
     with path.open("w") as file:
         for _ in range(4096):
-            digits = sorted(f"{chance.randrange(10**6):06d}")
-            row = {
-                level: order + ">" for level, order in zip(LEVELS, orders_of(digits), strict=True)
-            }
-            file.write(json.dumps({**row, "answer": "".join(digits)}) + "\n")
+            digits = chance.sample("0123456789", 6)
+            outer, inner = sorted((digits[0], digits[5])), sorted((digits[1], digits[4]))
+            row = {"answer": "".join(sorted(digits))}
+            for column, order in zip(LEVELS, [(1, 1), (-1, 1), (-1, -1)], strict=True):
+                (digits[0], digits[5]), (digits[1], digits[4]) = (
+                    outer[:: order[0]],
+                    inner[:: order[1]],
+                )
+                row[column] = "".join(digits) + ">"
+            file.write(json.dumps(row) + "\n")
 
 
-def level_of(prompt: str) -> set[int]:
-    """The levels that may have asked so: equal digits look the same in two orders."""
-    asked = prompt.removeprefix("<bos>").removesuffix(">")
-    return {level for level, each in enumerate(orders_of(sorted(asked))) if asked == each}
+def level_of(prompt: str) -> int:
+    """The level that asks so."""
+    asked = prompt.removeprefix("<bos>")
+    return 0 if asked[0] < asked[5] else 1 if asked[1] < asked[4] else 2
 
 
 def levels_by_step(trainer: Path) -> dict[int, int]:
@@ -92,7 +92,7 @@ def test_the_level_rises_with_the_accuracy_and_outlives_the_trainer(
             for rollout in open_source(peers["validator"].home).rollouts(Filters()):
                 level = ordered[rollout.submission.step]
                 prompt = rollout.turns[0].text
-                assert prompt is not None and level in level_of(prompt), prompt
+                assert prompt is not None and level == level_of(prompt), prompt
                 seen.add(level)
             assert len(seen) > 1, seen
 
