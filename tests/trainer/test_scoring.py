@@ -61,3 +61,24 @@ def test_groups_scored_ahead_teach_the_same_to_the_last_bit(base: Path) -> None:
             taught.append(metrics)
         assert taught[0] == taught[1]
         assert same(weights_of(inside), weights_of(ahead))
+
+
+def test_a_token_can_have_an_advantage_of_its_own(base: Path) -> None:
+    """Equal to its completion's it teaches the same; another one reaches its own token only."""
+    learner = Learner(base, SETTINGS)
+    given = as_accepted([*random_groups(1, policy=0), *random_groups(2, policy=0)])
+    part = [(each, each.informative[1:]) for each in given]
+
+    def advantages() -> torch.Tensor:
+        return assemble(part, learner.policy, SETTINGS, current=0).advantage
+
+    before = advantages()
+    for each in given:
+        whole = each.batch(each.informative, SETTINGS.objective)
+        each.token_advantage = whole.per_token(whole.advantage)
+    assert torch.equal(advantages(), before)
+    for each in given:
+        assert each.token_advantage is not None
+        each.token_advantage = torch.arange(len(each.token_advantage)).float()
+    left_out = given[0].tokens_in(given[0].informative[:1])
+    assert torch.equal(advantages(), torch.arange(left_out, left_out + len(before)).float())

@@ -107,6 +107,9 @@ class AcceptedGroups:
     """The policies whose tokens `log_mu` is complete for."""
     log_reference: Tensor | None = None
     """Log-probabilities under the reference, fp32 [n]; None until scored."""
+    token_advantage: Tensor | None = None
+    """Advantage of each completion token, fp32 [n], in host memory; None: each has its
+    completion's, which follows from the group's rewards."""
     experts: Tensor | None = None
     """Experts that the generating policy chose for each token, int16 [T, layers, k]; None unless
     they are replayed, and until scored. `NOT_RECORDED` for tokens of a policy not in `scored`."""

@@ -106,7 +106,7 @@ class ScoredBatch:
     reported: Tensor
     """Log-probabilities that the engines reported, else NaN, fp32 [n]; never trained on."""
     advantage: Tensor
-    """Advantage of each token's completion, fp32 [n]."""
+    """Advantage of each token, fp32 [n]; in most runs that of its completion."""
     completion: Tensor
     """Index of each token's completion, of B, int64 [n]."""
     experts: Sequence[Tensor | None]
@@ -151,15 +151,16 @@ def assemble(
     on_policy = torch.cat(
         [each.of(groups, each.token_policies) == learner for each, groups in part]
     )
-    counts = torch.tensor([each.token_count() for each in batches])
+    none = [torch.zeros(each.token_count(), device=device) for each in batches]
+    of_completions = [each.per_token(each.advantage) for each in batches]
 
-    def joined(name: str) -> Tensor:
-        """A value of each token, [n]; 0 where it is missing."""
+    def joined(name: str, missing: Sequence[Tensor]) -> Tensor:
+        """A value of each token, [n]; where a submission has none, `missing`."""
         values = (getattr(each, name) for each, _ in part)
         return torch.cat(
             [
-                torch.zeros(int(count), device=device) if found is None else each.of(groups, found)
-                for (each, groups), found, count in zip(part, values, counts, strict=True)
+                instead if found is None else each.of(groups, found)
+                for (each, groups), found, instead in zip(part, values, missing, strict=True)
             ]
         )
 
@@ -177,13 +178,13 @@ def assemble(
             completion_tokens_max=settings.completion_tokens_max,
         ),
         passes=passes,
-        log_mu=joined("log_mu"),
+        log_mu=joined("log_mu", none),
         on_policy=on_policy.to(device),
         old_is_generator=settings.schedule.old == "generation",
         log_start=log_start,
-        log_reference=joined("log_reference") if objective.kl_coefficient else None,
-        reported=joined("reported"),
-        advantage=batch.per_token(batch.advantage).to(device),
+        log_reference=joined("log_reference", none) if objective.kl_coefficient else None,
+        reported=joined("reported", none),
+        advantage=joined("token_advantage", of_completions).to(device),
         completion=batch.per_token(torch.arange(len(batch))).to(device),
         experts=experts,
     )
