@@ -73,7 +73,7 @@ class SignedTurns:
         key = _key(turn)
         self._unstored.setdefault(key, (*at, signed.raw))
         async with self._turn:
-            rows, self._unstored = self._unstored, {}
+            rows = dict(self._unstored)
             if key in rows:  # else the task before has stored it together with its own
 
                 def store(connection: sqlite3.Connection) -> None:
@@ -84,4 +84,6 @@ class SignedTurns:
                     connection.execute("DELETE FROM turns WHERE (lineage, step) < (?, ?)", oldest)
 
                 await self._database.transact(store)
+                for each in rows:  # only now: if storing failed, the next task stores them
+                    del self._unstored[each]
         return self.find(turn) or signed

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, TypeVar
 
-import pydantic
 import trio
 
 from peers.engines.installed import interpreter_for
@@ -23,12 +22,13 @@ from peers.inference.idle import Cause, DeviceMeter
 from peers.inference.outbox import Made
 from peers.inference.pending import ASKED_AT_ONCE, PendingSubmission, PendingSubmissions
 from peers.inference.quantised import check_quantised
+from peers.inference.settings import InferenceSettings
 from peers.inference.swapping import offer_newer
 from peers.inference.turns import ServedTurns, Unwanted
 from swarm.errors import UserError
 from swarm.first_error import open_guarded
 from swarm.gossip.topics import RUN
-from swarm.jobs import Hardware, Load, SubmissionOrder, may_begin_with
+from swarm.jobs import Load, SubmissionOrder, may_begin_with
 from swarm.jobs.inference import (
     EndpointSetup,
     Generate,
@@ -46,7 +46,6 @@ from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.rollouts.seeds import nonce_of
 from swarm.run.curriculum import environments_of
-from swarm.settings import ComputeSettings
 from swarm.world import ChildUserError, client
 from swarm.world.restarts import Restarts
 
@@ -54,71 +53,6 @@ POLICIES_IN_MEMORY = 2
 """The policy in use, and the next policy while it is loaded."""
 
 Fetched = TypeVar("Fetched")
-
-
-class InferenceSettings(ComputeSettings):
-    """`[inference]`: how this peer generates."""
-
-    alter_weights: float = pydantic.Field(default=0.0, ge=0)
-    """Relative size of noise added to the weights: how the demo's cheater cheats, and is caught."""
-    memory_share: float = pydantic.Field(default=0.9, gt=0, lt=1)
-    """Share of memory for caches: native and on a CPU, of what is free once the weights are
-    loaded; vLLM on a GPU, of the device's memory, weights included."""
-    slots: int = pydantic.Field(default=0, ge=0)
-    """Most completions generated at once. 0: native 256, or 128 if that is measured to give more
-    tokens per second (64 with `devices` or `stages`); vLLM 64 on a CPU, its own default on a
-    GPU."""
-    length_max: int = pydantic.Field(default=0, ge=0)
-    """vLLM: longest sequence, for a model whose full length does not fit into the cache. 0: the
-    model's context length."""
-    tensor_parallel: int = pydantic.Field(default=1, ge=1)
-    """vLLM: devices that share each layer."""
-    pipeline_parallel: int = pydantic.Field(default=1, ge=1)
-    """vLLM: groups of devices that share the layers among them."""
-    submissions_at_once: int = pydantic.Field(default=0, ge=0, le=2)
-    """Submissions that share the batch; with 2, completions of the next one begin as those of the
-    present one end. 0: 1 on a single CPU, where sharing costs a tenth of the tokens per processor
-    second; 2 on a GPU, and with `devices` or `stages`."""
-    leave_seconds: float = pydantic.Field(default=20.0, ge=0)
-    """Most seconds to finish and deliver a submission after Ctrl-C or SIGTERM. 0: leave at once."""
-    cuda_graphs: Literal["auto", "on", "off"] = "auto"
-    """Decode with CUDA graphs on a GPU, which launch a step's kernels at once. auto: native only;
-    on: vLLM, too."""
-    quantise: Literal["none", "fp8"] = "none"
-    """vLLM: round weights to this format after loading. Only in a run whose
-    `thresholds.quantised_weights` names it."""
-
-    devices: list[str] = pydantic.Field(default=[])
-    """native: devices of this machine that share the layers of a model too large for one, for
-    example `["cuda:0", "cuda:1"]`."""
-    stages: list[str] = pydantic.Field(default=[])
-    """native: addresses of `swarm engine stage` processes that share the layers, in order, for
-    example `["127.0.0.1:7001", "127.0.0.1:7002"]`."""
-    stage_layers: list[int] = pydantic.Field(default=[])
-    """native: layers of each of `devices` or `stages`. Empty: equal numbers."""
-    stage_secret: str = ""
-    """native: file with the secret of the `stages`."""
-    adapters: Literal["merged", "unmerged"] = "merged"
-    """native: whether LoRA adapters become part of the weights, or are computed beside them:
-    slower by two thin products per matrix, but a new policy is read in an instant. `devices` and
-    `stages` merge."""
-
-    endpoint: str = ""
-    """host:port of an endpoint for agents on the running engine, such as `127.0.0.1:8000`. Empty:
-    none."""
-    endpoint_key_file: str = ""
-    """File with the keys that agents send, one a line. Needed unless `endpoint` is this machine."""
-    endpoint_reward_key_file: str = ""
-    """File with the keys that alone read sessions and post rewards. Empty: the agents' keys may."""
-    endpoint_record: str = ""
-    """Folder in which the agents' sessions are recorded. Empty: they are not."""
-    endpoint_requests: int = pydantic.Field(default=16, ge=1)
-    """Requests of agents at once; they share the engine with the submissions."""
-
-    @property
-    def hardware(self) -> Hardware:
-        names = Hardware.__struct_fields__
-        return Hardware(**{name: getattr(self, name) for name in names})
 
 
 class InferenceRole:

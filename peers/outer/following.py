@@ -7,18 +7,16 @@ from typing import NamedTuple
 
 import trio
 
-from peers.outer.artifacts import Artifacts, state_key
+from peers.outer.artifacts import state_key
 from peers.outer.asking import ask
-from peers.outer.chain import BadRecord, Chain, Link, lost
+from peers.outer.chain import BadRecord, Link, lost
 from peers.outer.child import ReplicaChild
-from peers.outer.presence import Presence
+from peers.outer.loop import OuterLoop
 from peers.outer.store import OuterStore, State
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, SwarmError
 from swarm.identity import PeerId
 from swarm.messages import CheckpointReference
-from swarm.node.run_node import RunNode
-from swarm.observable import Observable
 from swarm.outer import GENESIS, OuterStatus, RoundRecord
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest
 from swarm.world import ChildDied
@@ -49,21 +47,9 @@ class OtherState(SwarmError):
 class Following:
     """The outer state that this trainer holds, and its way to the heaviest chain's."""
 
-    def __init__(
-        self,
-        peer: RunNode,
-        store: OuterStore,
-        chain: Chain,
-        presence: Presence,
-        artifacts: Artifacts,
-        changed: Observable[None],
-    ) -> None:
-        self._peer = peer
+    def __init__(self, loop: OuterLoop, store: OuterStore) -> None:
+        self._loop = loop
         self._store = store
-        self._chain = chain
-        self._presence = presence
-        self._artifacts = artifacts
-        self._changed = changed
         self._states: dict[bytes, State] = {}
         """States on this disk, by record."""
         self._record: bytes | None = None
@@ -77,7 +63,7 @@ class Following:
         """Failed attempts, by record."""
         self._said_lost: bytes | None = None
         """The last record of a branch that was reported as lost."""
-        self._events = peer.node.events
+        self._events = loop.peer.node.events
 
     # --- the position ------------------------------------------------------------------------
 
@@ -99,16 +85,16 @@ class Following:
     def folder(self, record: bytes) -> str | None:
         """The folder of the outer state after a record, if it is on this disk."""
         state = self._states.get(record)
-        return self._artifacts.state_folder(*state[:2]) if state is not None else None
+        return self._loop.artifacts.state_folder(*state[:2]) if state is not None else None
 
     def published(self) -> CheckpointReference | None:
         """The newest outer state of this chain that others can fetch here."""
         digest = self.record
         while digest in self._states:
-            reference = self._artifacts.published(digest, self._states[digest].round)
+            reference = self._loop.artifacts.published(digest, self._states[digest].round)
             if reference is not None:
                 return reference
-            link = self._chain.get(digest)
+            link = self._loop.chain.get(digest)
             if link is None:
                 return None
             digest = link.record.parent
@@ -118,12 +104,13 @@ class Following:
         """Hash each new state for its publication, beside the inner steps, until cancelled."""
         while True:
             state = self.state
-            if state.record in self._hashed or self._artifacts.published(*state[:2]) is not None:
-                await self._changed.wait_change()
+            published = self._loop.artifacts.published(*state[:2])
+            if state.record in self._hashed or published is not None:
+                await self._loop.changed.wait_change()
                 continue
             manifest = None
             try:
-                manifest = await self._artifacts.hash_state(*state[:2])
+                manifest = await self._loop.artifacts.hash_state(*state[:2])
             except* (OSError, BadManifest):  # a newer one has replaced it
                 pass
             if manifest is not None:
@@ -137,9 +124,9 @@ class Following:
         manifest = self._hashed.get(record)
         if manifest is not None:
             async with self._moving:
-                await self._artifacts.publish_state(record, manifest)
+                await self._loop.artifacts.publish_state(record, manifest)
             self._hashed.clear()
-            self._changed.touch()
+            self._loop.changed.touch()
 
     async def begin(self, child: ReplicaChild) -> None:
         """Load the state of an earlier process, or make the state before the first round."""
@@ -147,14 +134,15 @@ class Following:
         records = self._store.records()
         for envelope in records:
             with suppress(BadRecord):
-                self._chain.add(envelope)
+                self._loop.chain.add(envelope)
         for envelope in records:
             if envelope.digest in known:
-                self._chain.begin_at(envelope)
+                self._loop.chain.begin_at(envelope)
         self._states = {
             record: state
             for record, state in known.items()
-            if self._artifacts.state_folder(*state[:2]) is not None and record in self._chain
+            if self._loop.artifacts.state_folder(*state[:2]) is not None
+            and record in self._loop.chain
         }
         position = self._store.position()
         if position in self._states:
@@ -162,60 +150,60 @@ class Following:
         elif self._states:  # its files were deleted; the records since are merged again
             self._record = max(self._states.values(), key=lambda state: state.round).record
         else:
-            made = await child.first_state(self._artifacts.new_state_folder(GENESIS))
+            made = await child.first_state(self._loop.artifacts.new_state_folder(GENESIS))
             await self._reach(State(GENESIS, 0, made.digest))
-        self.since = self._peer.node.world.now()
+        self.since = self._loop.peer.node.world.now()
 
     async def _reach(self, state: State) -> None:
         """Make a state the present one; it is durable on return."""
         await self._store.reach(state)
         self._states[state.record] = state
         self._record = state.record
-        self.since = self._peer.node.world.now()
-        self._changed.touch()
+        self.since = self._loop.peer.node.world.now()
+        self._loop.changed.touch()
 
     async def _forget_old(self) -> None:
         """Delete the states that no contribution can begin from any more, and the contributions
         that nobody merges any more, who was not further behind than that."""
-        staleness_max = self._peer.run.manifest.outer.staleness_max
+        staleness_max = self._loop.peer.run.manifest.outer.staleness_max
         oldest = self.state.round - staleness_max - 1
         old = [record for record, kept in self._states.items() if kept.round < oldest]
         for record in old:
-            await self._artifacts.drop_state(*self._states.pop(record)[:2])
+            await self._loop.artifacts.drop_state(*self._states.pop(record)[:2])
         await self._store.drop_states_before(oldest)
-        await self._artifacts.drop_before(oldest - staleness_max - 1)
+        await self._loop.artifacts.drop_before(oldest - staleness_max - 1)
 
     # --- records -----------------------------------------------------------------------------
 
     async def hear(self, envelope: Envelope) -> None:
         """Take over a record that arrived; it is durable before anything follows from it."""
         try:
-            added = self._chain.add(envelope)
+            added = self._loop.chain.add(envelope)
         except BadRecord as error:
             self._events.emit("outer.record_refused", signer=envelope.sender, reason=str(error))
             return
         for link in added:
             await self._store.keep_record(link.envelope)
-        self._changed.touch()
+        self._loop.changed.touch()
 
     def _counts(self, link: Link) -> bool:
         """Whether a record can be the last of the chain that this trainer follows."""
         if self._failed.get(link.digest, 0) >= ATTEMPTS_MAX:
             return False
-        return link.signer in self._peer.run.manifest.trainer_ids()
+        return link.signer in self._loop.peer.run.manifest.trainer_ids()
 
     def _target(self) -> bytes:
         """The last record of the heaviest known chain that can be followed."""
-        return self._chain.best(self._counts)
+        return self._loop.chain.best(self._counts)
 
     def _ahead(self) -> tuple[str, OuterStatus] | None:
         """A trainer whose state is on a heavier chain than all records here, if there is one."""
         target = self._target()
-        weight = (-self._chain.tokens_of(target), target)
+        weight = (-self._loop.chain.tokens_of(target), target)
         found = [
             (-status.tokens, status.record, trainer, status)
-            for trainer, status in self._presence.others().items()
-            if status.record not in self._chain
+            for trainer, status in self._loop.presence.others().items()
+            if status.record not in self._loop.chain
             and self._failed.get(status.record, 0) < ATTEMPTS_MAX
             and (-status.tokens, status.record) < weight
         ]
@@ -253,38 +241,38 @@ class Following:
                 )
                 await trio.sleep(RETRY_SECONDS)
                 continue
-            await self._changed.wait_change()
+            await self._loop.changed.wait_change()
 
     async def _learn(self, trainer: str, status: OuterStatus) -> None:
         """Ask a trainer for the records that lead to its state."""
         records: list[Envelope] = []
         wanted = status.record
-        while wanted not in self._chain and len(records) < RECORDS_ASKED_MAX:
-            page = await ask(self._peer, PeerId(trainer), wanted)
+        while wanted not in self._loop.chain and len(records) < RECORDS_ASKED_MAX:
+            page = await ask(self._loop.peer, PeerId(trainer), wanted)
             if not page:
                 break
             records += page
             wanted = page[-1].expect(RoundRecord).parent
         for envelope in reversed(records):
             await self.hear(envelope)
-        if status.record in self._chain:
+        if status.record in self._loop.chain:
             return
         if not records:
             raise PeerError(f"{trainer} does not hand out the record of its round {status.round}")
-        for link in self._chain.begin_at(records[-1]):
+        for link in self._loop.chain.begin_at(records[-1]):
             await self._store.keep_record(link.envelope)
-        if status.record not in self._chain:
+        if status.record not in self._loop.chain:
             raise PeerError(f"{trainer} hands out records that do not follow from each other")
 
     async def _advance(self, target: bytes, child: ReplicaChild) -> None:
         """Go to the state after a record of the chain."""
-        fork = self._chain.fork(self.record, target)
+        fork = self._loop.chain.fork(self.record, target)
         start = await self._nearest_state(target)
-        path = self._chain.path(start, target) if start is not None else None
+        path = self._loop.chain.path(start, target) if start is not None else None
         if fork != self.record and self._said_lost != self.record:
             self._said_lost = self.record
             self._say_lost(target)
-        most = self._peer.run.manifest.outer.staleness_max + 1
+        most = self._loop.peer.run.manifest.outer.staleness_max + 1
         if path is None or len(path) > most:
             if await self._recover(target, child):
                 return
@@ -305,7 +293,7 @@ class Following:
         digest = target
         async with self._moving:  # a folder that moves is in neither place
             while digest not in self._states or self.folder(digest) is None:
-                link = self._chain.get(digest)
+                link = self._loop.chain.get(digest)
                 if link is None:
                     return None
                 digest = link.record.parent
@@ -313,7 +301,7 @@ class Following:
 
     def _say_lost(self, target: bytes) -> None:
         """Report what this trainer's branch has merged and the heavier one has not."""
-        rounds = lost(self._chain, self.record, target)
+        rounds = lost(self._loop.chain, self.record, target)
         self._events.emit(
             "outer.branch_lost",
             rounds=[link.round for link in rounds],
@@ -336,7 +324,7 @@ class Following:
         async def fetch(trainer: str, index: int) -> None:
             try:
                 artifact = link.record.contributions[index].artifact
-                folders[trainer] = await self._artifacts.fetch(artifact)
+                folders[trainer] = await self._loop.artifacts.fetch(artifact)
             except (SwarmError, OSError) as error:
                 failed.append(error)
 
@@ -348,12 +336,12 @@ class Following:
         parts = [
             (part.trainer, folders[part.trainer], part.tokens) for part in link.record.contributions
         ]
-        begun = self._peer.node.world.now()
-        folder = self._artifacts.new_state_folder(link.digest)
+        begun = self._loop.peer.node.world.now()
+        folder = self._loop.artifacts.new_state_folder(link.digest)
         async with self._moving:
             state = self.folder(link.record.parent)
             assert state is not None
-            merged = await child.merge(state, parts, self._peer.run.manifest, folder)
+            merged = await child.merge(state, parts, self._loop.peer.run.manifest, folder)
         await self._reach(State(link.digest, link.round, merged.digest))
         self._events.emit(
             "outer.merged",
@@ -363,7 +351,7 @@ class Following:
             left_out=[each.trainer for each in merged.left_out],
             tokens=link.record.tokens,
             state=merged.digest,
-            seconds=self._peer.node.world.now() - begun,
+            seconds=self._loop.peer.node.world.now() - begun,
         )
         for each in merged.left_out:
             self._events.emit(
@@ -382,18 +370,18 @@ class Following:
         nearest = await self._nearest_state(target)
         offers = [
             offer
-            for trainer, status in self._presence.others().items()
+            for trainer, status in self._loop.presence.others().items()
             if (offer := self._offer(trainer, status, target)) is not None
-            and (nearest is None or offer.state.round > self._chain.round_of(nearest))
+            and (nearest is None or offer.state.round > self._loop.chain.round_of(nearest))
         ]
         if not offers:
             return False
         offer = max(offers, key=lambda each: (each.state.round, each.trainer))
-        begun = self._peer.node.world.now()
-        folder = await self._artifacts.fetch(offer.reference)
+        begun = self._loop.peer.node.world.now()
+        folder = await self._loop.artifacts.fetch(offer.reference)
         checked = await child.check_state(folder)
         if checked.problem or checked.digest != offer.state.digest:
-            await self._artifacts.drop_state(*offer.state[:2])
+            await self._loop.artifacts.drop_state(*offer.state[:2])
             raise BadManifest(
                 f"the outer state that {offer.trainer} offers cannot be used: "
                 f"{checked.problem or 'its digest is not the one that was signed'}"
@@ -403,7 +391,7 @@ class Following:
             "outer.recovered",
             round=offer.state.round,
             trainer=offer.trainer,
-            seconds=self._peer.node.world.now() - begun,
+            seconds=self._loop.peer.node.world.now() - begun,
         )
         await self._forget_old()
         return True
@@ -411,14 +399,14 @@ class Following:
     def _offer(self, trainer: str, status: OuterStatus, target: bytes) -> _Offer | None:
         """The outer state that a trainer offers, if it is on the way to a record."""
         reference = status.published
-        if reference is None or self._chain.path(status.record, target) is None:
+        if reference is None or self._loop.chain.path(status.record, target) is None:
             return None
-        record = self._chain.ancestor(status.record, reference.lineage)
+        record = self._loop.chain.ancestor(status.record, reference.lineage)
         if record is None or state_key(record, reference.lineage) != (
             reference.lineage,
             reference.step,
         ):
             return None
-        since = self._chain.path(record, status.record)
+        since = self._loop.chain.path(record, status.record)
         digest = since[0].record.state if since else status.state
         return _Offer(trainer, State(record, reference.lineage, digest), reference)

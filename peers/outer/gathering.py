@@ -6,13 +6,9 @@ from collections.abc import Callable
 
 import trio
 
-from peers.outer.artifacts import Artifacts
-from peers.outer.chain import Chain
 from peers.outer.child import ReplicaChild
-from peers.outer.presence import Presence
+from peers.outer.loop import OuterLoop
 from swarm.errors import SwarmError
-from swarm.node.run_node import RunNode
-from swarm.observable import Observable
 from swarm.outer import Contribution
 from swarm.world import ChildDied
 
@@ -26,20 +22,8 @@ class Gathering:
     A trainer has at most one: its newest. A contribution is refused in one sentence, once.
     """
 
-    def __init__(
-        self,
-        peer: RunNode,
-        chain: Chain,
-        presence: Presence,
-        artifacts: Artifacts,
-        changed: Observable[None],
-    ) -> None:
-        """`changed` is touched when a contribution becomes ready, and awaited for new ones."""
-        self._peer = peer
-        self._chain = chain
-        self._presence = presence
-        self._artifacts = artifacts
-        self._changed = changed
+    def __init__(self, loop: OuterLoop) -> None:
+        self._loop = loop
         self._ready: dict[str, tuple[Contribution, float]] = {}
         self._busy: set[bytes] = set()
         """Artifacts that are being fetched and checked."""
@@ -48,20 +32,20 @@ class Gathering:
 
     def add(self, contribution: Contribution) -> None:
         """Add a contribution that is on this disk and was checked."""
-        now = self._peer.node.world.now()
+        now = self._loop.peer.node.world.now()
         self._ready[contribution.trainer] = (contribution, now)
-        self._changed.touch()
+        self._loop.changed.touch()
 
     def ready(self, head: bytes) -> dict[str, tuple[Contribution, float]]:
         """The contributions that the record after `head` can have, and since when they are ready.
 
         By trainer id; those of trainers that the run no longer names are left out.
         """
-        trusted = self._peer.run.manifest.trainer_ids()
+        trusted = self._loop.peer.run.manifest.trainer_ids()
         return {
             trainer: held
             for trainer, held in sorted(self._ready.items())
-            if trainer in trusted and self._chain.refusal(held[0], head) is None
+            if trainer in trusted and self._loop.chain.refusal(held[0], head) is None
         }
 
     async def run(self, head: Callable[[], bytes], child: ReplicaChild, bytes_max: int) -> None:
@@ -71,12 +55,12 @@ class Gathering:
         """
         async with trio.open_nursery() as nursery:
             while True:
-                for trainer, status in self._presence.others().items():
+                for trainer, status in self._loop.presence.others().items():
                     contribution = status.contribution
                     if contribution is not None and self._is_new(trainer, contribution, head()):
                         self._busy.add(contribution.artifact.digest)
                         nursery.start_soon(self._take, contribution, child, bytes_max)
-                await self._changed.wait_change()
+                await self._loop.changed.wait_change()
 
     def _is_new(self, trainer: str, contribution: Contribution, head: bytes) -> bool:
         """Whether a contribution is to be fetched: it may count, and is not here yet."""
@@ -89,11 +73,11 @@ class Gathering:
         if contribution.trainer != trainer:
             self._refuse(contribution, f"{trainer} announced it, not its trainer")
             return False
-        if contribution.base not in self._chain:
+        if contribution.base not in self._loop.chain:
             return False  # its record has not arrived, or this trainer has recovered past it
-        if self._chain.ancestor(head, contribution.base_round) is None:
+        if self._loop.chain.ancestor(head, contribution.base_round) is None:
             return False  # this trainer has not merged as far
-        why = self._chain.refusal(contribution, head)
+        why = self._loop.chain.refusal(contribution, head)
         if why is not None:
             self._refuse(contribution, why)
         return why is None
@@ -102,7 +86,7 @@ class Gathering:
         self._refused[contribution.artifact.digest] = why
         while len(self._refused) > 1000:
             del self._refused[next(iter(self._refused))]
-        self._peer.node.events.emit(
+        self._loop.peer.node.events.emit(
             "outer.contribution_refused",
             trainer=contribution.trainer,
             base_round=contribution.base_round,
@@ -118,8 +102,8 @@ class Gathering:
                     "contribution to this model can have"
                 )
             else:
-                folder = await self._artifacts.fetch(contribution.artifact)
-                why = self._artifacts.size_problem(contribution, bytes_max)
+                folder = await self._loop.artifacts.fetch(contribution.artifact)
+                why = self._loop.artifacts.size_problem(contribution, bytes_max)
                 why = why or await child.inspect(folder)
             if why:
                 self._refuse(contribution, why)
@@ -128,10 +112,10 @@ class Gathering:
         except ChildDied:
             raise
         except SwarmError as error:
-            self._peer.node.events.emit(
+            self._loop.peer.node.events.emit(
                 "outer.fetch_failed", trainer=contribution.trainer, reason=str(error)
             )
             await trio.sleep(RETRY_SECONDS)
         finally:
             self._busy.discard(digest)
-        self._changed.touch()
+        self._loop.changed.touch()

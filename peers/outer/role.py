@@ -23,6 +23,7 @@ from peers.outer.child import SERVICE, START_DEADLINE_SECONDS, ReplicaChild
 from peers.outer.closing import Gathered, ranking
 from peers.outer.following import Following
 from peers.outer.gathering import Gathering
+from peers.outer.loop import OuterLoop
 from peers.outer.presence import STATUS_LIFETIME_SECONDS, STATUS_SECONDS, Presence
 from peers.outer.settings import ReplicaSettings
 from peers.outer.store import OuterStore, Own
@@ -70,18 +71,16 @@ class ReplicaRole:
                 f"outer.rounds of run {self._run.id} is 0, so it has no outer loop; its owner "
                 "must set the number of rounds under [outer], or this peer be a trainer instead"
             )
-        self._changed: Observable[None] = Observable(None)
-        """Touched at every status, record, contribution and new outer state."""
         self._store = OuterStore(peer.node.disk.database("outer.sqlite"))
-        self._chain = Chain(self._outer.staleness_max)
-        self._presence = Presence(peer)
-        self._artifacts = Artifacts(peer)
-        self._gathering = Gathering(
-            peer, self._chain, self._presence, self._artifacts, self._changed
+        self._loop = OuterLoop(
+            peer=peer,
+            chain=Chain(self._outer.staleness_max),
+            presence=Presence(peer),
+            artifacts=Artifacts(peer),
+            changed=Observable(None),
         )
-        self._following = Following(
-            peer, self._store, self._chain, self._presence, self._artifacts, self._changed
-        )
+        self._gathering = Gathering(self._loop)
+        self._following = Following(self._loop, self._store)
         self._restarts = Restarts(self._events, "replica")
         self._own: Own | None = None
         """This trainer's newest contribution."""
@@ -100,8 +99,8 @@ class ReplicaRole:
         return self._run.manifest.outer
 
     def _on_status(self, envelope: Envelope) -> None:
-        self._presence.hear(envelope)
-        self._changed.touch()
+        self._loop.presence.hear(envelope)
+        self._loop.changed.touch()
 
     def _on_record(self, envelope: Envelope) -> None:
         with suppress(trio.WouldBlock):  # one too many is asked for when a status names it
@@ -115,7 +114,7 @@ class ReplicaRole:
     async def run(self) -> None:
         """Train until every round of the run is done."""
         await self._store.open()
-        asking.serve(self._peer, self._chain, self._run.trusts)
+        asking.serve(self._peer, self._loop.chain, self._run.trusts)
         await self._restarts.run(self._live)
 
     async def _live(self) -> None:
@@ -134,7 +133,9 @@ class ReplicaRole:
             own = self._store.own()
             self._own = own[-1] if own else None
             self._bases = {each.contribution.base for each in own}
-            if self._own is not None and self._artifacts.folder(self._own.contribution.artifact):
+            if self._own is not None and self._loop.artifacts.folder(
+                self._own.contribution.artifact
+            ):
                 self._gathering.add(self._own.contribution)
             async with open_guarded() as tasks:
                 head = self._head
@@ -161,8 +162,8 @@ class ReplicaRole:
         """Wait a while for another trainer, so that a newcomer begins from the newest state."""
         self._peer.status.doing = "looking for the other trainers"
         with trio.move_on_after(MEETING_SECONDS):
-            while not self._presence.others() and len(self._run.manifest.trainer_ids()) > 1:
-                await self._changed.wait_change()
+            while not self._loop.presence.others() and len(self._run.manifest.trainer_ids()) > 1:
+                await self._loop.changed.wait_change()
 
     # --- training ----------------------------------------------------------------------------
 
@@ -172,7 +173,7 @@ class ReplicaRole:
             base = self._following.state
             if self._following.is_behind() or base.record in self._bases:
                 self._peer.status.doing = f"waiting for round {base.round + 1}"
-                await self._changed.wait_change()
+                await self._loop.changed.wait_change()
                 continue
             self._peer.status.step = base.round + 1
             self._peer.status.doing = f"round {base.round + 1}: inner steps"
@@ -187,17 +188,17 @@ class ReplicaRole:
 
     async def _cancel_when_useless(self, base: bytes, scope: trio.CancelScope) -> None:
         """Cancel inner steps whose contribution could not count any more."""
-        round = self._chain.round_of(base)
+        round = self._loop.chain.round_of(base)
         while True:
             head = self._following.state
             if (
                 head.round >= self._outer.rounds
                 or head.round - round > self._outer.staleness_max
-                or self._chain.ancestor(head.record, round) != base
+                or self._loop.chain.ancestor(head.record, round) != base
             ):
                 scope.cancel()
                 return
-            await self._changed.wait_change()
+            await self._loop.changed.wait_change()
 
     async def _contribute(self, child: ReplicaChild) -> None:
         """Take the inner steps from the present state, and publish the pseudo-gradient."""
@@ -220,7 +221,7 @@ class ReplicaRole:
             contribution=folder,
         )
         with trio.CancelScope(shield=True):  # it is made, and takes no long work any more
-            held = await self._artifacts.publish_contribution(folder, base.record, base.round)
+            held = await self._loop.artifacts.publish_contribution(folder, base.record, base.round)
             own = Own(
                 number,
                 Contribution(
@@ -263,12 +264,12 @@ class ReplicaRole:
         with trio.move_on_after(FAREWELL_SECONDS):
             await self._following.publish()
             while any(
-                self._presence.others()[trainer].round < state.round
-                for trainer in self._presence.present()
+                self._loop.presence.others()[trainer].round < state.round
+                for trainer in self._loop.presence.present()
                 if trainer != self._peer.peer_id
             ):
-                with trio.move_on_after(self._presence.gone_in()):
-                    await self._changed.wait_change()
+                with trio.move_on_after(self._loop.presence.gone_in()):
+                    await self._loop.changed.wait_change()
 
     # --- closing rounds ----------------------------------------------------------------------
 
@@ -278,7 +279,7 @@ class ReplicaRole:
         ready = self._gathering.ready(head)
         found = Gathered(
             {trainer: at for trainer, (each, at) in ready.items() if each.base == head},
-            self._presence.present(),
+            self._loop.presence.present(),
             self._following.since,
         )
         return found, [contribution for contribution, _ in ready.values()]
@@ -289,15 +290,15 @@ class ReplicaRole:
             state = self._following.state
             self._report_company()
             if state.round >= self._outer.rounds or self._following.is_behind():
-                await self._changed.wait_change()
+                await self._loop.changed.wait_change()
                 continue
             gathered, contributions = self._gathered()
             ranked = ranking(self._run.manifest.trainer_ids(), self._run.id, state.round + 1)
             at = gathered.closes_at(self._outer, ranked, self._peer.peer_id)
             if at > self._node.world.now():
-                wait = min(at - self._node.world.now(), self._presence.gone_in())
+                wait = min(at - self._node.world.now(), self._loop.presence.gone_in())
                 with trio.move_on_after(wait):
-                    await self._changed.wait_change()
+                    await self._loop.changed.wait_change()
                 continue
             await self._close(contributions, gathered)
 
@@ -309,7 +310,7 @@ class ReplicaRole:
             parent=state.record,
             state=state.digest,
             contributions=contributions,
-            tokens=self._chain.tokens_of(state.record) + tokens_in(contributions),
+            tokens=self._loop.chain.tokens_of(state.record) + tokens_in(contributions),
         )
         envelope = await self._peer.seal(record, STATE_LIFETIME_SECONDS)
         if self._following.record != state.record or self._following.is_behind():
@@ -322,12 +323,12 @@ class ReplicaRole:
             quorum=gathered.quorum(self._outer),
         )
         await self._following.hear(envelope)
-        assert envelope.digest in self._chain, "this trainer's own record breaks a rule"
+        assert envelope.digest in self._loop.chain, "this trainer's own record breaks a rule"
         self._peer.gossip.publish(envelope)
 
     def _report_company(self) -> None:
         """Say when this trainer becomes alone, and when it no longer is."""
-        alone = self._presence.present() == [self._peer.peer_id]
+        alone = self._loop.presence.present() == [self._peer.peer_id]
         if alone != self._alone:
             self._alone = alone
             self._events.emit("outer.alone" if alone else "outer.together", round=self._round())
@@ -363,7 +364,7 @@ class ReplicaRole:
             announced = await self._announce_status()
             with trio.move_on_after(STATUS_SECONDS):
                 while self._status() == announced:
-                    await self._changed.wait_change()
+                    await self._loop.changed.wait_change()
 
     async def _announce_status(self) -> OuterStatus:
         status = self._status()
@@ -376,7 +377,7 @@ class ReplicaRole:
         return OuterStatus(
             round=state.round,
             record=state.record,
-            tokens=self._chain.tokens_of(state.record),
+            tokens=self._loop.chain.tokens_of(state.record),
             state=state.digest,
             published=self._following.published(),
             contribution=own.contribution if own is not None else None,

@@ -10,7 +10,8 @@ from blake3 import blake3
 
 from peers.engines.installed import interpreter_for
 from peers.inference.preflight import Finding, Work, examine, room
-from peers.inference.role import InferenceRole, InferenceSettings
+from peers.inference.role import InferenceRole
+from peers.inference.settings import InferenceSettings
 from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.local_node import visit
 from swarm.app.onlooker import status_of

@@ -25,7 +25,7 @@ from peers.engines.pipeline.engine import PipelineEngine
 from peers.engines.pipeline.remote import RemoteStage, serve
 from peers.engines.pipeline.stage import LocalStage, Stage, Work, split_layers
 from peers.engines.registry import make_engine
-from peers.inference.role import InferenceSettings
+from peers.inference.settings import InferenceSettings
 from peers.validator.role import ValidatorSettings
 from swarm.errors import UserError
 from tests.engines.conformance import Conformance

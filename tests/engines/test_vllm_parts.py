@@ -21,7 +21,7 @@ from peers.engines.vllm.check import LIMITS, Agreement, check_engine_agrees
 from peers.engines.vllm.engine import CPU_CACHE_BYTES_MIN, engine_arguments
 from peers.engines.vllm.selftest import make_tiny
 from peers.engines.vllm.shapes import check_same_model, shapes_of
-from peers.inference.role import InferenceSettings
+from peers.inference.settings import InferenceSettings
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.settings import PeerSettings

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.inference.role import InferenceSettings
+from peers.inference.settings import InferenceSettings
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.roles import check_tables
