@@ -149,6 +149,21 @@ class Optimiser(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Optimiser steps per rollout step."""
 
 
+class ProcessRewards(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Rewards of single tokens by a second model, which learns from outcomes alone (PRIME, arXiv
+    2502.01456)."""
+
+    weight: Finite = 0.0
+    """Factor of these rewards' advantages, which are added to those of the outcomes. 0: no second
+    model."""
+    beta: Finite = 0.05
+    """A token's reward is beta times the log-ratio of the second model to the base."""
+    learning_rate: Finite = 1e-6
+    """AdamW's rate for the second model, constant over the run."""
+    outcome_min: Finite = 0.5
+    """A completion with at least this reward is one that the second model learns as right."""
+
+
 class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The objective and its coefficients (defaults: the INTELLECT-2 recipe)."""
 
@@ -190,11 +205,25 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     router_replay: bool = False
     """Train with the experts that the generating policy chose for each token; only for mixtures of
     experts."""
+    advantage: Literal["group", "rloo"] = "group"
+    """What a completion's reward is compared with. group: the mean of its group. rloo: the mean of
+    the group's other completions, never divided by a standard deviation."""
+    process: ProcessRewards = ProcessRewards()
 
     @property
     def learns(self) -> bool:
         """Whether the policy changes."""
         return self.name != "synthesis"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether log-probabilities under the base are needed."""
+        return self.learns and bool(self.kl_coefficient or self.process.weight)
+
+    @property
+    def has_process(self) -> bool:
+        """Whether a second model gives process rewards."""
+        return self.learns and bool(self.process.weight)
 
     def problem(self, schedule: Schedule) -> str | None:
         """One sentence about the first invalid coefficient, or None."""
@@ -223,6 +252,12 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
             return (
                 f"objective.name is {self.name!r} and schedule.old {schedule.old!r}; "
                 "it weighs the step's start against the generating policy and needs step_start"
+            )
+        if self.process.weight and self.name in ("gspo", "synthesis"):
+            return (
+                f"objective.name is {self.name!r} and objective.process.weight "
+                f"{self.process.weight:g}; it has no advantages of single tokens, so make the "
+                "weight 0, or choose another objective"
             )
         return None
 

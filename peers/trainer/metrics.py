@@ -38,6 +38,7 @@ _SECTIONS = {
         "keep_rate",
         "quarantine_rate",
         "part_",
+        "process_",
     ),
     "policy": ("entropy", "ratio", "kl_", "clipped_", "weight", "effective", "outside", "loss"),
     "optimiser": ("gradient_norm", "learning_rate", "skipped"),

@@ -64,7 +64,8 @@ def workload_of(lessons: Lessons, sharding: Sharding, positions: int, world: int
         tokens=max(longest, min(most, mine * longest)),
         longest=longest,
         held=lessons.schedule.max_staleness + 2,
-        reference=bool(lessons.objective.kl_coefficient),
+        reference=lessons.objective.needs_reference,
+        process=lessons.objective.has_process,
     )
 
 

@@ -30,10 +30,33 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
         "schedule": {"groups_per_step": 256, "asynchrony": 2, "old": "step_start"},
         "sampling": {"temperature": 1.0, "group_size": 16},
         "filters": {"fill": "refill"},
-    }
+    },
+    "prime": {
+        "environments": {"accuracy_min": 0.2, "accuracy_max": 0.8},
+        "objective": {
+            "name": "grpo",
+            "epsilon": 0.2,
+            "advantage": "rloo",
+            "kl_coefficient": 0.0,
+            "entropy_coefficient": 0.001,
+            "process": {"weight": 1.0, "beta": 0.05, "learning_rate": 1e-6},
+        },
+        "optimiser": {
+            "learning_rate": 5e-7,
+            "gradient_norm_max": 1.0,
+            "warmup_steps": 0,
+            "learning_rate_schedule": "constant",
+            "optimiser_steps": 1,
+        },
+        "schedule": {"groups_per_step": 256},
+        "sampling": {"temperature": 1.0, "group_size": 4},
+        "filters": {"fill": "refill"},
+    },
 }
-"""Tables of a manifest by recipe. intellect-2: arXiv 2505.07291, and for AdamW's betas and weight
-decay, which the paper does not give, the configuration of the published code (zeroband)."""
+"""Tables of a manifest by recipe; `environments` holds for each of a run's. intellect-2: arXiv
+2505.07291, and for AdamW's betas and weight decay, which the paper does not give, the configuration
+of the published code (zeroband). prime: arXiv 2502.01456, and for the entropy coefficient and the
+gradient's norm its published code (verl's recipe of that name)."""
 
 
 def apply_recipe(table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -46,8 +69,21 @@ def apply_recipe(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     if recipe is None:
         known = ", ".join(RECIPES)
         raise UserError(f"{where}: recipe is {name!r}; the recipes are: {known}")
-    for section, values in recipe.items():
-        given = table.get(section, {})
-        if isinstance(given, Mapping):  # else the table is refused with its own sentence
-            table[section] = {**values, **given}
-    return table
+    values = dict(recipe)
+    of_each = values.pop("environments", {})
+    entries = table.get("environments")
+    if isinstance(entries, list):
+        table["environments"] = [_fill(entry, of_each) for entry in entries]
+    filled: dict[str, Any] = _fill(table, values)
+    return filled
+
+
+def _fill(given: Any, values: Mapping[str, Any]) -> Any:
+    """A table with these values, also of tables in it, wherever it sets none."""
+    if not isinstance(given, Mapping):  # refused later, with its own sentence
+        return given
+    filled = {**values, **given}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            filled[name] = _fill(filled[name], value)
+    return filled

@@ -54,6 +54,12 @@ def test_settings_of_the_layout_are_planned(config: Path) -> None:
     outcome = swarm("trainer", "plan", "--model", config, *EIGHT_H100, *layout, "--json")
     parts = {part["name"]: part["bytes"] for part in json.loads(outcome.output)["parts"]}
     assert 18.4e9 < parts["weights, fp32"] < 19.2e9
+    assert "model of process rewards" not in parts
+    both = swarm(
+        "trainer", "plan", "--model", config, *EIGHT_H100, *layout, "--process-rewards", "--json"
+    )
+    both_parts = {each["name"]: each["bytes"] for each in json.loads(both.output)["parts"]}
+    assert both_parts["model of process rewards"] == parts["weights, fp32"]
     inputs_alone = 64 * 1024 * 5120 * 2
     assert parts["activations and logits"] > 4 * inputs_alone
     refused = complaint("trainer", "plan", "--parameters", "1e9", *EIGHT_H100, *layout[:1], "16")

@@ -22,6 +22,7 @@ NESTED = (
     manifest.Sampling,
     manifest.Schedule,
     manifest.Objective,
+    manifest.ProcessRewards,
     manifest.Optimiser,
     manifest.TrustedKey,
     manifest.Admissions,

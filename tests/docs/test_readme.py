@@ -80,6 +80,31 @@ def test_a_recipe_sets_what_the_run_does_not(run_file: Path) -> None:
     assert found.schedule.groups_per_step == given.schedule.groups_per_step == 32
 
 
+def test_a_recipe_sets_tables_in_tables_and_each_environment(run_file: Path) -> None:
+    text = run_file.read_text() + "\n[objective.process]\nbeta = 0.1\n"
+    text = text.replace('version = "1"', 'version = "1"\naccuracy_max = 0.9', 1)
+    found = manifest_from_toml(_written(run_file, 'recipe = "prime"\n' + text), HASHES)
+    (environment,) = found.environments
+    assert (environment.accuracy_min, environment.accuracy_max) == (0.2, 0.9)
+    process = found.objective.process
+    assert (process.weight, process.beta, process.learning_rate) == (1.0, 0.1, 1e-6)
+    assert found.objective.advantage == "rloo" and found.objective.has_process
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("weight = -1.0", "objective.process.weight is -1; it must be 0 or more"),
+        ("beta = 0.0", "objective.process.beta is 0; it must be above 0"),
+        ("learning_rate = 2.0", "objective.process.learning_rate is 2; it must be above 0 and at"),
+    ],
+)
+def test_impossible_process_rewards_are_refused(run_file: Path, value: str, words: str) -> None:
+    text = run_file.read_text() + f"\n[objective.process]\n{value}\n"
+    with pytest.raises(UserError, match=words):
+        manifest_from_toml(_written(run_file, text), HASHES)
+
+
 def test_an_unknown_recipe_is_refused(run_file: Path) -> None:
     text = 'recipe = "intellect-3"\n' + run_file.read_text()
     with pytest.raises(UserError, match="recipe is 'intellect-3'; the recipes are: intellect-2"):

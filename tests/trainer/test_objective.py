@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from peers.trainer.learning.objective import Tokens, Totals, advantages, describe, k3, loss
 from peers.trainer.learning.settings import LearnerSettings
 from swarm.errors import UserError
-from swarm.manifest import Objective, Schedule
+from swarm.manifest import Objective, ProcessRewards, Schedule
 
 OBJECTIVE = Objective(
     kl_coefficient=0.3, entropy_coefficient=0.2, epsilon_high=0.28, weight_max=1.5, band_high=2.0
@@ -454,6 +454,7 @@ def test_a_group_of_one_has_no_advantage() -> None:
         ({"name": "tis"}, "needs step_start"),
         ({"name": "icepop"}, "needs step_start"),
         ({"name": "decoupled_ppo"}, "needs step_start"),
+        ({"name": "gspo", "process": ProcessRewards(weight=1.0)}, "no advantages of single tokens"),
     ],
 )
 def test_contradicting_numbers_are_refused(change: dict[str, Any], words: str) -> None:

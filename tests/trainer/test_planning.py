@@ -88,6 +88,7 @@ def test_a_pass_is_planned_for_the_longest_sequence_or_the_batch(
         lessons, optimiser=msgspec.structs.replace(lessons.optimiser, optimiser_steps=1)
     )
     found = planning.workload_of(lessons, Sharding(**sharding), positions, world)
+    assert not found.process
     longest = min(positions, sampling.max_new_tokens + 1024)
     assert found == Workload(tokens, longest, lessons.schedule.max_staleness + 2, False)
 

@@ -66,6 +66,18 @@ def join(batches: Sequence[Batch]) -> Batch:
 _FIELDS = tuple(Batch.__dataclass_fields__)
 
 
+@dataclass(frozen=True)
+class Completions:
+    """N completions on all ranks together, the same on each; B of them are this rank's."""
+
+    reward: Tensor
+    """fp32 [N]"""
+    group: Tensor
+    """Index of each one's group, int64 [N]."""
+    here: Tensor
+    """Indices of this rank's, int64 [B], ascending."""
+
+
 @dataclass(eq=False)
 class AcceptedGroups:
     """The groups of one accepted submission, and this rank's share of their sequences.
@@ -160,6 +172,15 @@ class AcceptedGroups:
             completion_lengths=self._completion_lengths[here],
             advantage=advantage[self.rows[here]],
             temperature=torch.full((int(here.sum()),), self.temperature, dtype=torch.float64),
+        )
+
+    def completions(self, groups: Collection[int]) -> Completions:
+        """All completions of some groups, whichever rank holds them."""
+        chosen = _among(self._group, groups)
+        rewards = torch.tensor([reward for group in self.rewards for reward in group])
+        here = self.rows[_among(self._group[self.rows], groups)]
+        return Completions(
+            reward=rewards[chosen], group=self._group[chosen], here=(chosen.cumsum(0) - 1)[here]
         )
 
     def experts_of(self, groups: Collection[int]) -> Tensor | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from peers.trainer.learning import states
 from peers.trainer.learning.batch import AcceptedGroups
+from peers.trainer.learning.implicit import ProcessModel
 from peers.trainer.learning.past import PastPolicies
 from peers.trainer.learning.policy import Snapshot, TrainedPolicy, blank_model
 from peers.trainer.learning.ranks import Ranks
@@ -59,8 +60,9 @@ class Learner:
         self._generator = torch.Generator().manual_seed(settings.seed)
         if settings.objective.router_replay:
             self.policy.scorer.routing.check(settings.sharding.compile)
-        if settings.objective.kl_coefficient and settings.objective.learns:
-            self.past.keep_reference(self.policy.read_weights(base))
+        self.process: ProcessModel | None = None
+        """The model of process rewards, if the objective has them; part of the state."""
+        self._refer()
         self._remember()
 
     @property
@@ -82,9 +84,20 @@ class Learner:
             self.policy.scorer.routing.check(settings.sharding.compile)
         self.settings = settings
         self.policy.follow(settings.optimiser)
-        objective = settings.objective
-        if objective.kl_coefficient and objective.learns and self.past.reference is None:
+        self._refer()
+
+    def _refer(self) -> None:
+        """Hold what the objective needs beside the policy: the reference, and the model of process
+        rewards, which begins with the base's weights."""
+        objective = self.settings.objective
+        if objective.needs_reference and self.past.reference is None:
             self.past.keep_reference(self.policy.read_weights(self._base))
+        if not objective.has_process:
+            self.process = None
+        elif self.process is None:
+            self.process = ProcessModel(self._base, self.settings, self._ranks)
+        else:
+            self.process.follow(self.settings)
 
     # --- learning ----------------------------------------------------------------------------
 
@@ -107,7 +120,9 @@ class Learner:
         self._check_turn(given, step)
         metrics = _describe(given, step)
         metrics |= NO_WORK
-        metrics |= GrpoStep(self.policy, self.past, self.settings, step).take(self._cut(given))
+        metrics |= GrpoStep(self.policy, self.past, self.settings, step, self.process).take(
+            self._cut(given)
+        )
         names = dict.fromkeys(each.name for each in given if each.name)
         self.consumed[step] = [*self.consumed.get(step, []), *names]
         self.step += 1
@@ -223,9 +238,10 @@ class Learner:
         with suppress(UserError):  # moved already: the policy stays in memory
             self._published[step] = self.policy.read_weights(folder)
 
-    def _state(self) -> dict[str, Tensor]:
+    def _state(self, has_process: bool = True) -> dict[str, Tensor]:
         """Every tensor of the state, by its name on disk; `load` fills them in place."""
-        return {**self.policy.state(), "generator": self._generator.get_state()}
+        process = self.process.state() if self.process is not None and has_process else {}
+        return {**self.policy.state(), **process, "generator": self._generator.get_state()}
 
     def load(self, folder: Path, policies: Mapping[int, Path]) -> None:
         """Continue exactly from the state that `save` wrote to `folder`; raises `UserError` if it
@@ -242,9 +258,10 @@ class Learner:
         self.policy.check_fit(
             {name.removeprefix("model."): shape for name, shape in weights.items()}, folder
         )
+        self.policy.optimiser.state.clear()
         if any(name.startswith("optimiser.") for name in shapes):
             self.policy.make_optimiser_state(shapes, folder)
-        state = self._state()
+        state = self._state(self.process is not None and self.process.expects(shapes, folder))
         states.read(folder, state, self._ranks)
         self._generator.set_state(state["generator"])
         self.step = int(facts["step"])

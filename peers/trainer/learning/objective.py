@@ -82,10 +82,16 @@ def advantages(rewards: Tensor, objective: Objective) -> Tensor:
     """Rewards [..., G] of groups → advantages [..., G]: r − mean, divided by (std + 1e-6) if
     `normalise_by_std`.
 
-    The standard deviation is the sample's (over G − 1). Dr. GRPO never divides by it.
+    The standard deviation is the sample's (over G − 1). Dr. GRPO never divides by it. `rloo`: r −
+    mean of the others (RLOO, arXiv 2402.14740, eq. 8).
     """
     centred = rewards - rewards.mean(-1, keepdim=True)
-    if not objective.normalise_by_std or objective.name == "dr_grpo" or rewards.shape[-1] < 2:
+    size = rewards.shape[-1]
+    if size < 2:
+        return centred
+    if objective.advantage == "rloo":
+        return centred * (size / (size - 1))
+    if not objective.normalise_by_std or objective.name == "dr_grpo":
         return centred
     return centred / (rewards.std(-1, keepdim=True) + STD_EPSILON)
 

@@ -121,7 +121,9 @@ class Workload:
     held: int
     """Older policies held at once."""
     reference: bool
-    """Whether the objective has a KL term."""
+    """Whether the objective needs the reference."""
+    process: bool = False
+    """Whether a second model is trained, for process rewards."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -248,14 +250,18 @@ def _parts(
     )
     pass_ = _activations(model.folder, model.adapter, model.tensor_parallel, asked)
 
+    frozen = 0
     if model.adapters:
-        frozen = sum(_rows(shape, shards) for shape in model.shapes())
         itemsize = model.published if sharding.mixed_precision else 4
-        yield _part("weights of the frozen base", home, "always", frozen * itemsize)
+        frozen = itemsize * sum(_rows(shape, shards) for shape in model.shapes())
+        yield _part("weights of the frozen base", home, "always", frozen)
     what = "adapters" if model.adapters else "weights"
     yield _part(f"{what}, fp32", home, "always", 4 * count)
     yield _part("optimiser states", moments_home, "always", moments)
-    yield _part("buffers", "device", "always", model.buffers)
+    if work.process:
+        yield _part("model of process rewards", home, "always", 4 * count + frozen)
+        yield _part("its optimiser states", moments_home, "always", moments)
+    yield _part("buffers", "device", "always", (1 + work.process) * model.buffers)
     yield _part("gradients, fp32", home, "training", 4 * count)
     yield _part("activations and logits", "device", "training", pass_.training)
     yield _part("activations and logits, without gradients", "device", "scoring", pass_.scoring)
@@ -279,7 +285,8 @@ def _parts(
     thin = sum(shape.numel() for layer in model.adapters for shape in layer)
     share = -(-(thin or model.parameters) // machine.ranks) * model.published
     yield _part("past policies and reference", "host", "always", policies * count * model.published)
-    yield _part("copy of the training state", "host", "always", 4 * count + moments)
+    state = (1 + work.process) * (4 * count + moments)
+    yield _part("copy of the training state", "host", "always", state)
     yield _part("copy of a policy to publish, its share", "host", "always", share)
     yield _part("process", "host", "always", PROCESS_BYTES[machine.device])
     if machine.device == "cuda":

@@ -65,7 +65,7 @@ def score(
             for each, values in zip(some, scores, strict=True):
                 each.add_log_mu(number, values)
     some = [each for each in given if each.log_reference is None]
-    if some and past.reference and settings.objective.kl_coefficient:
+    if some and past.reference and settings.objective.needs_reference:
         scores = past.score(past.reference, [passes(each) for each in some])
         for each, values in zip(some, scores, strict=True):
             each.log_reference = values
@@ -102,7 +102,7 @@ class ScoredBatch:
     are the denominator. None: the denominator is μ, or the weights have not moved since, so that
     the training pass gives the same numbers."""
     log_reference: Tensor | None
-    """Log-probabilities under the reference, for the KL term, fp32 [n]."""
+    """Log-probabilities under the reference, for the KL term and process rewards, fp32 [n]."""
     reported: Tensor
     """Log-probabilities that the engines reported, else NaN, fp32 [n]; never trained on."""
     advantage: Tensor
@@ -182,7 +182,7 @@ def assemble(
         on_policy=on_policy.to(device),
         old_is_generator=settings.schedule.old == "generation",
         log_start=log_start,
-        log_reference=joined("log_reference", none) if objective.kl_coefficient else None,
+        log_reference=joined("log_reference", none) if objective.needs_reference else None,
         reported=joined("reported", none),
         advantage=joined("token_advantage", of_completions).to(device),
         completion=batch.per_token(torch.arange(len(batch))).to(device),

@@ -7,15 +7,14 @@ log-probabilities under fixed policies (`scoring.py`) are computed before any we
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from peers.trainer.learning import objective as objectives
-from peers.trainer.learning.gradients import clip_gradients
+from peers.trainer.learning.descent import descend
+from peers.trainer.learning.implicit import ProcessModel
 from peers.trainer.learning.past import PastPolicies
 from peers.trainer.learning.policy import TrainedPolicy
 from peers.trainer.learning.scoring import Part, ScoredBatch, assemble, compare_engines, score
@@ -33,6 +32,8 @@ class GrpoStep:
     settings: LearnerSettings
     step: int
     """Number of the rollout step, and of the policy before it."""
+    process: ProcessModel | None = None
+    """The model of process rewards, if the objective has them."""
 
     def take(self, parts: Sequence[Part]) -> dict[str, float]:
         """Take one optimiser step per part; return the mean metrics, and sums of the work done."""
@@ -43,9 +44,13 @@ class GrpoStep:
             assemble(part, self.policy, self.settings, current=None if index else self.step)
             for index, part in enumerate(parts)
         ]
-        figures = [self._optimise(batch, first + index) for index, batch in enumerate(batches)]
-        if not figures:
+        if not batches:
             return {}
+        judged: dict[str, float] = {}
+        if self.process is not None:
+            self.policy.optimiser.zero_grad()  # their memory holds the other model's meanwhile
+            batches, judged = self.process.judge(parts, batches)
+        figures = [self._optimise(batch, first + index) for index, batch in enumerate(batches)]
         means = {name: sum(each[name] / len(figures) for each in figures) for name in figures[0]}
         work = [
             training_work(self.policy.model, batch.batch)
@@ -57,18 +62,14 @@ class GrpoStep:
             **objectives.describe(means),
             **dict(zip(NO_WORK, done, strict=True)),
             **compare_engines(batches, self.policy.ranks),
+            **judged,
         }
 
     def _optimise(self, batch: ScoredBatch, optimiser_step: int) -> dict[str, float]:
-        """Take one optimiser step on one batch; skip it if loss or gradient is not finite.
-
-        The figures stay on the device until all passes are done: reading one in a pass would make
-        the device wait for the host.
-        """
+        """Take one optimiser step on one batch; skip it if loss or gradient is not finite."""
         goal, ranks = self.settings.objective, self.policy.ranks
-        optimiser = self.policy.optimiser
         sums: dict[str, Tensor] = {}
-        optimiser.zero_grad()
+        self.policy.optimiser.zero_grad()
         scorer = self.policy.scorer
         for rows, experts in zip(batch.passes, batch.experts, strict=True):  # k tokens each
             report()
@@ -83,22 +84,5 @@ class GrpoStep:
             for name, value in metrics.items():
                 sums[name] = sums[name] + value if name in sums else value
 
-        norm_max = self.settings.optimiser.gradient_norm_max
-        parameters = self.policy.trained().values()
-        on_device = clip_gradients(parameters, norm_max)
-        names = sorted(sums)
-        on_device = torch.stack([*(sums[name] for name in names), on_device.to(ranks.device)])
-        *mine, norm = on_device.tolist()
-        figures = dict(zip(names, ranks.sum(mine), strict=True))
         rate = self.settings.learning_rate(optimiser_step)
-        finite = math.isfinite(norm) and math.isfinite(figures["loss"])
-        if finite:
-            for group in optimiser.param_groups:
-                group["lr"] = rate
-            optimiser.step()
-        return {
-            **figures,
-            "gradient_norm": norm,
-            "learning_rate": rate,
-            "skipped": float(not finite),
-        }
+        return descend(self.policy, sums, self.settings.optimiser.gradient_norm_max, rate)

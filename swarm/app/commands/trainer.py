@@ -91,7 +91,12 @@ def plan_command(
     max_staleness: Annotated[
         int, typer.Option(min=0, help="The run's schedule.max_staleness.")
     ] = Schedule().max_staleness,
-    reference: Annotated[bool, typer.Option(help="Whether the objective has a KL term.")] = True,
+    reference: Annotated[
+        bool, typer.Option(help="Whether the objective has a KL term or process rewards.")
+    ] = True,
+    process_rewards: Annotated[
+        bool, typer.Option(help="Whether objective.process has a weight.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     dtype: Annotated[
         str, typer.Option(help="trainer.dtype; default: bfloat16 on cuda, float32 on cpu.")
@@ -156,7 +161,8 @@ def plan_command(
         tokens=longest * micro_batch,
         longest=longest,
         held=max_staleness + 2,
-        reference=reference,
+        reference=reference or process_rewards,
+        process=process_rewards,
     )
     found = planning.plan(shapes, sharding, machine, work)
     if as_json:
