@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,11 +170,12 @@ def learn(
     environment: Environment | None = None,
     sampling: Sampling = SAMPLING,
     generated_max: int | None = None,
+    watch: Callable[[int, Path], bool] | None = None,
 ) -> Curve:
     """Train from the policy in `base`, then evaluate on held-out prompts.
 
     Training ends after the variant's steps, or with the step that reaches `generated_max`
-    completions.
+    completions, or once `watch` returns true: it gets each policy's step and folder.
     """
     environment = environment or load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
     curve = Curve()
@@ -199,6 +200,8 @@ def learn(
             curve.gradient_norm.append(metrics.get("gradient_norm", 0.0))
             curve.generated.append(made)
             if generated_max is not None and made >= generated_max:
+                break
+            if watch is not None and watch(step + 1, folder / str(step + 1)):
                 break
         sampler.engine.load_weights(folder / str(step + 1), step + 1)
         curve.held_out = mean_reward(

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -39,12 +40,24 @@ class Keyed(Protocol):
 SampleT = TypeVar("SampleT", bound=Keyed)
 
 
+@dataclass(frozen=True)
+class Named:
+    """What the user typed, for sentences about the file."""
+
+    option: str = "--out"
+    command: str = "swarm eval"
+
+
+EVALUATION = Named()
+
+
 class SampleFile(Generic[SampleT]):
     """The samples of one checkpoint."""
 
-    def __init__(self, path: Path, descriptor: int, samples: list[SampleT]) -> None:
+    def __init__(self, file: str, descriptor: int, samples: list[SampleT]) -> None:
+        """`file`: option and path, for sentences."""
         self.samples = samples
-        self._path, self._descriptor = path, descriptor
+        self._file, self._descriptor = file, descriptor
         self._synced = time.monotonic()
 
     def append(self, sample: SampleT) -> None:
@@ -58,7 +71,7 @@ class SampleFile(Generic[SampleT]):
                 self._synced = time.monotonic()
         except OSError as error:
             raise UserError(
-                f"--out {self._path} cannot be written ({error.strerror}); the samples so far are "
+                f"{self._file} cannot be written ({error.strerror}); the samples so far are "
                 "kept, and the same command continues"
             ) from error
         self.samples.append(sample)
@@ -66,7 +79,7 @@ class SampleFile(Generic[SampleT]):
 
 @contextmanager
 def open_samples(
-    path: Path, head: Mapping[str, Any], kind: type[SampleT]
+    path: Path, head: Mapping[str, Any], kind: type[SampleT], named: Named = EVALUATION
 ) -> Iterator[SampleFile[SampleT]]:
     """Begin or resume a file.
 
@@ -74,60 +87,61 @@ def open_samples(
     another process is writing.
     """
     first = {"format": FORMAT, **head}
+    file = f"{named.option} {path}"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise UserError(f"--out {path} cannot be written ({error.strerror})") from error
+        raise UserError(f"{file} cannot be written ({error.strerror})") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise UserError(f"--out {path} is being written by another `swarm eval`") from error
+            raise UserError(f"{file} is being written by another `{named.command}`") from error
         raw = path.read_bytes()
         whole = raw[: raw.rfind(b"\n") + 1]
-        samples = _read(path, whole, first, kind) if whole else []
+        samples = _read(file, whole, first, kind) if whole else []
         if len(whole) < len(raw):
             os.ftruncate(descriptor, len(whole))
         if not whole:
             os.write(descriptor, to_json(first).encode() + b"\n")
-        yield SampleFile(path, descriptor, samples)
+        yield SampleFile(file, descriptor, samples)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _read(path: Path, whole: bytes, first: Mapping[str, Any], kind: type[SampleT]) -> list[SampleT]:
+def _read(file: str, whole: bytes, first: Mapping[str, Any], kind: type[SampleT]) -> list[SampleT]:
     head, *lines = whole.splitlines()
-    _compare(path, head, json.loads(to_json(first)))
+    _compare(file, head, json.loads(to_json(first)))
     found: dict[Any, SampleT] = {}
     for number, line in enumerate(lines, 2):
         try:
             sample = msgspec.json.decode(line, type=kind)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise UserError(
-                f"--out {path}: line {number} is no sample ({error}); remove that line"
+                f"{file}: line {number} is no sample ({error}); remove that line"
             ) from error
         found.setdefault(sample.key, sample)
     return list(found.values())
 
 
-def _compare(path: Path, head: bytes, first: Mapping[str, Any]) -> None:
+def _compare(file: str, head: bytes, first: Mapping[str, Any]) -> None:
     way_out = "choose another file, or remove it to begin anew"
     try:
         held = json.loads(head)
     except ValueError:
         held = None
     if not isinstance(held, dict) or "checkpoint" not in held:
-        raise UserError(f"--out {path} is no file of `swarm eval`; {way_out}")
+        raise UserError(f"{file} is no file of samples; {way_out}")
     for name, value in first.items():
         if held.get(name) == value:
             continue
         if name == "checkpoint":
             raise UserError(
-                f"--out {path} holds samples of another checkpoint (its hash begins with "
+                f"{file} holds samples of another checkpoint (its hash begins with "
                 f"{str(held[name])[:12]}, this one's with {str(value)[:12]}); {way_out}"
             )
         raise UserError(
-            f"--out {path} holds samples of other settings: {name} is {held.get(name)!r:.200} "
+            f"{file} holds samples of other settings: {name} is {held.get(name)!r:.200} "
             f"there and {value!r:.200} here; {way_out}"
         )

@@ -55,9 +55,11 @@ class Encoder:
             )
         return rollout if len(rollout.tokens) <= self.tokens_max else None
 
-    def _segments(self, record: Record) -> Sequence[Segment]:
+    def _segments(self, record: Record | Rollout) -> Sequence[Segment]:
         if isinstance(record, Sampled):
-            return record.rollout.segments
+            record = record.example
+        if isinstance(record, Rollout):
+            return record.segments
         if isinstance(record, Chat):
             return _conversation(record, self.renderer, self._stop)
         ends = self._stop

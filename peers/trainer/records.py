@@ -1,7 +1,7 @@
 """Examples to learn from, as the rows of a data set have them.
 
-A row is a prompt with an answer, a chat, a prompt with a chosen and a rejected answer, or a rollout
-that `swarm rollouts export` wrote.
+A row is a prompt with an answer, a chat, a prompt with a chosen and a rejected answer, a solution
+that `swarm synthesize` wrote, or a rollout that `swarm rollouts export` wrote.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ ROLLOUT = "turns"
 CHAT = "messages"
 """The column with a whole conversation."""
 
+SOLUTION = {"teacher", "environment", "task", "reward"}
+"""The columns that a teacher's solutions have."""
+
 KINDS = ("prompt", "model", "environment")
 
 
@@ -36,10 +39,11 @@ class Chat:
 
 @dataclass(frozen=True)
 class Sampled:
-    """An exported rollout."""
+    """What a policy answered, with its reward."""
 
-    rollout: Rollout
+    example: Rollout | Task | Chat
     group: tuple[str, int]
+    """Shared by all answers to a prompt."""
     reward: float
 
 
@@ -58,13 +62,14 @@ class Records:
             )
         self._rows = Rows.at(str(data), reading.split)
         self._data, self._reading, self._renderer = data, reading, renderer
-        self.are_rollouts = ROLLOUT in self._rows.columns
+        self._are_rollouts = ROLLOUT in self._rows.columns
+        self._are_solutions = set(self._rows.columns) >= SOLUTION
 
     def _check_columns(self) -> None:
         """Raise `UserError` unless the data set has prompts with answers, or chats."""
         columns = self._rows.columns
         wanted = [self._reading.prompt_column, self._reading.answer_column]
-        if self.are_rollouts or (CHAT in columns and wanted[0] not in columns):
+        if self._are_rollouts or (CHAT in columns and wanted[0] not in columns):
             return
         for name in wanted:
             if name not in columns:
@@ -80,22 +85,22 @@ class Records:
         for index in range(len(self._rows)):
             row = self._rows[index]
             where = f"{self._data}, row {index}"
-            if self.are_rollouts:
-                found = self._sampled(row, where)
-                if found is not None:
-                    yield found
-            elif row.get(CHAT):
-                yield Chat(_messages(row[CHAT], f"{where}: {CHAT}"))
+            if not self._is_wanted(row):
+                continue
+            if self._are_rollouts:
+                yield self._rollout(row, where)
+            elif self._are_solutions:
+                yield self._solution(row, where)
             else:
-                yield self._task(row, where)
+                yield self._written(row, where)
 
     def pairs(self) -> Iterator[tuple[Record, Record]]:
         """Each (chosen, rejected) pair; raises `UserError` with the row.
 
-        Of a group of rollouts, its best and its worst, the first of each; a group whose rewards
-        are all equal has no pair.
+        Of a policy's answers to a prompt, the best and the worst, the first of each; a prompt whose
+        rewards are all equal has no pair.
         """
-        if self.are_rollouts:
+        if self._are_rollouts or self._are_solutions:
             yield from self._best_and_worst()
             return
         self._rows.check_columns(("chosen", "rejected"), "--data")
@@ -134,6 +139,24 @@ class Records:
             messages = (Message("user", prompt), *messages)
         return Chat(messages)
 
+    def _is_wanted(self, row: dict[str, Any]) -> bool:
+        """Whether the reward of a policy's answer is within bounds, and not refused."""
+        if not self._are_rollouts and not self._are_solutions:
+            return True
+        reward = row.get("reward")
+        low, high = self._reading.reward
+        return (
+            isinstance(reward, (int, float))
+            and low <= reward <= high
+            and row.get("verdict") != "refused"
+        )
+
+    def _written(self, row: dict[str, Any], where: str) -> Chat | Task:
+        """A chat, or a prompt with its answer."""
+        if row.get(CHAT):
+            return Chat(_messages(row[CHAT], f"{where}: {CHAT}"))
+        return self._task(row, where)
+
     def _task(self, row: dict[str, Any], where: str) -> Task:
         answer = row.get(self._reading.answer_column)
         if not isinstance(answer, str):
@@ -149,39 +172,45 @@ class Records:
             raise UserError(f"{where}: {name} is {value!r:.60}; it must be text or messages")
         return Conversation((Message("user", value),)) if self._reading.chat else value
 
-    def _sampled(self, row: dict[str, Any], where: str) -> Sampled | None:
-        """A rollout with a reward within bounds, None for any other."""
-        reward = row.get("reward")
-        low, high = self._reading.reward
-        if not isinstance(reward, (int, float)) or not low <= reward <= high:
-            return None
-        if row.get("verdict") == "refused":
-            return None
+    def _solution(self, row: dict[str, Any], where: str) -> Sampled:
+        group = str(row["environment"]), int(row["task"])
+        return Sampled(self._written(row, where), group, float(row["reward"]))
+
+    def _rollout(self, row: dict[str, Any], where: str) -> Sampled:
+        """An exported rollout, or its messages if it was sampled with another tokenizer."""
         try:
-            segments = [_segment(turn) for turn in row[ROLLOUT]]
-            rollout = Rollout(segments)
+            rollout = Rollout([_segment(turn) for turn in row[ROLLOUT]])
             group = str(row["submission"]), int(row["group"])
-            self._check_tokens(row[ROLLOUT], where)
+            own = self._are_own(row[ROLLOUT], where)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{where} is no rollout as `swarm rollouts export` writes them ({error}); export "
                 "the rollouts again"
             ) from error
-        return Sampled(rollout, group, float(reward))
+        if own:
+            return Sampled(rollout, group, float(row["reward"]))
+        if not row.get(CHAT):
+            raise UserError(
+                f"{where} was sampled with another tokenizer than the model's, so its tokens "
+                "mean other texts; choose a model of that run, or make examples of texts"
+            )
+        return Sampled(self._written(row, where), group, float(row["reward"]))
 
-    def _check_tokens(self, turns: Sequence[Any], where: str) -> None:
-        """Raise `UserError` unless this model's tokenizer gives the rollout's tokens their text."""
+    def _are_own(self, turns: Sequence[Any], where: str) -> bool:
+        """Whether this model's tokenizer gives the rollout's tokens their text.
+
+        Raises `UserError` if they have no text.
+        """
         for turn in turns:
             if turn["text"] is None:
                 raise UserError(
                     f"{where} has no text, so that its tokenizer is unknown; export the rollouts "
                     "with --tokenizer FOLDER"
                 )
-            if self._renderer.decode_completion(turn["tokens"], ())[0] != turn["text"]:
-                raise UserError(
-                    f"{where} was sampled with another tokenizer than the model's, so its tokens "
-                    "mean other texts; choose a model of that run, or make examples of texts"
-                )
+        return all(
+            self._renderer.decode_completion(turn["tokens"], ())[0] == turn["text"]
+            for turn in turns
+        )
 
 
 def _segment(turn: Any) -> Segment:

@@ -104,7 +104,7 @@ def test_samples_survive_a_torn_line_and_other_checkpoints_are_refused(tmp_path:
         pass
     path.write_text("notes\n")
     with (
-        pytest.raises(UserError, match="is no file of `swarm eval`"),
+        pytest.raises(UserError, match="is no file of samples"),
         open_samples(path, {"checkpoint": "aa"}, Sample),
     ):
         pass

@@ -205,7 +205,7 @@ def test_a_runs_workers_are_credited_for_what_is_kept(tmp_path: Path) -> None:
         seen("eve", None, ""),
     ]
     selection = Selection(RULES)
-    write(of_rollouts(iter(rollouts)), selection, tmp_path / "data", "run")
+    write(of_rollouts(iter(rollouts), None), selection, tmp_path / "data", "run")
     assert {name: (each.kept, each.solutions) for name, each in selection.credits.items()} == {
         "ann": (1, 1),
         "bob": (1, 2),
@@ -215,7 +215,7 @@ def test_a_runs_workers_are_credited_for_what_is_kept(tmp_path: Path) -> None:
     bare = seen("ann", 1.0)
     bare.turns[0] = replace(bare.turns[0], text=None)
     with pytest.raises(UserError, match="give --tokenizer FOLDER"):
-        list(of_rollouts(iter([bare])))
+        list(of_rollouts(iter([bare]), None))
 
 
 def test_a_data_set_that_shrinks_to_nothing_is_a_sentence(tmp_path: Path) -> None:

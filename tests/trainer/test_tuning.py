@@ -221,6 +221,24 @@ def test_rollouts_are_chosen_by_reward(base: Path, tmp_path: Path) -> None:
     assert texts == [["0>1", "0>0"], ["2>0", "2>1"]]
 
 
+def test_a_teachers_solutions_are_chosen_by_reward(base: Path, tmp_path: Path) -> None:
+    """A task's best solution is preferred to its worst, as of rollouts."""
+    told = [(0, "0", 0.0), (0, "1", 1.0), (0, "2", 1.0), (1, "3", 1.0), (2, "4", 0.0)]
+    rows = [
+        {"prompt": f"{task}>", "answer": answer, "messages": None, "teacher": "ab"}
+        | {"environment": "sort", "task": task, "reward": reward}
+        for task, answer, reward in told
+    ]
+    data = tmp_path / "solutions.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    decode = Renderer(base).decode_completion
+    found, _ = read_examples(data, base, 99, Reading(reward=(1.0, math.inf)))
+    assert [decode(each.model_tokens, ())[0][0] for each in found] == ["1", "2", "3"]
+    job = StartTuning(model=str(base), data=str(data), settings=TuningSettings(loss="preferences"))
+    (pair,), _ = read_job(job, 99)
+    assert [decode(each.model_tokens, ())[0][0] for each in pair.rollouts] == ["1", "0"]
+
+
 def test_rollouts_of_another_tokenizer_are_refused(base: Path, tmp_path: Path) -> None:
     data = write_rollouts(tmp_path / "r.jsonl", base, [[1.0]])
     text = data.read_text()

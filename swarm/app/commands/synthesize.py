@@ -107,13 +107,17 @@ def synthesize(
     )
     found: Iterator[Solution]
     if rollouts is not None:
+        from peers.environments import Renderer
+        from swarm.app.synthesis.chats import ChatReader
         from swarm.app.synthesis.sources import of_rollouts
 
         if tasks is not None:
             raise UserError("--tasks goes with --teacher; a run's tasks are those of its manifest")
         chosen = Chosen(rollouts, None, None, None, None, 0, tokenizer, ledger, run)
-        _, seen = chosen.open("export")
-        found = of_rollouts(seen)
+        source, seen = chosen.open("export")
+        decoder = source.tokenizer
+        chats = ChatReader(Renderer(decoder.folder)) if decoder is not None else None
+        found = of_rollouts(seen, chats)
     else:
         assert teacher is not None
         found = _generate(
@@ -169,6 +173,7 @@ def _generate(
     from dataclasses import replace
 
     from peers.engines.installed import interpreter_for
+    from peers.evaluation.samples import Named
     from swarm.app.evaluation import options
     from swarm.app.evaluation.run import Machine, measure
     from swarm.app.synthesis.sources import of_samples
@@ -200,5 +205,8 @@ def _generate(
     )
     wanted = replace(wanted, with_prompts=True)
     show = ProgressLine("").show
-    measured = run_until_interrupted(measure, wanted, teacher.resolve(), solutions, machine, show)
+    named = Named("--solutions", "swarm synthesize")
+    measured = run_until_interrupted(
+        measure, wanted, teacher.resolve(), solutions, machine, show, named
+    )
     return of_samples(measured, wanted.environments)

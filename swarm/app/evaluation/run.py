@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peers.evaluation.samples import SampleFile, open_samples
+from peers.evaluation.samples import EVALUATION, Named, SampleFile, open_samples
 from swarm.app.evaluation.child import SERVICE, draw, play_rows
 from swarm.app.evaluation.options import Evaluation
 from swarm.jobs import Hardware
@@ -53,8 +53,12 @@ async def measure(
     out: Path,
     machine: Machine,
     show: Callable[[Progress], None],
+    named: Named = EVALUATION,
 ) -> Measured:
-    """Evaluate the checkpoint in an absolute folder, resuming `out`; raises `UserError`."""
+    """Evaluate the checkpoint in an absolute folder, resuming `out`; raises `UserError`.
+
+    `named`: the command and its option that gave `out`.
+    """
     setup = EvaluationSetup(
         folder=str(folder),
         environments=wanted.environments,
@@ -69,7 +73,7 @@ async def measure(
         start_deadline_seconds=EVALUATION_START_SECONDS,
     ) as child:
         drawn = await draw(child, wanted)
-        with open_samples(out, head_of(wanted, drawn), Sample) as file:
+        with open_samples(out, head_of(wanted, drawn), Sample, named) as file:
             for index in range(len(wanted.environments)):
                 await _play(wanted, index, drawn, child, file, show)
             return Measured(folder.name, drawn, _in_order(wanted, drawn, file.samples))

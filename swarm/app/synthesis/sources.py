@@ -7,6 +7,7 @@ from typing import Any
 
 from swarm.app.evaluation.run import Measured
 from swarm.app.rollouts.seen import SeenRollout, as_row
+from swarm.app.synthesis.chats import ChatReader
 from swarm.app.synthesis.selection import Solution
 from swarm.errors import UserError
 from swarm.jobs.evaluation import Sample
@@ -59,8 +60,11 @@ def _texts(sample: Sample, environment: str) -> dict[str, Any]:
     return {"prompt": first.content, "answer": turns[0], "messages": None}
 
 
-def of_rollouts(rollouts: Iterator[SeenRollout]) -> Iterator[Solution]:
-    """The accepted rollouts of a run; raises `UserError` for some without a text."""
+def of_rollouts(rollouts: Iterator[SeenRollout], chats: ChatReader | None) -> Iterator[Solution]:
+    """The accepted rollouts of a run; raises `UserError` for some without a text.
+
+    `chats` reads the messages of those whose prompt is a chat.
+    """
     for seen in rollouts:
         if seen.submission.verdict != "accepted" or seen.reward is None:
             continue
@@ -78,5 +82,5 @@ def of_rollouts(rollouts: Iterator[SeenRollout]) -> Iterator[Solution]:
             reward=seen.reward if seen.task_reward is None else seen.task_reward,
             finished=written[-1].finish == "stop",
             contributor=seen.submission.worker,
-            row=as_row(seen),
+            row={**as_row(seen), "messages": chats.messages(seen.turns) if chats else None},
         )

@@ -33,7 +33,16 @@ LOCAL: dict[str, tuple[pa.DataType, str]] = {
     "tokens": (pa.int64(), "tokens that the teacher wrote"),
     "teacher": (pa.string(), "BLAKE3-256 of the teacher's weights, config and tokenizer"),
 }
-"""Columns of solutions made on one machine; those of a run have the columns of rollouts."""
+"""Columns of solutions made on one machine."""
+
+OF_RUN = COLUMNS | {
+    "messages": (
+        _MESSAGES,
+        "the whole chat, with the worker's turns as assistant; null after a prompt of text, and "
+        "where the chat template does not give the tokens of `turns` again",
+    )
+}
+"""Columns of a run's solutions: those of its rollouts, and the chat."""
 
 THIS_MACHINE = "this machine"
 
@@ -53,7 +62,7 @@ def write(solutions: Iterable[Solution], selection: Selection, out: Path, source
 
     The folder appears complete or not at all. `source` says in a few words who made them.
     """
-    columns = COLUMNS if source == "run" else LOCAL
+    columns = OF_RUN if source == "run" else LOCAL
     table = Table(columns, ("synthetic", "reasoning"), "")
     aside = out.with_name(out.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
