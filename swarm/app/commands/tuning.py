@@ -66,7 +66,7 @@ def sft(
     chat: Chat = False,
     reward: Annotated[
         str | None,
-        typer.Option(help="Of exported rollouts, learn those with a reward in LOW:HIGH."),
+        typer.Option(help="Of rollouts and solutions, learn those with a reward in LOW:HIGH."),
     ] = None,
     steps: Steps = 100,
     batch: Batch = 32,
@@ -124,7 +124,7 @@ def dpo(
         Path,
         typer.Option(
             help="JSON lines, Parquet, Arrow, or a Hugging Face folder of them: prompts with "
-            "chosen and rejected answers, or exported rollouts."
+            "chosen and rejected answers, a teacher's solutions, or exported rollouts."
         ),
     ],
     beta: Annotated[
@@ -149,8 +149,8 @@ def dpo(
 ) -> None:
     """Teach a policy to prefer one answer to another (DPO). Needs no network.
 
-    Of exported rollouts, a group's best is preferred to its worst. The same command resumes an
-    interrupted tuning.
+    Of exported rollouts and of solutions, a prompt's best answer is preferred to its worst. The
+    same command resumes an interrupted tuning.
     """
     require_extra("train", "swarm dpo")
     from swarm.app.tuning import TuningOptions
