@@ -52,6 +52,7 @@ class Run:
         self.id = run_id(manifest)
         self.owner = manifest.sender
         self._envelope = manifest
+        self._trusted = frozenset(self.manifest.trusted_ids())
         self._versions: dict[bytes, Envelope] = {}
         self._evictions: dict[str, Envelope] = {}
         self._reinstatements: dict[str, Envelope] = {}
@@ -83,6 +84,7 @@ class Run:
         if self.refusal(new) is not None:
             return False
         self._envelope = manifest
+        self._trusted = frozenset(new.trusted_ids())
         self.keep(manifest)
         return True
 
@@ -169,7 +171,7 @@ class Run:
     def evicted(self, peer: str) -> Eviction | None:
         """Return the eviction in force against a peer, if any. Trusted peers are never evicted."""
         eviction = self._evictions.get(peer)
-        if eviction is None or peer in self.manifest.trusted_ids():
+        if eviction is None or peer in self._trusted:
             return None
         reinstatement = self._reinstatements.get(peer)
         if reinstatement and reinstatement.body.issued_ms > eviction.body.issued_ms:
@@ -188,11 +190,11 @@ class Run:
         """
         if self.manifest.broadcast_mode == "open":
             return True
-        return "relay" in roles or peer in self.manifest.trusted_ids()
+        return "relay" in roles or peer in self._trusted
 
     def trusts(self, peer: str) -> bool:
         """Whether a peer is the owner, or one that the newest version names."""
-        return peer == self.owner or peer in self.manifest.trusted_ids()
+        return peer == self.owner or peer in self._trusted
 
     def environment_peers(self, order: StepOrder) -> list[str]:
         """The environment peers that a step's version names and the newest has not removed."""

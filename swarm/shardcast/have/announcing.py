@@ -20,7 +20,7 @@ import trio
 from swarm.identity import PeerId
 from swarm.shardcast.have.claims import Claim, Claims
 from swarm.shardcast.have.messages import (
-    CHECKPOINTS_MAX,
+    CLAIMS_MAX,
     Complete,
     Entry,
     Gone,
@@ -109,7 +109,7 @@ class Announcer:
 
     def tell_all(self, neighbour: Neighbour) -> None:
         """Announce every checkpoint to a neighbour."""
-        for held in self._store.all()[-CHECKPOINTS_MAX:]:
+        for held in self._store.all()[-CLAIMS_MAX:]:
             neighbour.news[held.digest] = None
         if neighbour.news or neighbour.announced:
             neighbour.speak_at(-inf)

@@ -7,13 +7,20 @@ lowers the liar's success rate as a source.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import trio
 
 from swarm.identity import PeerId
-from swarm.shardcast.have.messages import CHECKPOINTS_MAX, Bitmap, Complete, Entry, Gone
+from swarm.shardcast.have.messages import (
+    CLAIMED_PIECES_MAX,
+    CLAIMS_MAX,
+    Bitmap,
+    Complete,
+    Entry,
+    Gone,
+)
 from swarm.shardcast.rarity import Rarity, bits_of
 
 
@@ -45,8 +52,10 @@ class Claims:
 
     def __init__(self) -> None:
         self._claims: dict[PeerId, OrderedDict[bytes, Claim]] = {}
+        self._pieces: dict[PeerId, int] = {}
+        """Length of all bit sets of a neighbour's claims."""
         self._rarity: dict[bytes, Rarity] = {}
-        self._on_change: list[Callable[[PeerId], None]] = []
+        self._on_change: list[Callable[[PeerId, Collection[bytes] | None], None]] = []
         self._heard = trio.Event()
         """Set at the next announcement of any neighbour, and then replaced."""
 
@@ -57,6 +66,7 @@ class Claims:
         """Start an empty record of a peer's claims; forgets its earlier ones."""
         self.forget(peer)
         self._claims[peer] = OrderedDict()
+        self._pieces[peer] = 0
 
     def of(self, peer: PeerId, manifest: bytes) -> Claim | None:
         """A neighbour's claim on a checkpoint; None if it announced nothing of it."""
@@ -83,19 +93,23 @@ class Claims:
         rarity = self._rarity.get(manifest)
         return rarity.rarest(pieces) if rarity is not None else pieces
 
-    def on_change(self, callback: Callable[[PeerId], None]) -> None:
-        """Call `callback(peer)` at each change of a neighbour's claims."""
+    def on_change(self, callback: Callable[[PeerId, Collection[bytes] | None], None]) -> None:
+        """Call `callback(peer, manifests)` at each change of a neighbour's claims."""
         self._on_change.append(callback)
 
-    def changed(self, peer: PeerId) -> None:
-        """Notify all tasks and callbacks that wait for claims."""
+    def changed(self, peer: PeerId, manifests: Collection[bytes] | None = None) -> None:
+        """Notify all tasks and callbacks that wait for claims.
+
+        `manifests` names the checkpoints whose claims may have changed; None: all.
+        """
         self._heard.set()
         self._heard = trio.Event()
         for callback in self._on_change:
-            callback(peer)
+            callback(peer, manifests)
 
     def forget(self, peer: PeerId) -> None:
         """Drop all claims of a neighbour."""
+        self._pieces.pop(peer, None)
         for digest, claim in self._claims.pop(peer, {}).items():
             self._count(digest, claim.bits, 0)
 
@@ -112,18 +126,16 @@ class Claims:
             del self._rarity[digest]
 
     def apply(self, peer: PeerId, entry: Entry) -> Claim | None:
-        """Apply an entry to a neighbour's claims; returns the claim, unless it is withdrawn."""
+        """Apply an entry to a neighbour's claims; returns the claim, unless it is withdrawn.
+
+        The oldest claims are forgotten where there are too many.
+        """
         claims, digest = self._claims[peer], entry.manifest
         if isinstance(entry, Gone):
             if digest in claims:
-                self._count(digest, claims.pop(digest).bits, 0)
+                self._drop(peer, digest)
             return None
-        claim = claims.get(digest)
-        if claim is None:
-            claim = claims[digest] = Claim()
-            while len(claims) > CHECKPOINTS_MAX:
-                oldest, dropped = claims.popitem(last=False)
-                self._count(oldest, dropped.bits, 0)
+        claim = claims.setdefault(digest, Claim())
         old = claim.bits
         if isinstance(entry, Complete):
             claim.complete = True
@@ -139,4 +151,12 @@ class Claims:
             claim.bits |= bits_of(named)
             claim.count = entry.count
         self._count(digest, old, claim.bits)
-        return claim
+        self._pieces[peer] += claim.bits.bit_length() - old.bit_length()
+        while len(claims) > CLAIMS_MAX or self._pieces[peer] > CLAIMED_PIECES_MAX:
+            self._drop(peer, next(iter(claims)))
+        return claims.get(digest)
+
+    def _drop(self, peer: PeerId, digest: bytes) -> None:
+        bits = self._claims[peer].pop(digest).bits
+        self._count(digest, bits, 0)
+        self._pieces[peer] -= bits.bit_length()

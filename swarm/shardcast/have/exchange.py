@@ -12,7 +12,7 @@ from swarm.identity import PeerId
 from swarm.rates import TokenBucket
 from swarm.shardcast.have.announcing import Announcer, Neighbour
 from swarm.shardcast.have.claims import Claims
-from swarm.shardcast.have.messages import CHECKPOINTS_MAX, FRAME_BYTES_MAX, PROTOCOL, decode, encode
+from swarm.shardcast.have.messages import ENTRIES_MAX, FRAME_BYTES_MAX, PROTOCOL, decode, encode
 from swarm.shardcast.held import Held
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
@@ -229,8 +229,8 @@ class HaveExchange:
                 with trio.CancelScope(deadline=neighbour.due) as neighbour.timer:
                     await trio.sleep_forever()
                 entries = self._announcer.take(peer, neighbour)
-                for start in range(0, len(entries), CHECKPOINTS_MAX):
-                    some = entries[start : start + CHECKPOINTS_MAX]
+                for start in range(0, len(entries), ENTRIES_MAX):
+                    some = entries[start : start + ENTRIES_MAX]
                     with trio.fail_after(DEADLINE_SECONDS):
                         await stream.send(encode(some))
         finally:
@@ -258,11 +258,12 @@ class HaveExchange:
             with scope:
                 # Entries of a replaced stream would be counted and never withdrawn.
                 while (raw := await stream.receive()) is not None and not scope.cancel_called:
-                    for entry in decode(raw):
+                    entries = decode(raw)
+                    for entry in entries:
                         claim = self.claims.apply(peer, entry)
                         if claim is not None:
                             self._announcer.note_progress(peer, entry.manifest, claim)
-                    self.claims.changed(peer)
+                    self.claims.changed(peer, {entry.manifest for entry in entries})
                     # A burst is read at once; a neighbour that goes on so fast runs out of credit.
                     now = self._world.now()
                     frames.borrow(1, now)

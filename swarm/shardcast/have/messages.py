@@ -10,8 +10,15 @@ from msgspec import Meta
 from swarm.messages import Digest
 from swarm.shardcast import limits
 
-CHECKPOINTS_MAX = 16
-"""Checkpoints remembered per neighbour; the oldest is forgotten."""
+ENTRIES_MAX = 16
+"""Entries of a frame."""
+
+CLAIMS_MAX = 256
+"""Checkpoints remembered per neighbour; the oldest is forgotten. Trainers that merge hold one for
+each contribution of some rounds."""
+
+CLAIMED_PIECES_MAX = 16 * limits.CHECKPOINT_PIECES_MAX
+"""Pieces of all checkpoints remembered per neighbour: 128 KiB."""
 
 PROTOCOL = "/swarm/have/1.0.0"
 
@@ -43,7 +50,7 @@ class Gone(msgspec.Struct, array_like=True, frozen=True, tag="gone"):
 
 
 Entry: TypeAlias = Bitmap | Pieces | Complete | Gone
-Frame: TypeAlias = Annotated[list[Entry], Meta(max_length=CHECKPOINTS_MAX)]
+Frame: TypeAlias = Annotated[list[Entry], Meta(max_length=ENTRIES_MAX)]
 
 _decoder: msgspec.msgpack.Decoder[list[Entry]] = msgspec.msgpack.Decoder(Frame)
 decode = _decoder.decode
