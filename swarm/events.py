@@ -238,7 +238,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"peer {_short(f['remote'])} was not admitted: {f['reason']}{_untold(f)}"
     ),
     "shardcast.checkpoint_complete": lambda f: (
-        f"fetched {'the delta to ' if f['delta'] else ''}policy {f['step']}: "
+        f"fetched {f['name']}: "
         f"{_megabytes(f['bytes_fetched'])} in {f['seconds']:.1f} s "
         f"from {len(f['by_source'])} peers"
     ),
@@ -250,7 +250,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"no delta for policy {f['step']}, fetching it in full: {f['reason']}"
     ),
     "shardcast.not_synced": lambda f: (
-        f"policy {f['step']} could not be made durable yet: {f['reason']}"
+        f"checkpoint {f['lineage']}/{f['step']} could not be made durable yet: {f['reason']}"
     ),
     "shardcast.pieces_lost": lambda f: (
         f"{f['pieces']} pieces of {f['file']} are damaged on this disk; fetching them again"
@@ -406,7 +406,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "outer.together": lambda f: f"other trainers are present in round {f['round']}",
     "outer.behind": lambda f: (
         f"the outer state after round {f['round']} is older than another trainer's: {f['reason']}; "
-        + ("staying on this branch" if f["last"] else "trying again")
+        + ("staying on this branch for a while" if f["last"] else "trying again")
     ),
     "outer.branch_lost": lambda f: (
         f"another branch of the run has more tokens; {len(f['rounds'])} rounds with "
@@ -461,7 +461,8 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         )
     ),
     "outer.run_complete": lambda f: (
-        f"the run is complete after {f['round']} rounds; its model is in {f['folder']}"
+        f"the run is complete after {f['round']} rounds, with state {_readable(f['state'])}; its "
+        f"model is in {f['folder']}"
     ),
     "outer.waiting": lambda f: (
         f"round {f['round']} has {f['contributions']} contributions (quorum {f['quorum']}) and has "

@@ -94,8 +94,8 @@ class Artifacts:
             await self.peer.store.withdraw((round, number))
             return await self.peer.store.publish(folder, round, number)
 
-    async def fetch(self, reference: CheckpointReference) -> str:
-        """Return the folder of an artifact; fetch it if it is missing.
+    async def fetch(self, reference: CheckpointReference, name: str) -> str:
+        """Return the folder of an artifact; fetch it if it is missing. The log calls it `name`.
 
         Raises `PeerError` when no further piece arrives, and the errors of
         `swarm.shardcast.fetch.fetcher.Fetcher.fetch`.
@@ -111,6 +111,7 @@ class Artifacts:
                 folder = await self.peer.policies.fetcher.fetch(
                     Checkpoint(reference=reference, total_bytes=0),
                     lambda: self.peer.policies.sources(reference.digest),
+                    name=name,
                 )
             except (SwarmError, OSError) as error:  # raised below, outside the nursery's group
                 failed.append(error)
@@ -150,6 +151,12 @@ class Artifacts:
         if total != contribution.total_bytes:
             return f"it has {total} bytes, but {contribution.total_bytes} were announced"
         return ""
+
+    async def fetch_contribution(self, contribution: Contribution) -> str:
+        """Return the folder of a contribution, as `fetch`."""
+        return await self.fetch(
+            contribution.artifact, f"a contribution from round {contribution.base_round}"
+        )
 
     async def drop_before(self, round: int) -> None:
         """Delete the artifacts of older rounds."""

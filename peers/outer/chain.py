@@ -8,12 +8,18 @@ merged is lost.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from swarm.envelope import Envelope
 from swarm.errors import SwarmError
 from swarm.outer import GENESIS, Contribution, RoundRecord
+
+ROUNDS_KEPT = 500
+"""Rounds of the chain kept in memory: as long as two parts of a network may be apart and still
+know where they parted. 30 MB with the most trainers."""
 
 WAITING_MAX = 1000
 """Records kept whose parent is unknown."""
@@ -31,24 +37,34 @@ class Link:
     signer: str
     record: RoundRecord
     envelope: Envelope
+    counted: frozenset[object]
+    """Names of the contributions that cannot count again."""
 
     @staticmethod
     def of(envelope: Envelope) -> Link:
         record = envelope.expect(RoundRecord)
-        return Link(envelope.digest, envelope.sender, record, envelope)
+        counted = frozenset(name for each in record.contributions for name in names_of(each))
+        return Link(envelope.digest, envelope.sender, record, envelope, counted)
 
     @property
     def round(self) -> int:
         return self.record.round
 
+    @property
+    def weight(self) -> tuple[int, bytes]:
+        """Of two links the one with the smaller value is followed."""
+        return -self.record.tokens, self.digest
+
 
 class Chain:
-    """All known records, and the rules by which one of their branches counts."""
+    """The records of the newest rounds, and the rules by which one of their branches counts."""
 
     def __init__(self, staleness_max: int) -> None:
         self._staleness_max = staleness_max
         self._links: dict[bytes, Link] = {}
         """Checked records, whose parents are known."""
+        self._by_weight: list[tuple[int, bytes]] = []
+        """Their weights, sorted: the heaviest first."""
         self._waiting: dict[bytes, Link] = {}
         """Records whose parents are unknown, oldest first."""
 
@@ -69,8 +85,7 @@ class Chain:
                 del self._waiting[next(iter(self._waiting))]
             return []
         self._check(link.record)
-        self._links[link.digest] = link
-        return [link, *self._add_waiting(link.digest)]
+        return self._join(link)
 
     def begin_at(self, envelope: Envelope) -> list[Link]:
         """Add a record whose ancestors this trainer does not need, because it has the outer state
@@ -80,27 +95,30 @@ class Chain:
             return []
         _check_alone(link.record)
         self._waiting.pop(link.digest, None)
-        self._links[link.digest] = link
-        return [link, *self._add_waiting(link.digest)]
+        return self._join(link)
 
-    def _add_waiting(self, parent: bytes) -> list[Link]:
-        added = []
-        for child in [each for each in self._waiting.values() if each.record.parent == parent]:
-            del self._waiting[child.digest]
-            try:
-                added += self.add(child.envelope)
-            except BadRecord:
-                continue  # it stays out, like one that comes after its parent
-        return added
+    def _join(self, link: Link) -> list[Link]:
+        """Add a checked record and, in turn, all that waited for it."""
+        joined: list[Link] = []
+        joining = [link]
+        while joining:
+            link = joining.pop()
+            self._links[link.digest] = link
+            insort(self._by_weight, link.weight)
+            joined.append(link)
+            children = [c for c in self._waiting.values() if c.record.parent == link.digest]
+            for child in children:
+                del self._waiting[child.digest]
+                with suppress(BadRecord):  # it stays out, like one that comes after its parent
+                    self._check(child.record)
+                    joining.append(child)
+        return joined
 
-    def missing(self) -> list[bytes]:
-        """Unknown parents of the waiting records."""
-        parents = dict.fromkeys(each.record.parent for each in self._waiting.values())
-        return [each for each in parents if each not in self._waiting and each not in self._links]
-
-    def waits_for(self, missing: bytes) -> Link:
-        """A record that waits for an unknown parent."""
-        return next(each for each in self._waiting.values() if each.record.parent == missing)
+    def forget_before(self, round: int) -> None:
+        """Forget the records of older rounds."""
+        for link in [link for link in self._links.values() if link.round < round]:
+            del self._links[link.digest]
+            del self._by_weight[bisect_left(self._by_weight, link.weight)]
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -122,10 +140,8 @@ class Chain:
 
         Only records for which `counts` is true can be the last.
         """
-        heads = [link for link in self._links.values() if counts(link)]
-        if not heads:
-            return GENESIS
-        return min(heads, key=lambda link: (-link.record.tokens, link.digest)).digest
+        heads = (digest for _, digest in self._by_weight if counts(self._links[digest]))
+        return next(heads, GENESIS)
 
     def ancestor(self, digest: bytes, round: int) -> bytes | None:
         """The record of a round in the chain that ends at `digest`; None: unknown, or later."""
@@ -178,9 +194,8 @@ class Chain:
         if base != contribution.base and (base is not None or contribution.base in self):
             return f"it has another base than round {contribution.base_round} of this chain"
         for link in self._recent(parent):
-            for counted in link.record.contributions:
-                if is_same(counted, contribution):
-                    return f"round {link.round} counted it already"
+            if not link.counted.isdisjoint(names_of(contribution)):
+                return f"round {link.round} counted it already"
         return None
 
     def _recent(self, digest: bytes) -> Iterable[Link]:
@@ -215,11 +230,10 @@ class Chain:
                 )
 
 
-def is_same(one: Contribution, other: Contribution) -> bool:
-    """Whether two contributions cannot both count: one trainer's from one base, or the same
-    files."""
-    by_one = (one.trainer, one.base) == (other.trainer, other.base)
-    return by_one or one.artifact.digest == other.artifact.digest
+def names_of(contribution: Contribution) -> tuple[object, object]:
+    """What no two contributions that count have in common: the trainer with the base that it began
+    from, and the files."""
+    return (contribution.trainer, contribution.base), contribution.artifact.digest
 
 
 def tokens_in(contributions: Iterable[Contribution]) -> int:

@@ -9,7 +9,7 @@ import trio
 
 from peers.outer.artifacts import state_key
 from peers.outer.asking import ask
-from peers.outer.chain import BadRecord, Link, lost
+from peers.outer.chain import ROUNDS_KEPT, BadRecord, Link, lost
 from peers.outer.child import ReplicaChild
 from peers.outer.loop import OuterLoop
 from peers.outer.store import OuterStore, State
@@ -24,12 +24,12 @@ from swarm.world import ChildDied
 RETRY_SECONDS = 5.0
 """Pause before a failed attempt to follow another trainer is repeated."""
 
-RECORDS_ASKED_MAX = 4096
-"""Records that a trainer asks for to connect another trainer's chain with its own."""
-
 ATTEMPTS_MAX = 3
 """Failed attempts to get a record's outer state, or what leads to it, after which this trainer
-stays on its own branch until another trainer announces a heavier one."""
+goes on with its own branch for a while, unless another trainer announces a heavier one."""
+
+GIVEN_UP_SECONDS = 60.0
+"""Time after which a state that could not be reached is tried again: a disk may have room again."""
 
 
 class _Offer(NamedTuple):
@@ -38,6 +38,14 @@ class _Offer(NamedTuple):
     trainer: str
     state: State
     reference: CheckpointReference
+
+
+class _Failures(NamedTuple):
+    """Failed attempts to reach a record's outer state."""
+
+    number: int
+    at: float
+    """Time of the last one, in the world's seconds."""
 
 
 class OtherState(SwarmError):
@@ -59,8 +67,7 @@ class Following:
         """The manifest of the newest state, once it is hashed, until it is published."""
         self._moving = trio.Lock()
         """Held while a state's folder moves, and while a merge reads one."""
-        self._failed: dict[bytes, int] = {}
-        """Failed attempts, by record."""
+        self._failed: dict[bytes, _Failures] = {}
         self._said_lost: bytes | None = None
         """The last record of a branch that was reported as lost."""
         self._events = loop.peer.node.events
@@ -131,13 +138,15 @@ class Following:
     async def begin(self, child: ReplicaChild) -> None:
         """Load the state of an earlier process, or make the state before the first round."""
         known = {state.record: state for state in self._store.states()}
-        records = self._store.records()
-        for envelope in records:
+        newest = max((state.round for state in known.values()), default=0)
+        since = max(1, newest - ROUNDS_KEPT)
+        for envelope in self._store.records(since):
+            begins = envelope.digest in known or envelope.expect(RoundRecord).round == since
             with suppress(BadRecord):
-                self._loop.chain.add(envelope)
-        for envelope in records:
-            if envelope.digest in known:
-                self._loop.chain.begin_at(envelope)
+                if begins:
+                    self._loop.chain.begin_at(envelope)
+                else:
+                    self._loop.chain.add(envelope)
         self._states = {
             record: state
             for record, state in known.items()
@@ -171,6 +180,7 @@ class Following:
         for record in old:
             await self._loop.artifacts.drop_state(*self._states.pop(record)[:2])
         await self._store.drop_states_before(oldest)
+        self._loop.chain.forget_before(self.state.round - ROUNDS_KEPT)
         await self._loop.artifacts.drop_before(oldest - staleness_max - 1)
 
     # --- records -----------------------------------------------------------------------------
@@ -188,9 +198,16 @@ class Following:
 
     def _counts(self, link: Link) -> bool:
         """Whether a record can be the last of the chain that this trainer follows."""
-        if self._failed.get(link.digest, 0) >= ATTEMPTS_MAX:
+        if self._is_given_up(link.digest):
             return False
         return link.signer in self._loop.peer.run.manifest.trainer_ids()
+
+    def _is_given_up(self, record: bytes) -> bool:
+        """Whether the state after a record could not be reached a short while ago."""
+        failed = self._failed.get(record)
+        if failed is None or failed.number < ATTEMPTS_MAX:
+            return False
+        return self._loop.peer.node.world.now() < failed.at + GIVEN_UP_SECONDS
 
     def _target(self) -> bytes:
         """The last record of the heaviest known chain that can be followed."""
@@ -204,7 +221,7 @@ class Following:
             (-status.tokens, status.record, trainer, status)
             for trainer, status in self._loop.presence.others().items()
             if status.record not in self._loop.chain
-            and self._failed.get(status.record, 0) < ATTEMPTS_MAX
+            and not self._is_given_up(status.record)
             and (-status.tokens, status.record) < weight
         ]
         if not found:
@@ -232,35 +249,44 @@ class Following:
             except ChildDied:
                 raise
             except (SwarmError, OSError) as error:
-                self._failed[wanted] = self._failed.get(wanted, 0) + 1
-                self._events.emit(
-                    "outer.behind",
-                    round=self.state.round,
-                    reason=str(error),
-                    last=self._failed[wanted] >= ATTEMPTS_MAX,
-                )
+                self._fail(wanted, str(error))
                 await trio.sleep(RETRY_SECONDS)
                 continue
-            await self._loop.changed.wait_change()
+            with trio.move_on_after(GIVEN_UP_SECONDS):
+                await self._loop.changed.wait_change()
+
+    def _fail(self, wanted: bytes, reason: str) -> None:
+        """Count a failed attempt, and report it."""
+        before = self._failed.pop(wanted, None)
+        failed = _Failures(before.number + 1 if before else 1, self._loop.peer.node.world.now())
+        self._failed[wanted] = failed
+        if len(self._failed) > ROUNDS_KEPT:
+            del self._failed[next(iter(self._failed))]
+        self._events.emit(
+            "outer.behind",
+            round=self.state.round,
+            reason=reason,
+            last=failed.number >= ATTEMPTS_MAX,
+        )
+        self._loop.changed.touch()
 
     async def _learn(self, trainer: str, status: OuterStatus) -> None:
         """Ask a trainer for the records that lead to its state."""
         records: list[Envelope] = []
         wanted = status.record
-        while wanted not in self._loop.chain and len(records) < RECORDS_ASKED_MAX:
+        while wanted not in self._loop.chain and len(records) < ROUNDS_KEPT:
             page = await ask(self._loop.peer, PeerId(trainer), wanted)
             if not page:
                 break
             records += page
             wanted = page[-1].expect(RoundRecord).parent
-        for envelope in reversed(records):
-            await self.hear(envelope)
-        if status.record in self._loop.chain:
-            return
         if not records:
             raise PeerError(f"{trainer} does not hand out the record of its round {status.round}")
-        for link in self._loop.chain.begin_at(records[-1]):
-            await self._store.keep_record(link.envelope)
+        if wanted not in self._loop.chain:
+            for link in self._loop.chain.begin_at(records[-1]):
+                await self._store.keep_record(link.envelope)
+        for envelope in reversed(records):
+            await self.hear(envelope)
         if status.record not in self._loop.chain:
             raise PeerError(f"{trainer} hands out records that do not follow from each other")
 
@@ -323,8 +349,8 @@ class Following:
 
         async def fetch(trainer: str, index: int) -> None:
             try:
-                artifact = link.record.contributions[index].artifact
-                folders[trainer] = await self._loop.artifacts.fetch(artifact)
+                contribution = link.record.contributions[index]
+                folders[trainer] = await self._loop.artifacts.fetch_contribution(contribution)
             except (SwarmError, OSError) as error:
                 failed.append(error)
 
@@ -378,7 +404,8 @@ class Following:
             return False
         offer = max(offers, key=lambda each: (each.state.round, each.trainer))
         begun = self._loop.peer.node.world.now()
-        folder = await self._loop.artifacts.fetch(offer.reference)
+        name = f"the outer state after round {offer.state.round}"
+        folder = await self._loop.artifacts.fetch(offer.reference, name)
         checked = await child.check_state(folder)
         if checked.problem or checked.digest != offer.state.digest:
             await self._loop.artifacts.drop_state(*offer.state[:2])

@@ -15,11 +15,15 @@ from swarm.world import ChildDied
 RETRY_SECONDS = 10.0
 """Pause before a contribution is fetched again that could not be fetched."""
 
+REFUSED_MAX = 1000
+"""Refused artifacts that are remembered."""
+
 
 class Gathering:
     """The contributions that this trainer could list in a record now.
 
-    A trainer has at most one: its newest. A contribution is refused in one sentence, once.
+    A trainer has at most one: its newest. A contribution is refused in one sentence, once; one of
+    another branch counts after all if this trainer comes to follow that branch.
     """
 
     def __init__(self, loop: OuterLoop) -> None:
@@ -28,7 +32,9 @@ class Gathering:
         self._busy: set[bytes] = set()
         """Artifacts that are being fetched and checked."""
         self._refused: dict[bytes, str] = {}
-        """Refused artifacts and the reasons."""
+        """Artifacts that can never count, and the reasons."""
+        self._reported: dict[bytes, str] = {}
+        """Artifacts that do not count on the present branch, and the reasons."""
 
     def add(self, contribution: Contribution) -> None:
         """Add a contribution that is on this disk and was checked."""
@@ -78,14 +84,17 @@ class Gathering:
         if self._loop.chain.ancestor(head, contribution.base_round) is None:
             return False  # this trainer has not merged as far
         why = self._loop.chain.refusal(contribution, head)
-        if why is not None:
-            self._refuse(contribution, why)
+        if why is not None and digest not in self._reported:
+            _remember(self._reported, digest, why)
+            self._report(contribution, why)
         return why is None
 
     def _refuse(self, contribution: Contribution, why: str) -> None:
-        self._refused[contribution.artifact.digest] = why
-        while len(self._refused) > 1000:
-            del self._refused[next(iter(self._refused))]
+        """Refuse a contribution for good, whatever branch this trainer follows later."""
+        _remember(self._refused, contribution.artifact.digest, why)
+        self._report(contribution, why)
+
+    def _report(self, contribution: Contribution, why: str) -> None:
         self._loop.peer.node.events.emit(
             "outer.contribution_refused",
             trainer=contribution.trainer,
@@ -102,7 +111,7 @@ class Gathering:
                     "contribution to this model can have"
                 )
             else:
-                folder = await self._loop.artifacts.fetch(contribution.artifact)
+                folder = await self._loop.artifacts.fetch_contribution(contribution)
                 why = self._loop.artifacts.size_problem(contribution, bytes_max)
                 why = why or await child.inspect(folder)
             if why:
@@ -111,7 +120,7 @@ class Gathering:
                 self.add(contribution)
         except ChildDied:
             raise
-        except SwarmError as error:
+        except (SwarmError, OSError) as error:
             self._loop.peer.node.events.emit(
                 "outer.fetch_failed", trainer=contribution.trainer, reason=str(error)
             )
@@ -119,3 +128,10 @@ class Gathering:
         finally:
             self._busy.discard(digest)
         self._loop.changed.touch()
+
+
+def _remember(reasons: dict[bytes, str], digest: bytes, why: str) -> None:
+    """Note why an artifact is refused; the oldest of too many is forgotten."""
+    reasons[digest] = why
+    if len(reasons) > REFUSED_MAX:
+        del reasons[next(iter(reasons))]

@@ -20,4 +20,4 @@ class OuterLoop:
     presence: Presence
     artifacts: Artifacts
     changed: Observable[None]
-    """Touched at every status, record, contribution and new outer state."""
+    """Touched at every news of a trainer, record, contribution and new outer state."""

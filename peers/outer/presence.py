@@ -37,15 +37,20 @@ class Presence:
         self._peer = peer
         self._heard: dict[str, Heard] = {}
 
-    def hear(self, envelope: Envelope) -> None:
-        """Take over a status, which may have been repeated long after it was signed."""
+    def hear(self, envelope: Envelope) -> bool:
+        """Take over a status, which may have been repeated long after it was signed.
+
+        Returns whether it has news, and is not only a sign of life.
+        """
         world = self._peer.node.world
         age = world.wall_time() - envelope.body.issued_ms / 1000
         late = max(0.0, age - CLOCK_SKEW_SECONDS_MAX)
         until = world.now() + PRESENT_SECONDS - late
         if envelope.expect(OuterStatus).leaving:
             until = world.now()
-        self._heard[envelope.sender] = Heard(envelope, until)
+        before = self._heard.get(envelope.sender)
+        self._heard[envelope.sender] = heard = Heard(envelope, until)
+        return before is None or before.until <= world.now() or before.status != heard.status
 
     def others(self) -> dict[str, OuterStatus]:
         """The newest status of each other trainer that the run still trusts, by peer id."""

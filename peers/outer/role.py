@@ -99,8 +99,8 @@ class ReplicaRole:
         return self._run.manifest.outer
 
     def _on_status(self, envelope: Envelope) -> None:
-        self._loop.presence.hear(envelope)
-        self._loop.changed.touch()
+        if self._loop.presence.hear(envelope):
+            self._loop.changed.touch()
 
     def _on_record(self, envelope: Envelope) -> None:
         with suppress(trio.WouldBlock):  # one too many is asked for when a status names it
@@ -259,7 +259,9 @@ class ReplicaRole:
         source = self._following.folder(state.record)
         assert source is not None
         await child.export(source, folder)
-        self._events.emit("outer.run_complete", round=state.round, folder=folder)
+        self._events.emit(
+            "outer.run_complete", round=state.round, state=state.digest, folder=folder
+        )
         self._peer.status.doing = "the run is complete"
         with trio.move_on_after(FAREWELL_SECONDS):
             await self._following.publish()

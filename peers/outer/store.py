@@ -69,9 +69,11 @@ class OuterStore:
             (envelope.expect(RoundRecord).round, envelope.digest, envelope.raw),
         )
 
-    def records(self) -> list[Envelope]:
-        """Every record, by round."""
-        rows = self._database.read("SELECT envelope FROM records ORDER BY round, digest")
+    def records(self, since: int = 0) -> list[Envelope]:
+        """The records of round `since` and later, by round."""
+        rows = self._database.read(
+            "SELECT envelope FROM records WHERE round >= ? ORDER BY round, digest", (since,)
+        )
         try:
             return [open_envelope(raw) for (raw,) in rows]
         except Dropped as dropped:

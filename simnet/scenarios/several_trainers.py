@@ -40,6 +40,8 @@ class Agreement:
         self._simulation = simulation
         self._states: dict[bytes, bytes] = {}
         """State after each record."""
+        self._last: set[bytes] = set()
+        """States with which trainers completed the run."""
         self.events: Counter[str] = Counter()
         self.synchronisation: list[float] = []
         """Seconds from a trainer's contribution to its next outer state."""
@@ -53,6 +55,12 @@ class Agreement:
         self.events[event.name] += 1
         if event.name == "outer.contributed":
             self._contributed[peer.name] = now
+        elif event.name == "outer.run_complete":
+            self._last.add(event.fields["state"])
+            if len(self._last) == 2:
+                self._simulation.violate(
+                    f"replicas agree: {peer.name} ends with another state than others"
+                )
         elif event.name == "outer.merged":
             if peer.name in self._contributed:
                 self.synchronisation.append(now - self._contributed.pop(peer.name))

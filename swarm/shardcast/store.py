@@ -376,7 +376,12 @@ class CheckpointStore:
                 if self._held.get(held.key) is held:
                     await self.disk.write(f"{held.folder}/{COMPLETE_NAME}", b"")
             except (OSError, SwarmError) as error:
-                self._events.emit("shardcast.not_synced", step=held.key[1], reason=str(error))
+                self._events.emit(
+                    "shardcast.not_synced",
+                    lineage=held.key[0],
+                    step=held.key[1],
+                    reason=str(error),
+                )
             finally:
                 self.unpin(held.key)
 

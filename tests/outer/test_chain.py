@@ -57,9 +57,9 @@ def test_a_late_contribution_counts_within_the_bound() -> None:
 def test_a_record_waits_for_its_parent() -> None:
     chain = Chain(STALENESS_MAX)
     assert chain.add(SECOND) == []
-    assert (chain.best(), chain.missing()) == (GENESIS, [FIRST.digest])
+    assert (chain.best(), FIRST.digest in chain) == (GENESIS, False)
     assert [link.digest for link in chain.add(FIRST)] == [FIRST.digest, SECOND.digest]
-    assert (chain.best(), chain.missing()) == (SECOND.digest, [])
+    assert (chain.best(), FIRST.digest in chain) == (SECOND.digest, True)
 
 
 def test_a_trainer_with_a_later_state_needs_no_ancestors() -> None:
@@ -70,6 +70,29 @@ def test_a_trainer_with_a_later_state_needs_no_ancestors() -> None:
     assert chain.best() == third.digest
     assert chain.path(FIRST.digest, third.digest) is not None  # the record itself is unknown
     assert chain.path(GENESIS, third.digest) is None
+
+
+def chain_long(rounds: int) -> list[Envelope]:
+    """Records that follow each other."""
+    records = [FIRST]
+    for number in range(1, rounds):
+        last = records[-1]
+        records.append(record([contribution(0, last.digest, number)], last))
+    return records
+
+
+def test_a_long_chain_may_arrive_backwards_and_its_beginning_is_forgotten() -> None:
+    records = chain_long(700)
+    chain = chain_of(*records[:0:-1])
+    assert chain.best() == GENESIS
+    assert [link.round for link in chain.add(records[0])] == list(range(1, 701))
+    chain.forget_before(600)
+    assert (records[598].digest in chain, records[599].digest in chain) == (False, True)
+    assert chain.best() == records[-1].digest
+    assert chain.path(records[650].digest, chain.best()) is not None
+    assert chain.fork(records[-1].digest, records[598].digest) is None
+    later = record([contribution(1, records[-1].digest, 700)], records[-1])
+    assert [link.round for link in chain.add(later)] == [701]
 
 
 def test_records_that_a_removed_trainer_signed_last_do_not_count() -> None:

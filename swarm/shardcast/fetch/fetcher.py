@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import inf
 
 import trio
@@ -53,9 +54,11 @@ class Fetcher:
         if have is not None:
             have.claims.on_change(self._claims_changed)
 
-    def _claims_changed(self, peer: PeerId) -> None:
+    def _claims_changed(self, peer: PeerId, manifests: Collection[bytes] | None) -> None:
         assert self._have is not None
         for job in self._jobs.values():
+            if manifests is not None and job.digest not in manifests:
+                continue
             line = job.lines.get(peer)
             if line is None:
                 job.look_at = 0.0
@@ -76,10 +79,13 @@ class Fetcher:
         *,
         deadline_seconds: float = limits.CHECKPOINT_DEADLINE_SECONDS,
         is_delta: bool = False,
+        name: str = "",
     ) -> str:
         """Fetch a checkpoint unless it is complete here; returns its folder on this peer's disk.
 
         Deltas are used if its manifest names a short chain from an older checkpoint in the store.
+        `name` is what the log calls it: "policy 3" by default, or the delta to it.
+
         The caller trusts the announcement; everything fetched is checked against it. A second
         fetch of the same checkpoint waits for the first.
 
@@ -89,6 +95,7 @@ class Fetcher:
         """
         key: Key = (checkpoint.lineage, checkpoint.step)
         key = delta_key(key) if is_delta else key
+        name = name or f"{'the delta to ' if is_delta else ''}policy {checkpoint.step}"
         started = self._world.now()
         waiting_for = "another fetch of it"
         try:
@@ -99,7 +106,7 @@ class Fetcher:
                 self._store.pin(key)
                 try:
                     folder = await self._already(key, checkpoint)
-                    return folder if folder is not None else await self._run(job)
+                    return folder if folder is not None else await self._run(job, name)
                 finally:
                     waiting_for = job.waiting_for()
                     self._store.unpin(key)
@@ -131,7 +138,7 @@ class Fetcher:
             return None
         return held.folder if held.complete else None
 
-    async def _run(self, job: Job) -> str:
+    async def _run(self, job: Job, name: str) -> str:
         with job.scope:
             job.found = self._store.held(job.key)
             if job.found is None:
@@ -147,6 +154,7 @@ class Fetcher:
         folder = await self._store.finish(job.held)
         self._events.emit(
             "shardcast.checkpoint_complete",
+            name=name,
             lineage=job.key[0],
             step=job.key[1],
             seconds=self._world.now() - job.started,
