@@ -9,9 +9,10 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,15 @@ class Variant:
     """Groups per batch."""
     refill: bool = False
     """Generate the missing groups again until `groups` groups have a spread of rewards."""
+    accuracy: tuple[float, float] = (0.0, 1.0)
+    """Groups with a mean reward outside are left out."""
     steps: int = 100
+
+    def teaches(self, group: Group) -> bool:
+        """Whether a group is trained on."""
+        low, high = self.accuracy
+        spread = max(group.rewards) - min(group.rewards)
+        return spread > 0 and low <= statistics.fmean(group.rewards) <= high
 
 
 @dataclass
@@ -65,6 +74,10 @@ class Curve:
     """Completions generated so far, the step's included."""
     off_target: list[float] = field(default_factory=list)
     """Mean |target − length|, where there are length targets."""
+    process_accuracy: list[float] = field(default_factory=list)
+    """Share of completions that the model of process rewards tells right from wrong; 0 without."""
+    cpu_seconds: list[float] = field(default_factory=list)
+    """CPU time of each step: generation, training and publication."""
     held_out: float = 0.0
     """Sampled accuracy on held-out prompts, at the end."""
 
@@ -153,9 +166,9 @@ class Sampler:
             found.task_rewards += made.task_rewards
             found.distances += made.distances
             found.groups += [
-                group
+                replace(group, kept=variant.teaches(group))
                 for group in made.groups
-                if not variant.refill or max(group.rewards) > min(group.rewards)
+                if not variant.refill or variant.teaches(group)
             ]
             if len(found.groups) >= variant.groups:
                 break
@@ -187,6 +200,7 @@ def learn(
         sampler = Sampler(folder / "0", [environment], sampling)
         for step in range(variant.steps):
             policy = max(0, step - variant.staleness)
+            began = time.process_time()
             sampler.engine.load_weights(folder / str(policy), policy)
             batch = sampler.batch(seed, step, policy, variant)
             made += len(batch.task_rewards)
@@ -198,7 +212,9 @@ def learn(
             curve.off_target.append(statistics.fmean(batch.distances))
             curve.effective_share.append(metrics.get("effective_share", 1.0))
             curve.gradient_norm.append(metrics.get("gradient_norm", 0.0))
+            curve.process_accuracy.append(metrics.get("process_accuracy", 0.0))
             curve.generated.append(made)
+            curve.cpu_seconds.append(time.process_time() - began)
             if generated_max is not None and made >= generated_max:
                 break
             if watch is not None and watch(step + 1, folder / str(step + 1)):

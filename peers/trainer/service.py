@@ -160,13 +160,11 @@ class TrainerService:
         self._peak_flops = job.peak_flops or metrics.peak_flops(self._ranks.device)
         if self._ranks.rank == 0:
             lessons = job.lessons
-            config = [
-                msgspec.structs.asdict(each)
-                for each in (lessons.objective, lessons.optimiser, lessons.schedule)
-            ]
-            self._metrics = metrics.Metrics(
-                job.tensorboard, job.wandb, job.run, config[0] | config[1] | config[2]
-            )
+            config: dict[str, Any] = {}
+            for each in (lessons.objective, lessons.optimiser, lessons.schedule):
+                config |= msgspec.structs.asdict(each)
+            config["process"] = msgspec.structs.asdict(lessons.objective.process)
+            self._metrics = metrics.Metrics(job.tensorboard, job.wandb, job.run, config)
         return Recording(ranks=self._ranks.world)
 
     async def record(self, job: Record) -> Done:

@@ -199,11 +199,16 @@ def test_unknown_token_ids_are_shown_as_numbers(tmp_path: Path) -> None:
 
 @given(
     st.lists(st.floats(-2, 2), min_size=1, max_size=8),
-    st.sampled_from(["grpo", "dr_grpo"]),
-    st.booleans(),
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["grpo", "dr_grpo"]),
+            "normalise_by_std": st.booleans(),
+            "advantage": st.sampled_from(["group", "rloo"]),
+        }
+    ),
 )
-def test_advantages_are_the_trainers(rewards: list[float], name: str, by_std: bool) -> None:
-    objective = msgspec.structs.replace(Objective(), name=name, normalise_by_std=by_std)
+def test_advantages_are_the_trainers(rewards: list[float], chosen: dict[str, Any]) -> None:
+    objective = msgspec.structs.replace(Objective(), **chosen)
     expected = advantages(torch.tensor(rewards, dtype=torch.float64), objective)
     assert advantages_of(rewards, objective) == pytest.approx(expected.tolist(), abs=1e-6)
 

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import filtering, length
+from benchmarks import filtering, length, prime
 from benchmarks.clipping import collapsed
 from benchmarks.study import Curve, Variant, band, learn
 from peers.trainer.warmup import prepare_base
+from tests.trainer.test_learner import random_groups
 
 
 def test_a_policy_that_was_twice_as_good_has_collapsed() -> None:
@@ -27,6 +29,32 @@ def test_a_band_is_mean_least_and_most_over_seeds() -> None:
         "low": [0.0, 2.0],
         "high": [2.0, 4.0],
     }
+
+
+def test_a_target_is_reached_by_the_mean_of_ten_steps() -> None:
+    assert prime.reached([0.0] * 10 + [1.0] * 10, 0.6) == 16
+    assert prime.reached([0.5] * 30, 0.6) is None
+
+
+def test_groups_of_another_accuracy_teach_nothing() -> None:
+    (group, *_) = random_groups(0, policy=0)
+    right_of_four = (Variant(accuracy=(0.2, 0.8)), [1.0, 0.0, 0.0, 0.0]), (Variant(), [1.0] * 4)
+    found = [each.teaches(replace(group, rewards=rewards)) for each, rewards in right_of_four]
+    assert found == [True, False]
+    assert not Variant(accuracy=(0.3, 0.8)).teaches(replace(group, rewards=[1.0, 0.0, 0.0, 0.0]))
+
+
+@pytest.mark.slow
+def test_process_rewards_are_compared_with_outcomes_and_finished_runs_kept(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    options = ("--seeds", "1", "--steps", "10", "--runs", str(tmp_path / "runs"))
+    result = printed(prime, capsys, monkeypatch, *options)
+    assert list(result["variants"]) == ["grpo", "rloo", "prime"]
+    figures = result["variants"]["prime"]
+    assert figures["process_accuracy_of_the_last_ten"]["median"] > 0
+    assert len(figures["curve"]["mean"]) == 10
+    assert printed(prime, capsys, monkeypatch, *options) == result
 
 
 @pytest.mark.slow

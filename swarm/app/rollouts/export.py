@@ -61,7 +61,10 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "task_reward": (pa.float64(), "reward before the length penalty; null if there is none"),
     "length_penalty": (pa.float64(), "task_reward − reward"),
     "parts": (pa.list_(_PART), "what the reward is made of, by the environment's account"),
-    "advantage": (pa.float64(), "the reward relative to its group, as trained on"),
+    "advantage": (
+        pa.float64(),
+        "the reward relative to its group; without process rewards",
+    ),
     "verdict": (pa.string(), "accepted, quarantined or refused; null if no log has it"),
     "failed": (pa.string(), "the check that failed"),
     "detail": (pa.string(), "the validator's words on it"),

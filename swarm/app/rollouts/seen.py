@@ -155,9 +155,12 @@ def grades_of(
 
 
 def advantages_of(rewards: Sequence[float], objective: Objective) -> list[float]:
-    """The advantages that the trainer gives a group, computed without torch."""
+    """The advantages that the trainer gives a group's completions, computed without torch; without
+    what process rewards add to those of single tokens."""
     values = np.array(rewards, np.float64)
     centred = values - values.mean()
+    if objective.advantage == "rloo" and len(values) > 1:
+        return list((centred * (len(values) / (len(values) - 1))).tolist())
     if objective.normalise_by_std and objective.name != "dr_grpo" and len(values) > 1:
         centred = centred / (values.std(ddof=1) + STD_EPSILON)
     return list(centred.tolist())

@@ -1,0 +1,51 @@
+"""A run with process rewards: the second model learns, and survives the trainer's death."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from peers.demo import OBJECTIVE
+from peers.trainer.learning import states
+from peers.trainer.learning.implicit import PREFIX
+from swarm.manifest import ProcessRewards
+from tests.end_to_end.harness import STEP_SECONDS, swarm
+from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
+
+NAMES = ["bootstrap", "trainer", "validator", "inference-1"]
+STEPS = 4
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_in_the_middle_goes_on_with_its_second_model(
+    tmp_path: Path, base: Path, fork_server: Path
+) -> None:
+    process = ProcessRewards(weight=1.0, learning_rate=1e-3)
+    objective = replace(OBJECTIVE, advantage="rloo", process=process)
+
+    async def main() -> None:
+        async with swarm(
+            tmp_path, base, fork_server, names=NAMES, steps=STEPS, objective=objective
+        ) as peers:
+            trainer = peers["trainer"]
+            await peers.start()
+            await trainer.says("trainer.checkpoint_published", step=2, seconds=3 * STEP_SECONDS)
+            await trainer.kill()
+            newest = max((trainer.home / "trainer/states").glob("0-[0-9]"), key=str)
+            assert any(name.startswith(f"{PREFIX}optimiser.") for name in states.shapes(newest))
+            since = len(trainer.events)
+            trainer.start(peers.nursery, "--resume")
+            await trainer.says("trainer.resumed", since=since, seconds=STEP_SECONDS)
+            await peers.complete(STEPS * STEP_SECONDS)
+            assert not trainer.heard("trainer.rolled_back")
+            figures = trainer.heard("trainer.step_trained")
+            assert figures[0]["process_loss"] == pytest.approx(0.693, abs=1e-3)
+            assert {each["step"] for each in figures} == set(range(STEPS))
+            assert not any(each["process_skipped"] for each in figures)
+            assert figures[-1]["process_advantage"] > 0
+            check_nobody_was_wronged(check_accounts(peers))
+
+    trio.run(main)
