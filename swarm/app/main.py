@@ -12,6 +12,7 @@ from swarm.app.commands import (
     engine,
     environment,
     eval,
+    health,
     id,
     judge,
     ledger,
@@ -52,6 +53,7 @@ app.command("synthesize")(synthesize.synthesize)
 app.command("eval")(eval.evaluate)
 app.command("id")(id.show_id)
 app.command("peer")(peer.peer)
+app.command("health")(health.health)
 app.command("judge")(judge.judge)
 app.command("endpoint")(endpoint.endpoint)
 app.command("preflight")(preflight.preflight)

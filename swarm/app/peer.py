@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from swarm.app.extras import EXTRA_OF_ROLE, require_extra
+from swarm.app.health import beating
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import open_node
 from swarm.errors import UserError
@@ -57,7 +58,7 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
         raise UserError(NO_WAY_IN)
     check_tables(settings)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
-    async with open_node(settings) as node:
+    async with open_node(settings) as node, beating(node):
         earned = Earned()
         node.events.add_sink(earned)
         node.departure = departure

@@ -50,8 +50,8 @@ async def join_network(node: Node) -> EntryPoints:
     answers and the settings name the same bootstrap peers as last time, the peers met then are
     tried as well.
 
-    Raises `UserError` if none answers within `BOOTSTRAP_DEADLINE_SECONDS`, or if no address is
-    known and no other peer looks for this one (`LOOKED_FOR`).
+    Raises `PeerError` if none answers within `BOOTSTRAP_DEADLINE_SECONDS`, and `UserError` if no
+    address is known and no other peer looks for this one (`LOOKED_FOR`).
     """
     named = _by_peer(node.settings.bootstrap)
     failures = [
@@ -74,7 +74,8 @@ async def join_network(node: Node) -> EntryPoints:
         silent = f"no answer within {BOOTSTRAP_DEADLINE_SECONDS:g} s"
         failed = {failure.address: failure for failure in failures}
         tried = [failed.get(each) or DialFailure(each, silent) for each in node.settings.bootstrap]
-        raise UserError(
+        # Usually the bootstrap peer starts later or restarts, so it is no mistake of the user.
+        raise PeerError(
             "no bootstrap peer can be reached: "
             + "; ".join(f"{failure} ({failure.advice})" for failure in tried)
         )

@@ -170,6 +170,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_files_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(
-        r"`((?:swarm|peers|simnet|benchmarks|tests|tools)/[\w/.-]+)`", text(str(page))
+        r"`((?:deploy|swarm|peers|simnet|benchmarks|tests|tools)/[\w/.@-]+)`", text(str(page))
     )
     assert [name for name in named if not (ROOT / name).exists()] == []
