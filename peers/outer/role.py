@@ -19,19 +19,27 @@ import trio
 from peers.outer import asking
 from peers.outer.artifacts import Artifacts
 from peers.outer.chain import Chain, tokens_in
-from peers.outer.child import SERVICE, START_DEADLINE_SECONDS, ReplicaChild
+from peers.outer.child import (
+    EXCHANGE_SERVICE,
+    SERVICE,
+    START_DEADLINE_SECONDS,
+    ReplicaChild,
+)
 from peers.outer.closing import Gathered, ranking
+from peers.outer.exchanging import Exchanging
 from peers.outer.following import Following
 from peers.outer.gathering import Gathering
 from peers.outer.loop import OuterLoop
 from peers.outer.presence import STATUS_LIFETIME_SECONDS, STATUS_SECONDS, Presence
 from peers.outer.settings import ReplicaSettings
-from peers.outer.store import OuterStore, Own
+from peers.outer.store import OuterStore, Own, State
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import UserError
 from swarm.first_error import open_guarded
 from swarm.gossip.topics import RUN, WORK
+from swarm.jobs.exchange import ExchangeService
 from swarm.jobs.outer import OuterService, OuterSetup
+from swarm.jobs.training import Figures
 from swarm.manifest import Outer
 from swarm.node.run_node import RunNode
 from swarm.observable import STARVED_SECONDS, Observable
@@ -120,17 +128,22 @@ class ReplicaRole:
     async def _live(self) -> None:
         """Train while the child lives."""
         async with self._node.compute.child(
-            SERVICE,
+            EXCHANGE_SERVICE if self._settings.exchange else SERVICE,
             OuterSetup(hardware=self._settings.hardware),
             name="replica",
             interpreter=self._settings.interpreter or None,
             start_deadline_seconds=START_DEADLINE_SECONDS,
         ) as process:
-            child = ReplicaChild(client(OuterService, process), self._node.disk, self._settings)
+            child = ReplicaChild(
+                client(OuterService, process),
+                client(ExchangeService, process),
+                self._node.disk,
+                self._settings,
+            )
             self._peer.status.doing = "loading"
-            started = await child.start(self._run.manifest, self._peer.peer_id)
-            await self._following.begin(child)
             own = self._store.own()
+            bytes_max = await self._start(child, own[-1].number if own else 0)
+            await self._following.begin(child)
             self._own = own[-1] if own else None
             self._bases = {each.contribution.base for each in own}
             if self._own is not None and self._loop.artifacts.folder(
@@ -139,7 +152,6 @@ class ReplicaRole:
                 self._gathering.add(self._own.contribution)
             async with open_guarded() as tasks:
                 head = self._head
-                bytes_max = started.contribution_bytes_max
                 tasks.start_soon(lambda: self._gathering.run(head, child, bytes_max))
                 tasks.start_soon(self._hear_records)
                 tasks.start_soon(self._keep_announcing)
@@ -148,8 +160,17 @@ class ReplicaRole:
                 tasks.start_soon(self._following.hash_states)
                 tasks.start_soon(self._close_rounds)
                 tasks.start_soon(self._report_waiting)
-                await tasks.guard(lambda: self._train(child))
+                train = self._merge_swarms if self._settings.exchange else self._train
+                await tasks.guard(lambda: train(child))
                 tasks.nursery.cancel_scope.cancel()
+
+    async def _start(self, child: ReplicaChild, number: int) -> int:
+        """Load the model; return the most bytes of a contribution to it. `number`: of the newest
+        contribution."""
+        manifest = self._run.manifest
+        if self._settings.exchange:
+            return (await child.start_exchange(manifest, number)).contribution_bytes_max
+        return (await child.start(manifest, self._peer.peer_id)).contribution_bytes_max
 
     def _head(self) -> bytes:
         return self._following.record
@@ -221,36 +242,57 @@ class ReplicaRole:
             contribution=folder,
         )
         with trio.CancelScope(shield=True):  # it is made, and takes no long work any more
-            held = await self._loop.artifacts.publish_contribution(folder, base.record, base.round)
-            own = Own(
-                number,
-                Contribution(
-                    trainer=self._peer.peer_id,
-                    base=base.record,
-                    base_round=base.round,
-                    artifact=held.reference,
-                    total_bytes=held.manifest.total_bytes,
-                    tokens=trained.tokens,
-                ),
-            )
-            await self._store.keep_own(own)
-            self._own = own
-            self._bases.add(base.record)
+            await self._publish(folder, number, base, trained.tokens, begun, trained.figures)
             if before is not None:
                 await self._node.disk.remove(_inner(before.number))
-        self._restarts.succeeded()
         seconds = self._node.world.now() - begun
         self._peer.status.tokens_per_second = trained.tokens / seconds if seconds else 0.0
+        await self._following.publish()
+
+    async def _publish(
+        self, folder: str, number: int, base: State, tokens: int, begun: float, figures: Figures
+    ) -> None:
+        """Publish a contribution that is durable in a folder."""
+        held = await self._loop.artifacts.publish_contribution(folder, base.record, base.round)
+        own = Own(
+            number,
+            Contribution(
+                trainer=self._peer.peer_id,
+                base=base.record,
+                base_round=base.round,
+                artifact=held.reference,
+                total_bytes=held.manifest.total_bytes,
+                tokens=tokens,
+            ),
+        )
+        await self._store.keep_own(own)
+        self._own = own
+        self._bases.add(base.record)
+        self._restarts.succeeded()
         self._events.emit(
             "outer.contributed",
             round=base.round + 1,
-            tokens=trained.tokens,
+            tokens=tokens,
             bytes=held.manifest.total_bytes,
-            seconds=seconds,
-            figures=trained.figures,
+            seconds=self._node.world.now() - begun,
+            figures=figures,
         )
         self._gathering.add(own.contribution)
-        await self._following.publish()
+
+    # --- merging an RL trainer's policy ------------------------------------------------------
+
+    async def _merge_swarms(self, child: ReplicaChild) -> None:
+        """Contribute the RL trainer's snapshots until the last round is merged."""
+
+        async def publish(folder: str, number: int, steps: int) -> None:
+            with trio.CancelScope(shield=True):
+                begun = self._node.world.now()
+                await self._publish(folder, number, self._following.state, steps, begun, {})
+            await self._following.publish()
+
+        exchanging = Exchanging(self._loop, self._following, self._store, child, publish)
+        await exchanging.run(lambda: self._following.state.round >= self._outer.rounds)
+        await self._finish(child)
 
     async def _finish(self, child: ReplicaChild) -> None:
         """Export the last outer state, and stay until the others have it, or a while."""

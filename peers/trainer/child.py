@@ -12,17 +12,21 @@ from peers.trainer.settings import TrainerSettings
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
     AcceptedSubmission,
+    Adopt,
+    Adopted,
     BasePrepared,
     BeginSave,
     Compare,
     EndTraining,
     Evaluate,
     Evaluated,
+    ExchangeSeen,
     Export,
     Figures,
     FinishSave,
     Follow,
     Lessons,
+    LookForAnswer,
     PlanTraining,
     PrepareBase,
     Record,
@@ -30,7 +34,9 @@ from swarm.jobs.training import (
     Resume,
     RollBack,
     ScoreAhead,
+    Snapshot,
     StartTraining,
+    TidyExchange,
     Trained,
     TrainingService,
     TrainStep,
@@ -125,10 +131,22 @@ class TrainerChild:
             for accepted in batch
         ]
 
-    async def begin_save(self, state: str, policy: str) -> None:
-        """`state` may be empty: then only the policy is written."""
+    async def begin_save(self, state: str, policy: str, snapshot: Snapshot | None = None) -> None:
+        """`state` may be empty: then only the policy, and the snapshot if any, are written."""
         local = self._local(state) if state else ""
-        await self.service.begin_save(BeginSave(state=local, policy=self._local(policy)))
+        await self.service.begin_save(
+            BeginSave(state=local, policy=self._local(policy), snapshot=snapshot)
+        )
+
+    async def look_for_answer(self, exchange: str) -> ExchangeSeen:
+        """`exchange` is a path on this machine, here and below."""
+        return await self.service.look_for_answer(LookForAnswer(exchange=exchange))
+
+    async def adopt(self, exchange: str, number: int) -> Adopted:
+        return await self.service.adopt(Adopt(exchange=exchange, number=number))
+
+    async def tidy_exchange(self, exchange: str, number: int) -> None:
+        await self.service.tidy_exchange(TidyExchange(exchange=exchange, number=number))
 
     async def finish_save(self) -> None:
         await self.service.finish_save(FinishSave())

@@ -27,6 +27,7 @@ from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
 from peers.trainer.collector import Collector
 from peers.trainer.curricula import Curricula
 from peers.trainer.forecast import Forecast
+from peers.trainer.merging import Merging
 from peers.trainer.orders import Orders
 from peers.trainer.outcomes import Outcomes
 from peers.trainer.precedence import Precedence
@@ -123,6 +124,7 @@ class TrainerRole:
             curricula,
             evaluations,
             pause,
+            Merging(peer, progress, store, settings.exchange),
             self._restarts.succeeded,
         )
         self._resumption = Resumption(
@@ -186,6 +188,7 @@ class TrainerRole:
                 f"this home has a trained state of step {newest.step} already; "
                 "start the trainer with --resume, or with another --home"
             )
+        self._steps.merging.check(manifest)
         self._peer.status.doing = "loading"
         self._begun = True
         self._publisher.begin_life()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from peers.trainer.child import TrainerChild
 from peers.trainer.progress import Progress
 from peers.trainer.settings import TrainerSettings
+from swarm.jobs.training import Snapshot
 from swarm.world import Disk, World
 
 STATES = "trainer/states"
@@ -72,9 +73,16 @@ class SavedStates:
         """Note that the child has loaded a state."""
         self.newest, self.saved_at = state.step, self.world.now()
 
-    async def begin(self, child: TrainerChild, policy: str, state: State | None) -> None:
-        """Begin to write the policy held to the folder `policy`, and this state of it, if any."""
-        await child.begin_save(state.folder if state else "", policy)
+    async def begin(
+        self,
+        child: TrainerChild,
+        policy: str,
+        state: State | None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        """Begin to write the policy held to the folder `policy`, and this state and snapshot of it,
+        if any."""
+        await child.begin_save(state.folder if state else "", policy, snapshot)
 
     async def finish(self, child: TrainerChild, state: State | None) -> None:
         """Wait until they are durable, then delete old states. Announce nothing before."""

@@ -17,6 +17,7 @@ from peers.engines.device import use_hardware
 from peers.environments.collection import Environments
 from peers.trainer import metrics
 from peers.trainer.evaluation import evaluate
+from peers.trainer.learning import exchange
 from peers.trainer.learning.batch import AcceptedGroups
 from peers.trainer.learning.compiling import check_compiler
 from peers.trainer.learning.lead import lead
@@ -32,6 +33,8 @@ from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (
     AcceptedSubmission,
+    Adopt,
+    Adopted,
     BasePrepared,
     BeginSave,
     Compare,
@@ -40,9 +43,11 @@ from swarm.jobs.training import (
     EndTraining,
     Evaluate,
     Evaluated,
+    ExchangeSeen,
     Export,
     FinishSave,
     Follow,
+    LookForAnswer,
     PlanTraining,
     PrepareBase,
     Record,
@@ -53,6 +58,7 @@ from swarm.jobs.training import (
     RollBack,
     ScoreAhead,
     StartTraining,
+    TidyExchange,
     Trained,
     TrainingService,
     TrainingSetup,
@@ -277,7 +283,18 @@ class TrainerService:
     @in_job_thread
     def begin_save(self, job: BeginSave) -> Done:
         state, policy = (Path(folder) if folder else None for folder in (job.state, job.policy))
-        self._held().begin_save(state, policy)
+        self._held().begin_save(state, policy, handed=job.snapshot)
+        return Done()
+
+    @in_job_thread
+    def adopt(self, job: Adopt) -> Adopted:
+        return self._held().adopt(Path(job.exchange), job.number)
+
+    async def look_for_answer(self, job: LookForAnswer) -> ExchangeSeen:
+        return await trio.to_thread.run_sync(exchange.look, Path(job.exchange))
+
+    async def tidy_exchange(self, job: TidyExchange) -> Done:
+        await trio.to_thread.run_sync(exchange.tidy, Path(job.exchange), job.number)
         return Done()
 
     async def finish_save(self, job: FinishSave) -> Done:

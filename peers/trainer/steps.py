@@ -13,6 +13,7 @@ from peers.trainer.batches import Batches
 from peers.trainer.child import TrainerChild
 from peers.trainer.curricula import Curricula
 from peers.trainer.forecast import Forecast
+from peers.trainer.merging import Merging
 from peers.trainer.mixture import environment_figures
 from peers.trainer.outcomes import Outcomes
 from peers.trainer.pool import Accepted
@@ -68,6 +69,7 @@ class Steps:
     curricula: Curricula
     evaluations: Evaluations
     pause: Pause
+    merging: Merging
     published: Callable[[], None]
     """Called after each published step."""
     publishing: Background = field(init=False)
@@ -104,7 +106,7 @@ class Steps:
             Consumed(step=step, submission=accepted.digest, outcomes=[*outcomes])
             for accepted, outcomes in zip(batch, result.outcomes, strict=True)
         ]
-        record = Batch(consumed, result.figures["reward"])
+        record = Batch(consumed, result.figures["reward"], await self.merging.adopt(child, step))
         return TrainedStep(batch, result.figures, record, result.group_tokens)
 
     async def hand_over(
@@ -118,7 +120,9 @@ class Steps:
         state = None
         if self.states.due(step + 1):
             state = State(self.progress.lineage, step + 1)
-        await self.states.begin(child, await self.publisher.clear_export(step + 1), state)
+        snapshot = await self.merging.due(child, step + 1)
+        folder = await self.publisher.clear_export(step + 1)
+        await self.states.begin(child, folder, state, snapshot)
         times.handed_over = self.peer.node.world.now()
         figures = {**trained.figures, **self._figures(step, trained.batch, times)}
         self.publishing.start(
@@ -159,6 +163,7 @@ class Steps:
         await child.record(step, figures, environments)
         if state is not None:
             await self.accepted.saved(state.step)
+            await self.merging.saved(child, state.step)
 
     def _figures(self, step: int, batch: list[Accepted], times: StepTimes) -> Figures:
         """Metrics of a step's time, and of the groups left out of its batch."""

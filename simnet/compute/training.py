@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import trio
@@ -16,11 +16,28 @@ from simnet.extents import Symbol
 from swarm.jobs import training
 from swarm.jobs.memory import MemoryPart, MemoryPlan, shown
 
+MERGED_STEPS = 3
+"""Steps between two snapshots that a simulated replica wants."""
+
+
+class _State(NamedTuple):
+    """A training state."""
+
+    step: int
+    consumed: list[str]
+    merged: list[int]
+
 
 class TrainerModel:
-    """Cost model of `peers.trainer.service.TrainerService`."""
+    """Cost model of `peers.trainer.service.TrainerService`.
 
-    BESIDE: ClassVar[frozenset[str]] = frozenset({"finish_save", "record"})
+    An exchange folder is one of the peer's disk. Somebody writes the file `answer-N` there, which
+    holds the reason why snapshot N was not merged, if any.
+    """
+
+    BESIDE: ClassVar[frozenset[str]] = frozenset(
+        {"finish_save", "record", "look_for_answer", "tidy_exchange"}
+    )
     """Methods that run while another one does; all others take turns."""
 
     def __init__(self, setting: Setting, setup: training.TrainingSetup) -> None:
@@ -29,7 +46,9 @@ class TrainerModel:
         self._step = 0
         self._consumed: list[str] = []
         self._name = ""
-        self._saving: tuple[training.BeginSave, int, list[str]] | None = None
+        self._merged: list[int] = []
+        """Numbers of the answers adopted."""
+        self._saving: tuple[training.BeginSave, _State] | None = None
 
     async def plan(self, job: training.PlanTraining) -> MemoryPlan:
         """Weights in 16 bits have 16 bytes per parameter in a trainer."""
@@ -56,7 +75,7 @@ class TrainerModel:
 
     async def resume(self, job: training.Resume) -> training.Resumed:
         await self.start(job.start)
-        self._step, self._consumed = await self._state(job.folder)
+        self._step, self._consumed, self._merged = await self._state(job.folder)
         return training.Resumed(
             step=self._step, consumed=[bytes.fromhex(digest) for digest in self._consumed]
         )
@@ -116,7 +135,7 @@ class TrainerModel:
         )
 
     async def roll_back(self, job: training.RollBack) -> training.Done:
-        self._step, _ = await self._state(job.folder)
+        self._step, _, self._merged = await self._state(job.folder)
         return training.Done()
 
     async def record_to(self, job: training.RecordTo) -> training.Recording:
@@ -126,42 +145,73 @@ class TrainerModel:
         return training.Done()
 
     async def begin_save(self, job: training.BeginSave) -> training.Done:
-        self._saving = (job, self._step, list(self._consumed))
+        self._saving = (job, self._held())
         return training.Done()
 
     async def finish_save(self, job: training.FinishSave) -> training.Done:
         """Writes only now: the role calls it at once, beside the next step's training."""
         if self._saving is None:
             return training.Done()
-        (job_before, step, consumed), self._saving = self._saving, None
+        (job_before, state), self._saving = self._saving, None
         if job_before.state:
             path = f"{self._disk.path_of(job_before.state)}/state"
-            await self._disk.write(path, msgspec.msgpack.encode((step, consumed)))
-            self._setting.tell("saved", step=step, consumed=consumed)
+            await self._disk.write(path, msgspec.msgpack.encode(state))
+            self._setting.tell("saved", step=state.step, consumed=state.consumed)
         if job_before.policy:
-            await self._export(job_before.policy, step, consumed)
+            await self._export(job_before.policy, state)
+        if job_before.snapshot is not None:
+            handed = job_before.snapshot
+            raw = msgspec.json.encode([state.step, handed.adopted, handed.steps])
+            await self._disk.write(f"{handed.exchange}/snapshot-{handed.number}", raw)
         return training.Done()
 
+    async def look_for_answer(self, job: training.LookForAnswer) -> training.ExchangeSeen:
+        names = self._disk.list(job.exchange)
+        numbers = {name: int(name.partition("-")[2]) for name in names if name != "replica"}
+        return training.ExchangeSeen(
+            inner_steps=MERGED_STEPS if "replica" in names else 0,
+            highest=max(numbers.values(), default=0),
+            answers=[number for name, number in numbers.items() if name.startswith("answer-")],
+        )
+
+    async def adopt(self, job: training.Adopt) -> training.Adopted:
+        problem = (await self._disk.read(f"{job.exchange}/answer-{job.number}")).decode()
+        if not problem:
+            if job.number in self._merged:
+                raise ValueError(f"answer {job.number} was adopted already")
+            self._merged.append(job.number)
+        return training.Adopted(problem=problem, round=job.number, trainers=1, norm=1.0)
+
+    async def tidy_exchange(self, job: training.TidyExchange) -> training.Done:
+        for name in self._disk.list(job.exchange):
+            kind, _, number = name.partition("-")
+            if kind != "replica" and int(number) <= job.number:
+                await self._disk.remove(f"{job.exchange}/{name}")
+        return training.Done()
+
+    def _held(self) -> _State:
+        return _State(self._step, list(self._consumed), list(self._merged))
+
     async def export(self, job: training.Export) -> training.Done:
-        held = (0, []) if job.base else (self._step, self._consumed)
-        await self._export(job.folder, *held)
+        await self._export(job.folder, _State(0, [], []) if job.base else self._held())
         return training.Done()
 
     async def compare(self, job: training.Compare) -> training.Compared:
         path = f"{self._disk.path_of(job.folder)}/{WEIGHTS}"
-        symbol = self._weights(self._step, self._consumed)
+        symbol = self._weights(self._held())
         held = self._disk.digest_now(path, 0, symbol.size_bytes)
         return training.Compared(same=held == symbol.digest())
 
-    def _weights(self, step: int, consumed: list[str]) -> Symbol:
-        learnt_from = blake3(msgspec.msgpack.encode(consumed)).hexdigest()[:16]
-        return Symbol(f"policy {step} of {self._name} from {learnt_from}", 0, self._bytes())
+    def _weights(self, state: _State) -> Symbol:
+        made_of = [*state.consumed, *map(str, state.merged)]
+        learnt_from = blake3(msgspec.msgpack.encode(made_of)).hexdigest()[:16]
+        return Symbol(f"policy {state.step} of {self._name} from {learnt_from}", 0, self._bytes())
 
-    async def _export(self, folder: str, step: int, consumed: list[str]) -> None:
+    async def _export(self, folder: str, state: _State) -> None:
         path = self._disk.path_of(folder)
         await trio.sleep(self._bytes() / self._disk.bytes_per_second)
-        weights = self._weights(step, consumed)
-        self._setting.tell("exported", step=step, weights=weights.name)
+        weights = self._weights(state)
+        self._setting.tell("exported", step=state.step, weights=weights.name)
         self._disk.put(f"{path}/{WEIGHTS}", 0, weights)
         await self._disk.write(f"{path}/tokenizer.json", TOKENIZER)
         await self._disk.sync(path)
@@ -179,9 +229,9 @@ class TrainerModel:
         work = self._setting.workload
         return min(1.0, work.reward_start + work.reward_gain * self._step)
 
-    async def _state(self, folder: str) -> tuple[int, list[str]]:
+    async def _state(self, folder: str) -> _State:
         raw = await self._disk.read(f"{self._disk.path_of(folder)}/state")
-        return msgspec.msgpack.decode(raw, type=tuple[int, list[str]])
+        return msgspec.msgpack.decode(raw, type=_State)
 
     def _bytes(self) -> int:
         return self._setting.workload.model_bytes

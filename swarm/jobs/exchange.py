@@ -1,0 +1,140 @@
+"""Jobs of the exchange between an RL trainer and the replica that merges its policy with others.
+
+Both run on one machine, or share a disk. They exchange weights in fp32 through one folder:
+
+    replica.json    the replica is there, and wants a snapshot after so many steps
+    snapshot-N/     the RL trainer's policy at some step
+    answer-N/       the change that the merge of that snapshot with others makes to the policy
+
+Every folder appears complete or not at all. Snapshots are numbered from 1; the RL trainer hands out
+the next one after it has adopted the answer to the one before. It adds the change to whatever its
+weights are by then, so it never waits.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from swarm.jobs import LOAD_PATIENCE_SECONDS
+from swarm.jobs.training import SAVE_PATIENCE_SECONDS, Done
+from swarm.manifest import Compression
+from swarm.world import Job
+
+# --- the replica's side --------------------------------------------------------------------------
+
+
+class StartExchange(Job, frozen=True, kw_only=True):
+    """Load the model's shapes, and announce the replica in the exchange folder; the first job."""
+
+    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
+
+    model: str
+    """A Hugging Face folder: policy 0 of every RL trainer that merges."""
+    exchange: str
+    inner_steps: Annotated[int, Meta(ge=1)]
+    """RL steps between two snapshots."""
+    compression: Compression
+    number: int
+    """The highest number of a snapshot that this replica has answered or contributed."""
+
+
+class ExchangeStarted(msgspec.Struct, frozen=True, kw_only=True):
+    parameters: int
+    contribution_bytes_max: int
+
+
+class LookForSnapshot(Job, frozen=True, kw_only=True):
+    """Look for the newest snapshot in the exchange folder."""
+
+    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
+
+
+class SnapshotSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest snapshot."""
+
+    number: int = 0
+    """0: there is none."""
+    adopted: int = 0
+    """Number of the newest answer that its weights include; 0: none."""
+    steps: int = 0
+    """RL steps since the snapshot before: its weight in the merge."""
+    answered: bool = False
+    problem: str = ""
+    """One sentence if it cannot be merged."""
+
+
+class ContributeSnapshot(Job, frozen=True, kw_only=True):
+    """Write the contribution of a snapshot: the anchor's weights minus the snapshot's."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    number: int
+    anchor: str
+    """Folder of the outer state that the policy has adopted last."""
+    contribution: str
+    """Folder to write the contribution to."""
+
+
+class SnapshotContributed(msgspec.Struct, frozen=True, kw_only=True):
+    problem: str = ""
+    """One sentence if the snapshot cannot be contributed."""
+
+
+class AnswerSnapshot(Job, frozen=True, kw_only=True):
+    """Answer a snapshot with the change from its anchor to an outer state.
+
+    What the policy has contributed is subtracted, since its weights have it already. So what
+    compression left out stays in the policy. The anchor is kept first, then the answer appears.
+    """
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    number: int
+    state: str
+    """Folder of the outer state that the policy adopts."""
+    anchor: str = ""
+    """Folder of the outer state that it has adopted last; empty: the snapshot itself, so that the
+    policy takes over the outer state."""
+    contribution: str = ""
+    """Folder of its own contribution, if that was merged since."""
+    keep: str
+    """Folder to keep the adopted state in, as the next anchor."""
+    round: int
+    trainers: int
+    """Other trainers that have contributed since the anchor; 0: the change is nil."""
+
+
+class SnapshotAnswered(msgspec.Struct, frozen=True, kw_only=True):
+    norm: float
+    """Euclidean norm of the change."""
+
+
+class RefuseSnapshot(Job, frozen=True, kw_only=True):
+    """Answer a snapshot with the reason why it was not merged."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    number: int
+    problem: str
+
+
+class ExchangeService(Protocol):
+    """The part of the child's service that a replica without inner steps uses besides the jobs of
+    `OuterService` that compute from files."""
+
+    async def start_exchange(self, job: StartExchange) -> ExchangeStarted:
+        """Raises `UserError` for a model that cannot be merged."""
+        ...
+
+    async def look_for_snapshot(self, job: LookForSnapshot) -> SnapshotSeen: ...
+
+    async def contribute_snapshot(self, job: ContributeSnapshot) -> SnapshotContributed: ...
+
+    async def answer_snapshot(self, job: AnswerSnapshot) -> SnapshotAnswered:
+        """Raises `UserError` for a snapshot that was removed meanwhile."""
+        ...
+
+    async def refuse_snapshot(self, job: RefuseSnapshot) -> Done: ...
