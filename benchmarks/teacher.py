@@ -5,9 +5,10 @@
 
 A teacher learns to sort digits by RL. `swarm synthesize` draws its solutions of training tasks and
 keeps the correct ones. For each seed the demo's weak base then learns in two ways, each until it
-reaches the target accuracy: by RL alone, and by `swarm sft` on the solutions, followed by RL with
-the same recipe. Prints one JSON object: accuracies on 512 held-out prompts, and the RL steps of
-each. The steps of the teacher's own RL are not counted. Nothing here uses a network.
+reaches the target accuracy: by RL alone with the demo's recipe, and by `swarm sft` on the
+solutions, followed by RL with a smaller learning rate. Prints one JSON object: accuracies on 512
+held-out prompts, and the RL steps of each way. The steps of the teacher's own RL are not counted.
+Nothing here uses a network.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import torch
+from msgspec.structs import replace
 
 from benchmarks.arguments import at_least
 from benchmarks.commands import accuracy, swarm
 from benchmarks.study import Variant, band, learn
-from peers.demo import ENVIRONMENT
+from peers.demo import ENVIRONMENT, OPTIMISER
 from peers.environments import load as load_environment
 from peers.evaluation.tasks import different_tasks
 from peers.trainer.child import EVALUATION_PROMPTS
@@ -87,11 +89,12 @@ def held_out_prompts(traces: Path) -> int:
     )
 
 
-def reinforce(base: Path, seed: int, given: argparse.Namespace) -> Climb:
+def reinforce(base: Path, seed: int, learning_rate: float, given: argparse.Namespace) -> Climb:
     """RL from a policy, until it reaches the target."""
+    variant = Variant(steps=given.steps, optimiser=replace(OPTIMISER, learning_rate=learning_rate))
     climb = Climb(given.every, given.target)
     if not climb.look(0, base):
-        learn(base, seed, Variant(steps=given.steps), watch=climb.look)
+        learn(base, seed, variant, watch=climb.look)
     return climb
 
 
@@ -104,8 +107,8 @@ def compare(seed: int, traces: Path, given: argparse.Namespace) -> dict[str, Cli
         tuned += ["--steps", given.sft_steps, "--batch", 64, "--learning-rate", 1e-3]
         swarm("sft", *tuned, "--report-every", given.sft_steps)
         found = {
-            "sft then rl": reinforce(student, seed, given),
-            "rl alone": reinforce(base, seed, given),
+            "sft then rl": reinforce(student, seed, given.learning_rate, given),
+            "rl alone": reinforce(base, seed, OPTIMISER.learning_rate, given),
         }
     steps = {arm: climb.steps for arm, climb in found.items()}
     print(f"seed {seed}: RL steps to the target {steps}", file=sys.stderr, flush=True)
@@ -136,7 +139,8 @@ def main() -> None:
     parser.add_argument("--teacher", type=Path, help="policy to use, instead of training one")
     parser.add_argument("--teacher-steps", type=whole, default=400, help="of the teacher's RL")
     parser.add_argument("--tasks", type=whole, default=2048, help="training tasks to solve")
-    parser.add_argument("--sft-steps", type=whole, default=80, help="of 64 traces each")
+    parser.add_argument("--sft-steps", type=whole, default=100, help="of 64 traces each")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="of RL after SFT")
     given = parser.parse_args()
     torch.set_num_threads(1)
     began = time.process_time()
@@ -156,6 +160,7 @@ def main() -> None:
                 "traces": made["kept"],
                 "held_out_prompts_among_traces": held_out_prompts(traces),
                 "sft_steps": given.sft_steps,
+                "learning_rate_after_sft": given.learning_rate,
                 "target": given.target,
                 "accuracy": arms,
                 "cpu_seconds_of_rl": round(time.process_time() - began),

@@ -62,6 +62,8 @@ class Records:
             )
         self._rows = Rows.at(str(data), reading.split)
         self._data, self._reading, self._renderer = data, reading, renderer
+        self.unwanted = 0
+        """Answers of policies passed over so far: refused, or with a reward out of bounds."""
         self._are_rollouts = ROLLOUT in self._rows.columns
         self._are_solutions = set(self._rows.columns) >= SOLUTION
 
@@ -86,6 +88,7 @@ class Records:
             row = self._rows[index]
             where = f"{self._data}, row {index}"
             if not self._is_wanted(row):
+                self.unwanted += 1
                 continue
             if self._are_rollouts:
                 yield self._rollout(row, where)

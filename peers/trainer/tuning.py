@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -124,7 +124,7 @@ class Tuning:
         """Encode examples and hold some back; return how many were left out. Raises `UserError`."""
         settings = self._settings
         limit = min(settings.tokens_max, self._model.config.max_position_embeddings)
-        found, left_out = read_job(job, limit)
+        found, left_out, unwanted = read_job(job, limit)
         random.Random(settings.seed).shuffle(found)
         held_back = math.ceil(settings.validation_share * len(found))
         self._held_back = found[: min(held_back, settings.validation_examples_max)]
@@ -133,8 +133,10 @@ class Tuning:
             source = job.data or (job.environment.name if job.environment else "")
             raise UserError(
                 f"{source} leaves no example to train on ({len(found)} of at most "
-                f"{limit} tokens, {left_out} longer or without a prompt); give more data"
+                f"{limit} tokens, {left_out} longer or without a prompt, {unwanted} refused or "
+                "outside --reward); give more data"
                 + (", or a larger --tokens-max" if left_out else "")
+                + (", or a wider --reward" if unwanted else "")
             )
         return left_out
 
@@ -215,9 +217,20 @@ class Tuning:
 _SERVICE: type[TuningService] = Tuning
 
 
-def read_job(job: StartTuning, tokens_max: int) -> tuple[list[Example], int]:
-    """The examples of a job, and how many were left out; raises `UserError`."""
+class ReadExamples(NamedTuple):
+    """The examples of a job."""
+
+    examples: list[Example]
+    left_out: int
+    """Examples that are too long or have no prompt."""
+    unwanted: int
+    """Answers of policies that were refused, or whose reward is out of bounds."""
+
+
+def read_job(job: StartTuning, tokens_max: int) -> ReadExamples:
+    """Read and encode the examples of a job; raises `UserError`."""
     model, settings = Path(job.model), job.settings
+    unwanted = 0
     if job.environment is not None:
         reference = job.environment
         environment = load_environment(reference.name, reference.version, reference.options)
@@ -231,9 +244,10 @@ def read_job(job: StartTuning, tokens_max: int) -> tuple[list[Example], int]:
             encoded = [[encoder.encode(each) for each in pair] for pair in records.pairs()]
         else:
             encoded = [[encoder.encode(record)] for record in records]
+        unwanted = records.unwanted
     whole = [[each for each in example if each is not None] for example in encoded]
     found = [Example(some) for some, example in zip(whole, encoded, strict=True) if some == example]
-    return found, len(encoded) - len(found)
+    return ReadExamples(found, len(encoded) - len(found), unwanted)
 
 
 def batch_of(examples: Sequence[Example]) -> Batch:
