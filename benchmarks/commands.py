@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,9 @@ def accuracy(
     """Sampled accuracy on held-out prompts; every policy gets the same ones, and the same noise."""
     environment = load_environment(reference.name, reference.version, reference.options)
     return mean_reward(NativeEngine(folder), environment, folder, sampling, prompts=prompts)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and most, rounded."""
+    figures = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+    return {name: round(value, 4) for name, value in figures.items()}
