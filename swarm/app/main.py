@@ -8,6 +8,7 @@ from swarm.app.commands import (
     checkpoint,
     dataset,
     demo,
+    doctor,
     endpoint,
     engine,
     environment,
@@ -53,6 +54,7 @@ app.command("synthesize")(synthesize.synthesize)
 app.command("eval")(eval.evaluate)
 app.command("id")(id.show_id)
 app.command("peer")(peer.peer)
+app.command("doctor")(doctor.doctor)
 app.command("health")(health.health)
 app.command("judge")(judge.judge)
 app.command("endpoint")(endpoint.endpoint)

@@ -57,7 +57,7 @@ async def look(settings: PeerSettings, model: Path | None) -> list[Finding]:
             loaded = await engine.load(Load(policy=UNKNOWN, folder=str(model)))
             if work is not None and _has_tokenizer(model, work):
                 probes = [await _probe(engine, each) for each in environments]
-    free = shutil.disk_usage(_existing(settings.home_path)).free
+    free = shutil.disk_usage(existing(settings.home_path)).free
     findings = examine(settings, surveyed, free, work=work)
     findings += check_home(settings.home_path)
     return [*findings, *([room(loaded)] if loaded else []), *probes]
@@ -90,7 +90,7 @@ async def _probe(engine: InferenceService, environment: EnvironmentReference) ->
 
 def check_home(home: Path) -> list[Finding]:
     """What keeps a peer from using this folder as its home."""
-    nearest = _existing(home)
+    nearest = existing(home)
     if not nearest.is_dir():
         reason = f"{nearest} is a file"
     elif not os.access(nearest, os.W_OK | os.X_OK):
@@ -101,6 +101,6 @@ def check_home(home: Path) -> list[Finding]:
     return [Finding("home", text, {"reason": reason}, problem=True)]
 
 
-def _existing(folder: Path) -> Path:
+def existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())

@@ -67,6 +67,19 @@ def test_every_import_is_declared() -> None:
     assert undeclared == set()
 
 
+def test_the_wheel_has_every_file_that_is_no_module() -> None:
+    data = project()["tool"]["setuptools"]["package-data"]
+    left_out = []
+    for package in SHIPPED:
+        for path in (REPOSITORY / package).rglob("*"):
+            if path.is_dir() or path.suffix in (".py", ".pyc"):
+                continue
+            name = ".".join(path.parent.relative_to(REPOSITORY).parts)
+            if not any(path.match(pattern) for pattern in [*data["*"], *data.get(name, [])]):
+                left_out.append(path)
+    assert left_out == []
+
+
 @pytest.mark.parametrize("extra", sorted(EXTRAS))
 def test_commands_know_what_each_extra_holds(extra: str) -> None:
     extras = project()["project"]["optional-dependencies"]

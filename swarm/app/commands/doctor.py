@@ -1,0 +1,57 @@
+"""`swarm doctor`: what would keep a peer from working on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.app.exit import FAILED, exits
+from swarm.app.options import AsJson
+
+
+@exits
+def doctor(
+    role: Annotated[list[str] | None, typer.Option(help="Role of the peer; repeatable.")] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="Multiaddr of a peer that knows the network.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Run to look at, if there are several.")] = None,
+    listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.")] = None,
+    bulk_port: Annotated[int | None, typer.Option(help="TCP port of the piece plane.")] = None,
+    home: Annotated[str | None, typer.Option(help="Folder of keys and state.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check this machine for a peer with these settings, without starting one.
+
+    Exit status 1: a line begins with PROBLEM, and says what to do.
+    """
+    from peers.inference.preflight import lines
+    from swarm.app.doctor import look
+    from swarm.app.interrupt import run_until_interrupted
+    from swarm.app.output import print_json
+    from swarm.settings import load_settings
+    from swarm.untrusted import printable
+
+    flags = {
+        "role": role,
+        "bootstrap": bootstrap,
+        "run": run,
+        "listen": listen,
+        "bulk_port": bulk_port,
+        "home": home,
+    }
+    found = run_until_interrupted(look, load_settings(config, flags))
+    if as_json:
+        print_json(
+            [
+                {"topic": each.topic, "text": each.text, "problem": each.problem} | each.figures
+                for each in found
+            ]
+        )
+    else:
+        for line in lines(found):
+            print(printable(line))
+    return FAILED if any(each.problem for each in found) else 0
