@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from peers.environments import load
 from peers.inference.preflight import Finding
 from peers.sandbox import probe
 from swarm import __version__
@@ -190,6 +189,9 @@ def task_of(wanted: EnvironmentReference) -> Finding:
     """Whether an environment is installed in the version that a run wants."""
 
     def check() -> str:
+        require_extra("infer", "rendering the run's tasks")
+        from peers.environments import load
+
         load(wanted.name, wanted.version, wanted.options)
         return f"{wanted.name} {wanted.version} is installed, as the run wants it"
 

@@ -129,6 +129,16 @@ def test_a_bootstrap_peer_and_a_relay_need_none_of_the_extras(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("core_only")
+def test_the_doctor_needs_none_of_the_extras_and_names_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from swarm.app.main import main; main()", "doctor"]
+    command += ["--home", str(tmp_path / "home"), "--role", "relay", "--role", "validator"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
+    (problem,) = (line for line in done.stdout.splitlines() if "PROBLEM" in line)
+    assert "type: pip install 'swarm-rl[infer]'" in problem
+
+
+@pytest.mark.usefixtures("core_only")
 @pytest.mark.parametrize("role", ["validator", "trainer"])
 def test_a_role_that_computes_says_what_to_install(tmp_path: Path, role: str) -> None:
     command = peer("--role", role, "--home", tmp_path / "home", "--manifest", tmp_path / "none")
