@@ -3,6 +3,8 @@
 # make test      the tests;  make test-slow  those that take minutes
 # make test-verifiers  the tests that need verifiers: installs two versions of it in build/verifiers
 # make test-vllm the tests that need vLLM: installs its CPU build in build/vllm first (3.5 GB)
+# make test-hivemind, make test-torchft  the tests that need these backends of the outer loop:
+#                installs each in build/backends first (1 GB)
 # make test-lm-eval  the test that needs lm-eval: installs it in build/lm-eval first
 # make test-deploy  checks of deploy/ by validators, which it installs in build/deploy first
 # make test-gpu  the tests that need a GPU with CUDA; they are skipped without one
@@ -13,7 +15,7 @@ ARGS ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow test-verifiers test-vllm test-lm-eval test-deploy test-gpu lint clean
+.PHONY: install demo test test-slow test-verifiers test-vllm test-hivemind test-torchft test-lm-eval test-deploy test-gpu lint clean
 
 install: .venv/installed
 
@@ -45,6 +47,10 @@ test-vllm: .venv/installed
 	$(VLLM) -m pip install --quiet --disable-pip-version-check 'pytest>=8' 'hypothesis>=6.140'
 	$(VLLM) -m pytest -m vllm -W default $(VLLM_TESTS) $(ARGS)
 	$(BIN)/python -m pytest -m vllm tests/end_to_end tests/benchmarks $(ARGS)
+
+test-hivemind test-torchft: test-%: .venv/installed
+	$(BIN)/swarm backend install $* --home build/backends
+	$(BIN)/python -m pytest -n0 -m $* tests/end_to_end/test_backends.py $(ARGS)
 
 # Beside this environment's packages, whose versions it shares.
 test-lm-eval: .venv/installed

@@ -41,12 +41,12 @@ SWARM_NEEDS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a virtual environment for an engine, or for a library of environments."""
+    """How to make a virtual environment for an engine, or for another library."""
 
     name: str
     """Name of the folder; for an engine, what `swarm engine install` takes."""
     engine: str
-    """Value of the setting `engine` that uses it; empty for a library of environments."""
+    """Value of the setting `engine` that uses it; empty for another library."""
     steps: tuple[tuple[str, ...], ...]
     """Requirements that pip installs, step by step: the first step pins what later ones pull in."""
     unwanted: tuple[str, ...]
@@ -55,7 +55,7 @@ class Recipe:
     """Arguments of the environment's Python that prove that the engine works."""
     disk_bytes: int
     """Free disk that the installation needs, downloads included."""
-    kind: Literal["engine", "environment"] = "engine"
+    kind: Literal["engine", "environment", "backend"] = "engine"
     arguments: str = ""
     """What `swarm <kind> install` takes; empty: the name."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from swarm.app.commands import (
+    backend,
     checkpoint,
     dataset,
     demo,
@@ -64,6 +65,7 @@ ledger_checks.register(ledger.app)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(rollouts.app, name="rollouts")
+app.add_typer(backend.app, name="backend")
 app.add_typer(engine.app, name="engine")
 app.add_typer(environment.app, name="environment")
 app.add_typer(proofs.app, name="proofs")

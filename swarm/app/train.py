@@ -1,8 +1,8 @@
 """`swarm train`: pre-training or fine-tuning by one trainer on this machine, in rounds.
 
-It needs no network. The rounds are those of several trainers (`swarm.jobs.outer`), with this one
-alone: with an outer learning rate of 1 and no outer momentum they are plain training. Each round
-ends with a durable state, from which `--resume` continues. The child computes.
+The rounds are those of several trainers (`swarm.jobs.outer`), with this one alone or with others
+(`swarm.app.exchange`). Alone, with an outer learning rate of 1 and no outer momentum they are plain
+training. Each round ends with a durable state, from which `--resume` continues. The child computes.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from swarm.app.exchange import STATE_FILE, Alone, Averaging, Backend, Exchange, ToMerge
 from swarm.errors import DECODE_ERRORS, UserError
+from swarm.events import Event, Events
 from swarm.jobs.outer import (
     AloneService,
     Contributed,
@@ -28,12 +31,15 @@ from swarm.jobs.outer import (
     MergeRound,
     OuterService,
     OuterSetup,
+    ReplicaStarted,
     StartReplica,
     TrainRound,
 )
 from swarm.jobs.training import EndTraining
-from swarm.world import client
+from swarm.world import ChildDied, client
 from swarm.world.compute import LocalCompute
+from swarm.world.machine import Machine
+from swarm.world.restarts import Restarts
 
 SERVICE = "peers.outer.learning.service:open_service"
 START_SECONDS = 600.0
@@ -67,6 +73,8 @@ class TrainOptions:
     resume: bool
     setup: OuterSetup
     plan: Plan
+    backend: Backend | None = None
+    """Averages with other trainers; None: there are none."""
 
 
 Say = Callable[[dict[str, Any]], None]
@@ -79,12 +87,33 @@ async def run_train(options: TrainOptions, say: Say) -> None:
     """
     check(options.plan)
     done = begin_folder(options)
-    compute = LocalCompute()
-    async with compute.child(
-        SERVICE, options.setup, name="train", start_deadline_seconds=START_SECONDS
-    ) as child:
-        alone, service = client(AloneService, child), client(OuterService, child)
-        await Training(options, alone, service, say).run(done)
+    name = options.backend.name if options.backend else ""
+    events = Events(Machine(), name)
+    restarts = Restarts(events, name)
+
+    def hear(event: Event) -> None:
+        if event.name == "compute.child_restarted":
+            say({"event": "restarted", **event.fields})
+
+    def say_all(told: dict[str, Any]) -> None:
+        say(told)
+        if told["event"] == "trained":
+            restarts.succeeded()
+
+    async def live() -> None:
+        nonlocal done
+        async with LocalCompute(events=events).child(
+            SERVICE, options.setup, name="train", start_deadline_seconds=START_SECONDS
+        ) as child:
+            alone, service = client(AloneService, child), client(OuterService, child)
+            try:
+                await Training(options, alone, service, say_all).run(done)
+            except ChildDied:
+                done = begin_folder(replace(options, resume=True))  # the last whole round
+                raise
+
+    events.add_sink(hear)
+    await restarts.run(live)
 
 
 def check(plan: Plan) -> None:
@@ -182,6 +211,7 @@ class Training:
     ) -> None:
         self._shown, self._out = options.out, options.out.absolute()
         self._plan = options.plan
+        self._backend = options.backend
         self._alone, self._service, self._say = alone, service, say
 
     def _path(self, name: str) -> str:
@@ -209,53 +239,90 @@ class Training:
         if done.round == 0:
             await self._service.first_state(FirstState(folder=self._path("state-0")))
             await self._measure(0)
-        tokens = done.tokens
-        for round_ in range(done.round + 1, job.rounds + 1):
-            tokens += await self._round(round_)
-            self._commit(Progress(round=round_, tokens=tokens, plan=self._plan))
-            await self._measure(round_)
+        async with self._others(started, done.round) as exchange:
+            found = await exchange.meet(done.round, self._path(f"state-{done.round}"))
+            if found is not None:
+                await self._take(found, done.round, done.round)
+                done = self._commit(found.round, done, 0)
+                self._say({"event": "joined", "step": done.round * job.inner_steps} | found.figures)
+            while done.round < job.rounds:
+                done = await self._round(exchange, done)
+                await self._measure(done.round)
+            await exchange.end()
         policy = self._path("policy")
-        state = self._path(f"state-{job.rounds}")
+        state = self._path(f"state-{done.round}")
         await self._service.export_state(ExportState(state=state, folder=policy))
         await self._alone.end(EndTraining())
         self._say({"event": "saved", "folder": str(self._shown / "policy")})
 
-    async def _round(self, round_: int) -> int:
-        """Train and merge one round; return its tokens."""
+    @asynccontextmanager
+    async def _others(self, started: ReplicaStarted, done: int) -> AsyncIterator[Exchange]:
+        """The exchange with the other trainers; raises `UserError` if none can be reached."""
+        backend = self._backend
+        if backend is None:
+            yield Alone()
+            return
+        self._say({"event": "connecting", "backend": backend.name})
+        state_bytes = (self._out / f"state-{done}" / STATE_FILE).stat().st_size
+        async with backend.connect(started.elements, state_bytes) as averaging:
+            yield Averaging(averaging, self._alone, self._service, self._out, self._say)
+
+    async def _round(self, exchange: Exchange, done: Progress) -> Progress:
+        """Train the next round, and merge it with the other trainers'; return what is done then."""
         began = time.monotonic()
-        before, after = self._path(f"state-{round_ - 1}"), self._path(f"state-{round_}")
+        round_ = done.round + 1
+        before = self._path(f"state-{done.round}")
+        inner = self._out / f"inner-{done.round}"
         contribution = self._path("contribution")
         trained = await self._service.train(
             TrainRound(
                 round=round_,
                 state=before,
-                inner_before=self._path(f"inner-{round_ - 1}") if round_ > 1 else "",
+                inner_before=str(inner) if inner.exists() else "",
                 inner_after=self._path(f"inner-{round_}"),
                 contribution=contribution,
             )
         )
+        seconds = max(1e-9, time.monotonic() - began)
         own = Contributed(
             trainer=self._plan.job.trainer, folder=contribution, tokens=trained.tokens
         )
-        await self._service.merge(
-            MergeRound(
-                state=before,
-                contributions=[own],
-                momentum=self._plan.outer_momentum,
-                learning_rate=self._plan.outer_learning_rate,
-                folder=after,
-            )
-        )
+        merge = await exchange.exchange(round_, before, own)
+        await self._take(merge, done.round, round_)
         self._say(
             {
                 "event": "trained",
-                "step": round_ * self._plan.job.inner_steps,
+                "step": merge.round * self._plan.job.inner_steps,
                 **trained.figures,
                 "tokens": trained.tokens,
-                "tokens_per_second": trained.tokens / max(1e-9, time.monotonic() - began),
+                "tokens_per_second": trained.tokens / seconds,
+                **merge.figures,
             }
         )
-        return trained.tokens
+        return self._commit(merge.round, done, trained.tokens)
+
+    async def _take(self, merge: ToMerge, begun: int, inner: int) -> None:
+        """Make the state that a merge leads to, and the inner state that belongs to it.
+
+        `begun`: the round whose state this trainer had; `inner`: that of its inner state.
+        """
+        after = self._out / f"state-{merge.round}"
+        if merge.given:
+            merged = await self._service.merge(
+                MergeRound(
+                    state=merge.base,
+                    contributions=merge.given,
+                    momentum=self._plan.outer_momentum,
+                    learning_rate=self._plan.outer_learning_rate,
+                    folder=str(after),
+                )
+            )
+            for each in merged.left_out:
+                raise UserError(f"round {merge.round} cannot be merged: {each.problem}")
+        elif merge.round != begun:
+            _move(Path(merge.base), after)
+        if merge.round != inner and (self._out / f"inner-{inner}").exists():
+            _move(self._out / f"inner-{inner}", self._out / f"inner-{merge.round}")
 
     async def _measure(self, round_: int) -> None:
         state = self._path(f"state-{round_}")
@@ -264,8 +331,9 @@ class Training:
             step = round_ * self._plan.job.inner_steps
             self._say({"event": "validated", "step": step, "loss": loss})
 
-    def _commit(self, done: Progress) -> None:
+    def _commit(self, round_: int, before: Progress, tokens: int) -> Progress:
         """Record a complete round durably, then delete what only the rounds before needed."""
+        done = Progress(round=round_, tokens=before.tokens + tokens, plan=self._plan)
         path = self._out / "progress.json"
         aside = path.with_suffix(".aside")
         with aside.open("wb") as file:
@@ -273,10 +341,27 @@ class Training:
             file.flush()
             os.fsync(file.fileno())
         aside.rename(path)
-        folder = os.open(self._out, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        for name in (f"state-{done.round - 1}", f"inner-{done.round - 1}", "contribution"):
+        _sync(self._out)
+        unneeded = ["contribution", "averaged", "received"]
+        if round_ != before.round:
+            unneeded += [f"state-{before.round}", f"inner-{before.round}"]
+        for name in unneeded:
             shutil.rmtree(self._out / name, ignore_errors=True)
+        for name in ("update", "average"):
+            (self._out / name).unlink(missing_ok=True)
+        return done
+
+
+def _move(old: Path, new: Path) -> None:
+    """Rename a folder durably; a folder of an interrupted attempt is replaced."""
+    shutil.rmtree(new, ignore_errors=True)
+    old.rename(new)
+    _sync(new.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

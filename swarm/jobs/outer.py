@@ -79,6 +79,8 @@ class ReplicaStarted(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     contribution_bytes_max: Count
     """Size of the largest contribution that a trainer of this model can make."""
+    elements: Count = 0
+    """Values of a pseudo-gradient."""
     sequences: int = 0
     """Sequences of its data, without those held back."""
 
@@ -246,11 +248,40 @@ class DrawModel(Job, frozen=True, kw_only=True):
     seed: int
 
 
+class ToUpdate(Job, frozen=True, kw_only=True):
+    """Write a contribution as an *update*: its values, flat little-endian fp32, for another
+    library to average (`swarm.jobs.averaging`)."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    contribution: str
+    """A contribution's folder."""
+    update: str
+    """File to write."""
+
+
+class FromUpdate(Job, frozen=True, kw_only=True):
+    """Write an update as a contribution in fp32."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    update: str
+    folder: str
+
+
 class AloneService(Protocol):
     """The part of the service that `swarm train` uses besides `OuterService`."""
 
     async def draw_model(self, job: DrawModel) -> Done:
         """Raises `UserError` for a configuration that is not supported."""
+        ...
+
+    async def to_update(self, job: ToUpdate) -> Done:
+        """Raises `UserError` for a contribution that cannot be read."""
+        ...
+
+    async def from_update(self, job: FromUpdate) -> Done:
+        """Raises `UserError` for an update of another model, or with a value that is not finite."""
         ...
 
     async def end(self, job: EndTraining) -> Done:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ from peers.engines.demo import make_policy
 from peers.outer.learning.service import ReplicaService
 from swarm.app.train import Plan, Training, TrainOptions, begin_folder
 from swarm.errors import UserError
+from swarm.jobs.averaging import AveragingService
 from swarm.jobs.outer import Inner, OuterSetup, StartReplica
 from swarm.manifest import Optimiser
+from tests.outer.averaging import InProcess, Meeting
 
 
 class Interrupted(Exception):
@@ -68,3 +73,82 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert losses[3] < losses[0] - 0.5
     kept = {path.name for path in (tmp_path / "parts").iterdir()}
     assert kept == {"base", "inner-3", "policy", "progress.json", "state-3"}
+
+
+@dataclass(frozen=True)
+class InOneProcess:
+    """A backend without a child."""
+
+    meeting: Meeting
+    name: str = "in-process"
+
+    @asynccontextmanager
+    async def connect(self, elements: int, state_bytes: int) -> AsyncIterator[AveragingService]:
+        yield InProcess(self.meeting)
+
+
+@pytest.mark.slow
+def test_trainers_that_average_hold_the_same_bits_and_a_late_one_too(tmp_path: Path) -> None:
+    make_policy(tmp_path / "base", seed=3)
+    (tmp_path / "text.txt").write_text("a small bird sings 3 songs.\n" * 200)
+    inner = Inner(
+        data=[str(tmp_path / "text.txt")],
+        sequence_tokens=33,
+        batch_sequences=4,
+        optimiser=Optimiser(learning_rate=3e-3, warmup_steps=2, gradient_norm_max=1.0),
+    )
+    names = ("trainer-1", "trainer-2", "trainer-3")
+    rounds, meeting = 4, Meeting(trainers=2)
+    told: list[tuple[str, dict[str, Any]]] = []
+    late = trio.Event()
+
+    async def train(name: str) -> None:
+        job = StartReplica(
+            model=str(tmp_path / "base"),
+            trainer=name,
+            trainers=names,
+            seed=1,
+            inner=inner,
+            inner_steps=2,
+            rounds=rounds,
+            compression="fp32",
+        )
+
+        def say(event: dict[str, Any]) -> None:
+            told.append((name, event))
+            if event["event"] == "trained" and event["step"] == 4:
+                meeting.trainers = 3  # of rounds from now on
+                late.set()
+
+        options = TrainOptions(
+            out=tmp_path / name,
+            resume=False,
+            setup=OuterSetup(),
+            plan=Plan(job=job, outer_learning_rate=0.7, outer_momentum=0.9, fresh=False),
+            backend=InOneProcess(meeting),
+        )
+        done = begin_folder(options)
+        service = ReplicaService()
+        await Training(options, service, service, say).run(done)
+
+    async def train_late() -> None:
+        await late.wait()
+        await train(names[2])
+
+    async def main() -> None:
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                for name in names[:2]:
+                    nursery.start_soon(train, name)
+                nursery.start_soon(train_late)
+
+    trio.run(main)
+    weights = {(tmp_path / name / "policy" / "model.safetensors").read_bytes() for name in names}
+    assert len(weights) == 1
+    joined = [event for name, event in told if event["event"] == "joined"]
+    assert [event["received"] for event in joined] == [True]
+    last = [event for name, event in told if event["event"] == "trained"][-3:]
+    assert [(event["step"], event["trainers"]) for event in last] == [(8, 3)] * 3
+    for name in names:
+        kept = {path.name for path in (tmp_path / name).iterdir()}
+        assert kept == {"inner-4", "policy", "progress.json", "state-4"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 import socket
 import stat
@@ -11,11 +12,15 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
 import swarm.envelope
+from peers.engines.installed import Installed, python_of, record_of
+from peers.outer.backends.installed import recipe_of
 from swarm import PROTOCOL_VERSION
+from swarm.app.averaging import Network, open_backend
 from swarm.app.exit import exit_with
 from swarm.app.local_node import open_node
 from swarm.envelope import Envelope
@@ -345,6 +350,10 @@ def test_fine_tuning_flags(arguments: list[str], sentence: str, tmp_path: Path) 
         (["--decay-share", "0"], "--decay-share is 0.0; it must be above 0, at most 1"),
         (["--run", "x"], "--run is 'x', but without --bootstrap there is no run; add it"),
         (["--bootstrap", NOBODY], "--steps has no effect with --bootstrap: the run's manifest"),
+        (["--backend", "hivemind"], "backend 'hivemind' is not installed in"),
+        (["--backend", "torchft"], "type: swarm backend install torchft"),
+        (["--backend", "hivemind", "--trainer", "3"], "--trainer is 3, but --trainers is 2"),
+        (["--join", "x"], "--join is for --backend hivemind or torchft; add --backend"),
         (["--resume"], "progress.json cannot be read"),
         ([], "exists already; choose another folder, or continue the training in it with --resume"),
     ],
@@ -354,6 +363,46 @@ def test_training_flags(arguments: list[str], sentence: str, tmp_path: Path) -> 
     files = ("--model", tmp_path, "--data", "x", "--out", tmp_path)
     steps = ("--steps", "60", "--inner-steps", "20")
     assert sentence in complaint("train", *files, *steps, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "--steps has no effect"),
+        (["--backend", "hivemind"], "--backend is hivemind, but the trainers of a run exchange by"),
+        (["--trainers", "4"], "--trainers has no effect with --bootstrap"),
+    ],
+)
+def test_the_trainers_of_a_run_exchange_by_shardcast(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    files = ("--model", tmp_path, "--data", "x", "--out", tmp_path)
+    steps = () if arguments else ("--steps", "60")
+    assert sentence in complaint("train", *files, "--bootstrap", NOBODY, *steps, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "network", "sentence"),
+    [
+        ("torchft", Network("t", [], "127.0.0.1", 0, 2, 9), "--join names 0 addresses"),
+        ("torchft", Network("t", ["/ip4/x"], "127.0.0.1", 0, 2, 9), "is no address for torchft"),
+        ("hivemind", Network("t", ["http://x"], "127.0.0.1", 0, 2, 9), "no address for hivemind"),
+        ("hivemind", Network("t.", [], "127.0.0.1", 0, 2, 9), "--run is 't.'; use at most 100"),
+    ],
+)
+def test_addresses_of_a_backend(name: str, network: Network, sentence: str, tmp_path: Path) -> None:
+    recipe = recipe_of(name)
+    python_of(recipe.folder(tmp_path)).parent.mkdir(parents=True)
+    python_of(recipe.folder(tmp_path)).touch()
+    made = Installed(requirements=recipe.requirements, complete=True)
+    record_of(recipe.folder(tmp_path)).write_bytes(msgspec.json.encode(made))
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        open_backend(name, network, tmp_path)
+
+
+def test_backends_that_cannot_be_installed(tmp_path: Path) -> None:
+    said = complaint("backend", "install", "gossip", "--home", tmp_path)
+    assert "backend 'gossip' cannot be installed; there are: hivemind, torchft" in said
 
 
 def test_fine_tuning_replaces_nothing(tmp_path: Path) -> None:

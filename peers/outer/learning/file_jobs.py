@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from peers.engines import model as policy_model
-from peers.outer.learning import contribution, state
+from peers.outer.learning import contribution, flat, state
 from peers.outer.learning.compression import BadContribution
 from peers.outer.learning.contribution import Contribution
 from peers.outer.learning.state import Given, OuterOptimiser, StateFile
@@ -23,12 +24,14 @@ from swarm.jobs.outer import (
     CheckState,
     ExportState,
     FirstState,
+    FromUpdate,
     InspectContribution,
     Inspected,
     LeftOut,
     Merged,
     MergeRound,
     OuterState,
+    ToUpdate,
 )
 from swarm.jobs.training import Done
 from swarm.world.job_thread import JobThread
@@ -127,6 +130,24 @@ class FileJobs:
 
         return await self._on_files(export)
 
+    async def to_update(self, job: ToUpdate) -> Done:
+        def write() -> Done:
+            path = Path(job.contribution) / contribution.FILE
+            with _as_user_error(path), Contribution(path, self._model.shapes) as file:
+                flat.write_update(file, self._model.shapes, Path(job.update))
+            return Done()
+
+        return await self._on_files(write)
+
+    async def from_update(self, job: FromUpdate) -> Done:
+        def write() -> Done:
+            path = Path(job.update)
+            with whole_folder(Path(job.folder)) as aside, _as_user_error(path):
+                flat.write_contribution(path, self._model.shapes, aside / contribution.FILE)
+            return Done()
+
+        return await self._on_files(write)
+
     async def _on_files(self, work: Callable[[], T]) -> T:
         """Work in the thread for files, while the learner may be training."""
         return await self._files.run(lambda _: work(), None)
@@ -140,3 +161,14 @@ class FileJobs:
         except OSError as error:
             return f"the file cannot be read ({error.strerror})"
         return ""
+
+
+@contextmanager
+def _as_user_error(path: Path) -> Iterator[None]:
+    """Raise what is wrong with a file as a `UserError`."""
+    try:
+        yield
+    except BadContribution as error:
+        raise UserError(f"{path} cannot be merged: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error

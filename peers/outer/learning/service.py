@@ -10,6 +10,7 @@ from peers.engines.device import use_hardware
 from peers.outer.learning import state
 from peers.outer.learning.contribution import file_bytes_max
 from peers.outer.learning.file_jobs import FileJobs, Merging
+from peers.outer.learning.flat import elements_of
 from peers.outer.learning.replica import Replica
 from peers.outer.learning.state import StateFile
 from peers.trainer.learning.durable import whole_folder
@@ -64,6 +65,7 @@ class ReplicaService(FileJobs):
         return ReplicaStarted(
             parameters=policy_model.count_parameters(policy.model),
             contribution_bytes_max=file_bytes_max(shapes, job.compression),
+            elements=elements_of(shapes),
             sequences=self._replica.sequences,
         )
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from swarm.app.exit import exits
@@ -16,6 +17,12 @@ from swarm.app.output import say_event, say_json
 from swarm.errors import UserError
 
 
+class BackendName(StrEnum):
+    shardcast = "shardcast"
+    hivemind = "hivemind"
+    torchft = "torchft"
+
+
 class Objective(StrEnum):
     pretrain = "pretrain"
     sft = "sft"
@@ -24,6 +31,7 @@ class Objective(StrEnum):
 OF_THE_RUN = (
     *("fresh", "steps", "inner_steps", "learning_rate", "warmup_steps", "decay_share"),
     *("weight_decay", "outer_learning_rate", "outer_momentum", "resume", "as_json"),
+    *("join", "host", "port", "trainers", "trainer", "wait", "backends"),
 )
 """Options that a trainer of a run has no say in: the run's manifest has them, or its peer."""
 
@@ -48,8 +56,42 @@ def train(
         typer.Option(help="Multiaddr of a peer: train as one of the trainers of its run."),
     ] = None,
     run: Annotated[
-        str | None, typer.Option(help="Run to join with --bootstrap, if there are several.")
+        str | None,
+        typer.Option(
+            help="Run to join with --bootstrap, if there are several; with --backend hivemind, a "
+            "name of the training, the same for all its trainers."
+        ),
     ] = None,
+    backend: Annotated[
+        BackendName,
+        typer.Option(
+            help="How trainers exchange what they learned. shardcast: through a run (--bootstrap). "
+            "hivemind, torchft: those libraries, on a network where all trust each other."
+        ),
+    ] = BackendName.shardcast,
+    join: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="hivemind: multiaddress of another trainer, repeatable; none for the first. "
+            "torchft: address of the lighthouse."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address at which the other trainers reach this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for them; 0: any.")] = 0,
+    trainers: Annotated[
+        int, typer.Option(min=1, help="Trainers, among whom the data is divided.")
+    ] = 2,
+    trainer: Annotated[
+        int, typer.Option(min=1, help="Number of this trainer, from 1 to --trainers.")
+    ] = 1,
+    wait: Annotated[
+        float, typer.Option(min=1.0, max=1200.0, help="Seconds to wait for the other trainers.")
+    ] = 60.0,
+    backends: Annotated[
+        Path, typer.Option(help="Folder where `swarm backend install` puts backends.")
+    ] = Path("~/.swarm"),
     objective: Annotated[
         Objective, typer.Option(help="pretrain: learn every token. sft: learn the answers only.")
     ] = Objective.pretrain,
@@ -99,6 +141,11 @@ def train(
     require_extra("train", "swarm train")
     if bootstrap:
         _check_of_run(context)
+        if backend is not BackendName.shardcast:
+            raise UserError(
+                f"--backend is {backend.value}, but the trainers of a run exchange by shardcast; "
+                "remove --bootstrap, or --backend"
+            )
         settings = {
             "model": str(model.absolute()),
             "data": [str(each.absolute()) for each in data],
@@ -113,8 +160,15 @@ def train(
         }
         _join(bootstrap, run, out, settings)
         return
-    if run is not None:
+    if run is not None and backend is not BackendName.hivemind:
         raise UserError(f"--run is {run!r}, but without --bootstrap there is no run; add it")
+    if backend is BackendName.shardcast:
+        _check_alone(context)
+    elif trainer > trainers:
+        raise UserError(
+            f"--trainer is {trainer}, but --trainers is {trainers}; number the trainers from 1"
+        )
+    from swarm.app.averaging import Network, open_backend
     from swarm.app.peer import become_rank
     from swarm.app.train import Plan, TrainOptions, rounds_of, run_train
     from swarm.jobs import Hardware
@@ -149,6 +203,12 @@ def train(
         rounds=rounds_of(steps, inner_steps),
         compression="fp32",
     )
+    averaging = None
+    if backend is not BackendName.shardcast:
+        network = Network(run or "training", join or [], host, port, trainers, wait)
+        averaging = open_backend(backend.value, network, backends.expanduser().absolute())
+        everyone = tuple(f"trainer-{number:04}" for number in range(1, trainers + 1))
+        job = msgspec.structs.replace(job, trainer=everyone[trainer - 1], trainers=everyone)
     options = TrainOptions(
         out=out,
         resume=resume,
@@ -159,6 +219,7 @@ def train(
             outer_momentum=outer_momentum,
             fresh=fresh,
         ),
+        backend=averaging,
     )
     say: Any = say_json if as_json else say_event
     run_until_interrupted(run_train, options, say)
@@ -173,6 +234,16 @@ def _check_of_run(context: typer.Context) -> None:
             raise UserError(
                 f"--{flag} has no effect with --bootstrap: the run's manifest sets how all its "
                 "trainers train; remove it, or ask the run's owner to change it"
+            )
+
+
+def _check_alone(context: typer.Context) -> None:
+    """Raise `UserError` for an option that only a training with a library's backend has."""
+    for name in ("join", "host", "port", "trainers", "trainer", "wait", "backends"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UserError(
+                f"--{name} is for --backend hivemind or torchft; add --backend, or remove it"
             )
 
 

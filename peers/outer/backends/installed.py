@@ -1,0 +1,60 @@
+"""The libraries that average, and the Pythons that have them, under a home in `backends/`.
+
+`swarm backend install` makes them. Imports nothing of the libraries.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from peers.engines.installed import Recipe, python_of, why_unusable
+from swarm.errors import UserError
+
+CHILD_NEEDS = (
+    "trio==0.35.0",
+    "msgspec==0.22.0",
+    "pynacl==1.6.2",
+    "base58>=2.1",
+    "blake3>=1.0",
+    "zstandard>=0.25",
+    "numpy>=2.3,<2.4",
+)
+"""The packages that the child imports; the versions are those of pyproject.toml."""
+
+SERVICES = {
+    "hivemind": "peers.outer.backends.hivemind_service:HivemindService",
+    "torchft": "peers.outer.backends.torchft_service:TorchftService",
+}
+"""The service of each library's child."""
+
+RECIPES = {
+    name: Recipe(
+        name=name,
+        engine="",
+        steps=(("torch==2.13.0",), (f"{name}=={version}", *CHILD_NEEDS)),
+        unwanted=(),
+        check=("-m", "peers.outer.backends.selftest", name),
+        disk_bytes=6 << 30,
+        kind="backend",
+    )
+    for name, version in (("hivemind", "1.1.12"), ("torchft", "0.2.0"))
+}
+
+
+def recipe_of(name: str) -> Recipe:
+    """The recipe of a backend; raises `UserError` for an unknown one."""
+    if name not in RECIPES:
+        raise UserError(
+            f"backend {name!r} cannot be installed; there are: {', '.join(sorted(RECIPES))}, and "
+            "shardcast, which needs no installation"
+        )
+    return RECIPES[name]
+
+
+def interpreter_for(name: str, home: Path) -> Path:
+    """The Python that has a backend; raises `UserError` when it is missing or half made."""
+    recipe = recipe_of(name)
+    problem = why_unusable(recipe, home)
+    if problem is not None:
+        raise UserError(problem)
+    return python_of(recipe.folder(home))

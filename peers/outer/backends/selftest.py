@@ -1,0 +1,65 @@
+"""The check at the end of an installation: one trainer alone averages its own update.
+
+Runs under the environment's interpreter; the argument names the backend.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from peers.outer.backends.installed import SERVICES
+from swarm.jobs.averaging import AverageRound, AveragingSetup, EndAveraging
+
+ELEMENTS = 1000
+
+
+async def check(name: str, folder: Path) -> None:
+    """Raises what fails."""
+    module, _, service = SERVICES[name].partition(":")
+    setup = AveragingSetup(run="selftest", elements=ELEMENTS, state_bytes=8, trainers=1)
+    if name == "torchft":
+        from torchft.coordination import LighthouseServer
+
+        lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1)
+        setup = AveragingSetup(
+            run="selftest",
+            elements=ELEMENTS,
+            state_bytes=8,
+            trainers=1,
+            join=(lighthouse.address(),),
+        )
+    update = np.linspace(-1, 1, ELEMENTS, dtype="<f4")
+    update.tofile(folder / "update")
+    (folder / "state").write_bytes(bytes(8))
+    child = getattr(importlib.import_module(module), service)(setup)
+    await child.average(
+        AverageRound(
+            round=1,
+            tokens=7,
+            update=str(folder / "update"),
+            state=str(folder / "state"),
+            average=str(folder / "average"),
+            received=str(folder / "received"),
+        )
+    )
+    average = np.fromfile(folder / "average", "<f4")
+    assert np.allclose(average, update, rtol=1e-6), f"{name} changed an update of one trainer"
+    await child.end(EndAveraging())
+
+
+def main() -> None:
+    name = sys.argv[1]
+    with tempfile.TemporaryDirectory() as folder:
+        trio.run(check, name, Path(folder))
+    print(f"{name} {importlib.metadata.version(name)} averages")
+
+
+if __name__ == "__main__":
+    main()

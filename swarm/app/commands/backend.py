@@ -1,0 +1,36 @@
+"""`swarm backend`: libraries by which trainers can average, each under a Python of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.app.exit import exits
+
+app = typer.Typer(help="Other libraries by which trainers can average.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `install` a subcommand, though it is the only one."""
+
+
+@app.command("install")
+@exits
+def install_command(
+    name: Annotated[str, typer.Argument(help="hivemind or torchft.")],
+    home: Annotated[Path, typer.Option(help="Folder of keys and state of the peer.")] = Path(
+        "~/.swarm"
+    ),
+) -> None:
+    """Make a backend's environment in the home, or finish it, and check that it averages."""
+    from peers.engines.install import install
+    from peers.outer.backends.installed import recipe_of
+
+    recipe, home = recipe_of(name), home.expanduser().absolute()
+    made = install(recipe, home, lambda line: print(line, flush=True))
+    versions = ", ".join(f"{each} {made.versions[each]}" for each in ("torch", name))
+    print(f"{name} is installed in {recipe.folder(home)}: {versions}")
+    print(f"trainers use it with: swarm train --backend {name}")

@@ -1,0 +1,180 @@
+"""The outer interface of `swarm train`: what trainers give each other at the end of a round.
+
+A backend turns this trainer's contribution into what its next outer state follows from: a base and
+the contributions to merge into it. The merge, with Nesterov's step, is the same for all
+(`swarm.jobs.outer.MergeRound`). With `shardcast` the contributions are those that a signed record
+lists (`peers.outer`); another library gives one, the average.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from swarm.errors import UserError
+from swarm.jobs.averaging import (
+    AverageRound,
+    AveragingService,
+    EndAveraging,
+    Exchanged,
+    Meet,
+    OpenAveraging,
+)
+from swarm.jobs.outer import (
+    AloneService,
+    CheckState,
+    Contributed,
+    FromUpdate,
+    OuterService,
+    ToUpdate,
+)
+
+STATE_FILE = "outer.safetensors"
+"""Name of the file in a state's folder."""
+
+
+@dataclass(frozen=True)
+class ToMerge:
+    """The way to this trainer's next outer state."""
+
+    round: int
+    """The round that the state completes."""
+    base: str
+    """Folder of the state that the step is taken from."""
+    given: list[Contributed]
+    """Contributions to merge; none: the base is the state already."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """For the event of the round."""
+
+
+class Exchange(Protocol):
+    """The other trainers of a training. Folders are absolute paths on this machine."""
+
+    async def meet(self, done: int, state: str) -> ToMerge | None:
+        """Find the others after round `done`; what to begin from if they are further, else None."""
+        ...
+
+    async def exchange(self, round: int, state: str, own: Contributed) -> ToMerge:
+        """Give this trainer's contribution of a round that began from `state`.
+
+        Raises `UserError` if the network of the trainers cannot be reached any more.
+        """
+        ...
+
+    async def end(self) -> None:
+        """Leave the others."""
+        ...
+
+
+class Backend(Protocol):
+    """A library that averages, and how the other trainers are reached."""
+
+    @property
+    def name(self) -> str: ...
+
+    def connect(
+        self, elements: int, state_bytes: int
+    ) -> AbstractAsyncContextManager[AveragingService]:
+        """Begin to take part, with updates and states of these sizes; raises `UserError`."""
+        ...
+
+
+class Alone:
+    """No other trainer."""
+
+    async def meet(self, done: int, state: str) -> ToMerge | None:
+        return None
+
+    async def exchange(self, round: int, state: str, own: Contributed) -> ToMerge:
+        return ToMerge(round=round, base=state, given=[own])
+
+    async def end(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Trainers whose contributions another library averages, in a child."""
+
+    service: AveragingService
+    alone: AloneService
+    outer: OuterService
+    folder: Path
+    """Folder of the training, for the files that are exchanged."""
+    say: Callable[[dict[str, Any]], None]
+
+    async def meet(self, done: int, state: str) -> ToMerge | None:
+        """See `Exchange.meet`. Says where this trainer can be reached."""
+        for address in (await self.service.open(OpenAveraging())).addresses:
+            self.say({"event": "reachable", "at": address})
+        found = await self.service.meet(
+            Meet(
+                round=done,
+                state=_file(state),
+                received=self._received(),
+                average=str(self._average()),
+            )
+        )
+        merge = await self._to_merge(found, state, found.tokens)
+        return merge if found.received or found.averaged else None
+
+    async def exchange(self, round: int, state: str, own: Contributed) -> ToMerge:
+        """See `Exchange.exchange`."""
+        update = str(self.folder / "update")
+        await self.alone.to_update(ToUpdate(contribution=own.folder, update=update))
+        found = await self.service.average(
+            AverageRound(
+                round=round,
+                tokens=own.tokens,
+                update=update,
+                state=_file(state),
+                average=str(self._average()),
+                received=self._received(),
+            )
+        )
+        return await self._to_merge(found, state, max(own.tokens, found.tokens))
+
+    async def end(self) -> None:
+        await self.service.end(EndAveraging())
+
+    async def _to_merge(self, found: Exchanged, state: str, tokens: int) -> ToMerge:
+        given = []
+        if found.received:
+            state = await self._checked(found.round)
+        if found.averaged:
+            folder = str(self.folder / "averaged")
+            await self.alone.from_update(FromUpdate(update=str(self._average()), folder=folder))
+            given = [Contributed(trainer="average", folder=folder, tokens=max(1, tokens))]
+        figures = {"trainers": found.trainers, "received": found.received}
+        if found.attempts > 1:
+            figures["attempts"] = found.attempts
+        return ToMerge(round=found.round, base=state, given=given, figures=figures)
+
+    async def _checked(self, round_: int) -> str:
+        """The folder of a state that another trainer sent; raises `UserError` if it is unusable."""
+        folder = self.folder / "received"
+        problem = (await self.outer.check_state(CheckState(folder=str(folder)))).problem
+        if problem:
+            raise UserError(
+                f"another trainer's state of round {round_} cannot be used ({problem}); all "
+                "trainers need the same --model"
+            )
+        with (folder / STATE_FILE).open("rb") as file:
+            os.fsync(file.fileno())
+        return str(folder)
+
+    def _average(self) -> Path:
+        return self.folder / "average"
+
+    def _received(self) -> str:
+        folder = self.folder / "received"
+        folder.mkdir(exist_ok=True)
+        return str(folder / STATE_FILE)
+
+
+def _file(state: str) -> str:
+    return str(Path(state) / STATE_FILE)

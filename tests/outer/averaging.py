@@ -1,0 +1,84 @@
+"""A network of trainers in one process, which averages like the libraries: for tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from swarm.jobs.averaging import (
+    AverageRound,
+    AveragingOpened,
+    AveragingService,
+    EndAveraging,
+    Exchanged,
+    Meet,
+    OpenAveraging,
+)
+from swarm.jobs.training import Done
+
+
+def read(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def write(path: str, data: bytes) -> None:
+    Path(path).write_bytes(data)
+
+
+@dataclass
+class Meeting:
+    """Averages once `trainers` updates of a round have come."""
+
+    trainers: int
+    updates: dict[int, list[AverageRound]] = field(default_factory=dict)
+    averages: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    state: tuple[int, bytes] = (-1, b"")
+    """The newest state that a trainer has begun a round from, and its round."""
+    changed: trio.Condition = field(default_factory=trio.Condition)
+
+
+class InProcess:
+    """Implements `AveragingService`. A trainer that is behind gets the state and the average."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+
+    async def open(self, job: OpenAveraging) -> AveragingOpened:
+        return AveragingOpened(addresses=["here"])
+
+    async def meet(self, job: Meet) -> Exchanged:
+        round_, state = self._meeting.state
+        if round_ <= job.round:
+            return Exchanged(round=job.round)
+        write(job.received, state)
+        return Exchanged(round=round_, received=True)
+
+    async def average(self, job: AverageRound) -> Exchanged:
+        meeting = self._meeting
+        async with meeting.changed:
+            given = meeting.updates.setdefault(job.round, [])
+            if job.round not in meeting.averages:
+                given.append(job)
+            meeting.state = max(meeting.state, (job.round - 1, read(job.state)))
+            if job.round not in meeting.averages and len(given) == meeting.trainers:
+                tokens = sum(each.tokens for each in given)
+                mean = sum(
+                    np.fromfile(each.update, "<f4") * np.float32(each.tokens / tokens)
+                    for each in given
+                )
+                meeting.averages[job.round] = (np.asarray(mean, "<f4").tobytes(), tokens)
+                meeting.changed.notify_all()
+            while job.round not in meeting.averages:
+                await meeting.changed.wait()
+        average, tokens = meeting.averages[job.round]
+        write(job.average, average)
+        return Exchanged(round=job.round, trainers=len(given), tokens=tokens, averaged=True)
+
+    async def end(self, job: EndAveraging) -> Done:
+        return Done()
+
+
+_SERVICE: type[AveragingService] = InProcess
