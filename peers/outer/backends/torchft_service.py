@@ -120,7 +120,7 @@ class TorchftService:
             if time.monotonic() > deadline:
                 raise UserError(
                     f"torchft could not average within {QUORUM_SECONDS:g} s and {attempts} "
-                    "attempts; its own words are above"
+                    "attempts; look at the network between the trainers, then use --resume"
                 )
         if self._recovered is not None:
             done = self._take(received)
