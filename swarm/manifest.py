@@ -434,6 +434,48 @@ class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         return None
 
 
+class Values(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """How the values of states within a rollout are estimated (VinePPO, arXiv 2410.01679)."""
+
+    estimate: Literal["group", "continuations"] = "group"
+    """group: every token has its rollout's advantage. continuations: workers continue rollouts of
+    the step before from states within them; the tokens between two states have the difference of
+    the states' mean rewards as advantage."""
+    share: Annotated[float, Meta(gt=0, le=0.9)] = 0.5
+    """Share of all groups that continue a state, each with `sampling.group_size` continuations."""
+    segment_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 64
+    """A state follows every so many tokens of a rollout."""
+    boundary_ids: Annotated[list[Count], Meta(max_length=64)] = []
+    """Instead, a state follows the first of these tokens after `segment_tokens` tokens, such as
+    those that end a line; empty: any token."""
+    states_max: Annotated[int, Meta(ge=1, le=4096)] = 1024
+    """Most states of one step."""
+    wait_seconds: Seconds = 600.0
+    """Longest wait of a batch for its continuations."""
+
+    def problem(self, sampling: Sampling, schedule: Schedule, objective: Objective) -> str | None:
+        """One sentence about the first setting that continuations cannot work with, or None."""
+        if self.estimate == "group":
+            return None
+        if schedule.asynchrony < 1:
+            return (
+                "schedule.asynchrony is 0, so a batch is due before the next step, which continues "
+                'its rollouts, may open; make it at least 1, or values.estimate "group"'
+            )
+        if self.segment_tokens >= sampling.max_new_tokens:
+            return (
+                f"values.segment_tokens is {self.segment_tokens}, but a rollout has at most "
+                f"{sampling.max_new_tokens} tokens (sampling.max_new_tokens), so no state would "
+                'lie within one; make it smaller, or values.estimate "group"'
+            )
+        if not objective.learns:
+            return (
+                'values.estimate is "continuations", but the objective learns nothing; make it '
+                '"group"'
+            )
+        return None
+
+
 class RunManifest(StateMessage, frozen=True, kw_only=True):
     """One training job, signed by its owner. Run id: `<owner peer id>/<name>`."""
 
@@ -462,6 +504,7 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     )
     """Peers that render, play and grade the environments that are `served`."""
     outer: Outer = Outer()
+    values: Values = Values()
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)

@@ -244,6 +244,11 @@ class StepOrder(StateMessage, frozen=True, kw_only=True):
     """Digest of that manifest (`swarm.run.manifest.content_digest`), the same in all revisions."""
     levels: Annotated[list[Level], Meta(max_length=ENVIRONMENTS_MAX)] = []
     """Level of each environment's curriculum, the same in all revisions; empty: 0 for all."""
+    states: RunDigest = b""
+    """BLAKE3-256 of the blob of states (`swarm.rollouts.continuations`) that a share of the step's
+    groups continues, the same in all revisions; empty: none does."""
+    states_bytes: Annotated[int, Meta(ge=0, le=8 << 20)] = 0
+    """Size of that blob."""
 
     @property
     def lineage(self) -> int:
@@ -334,6 +339,8 @@ class Check(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     threshold: Finite
     passed: bool
 
+
+StateIndex = Annotated[int, Meta(ge=-1, le=4095)]
 
 GroupIndex = Annotated[int, Meta(ge=0, le=4095)]
 EnvironmentIndex = Annotated[int, Meta(ge=0, le=ENVIRONMENTS_MAX - 1)]
@@ -428,6 +435,11 @@ class Verdict(Message, frozen=True, kw_only=True):
     """Groups that could not be graded, ascending: they are credited, and never trained on. Their
     rewards are 0, so that a peer that does not know this field finds no spread in them."""
     parts: RewardParts = RewardParts()
+    continued: Annotated[list[StateIndex], Meta(max_length=4096)] = []
+    """[groups] Index of the state, of those that the step's order names, that each group continues,
+    -1: none; empty if no group does. Such a group estimates a value, and is never trained on."""
+    seed: RunDigest = b""
+    """The submission's seed, in a run that orders continuations: states name tasks by it."""
 
     @property
     def recomputed(self) -> int:

@@ -84,7 +84,16 @@ class ServedTask:
     """Ask for the turn of a row after these segments. `Player.answer` gives it later."""
 
 
-Work = tuple[Environment, Task] | ServedTask
+@dataclass(frozen=True, eq=False)
+class ContinuedTask:
+    """A state of a rollout that a group continues, by one model segment."""
+
+    task: Task
+    prefix: Sequence[int]
+    """The rollout's model tokens up to the state; they are part of the prompt here."""
+
+
+Work = tuple[Environment, Task] | ServedTask | ContinuedTask
 """What an episode is about."""
 
 
@@ -110,7 +119,7 @@ class _Row:
             noise_key=noise_key,
             temperature=sampling.temperature,
             stop_ids=tuple(sampling.stop_ids),
-            limit=sampling.max_new_tokens,
+            limit=sampling.max_new_tokens - self._tokens_before,
             start=sum(len(each.tokens) for each in self.segments if each.kind == "model"),
             continues=self.last,
             keep=self.has_turns,
@@ -130,15 +139,22 @@ class _Row:
         add_states(self.states, piece)
 
     @property
+    def _tokens_before(self) -> int:
+        """Tokens of the length limit that the prompt has used up."""
+        return len(self.work.prefix) if isinstance(self.work, ContinuedTask) else 0
+
+    @property
     def has_turns(self) -> bool:
         """Whether the environment may answer the model."""
+        if isinstance(self.work, ContinuedTask):
+            return False
         if isinstance(self.work, ServedTask):
             return not self.work.last
         return episodes_of(self.work[0]) is not None
 
     def shares_prompt(self, other: _Row) -> bool:
         """Whether another episode is about the same task."""
-        mine, others = (w if isinstance(w, ServedTask) else w[1] for w in (self.work, other.work))
+        mine, others = (w[1] if isinstance(w, tuple) else w for w in (self.work, other.work))
         return mine is others
 
     def rollout(self) -> Rollout:
@@ -211,6 +227,8 @@ class _Prompts:
     def of(self, work: Work) -> Sequence[int]:
         if isinstance(work, ServedTask):
             return work.prompt
+        if isinstance(work, ContinuedTask):
+            return [*self._renderer.encode_prompt(work.task.prompt), *work.prefix]
         prompt = work[1].prompt
         if prompt not in self._rendered:
             self._rendered[prompt] = self._renderer.encode_prompt(prompt)
@@ -351,6 +369,7 @@ class Player:
             return
         answer = None
         if row.has_turns:
+            assert isinstance(work, tuple)
             if row.replies is None:
                 limits = EpisodeLimits(
                     sampling.stop_ids, sampling.max_new_tokens, self._engine.capabilities.length_max

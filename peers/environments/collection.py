@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from peers.environments.interface import Environment, Task
 from peers.environments.play import task_of
 from peers.environments.registry import load
+from swarm.jobs import SubmissionOrder
 from swarm.manifest import EnvironmentReference
+from swarm.rollouts.continuations import State
 from swarm.rollouts.seeds import environment_of_group, task_seed
 
 
@@ -22,6 +24,8 @@ class GroupTask:
     """Index of the environment in the run's list."""
     environment: Environment
     task: Task
+    prefix: Sequence[int] = ()
+    """Token ids of the state that the group continues, after the task's prompt."""
 
 
 def labels(references: Sequence[EnvironmentReference]) -> list[str]:
@@ -57,21 +61,27 @@ class Environments:
             self._loaded[key] = found
         return found
 
-    def tasks(
-        self, references: Sequence[EnvironmentReference], seed: bytes, groups: int, step: int
-    ) -> list[GroupTask | None]:
-        """The tasks of a submission's groups, derived from its seed and the weights; None for a
-        group of a served environment.
+    def tasks(self, order: SubmissionOrder) -> list[GroupTask | None]:
+        """The tasks of a submission's groups, derived from its seed and the weights, or those of
+        the states that they continue; None for a group of a served environment.
 
         Raises `UserError` for an environment that is not installed or fails to draw a task.
         """
+        references, seed = order.environments, order.seed()
         weights = [reference.weight for reference in references]
+        continued = {each.group: each.state for each in order.continued}
         return [
-            self.task(references, seed, group, step)
+            self._continued(references, continued[group])
+            if group in continued
+            else self.task(references, seed, group, order.step)
             if references[environment_of_group(seed, group, weights)].where == "local"
             else None
-            for group in range(groups)
+            for group in range(order.groups)
         ]
+
+    def _continued(self, references: Sequence[EnvironmentReference], state: State) -> GroupTask:
+        drawn = self.task(references, state.seed, state.group, state.step)
+        return replace(drawn, prefix=state.prefix)
 
     def task(
         self, references: Sequence[EnvironmentReference], seed: bytes, group: int, step: int

@@ -18,7 +18,7 @@ import trio
 
 from peers.engines.device import available_bytes, find_device, use_hardware
 from peers.engines.engine import Engine
-from peers.engines.episodes import Player, Playing, ServedTask, Work, finish
+from peers.engines.episodes import ContinuedTask, Player, Playing, ServedTask, Work, finish
 from peers.engines.memory import Need, check_fits, need_of
 from peers.engines.model import read_weights
 from peers.engines.registry import check_engine, make_engine
@@ -316,9 +316,9 @@ class EngineService:
         order = job.order
         self._check_policy(order)
         assert self._player is not None
-        seed, renderer = order.seed(), self._current_renderer()
+        renderer = self._current_renderer()
         with self._player.environments_turn:
-            local = self._environments.tasks(order.environments, seed, order.groups, order.step)
+            local = self._environments.tasks(order)
         groups = self._with_served(job, local)
         path = Path(job.path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -339,8 +339,7 @@ class EngineService:
         if missing:
             raise ValueError(f"group {missing[0]} of a served environment has no prompt")
         return [
-            served[group] if task is None else (task.environment, task.task)
-            for group, task in enumerate(local)
+            served[group] if task is None else _work(task) for group, task in enumerate(local)
         ]
 
     def _check_policy(self, order: SubmissionOrder) -> None:
@@ -466,6 +465,12 @@ def sharing(setup: InferenceSetup, device: torch.device) -> int:
     """
     several = setup.hardware.devices or setup.hardware.stages
     return setup.submissions_at_once or (1 if device.type == "cpu" and not several else 2)
+
+
+def _work(drawn: GroupTask) -> Work:
+    if drawn.prefix:
+        return ContinuedTask(drawn.task, drawn.prefix)
+    return drawn.environment, drawn.task
 
 
 def _warm_up() -> None:

@@ -24,7 +24,7 @@ from swarm.jobs.inference import (
 from swarm.messenger import REQUEST_ENVELOPES_MAX, first
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
-from swarm.rollouts.seeds import environment_of_group, rendezvous
+from swarm.rollouts.seeds import rendezvous
 from swarm.rollouts.signed_turns import BadTurn, open_turn
 from swarm.turns import (
     EpisodeTokens,
@@ -106,12 +106,10 @@ class ServedTurns:
         Waits until environment peers have given them; raises `Unwanted`.
         """
         order = pending.asked
-        weights = [each.weight for each in order.environments]
+        indices = order.environments_of_groups() or [0] * order.groups
         served = [
-            group
-            for group in range(order.groups)
-            if order.environments[environment_of_group(order.seed(), group, weights)].where
-            == "served"
+            group for group, index in enumerate(indices)
+            if order.environments[index].where == "served"
         ]
         found: dict[int, SignedPrompt] = {}
 

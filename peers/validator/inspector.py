@@ -33,6 +33,7 @@ from swarm.jobs.validation import (
     Report,
     ServedEpisode,
 )
+from swarm.rollouts.continuations import whole
 from swarm.rollouts.reward_parts import bounded
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits
@@ -65,9 +66,7 @@ class InspectorService:
     def inspect(self, job: Inspect) -> Inspected:
         order = job.order
         try:
-            drawn = self._environments.tasks(
-                order.environments, order.seed(), order.groups, order.step
-            )
+            drawn = self._environments.tasks(order)
         except UserError as error:
             # The worker is not at fault.
             return Inspected(checks=[], failed="environment", detail=str(error), quarantined=True)
@@ -128,7 +127,8 @@ class InspectorService:
         order, sampling = job.order, job.order.sampling
         config = ModelFacts.read(Path(job.tokenizer_folder))
         prompts = [
-            None if each is None else renderer.encode_prompt(each.task.prompt) for each in drawn
+            None if each is None else [*renderer.encode_prompt(each.task.prompt), *each.prefix]
+            for each in drawn
         ]
         several_turns = any(
             each is None or episodes_of(each.environment) is not None for each in drawn
@@ -240,7 +240,7 @@ def _grade_group(
     """Add the grades of a local group; raises `UserError`."""
     for row in _rows(inspection, group):
         checkpoint()
-        segments = rollouts.rollout(row).segments
+        segments = whole(rollouts.rollout(row), len(drawn.prefix)).segments
         graded = grade_segments(
             drawn.environment,
             drawn.task,

@@ -7,12 +7,14 @@ changed field is a type error in all three. Paths are absolute and name files on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import msgspec
 
 from swarm.manifest import EnvironmentReference, Sampling
 from swarm.messages import CheckpointReference
+from swarm.rollouts.continuations import Continued
 from swarm.rollouts.seeds import environment_of_group, submission_seed
 from swarm.world import Job
 
@@ -65,6 +67,8 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
     environments: list[EnvironmentReference]
     """The run's environments; the seed and their weights determine the one of each group."""
     sampling: Sampling
+    continued: list[Continued] = []
+    """The groups that continue a state of another rollout, ascending; the others begin a task."""
 
     def seed(self) -> bytes:
         """The seed of all prompts and noise in the submission."""
@@ -76,7 +80,17 @@ class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):
             return []
         weights = [environment.weight for environment in self.environments]
         seed = self.seed()
-        return [environment_of_group(seed, group, weights) for group in range(self.groups)]
+        found = [environment_of_group(seed, group, weights) for group in range(self.groups)]
+        for each in self.continued:
+            found[each.group] = each.state.environment
+        return found
+
+    def prefixes(self) -> list[Sequence[int]]:
+        """[groups] The tokens of each group's state after the task's prompt; mostly none."""
+        found: list[Sequence[int]] = [()] * self.groups
+        for each in self.continued:
+            found[each.group] = each.state.prefix
+        return found
 
     def may_begin_with(self, policy: CheckpointReference | None) -> bool:
         """Whether its first tokens may come from a policy."""

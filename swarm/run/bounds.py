@@ -42,6 +42,7 @@ def check_manifest_numbers(manifest: RunManifest, where: str) -> None:
         manifest.objective.problem(manifest.schedule)
         or manifest.adapter.problem()
         or manifest.outer.problem()
+        or manifest.values.problem(manifest.sampling, manifest.schedule, manifest.objective)
     )
     if problem is not None:
         raise UserError(f"{where}: {problem}")

@@ -22,7 +22,7 @@ from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.parsing import Contents
 from swarm.errors import UserError
 from swarm.jobs.validation import UngradedGroup
-from swarm.rollouts.rollouts import FINISHES, MODEL, Rollouts
+from swarm.rollouts.rollouts import FINISHES, MODEL, Offsets, Rollouts
 from swarm.rollouts.signed_turns import BadTurn, check_turns, open_turn
 from swarm.rollouts.submission_file import BadSubmission
 from swarm.world.progress import checkpoint
@@ -92,6 +92,12 @@ class Inspection:
             _, before = self._failures.get(self.environments[group], ("", 0.0))
             spent = before + time.monotonic() - begun
             self._failures[self.environments[group]] = (str(error), spent)
+
+    def tokens_before(self) -> Offsets:
+        """[rows] Tokens of each row's length limit that its prompt has used up: the state's that it
+        continues."""
+        prefixes = [len(each.prefix) if each else 0 for each in self.groups]
+        return np.repeat(np.array(prefixes, np.int64), self.group_size)
 
     @cached_property
     def contents(self) -> Contents:
@@ -264,13 +270,12 @@ class Ending(Check[Inspection]):
         model = rollouts.segment_kinds == MODEL
         after = model & (stops_in_segment != stopped)  # a stop token that is not the last
         said = rollouts.segment_finishes == FINISHES.index("stop")
-        full = np.repeat(
-            rollouts.model_lengths() == limits.max_new_tokens, rollouts.segment_counts()
-        )
+        longest = limits.max_new_tokens - evidence.tokens_before()
+        full = np.repeat(rollouts.model_lengths() == longest, rollouts.segment_counts())
         elsewhere = model & ((said != stopped) | (~stopped & ~full))
         starts = rollouts.segment_offsets[:-1]
         rows_after = np.logical_or.reduceat(after, starts)
-        too_long = rollouts.model_lengths() > limits.max_new_tokens
+        too_long = rollouts.model_lengths() > longest
         wrong = rows_after | np.logical_or.reduceat(elsewhere, starts) | too_long
         detail = ""
         if wrong.any():
@@ -383,7 +388,7 @@ class Turns(Check[Inspection]):
         drawn = evidence.groups[group]
         if drawn is None:
             return True  # its turns are signed
-        if episodes_of(drawn.environment) is None:
+        if drawn.prefix or episodes_of(drawn.environment) is None:
             return length == 2
         if evidence.is_given_up(group):
             return True

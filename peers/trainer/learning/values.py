@@ -1,0 +1,51 @@
+"""Advantages of single tokens from the values of states within a rollout (VinePPO).
+
+Source: VinePPO (arXiv 2410.01679), without discount. The advantage of the tokens between two states
+is the later state's value less the earlier one's. The first state's value is the group's mean
+reward, which is the mean over G continuations of the prompt, and the last one's is the rollout's
+own reward. A rollout without further states so has its group's advantage at every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from peers.trainer.learning.objective import STD_EPSILON
+from swarm.manifest import Objective
+
+
+class StateValue(NamedTuple):
+    """The estimated value of one state."""
+
+    position: int
+    """Model tokens of the rollout before the state."""
+    value: float
+    """Mean reward of its continuations."""
+
+
+def token_advantages(
+    values: Sequence[StateValue],
+    length: int,
+    reward: float,
+    rewards: Sequence[float],
+    objective: Objective,
+) -> Tensor:
+    """Advantages of a rollout's `length` model tokens, fp32 [length].
+
+    `rewards` are the group's. Divided by their standard deviation as the group's advantages are
+    (`peers.trainer.learning.objective.advantages`), so that rollouts with and without values have
+    one scale. Values at positions outside 1 to `length` - 1 are ignored, and of several at one
+    position the last counts.
+    """
+    group = torch.tensor(rewards).float()
+    known = {each.position: each.value for each in values if 0 < each.position < length}
+    positions = [0, *sorted(known), length]
+    levels = [float(group.mean()), *(known[each] for each in positions[1:-1]), reward]
+    steps = torch.tensor(levels).diff()
+    if objective.normalise_by_std and objective.name != "dr_grpo" and len(rewards) > 1:
+        steps = steps / (group.std() + STD_EPSILON)
+    return steps.repeat_interleave(torch.tensor(positions).diff())
