@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
-from peers.engines.episodes import play
+from peers.engines.episodes import ContinuedTask, play
 from peers.engines.native import NativeEngine
-from peers.environments import Environment, Renderer, task_of
+from peers.environments import Environment, Renderer, Task, task_of
 from peers.environments import load as load_environment
 from peers.environments.episodes import grade_segments
 from peers.trainer.child import EVALUATION_PROMPTS
@@ -29,6 +29,7 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
 from swarm.manifest import Objective, Optimiser, Sampling, Schedule
+from swarm.rollouts.continuations import whole
 from swarm.rollouts.seeds import digest, environment_of_group, noise_key, submission_seed, task_seed
 
 TAIL = 10
@@ -101,6 +102,8 @@ class Sampled:
     """Groups that worker and validator would make, and figures of all completions."""
 
     groups: list[Group] = field(default_factory=list)
+    tasks: list[tuple[Environment, Task]] = field(default_factory=list)
+    """Of each group."""
     task_rewards: list[float] = field(default_factory=list)
     distances: list[int] = field(default_factory=list)
     """|target − length|"""
@@ -137,7 +140,7 @@ class Sampler:
         rows = range(count * size)
         key = noise_key(seed)
         played = play(self.engine, self._renderer, work, rows, key, sampling).rollouts
-        made = Sampled()
+        made = Sampled(tasks=tasks)
         for index, (environment, task) in enumerate(tasks):
             mine = played[index * size : (index + 1) * size]
             graded = [
@@ -156,6 +159,31 @@ class Sampler:
             made.groups.append(Group(mine, rewards, policy))
         return made
 
+    def continuations(
+        self, seed: bytes, states: Sequence[tuple[tuple[Environment, Task], Sequence[int]]]
+    ) -> tuple[list[float], int]:
+        """Continue each state (a task and the first tokens of a completion) by a group of
+        completions; returns the mean reward of each state, and the tokens generated."""
+        sampling, size = self._sampling, self._sampling.group_size
+        continued = [ContinuedTask(task, prefix) for (_, task), prefix in states]
+        work = [each for each in continued for _ in range(size)]
+        key = noise_key(seed)
+        played = play(self.engine, self._renderer, work, range(len(work)), key, sampling).rollouts
+        rewards = [
+            grade_segments(
+                *states[row // size][0],
+                self._renderer,
+                whole(rollout, len(states[row // size][1])).segments,
+                sampling.stop_ids,
+            ).reward
+            for row, rollout in enumerate(played)
+        ]
+        means = [
+            statistics.fmean(rewards[first : first + size])
+            for first in range(0, len(rewards), size)
+        ]
+        return means, sum(len(rollout.model_tokens) for rollout in played)
+
     def batch(self, seed: int, step: int, policy: int, variant: Variant) -> Sampled:
         """Make a step's batch, with refilling if the variant refills."""
         found = Sampled()
@@ -165,11 +193,10 @@ class Sampler:
             made = self.sample(drawn, policy, variant.groups - len(found.groups))
             found.task_rewards += made.task_rewards
             found.distances += made.distances
-            found.groups += [
-                replace(group, kept=variant.teaches(group))
-                for group in made.groups
-                if not variant.refill or variant.teaches(group)
-            ]
+            for group, task in zip(made.groups, made.tasks, strict=True):
+                if not variant.refill or variant.teaches(group):
+                    found.groups.append(replace(group, kept=variant.teaches(group)))
+                    found.tasks.append(task)
             if len(found.groups) >= variant.groups:
                 break
         return found

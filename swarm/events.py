@@ -299,6 +299,9 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{f['submissions']} submissions made before the restart have no verdict yet and are "
         f"delivered again; going on with submission {f['number']} of step {f['step']}"
     ),
+    "inference.states_missing": lambda f: (
+        f"the work of step {f['step']} is left for now: {f['reason']}"
+    ),
     "inference.submission_given_up": lambda f: (
         f"submission {f['number']} of step {f['step']} is given up: {f['reason']}"
     ),

@@ -441,6 +441,10 @@ class Verdict(Message, frozen=True, kw_only=True):
     seed: RunDigest = b""
     """The submission's seed, in a run that orders continuations: states name tasks by it."""
 
+    def continues(self, group: int) -> bool:
+        """Whether a group continues a state, and so is not to be trained on."""
+        return group < len(self.continued) and self.continued[group] >= 0
+
     @property
     def recomputed(self) -> int:
         """Tokens that were recomputed with the policy; 0 if the content was not checked."""

@@ -338,9 +338,7 @@ class EngineService:
         missing = [n for n, task in enumerate(local) if task is None and n not in served]
         if missing:
             raise ValueError(f"group {missing[0]} of a served environment has no prompt")
-        return [
-            served[group] if task is None else _work(task) for group, task in enumerate(local)
-        ]
+        return [served[group] if task is None else _work(task) for group, task in enumerate(local)]
 
     def _check_policy(self, order: SubmissionOrder) -> None:
         """Raise `ValueError` unless a submission may begin with the loaded policy."""

@@ -9,7 +9,7 @@ what has no verdict.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import ClassVar, TypeVar
 
@@ -25,7 +25,7 @@ from peers.inference.quantised import check_quantised
 from peers.inference.settings import InferenceSettings
 from peers.inference.swapping import offer_newer
 from peers.inference.turns import ServedTurns, Unwanted
-from swarm.errors import UserError
+from swarm.errors import PeerError, UserError
 from swarm.first_error import open_guarded
 from swarm.gossip.topics import RUN
 from swarm.jobs import Load, SubmissionOrder, may_begin_with
@@ -44,10 +44,14 @@ from swarm.manifest import RunManifest, Sampling
 from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
+from swarm.rollouts.continuations import State, continued_groups
 from swarm.rollouts.seeds import nonce_of
 from swarm.run.curriculum import environments_of
 from swarm.world import ChildUserError, client
 from swarm.world.restarts import Restarts
+
+STATES_PAUSE_SECONDS = 5.0
+"""Pause after no peer had the states that a step continues, unless the order changes."""
 
 POLICIES_IN_MEMORY = 2
 """The policy in use, and the next policy while it is loaded."""
@@ -228,7 +232,10 @@ class InferenceRole:
             if not may_begin_with(self._loaded, order.checkpoint, manifest.sampling):
                 await self._load(engine, order, manifest.sampling)
                 continue  # a newer order may have come meanwhile
-            begin(self._begin_submission(order, manifest))
+            states = await self._states(order, manifest)
+            if states is None:
+                continue
+            begin(self._begin_submission(order, manifest, states))
 
     def _obstacle(self) -> Cause | None:
         """Why no submission may be begun now; None if one may, or the run is over."""
@@ -426,30 +433,60 @@ class InferenceRole:
                     "the policy's tokenizer or chat template is not the run's"
                 )
 
-    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:
+    async def _states(self, order: StepOrder, manifest: RunManifest) -> list[State] | None:
+        """The states that the step continues; None if the order was superseded, or no peer has
+        them: the step's work is then left until they come."""
+        if not order.states:
+            return []
+        self._meter.idles("waiting_for_order")
+        missing: list[str] = []
+
+        async def fetch() -> list[State] | None:
+            try:
+                return await self._peer.states.of(order, manifest)
+            except PeerError as error:
+                missing.append(str(error))
+                return None
+
+        states = await self._while_wanted(order, fetch)
+        if missing:
+            self._events.emit("inference.states_missing", step=order.step, reason=missing[0])
+            with trio.move_on_after(STATES_PAUSE_SECONDS):
+                await self._peer.order.wait_change()
+        return states if self._peer.step_order() == order else None
+
+    def _begin_submission(
+        self, order: StepOrder, manifest: RunManifest, states: Sequence[State]
+    ) -> PendingSubmission:
         """Take the step's next number."""
         pending = PendingSubmission(
             order=order,
             envelope=self._peer.order.value,
-            asked=self._asked(order, manifest),
+            asked=self._asked(order, manifest, states),
             entry=self._peer.entry,
             since=self._node.world.now(),
         )
         self._pending.begin(pending)
         return pending
 
-    def _asked(self, order: StepOrder, manifest: RunManifest) -> SubmissionOrder:
+    def _asked(
+        self, order: StepOrder, manifest: RunManifest, states: Sequence[State]
+    ) -> SubmissionOrder:
         """What the child is asked for under the next number."""
+        nonce = nonce_of(order.nonce, self._peer.entry)
+        groups = manifest.sampling.groups_per_submission
+        worker, number, share = self._peer.peer_id, self._pending.number, manifest.values.share
         return SubmissionOrder(
             run=self._run.id,
             policy=order.checkpoint,
             step=order.step,
-            nonce=nonce_of(order.nonce, self._peer.entry),
-            worker=self._peer.peer_id,
-            number=self._pending.number,
-            groups=manifest.sampling.groups_per_submission,
+            nonce=nonce,
+            worker=worker,
+            number=number,
+            groups=groups,
             environments=environments_of(manifest, order),
             sampling=manifest.sampling,
+            continued=continued_groups(states, share, nonce, worker, number, groups),
         )
 
     async def _make(self, engine: InferenceService, pending: PendingSubmission) -> None:

@@ -108,7 +108,8 @@ class ServedTurns:
         order = pending.asked
         indices = order.environments_of_groups() or [0] * order.groups
         served = [
-            group for group, index in enumerate(indices)
+            group
+            for group, index in enumerate(indices)
             if order.environments[index].where == "served"
         ]
         found: dict[int, SignedPrompt] = {}

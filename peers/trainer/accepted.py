@@ -11,6 +11,7 @@ from peers.trainer.outcomes import Outcomes
 from peers.trainer.pool import Accepted, Pool, SubmissionKey
 from peers.trainer.progress import Progress
 from peers.trainer.refusals import Refusals
+from peers.trainer.states import StateValues
 from peers.trainer.store import TrainerStore
 from swarm.envelope import Envelope
 from swarm.messages import Verdict
@@ -39,7 +40,8 @@ class AcceptedSubmissions:
     forecast: Forecast
     outcomes: Outcomes
     refusals: Refusals
-    pool: Pool = field(default_factory=Pool)
+    pool: Pool
+    state_values: StateValues
     in_hand: list[Accepted] = field(default_factory=list)
     """The batch in training."""
     _unsaved: dict[int, list[Accepted]] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class AcceptedSubmissions:
         self.forecast.keep_rate.observe(labels)
         digest = verdict.submission
         accepted = Accepted(digest, verdict, path_of(digest), labels, manifest.filters.fill)
+        self.state_values.observe(verdict)
         self._put(self._aged(accepted))
         self.grew = self.peer.node.world.now()
         if self.is_unfit(verdict):  # became unfit since the last check
@@ -264,6 +267,7 @@ class AcceptedSubmissions:
         stale = self.pool.matching(self.is_unfit)
         for accepted in stale:  # before the first await, so that no other task logs it too
             self.pool.remove(accepted.digest)
+            self.state_values.withdraw(accepted.digest)
         if stale:
             await self.outcomes.stale([accepted.verdict for accepted in stale])
             await self.discard(stale)

@@ -64,6 +64,8 @@ class Batches:
         patience = filters.refill_seconds if filters.fill == "refill" else math.inf
         self._waiting_since = self.peer.node.world.now()
         deadline = self._waiting_since + patience
+        values_due = math.inf
+        """When the batch no longer waits for values of its states."""
         pool = self.accepted.pool
         while not self.progress.over:
             if self.pause:
@@ -71,11 +73,26 @@ class Batches:
             await self.accepted.drop_stale()
             late = self.peer.node.world.now() >= deadline
             if pool.groups >= wanted or (late and pool.groups > 0):
-                return self.accepted.take(wanted)
+                values_due = min(values_due, self.peer.node.world.now() + self._values_seconds())
+                if self.peer.node.world.now() >= values_due:
+                    return self.accepted.take(wanted)
+                with trio.move_on_at(values_due):
+                    await self._wait(missing=self.orders.missing_groups(self.progress.step + 1))
+                continue
             if not await self._score(pool.first(wanted), score):
                 with trio.move_on_at(math.inf if late else deadline):
                     await self._wait(missing=wanted - pool.groups)
         return None
+
+    def _values_seconds(self) -> float:
+        """How long a full batch may still wait for the values that the next step's workers give
+        its states."""
+        step = self.progress.step
+        manifest = self.progress.versions.manifest_of(step)
+        none_follow = step + 1 >= manifest.schedule.steps
+        if manifest.values.estimate == "group" or none_follow or self.orders.has_all(step + 1):
+            return 0.0
+        return manifest.values.wait_seconds
 
     async def _score(
         self, batch: list[Accepted], score: Callable[[list[Accepted]], Awaitable[None]]

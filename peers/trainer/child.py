@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from peers.trainer.mixture import EnvironmentFigures
-from peers.trainer.pool import Accepted
+from peers.trainer.pool import UNCOUNTED, Accepted
 from peers.trainer.progress import FollowedVersions
 from peers.trainer.settings import TrainerSettings
 from swarm.jobs.memory import MemoryPlan
@@ -36,6 +36,7 @@ from swarm.jobs.training import (
     ScoreAhead,
     Snapshot,
     StartTraining,
+    StateValue,
     TidyExchange,
     Trained,
     TrainingService,
@@ -109,9 +110,14 @@ class TrainerChild:
         await self.service.score(ScoreAhead(submissions=self._accepted(submissions, versions)))
 
     async def train(
-        self, step: int, batch: Sequence[Accepted], versions: FollowedVersions
+        self,
+        step: int,
+        batch: Sequence[Accepted],
+        versions: FollowedVersions,
+        values: Sequence[list[StateValue]],
     ) -> Trained:
-        job = TrainStep(step=step, submissions=self._accepted(batch, versions))
+        """`values`: [submissions] those of states in the batch, or nothing."""
+        job = TrainStep(step=step, submissions=self._accepted(batch, versions), values=list(values))
         return await self.service.train(job)
 
     def _accepted(
@@ -126,7 +132,7 @@ class TrainerChild:
                 rewards=accepted.verdict.rewards,
                 sampling=versions.manifest_of(accepted.verdict.step).sampling,
                 kept=[label == "kept" for label in accepted.labels],
-                ungraded=accepted.verdict.quarantined,
+                ungraded=[n for n, each in enumerate(accepted.labels) if each in UNCOUNTED],
             )
             for accepted in batch
         ]

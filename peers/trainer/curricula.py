@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from peers.environments.collection import labels
 from peers.trainer.filters import environment_of
-from peers.trainer.pool import Accepted
+from peers.trainer.pool import UNCOUNTED, Accepted
 from peers.trainer.progress import STEPS_REMEMBERED
 from swarm.events import Events
 from swarm.manifest import RunManifest
@@ -59,7 +59,7 @@ class Curricula:
         """Measure the groups of a trained batch that were drawn at the present levels, and move."""
         for accepted in batch:
             for group, label in enumerate(accepted.labels):
-                if label == "quarantined":
+                if label in UNCOUNTED:
                     continue
                 index = environment_of(accepted.verdict, group)
                 if index >= len(manifest.environments):

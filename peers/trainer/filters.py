@@ -14,11 +14,18 @@ from swarm.manifest import EnvironmentReference
 from swarm.messages import Verdict
 
 GroupLabel = Literal[
-    "kept", "quarantined", "no_spread", "length_only", "too_hard", "too_easy", "too_old"
+    "kept",
+    "quarantined",
+    "continuation",
+    "no_spread",
+    "length_only",
+    "too_hard",
+    "too_easy",
+    "too_old",
 ]
-"""What the filter says of a group: worth training on; not graded by its validator; all rewards
-equal; rewards that differ only by length penalties; mean task reward below or above the bounds;
-older than its environment allows."""
+"""What the filter says of a group: worth training on; not graded by its validator; made for the
+value of a state; all rewards equal; rewards that differ only by length penalties; mean task reward
+below or above the bounds; older than its environment allows."""
 
 SMOOTHING = 0.1
 """Weight of the newest submission in the running share of groups kept."""
@@ -50,6 +57,8 @@ def label_groups(
             mean, spread = sum(rewards) / len(rewards), total
         if index in verdict.quarantined:
             found.append("quarantined")
+        elif verdict.continues(index):
+            found.append("continuation")
         elif not learns:
             found.append("kept")
         elif total <= SPREAD_MIN:
@@ -93,8 +102,11 @@ class KeepRate:
         self._weight = 0.0
 
     def observe(self, labels: list[GroupLabel]) -> None:
-        """Add a submission's groups to the share."""
-        share = labels.count("kept") / len(labels)
+        """Add a submission's groups to the share; continuations do not count."""
+        count = len(labels) - labels.count("continuation")
+        if not count:
+            return
+        share = labels.count("kept") / count
         self._average += SMOOTHING * (share - self._average)
         self._weight += SMOOTHING * (1 - self._weight)
 

@@ -20,7 +20,8 @@ def environment_figures(
     group_tokens: Sequence[Sequence[int]],
     environments: Sequence[EnvironmentReference],
 ) -> EnvironmentFigures:
-    """Figures of each environment that a batch has groups of; groups left out count, too.
+    """Figures of each environment that a batch has groups of; groups left out count, too, those
+    that continue states excepted.
 
     `group_tokens`: [submissions][groups] completion tokens, or nothing if they are unknown.
     pass_at_1 is the share of right completions and pass_at_g that of groups with a right one, where
@@ -31,6 +32,8 @@ def environment_figures(
     gathered: dict[int, list[tuple[Accepted, int, int | None]]] = {}
     for number, accepted in enumerate(batch):
         for group in range(len(accepted.verdict.rewards)):
+            if accepted.verdict.continues(group):
+                continue  # it begins within a rollout
             tokens = group_tokens[number][group] if group_tokens else None
             index = environment_of(accepted.verdict, group)
             gathered.setdefault(index, []).append((accepted, group, tokens))

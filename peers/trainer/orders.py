@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from peers.trainer.forecast import Forecast
 from peers.trainer.pool import Pool
 from peers.trainer.progress import STEPS_REMEMBERED, Pause, Progress
 from peers.trainer.publishing import Publisher
+from peers.trainer.states import StateValues
 from peers.trainer.store import TrainerStore
-from swarm.envelope import STATE_LIFETIME_SECONDS
+from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.messages import StepOrder
 from swarm.node.run_node import RunNode
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, manifest_in
@@ -34,6 +36,7 @@ class Orders:
     publisher: Publisher
     pause: Pause
     curricula: Curricula
+    state_values: StateValues
     _newest: StepOrder | None = None
     _issuing: trio.Lock = field(default_factory=trio.Lock)
     """Held while an order is issued, and while the lineage changes."""
@@ -109,13 +112,29 @@ class Orders:
         )
         held = self.progress.training_groups + self.pool.groups
         keep_rate = self.forecast.keep_rate.value if self._refills(step) else 1.0
-        return groups_to_ask_for(needed - held, keep_rate, self.forecast.coming())
+        own = 1 - self._share_continued(step)
+        return groups_to_ask_for(needed - held, keep_rate * own, self.forecast.coming())
+
+    def has_all(self, step: int) -> bool:
+        """Whether all the work that a step's order asked for is here, or judged and lost."""
+        order = self._newest
+        if order is None or order.lineage != self.progress.lineage or order.step < step:
+            return False
+        idle = self.missing_groups(step) == 0 and self.forecast.coming() == 0
+        return order.step > step or idle
 
     # --- issuing -----------------------------------------------------------------------------
 
     def _order(self) -> StepOrder:
         assert self._newest is not None
         return self._newest
+
+    def _share_continued(self, step: int) -> float:
+        """The share of a step's groups that continue states."""
+        order = self._newest
+        if order is None or order.step != step or not order.states:
+            return 0.0
+        return self.progress.versions.manifest_of(step).values.share
 
     def _refills(self, step: int) -> bool:
         return self.progress.versions.manifest_of(step).filters.fill == "refill"
@@ -168,22 +187,45 @@ class Orders:
         asynchrony = self.progress.versions.manifest_of(step).schedule.asynchrony
         return max(min(self.publisher.published), step - asynchrony, before)
 
+    async def _choose_states(
+        self, step: int, followed: Envelope, levels: list[int], groups: int
+    ) -> tuple[bytes, int]:
+        """The states that a new step continues, of the step before if it drew its tasks alike."""
+        before = self._newest
+        alike = (
+            before is not None
+            and before.lineage == self.progress.lineage
+            and before.run_digest == content_digest(followed)
+            and before.levels == levels
+        )
+        manifest = manifest_in(followed)
+        return await self.state_values.choose(step, manifest, before if alike else None, groups)
+
     async def _close(self, order: StepOrder) -> None:
         """Revise an order to want no more groups."""
-        await self._announce(order.step, order, 0)
+        await self._announce(order.step, order, closes=True)
 
     async def _issue(self, step: int, revised: StepOrder | None) -> None:
         """Open a step, or revise its order, for the groups that are missing."""
-        await self._announce(step, revised, self.missing_groups(step))
+        await self._announce(step, revised, closes=False)
 
-    async def _announce(self, step: int, revised: StepOrder | None, missing: int) -> None:
+    async def _announce(self, step: int, revised: StepOrder | None, *, closes: bool) -> None:
         """Sign and announce an order, durable before it is announced: a restart keeps its nonce."""
         policy = revised.policy if revised else self._policy_for(step)
+        levels = revised.levels if revised else self.curricula.levels_for(step)
         checkpoint = self.publisher.published[policy]
         followed = self.progress.versions.follow(step)
         manifest = manifest_in(followed)
         await self.peer.versions.store()  # before the order names a version
+        states = (revised.states, revised.states_bytes) if revised else (b"", 0)
+        missing = 0 if closes else self.missing_groups(step)
+        if not revised and missing:
+            states = await self._choose_states(step, followed, levels, missing)
+            if states[0]:
+                missing = math.ceil(missing / (1 - manifest.values.share))
         submissions = -(-missing // manifest.sampling.groups_per_submission)
+        if states[0] and missing:
+            submissions += 1  # the shares of a few submissions are not exact
         if revised and manifest.filters.fill == "refill":
             submissions = min(1, submissions)  # one more each, not many of the fastest worker
         self.forecast.order_issued()
@@ -196,7 +238,9 @@ class Orders:
             submissions_max=(revised.submissions_max if revised else 0) + submissions,
             run_version=manifest.version,
             run_digest=content_digest(followed),
-            levels=revised.levels if revised else self.curricula.levels_for(step),
+            levels=levels,
+            states=states[0],
+            states_bytes=states[1],
         )
         await self.store.keep_order(order)
         self._newest = order

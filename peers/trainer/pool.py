@@ -9,6 +9,9 @@ from typing import Literal, NamedTuple
 from peers.trainer.filters import GroupLabel
 from swarm.messages import Verdict
 
+UNCOUNTED: frozenset[GroupLabel] = frozenset({"quarantined", "continuation"})
+"""Labels of groups that other groups must replace in a batch."""
+
 
 class SubmissionKey(NamedTuple):
     """What determines a submission's groups: two files under one key hold the same groups."""
@@ -44,7 +47,7 @@ class Accepted:
         """Groups that count towards a batch."""
         if self.fill == "refill":
             return self.labels.count("kept")
-        return len(self.labels) - self.labels.count("quarantined")
+        return len(self.labels) - sum(label in UNCOUNTED for label in self.labels)
 
     @property
     def turn(self) -> tuple[int, int, str]:

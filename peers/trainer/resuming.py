@@ -102,7 +102,7 @@ class Resumption:
             now = self.peer.node.world.now()
             times = StepTimes(began=now, training=now)
             await self.steps.teach(child, step)
-            result = await child.train(step, taken, self.progress.versions)
+            result = await child.train(step, taken, self.progress.versions, batch.values)
             if result.unreadable:
                 why = f"step {step} cannot be repeated: {result.unreadable[0].reason}"
                 break

@@ -30,6 +30,7 @@ from peers.trainer.forecast import Forecast
 from peers.trainer.merging import Merging
 from peers.trainer.orders import Orders
 from peers.trainer.outcomes import Outcomes
+from peers.trainer.pool import Pool
 from peers.trainer.precedence import Precedence
 from peers.trainer.progress import STEPS_REMEMBERED, Pause, Progress
 from peers.trainer.publishing import Publisher
@@ -37,6 +38,7 @@ from peers.trainer.refusals import Refusals
 from peers.trainer.resuming import Resumption
 from peers.trainer.saving import SavedStates, State
 from peers.trainer.settings import TrainerSettings
+from peers.trainer.states import StateValues
 from peers.trainer.steps import Steps, StepTimes
 from peers.trainer.store import TrainerStore
 from swarm.errors import SwarmError, UserError
@@ -89,8 +91,10 @@ class TrainerRole:
         self._forecast = forecast = Forecast()
         self._outcomes = outcomes = Outcomes(trusted, self._events, progress, forecast)
         refusals = Refusals(peer, trusted, progress)
+        pool = Pool()
+        self._state_values = state_values = StateValues(peer, progress, pool)
         self._accepted = accepted = AcceptedSubmissions(
-            peer, store, progress, forecast, outcomes, refusals
+            peer, store, progress, forecast, outcomes, refusals, pool, state_values
         )
         self._pause = pause = Pause(peer, progress)
         precedence = Precedence(peer, store, refusals)
@@ -99,7 +103,7 @@ class TrainerRole:
         curricula = Curricula(self._events)
         self._evaluations = evaluations = Evaluations(peer, settings)
         self._orders = Orders(
-            peer, store, progress, forecast, accepted.pool, publisher, pause, curricula
+            peer, store, progress, forecast, pool, publisher, pause, curricula, state_values
         )
         self._batches = batches = Batches(
             peer,
@@ -122,6 +126,7 @@ class TrainerRole:
             batches,
             publisher,
             curricula,
+            state_values,
             evaluations,
             pause,
             Merging(peer, progress, store, settings.exchange),
@@ -193,6 +198,9 @@ class TrainerRole:
         self._begun = True
         self._publisher.begin_life()
         self._ranks = await child.record_to(self._run.id, manifest)
+        if not self._orders.opened:
+            orders = self._store.newest_orders(self._progress.lineage, STEPS_REMEMBERED)
+            await self._state_values.restore(orders)
         if newest is not None:
             await self._plan(child, manifest)
             why = await self._resumption.resume(

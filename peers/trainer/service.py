@@ -27,6 +27,7 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.reading import check_file, read_groups
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.thread import LearnerThread
+from peers.trainer.learning.values import give_values
 from peers.trainer.planning import plan_training, sharding_of
 from peers.trainer.warmup import prepare_base
 from swarm.errors import UserError
@@ -198,6 +199,8 @@ class TrainerService:
         read, unreadable = self._read(job.submissions)
         if unreadable:
             return Trained(unreadable=unreadable)
+        for each, values in zip(read, job.values or [[] for _ in read], strict=True):
+            give_values(each, values, learner.settings.objective)
         found = learner.train_step(read, job.step)
         self._ahead.clear()  # the rest waits for a later step, or was withdrawn
         seconds = time.perf_counter() - started

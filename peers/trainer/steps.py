@@ -20,6 +20,7 @@ from peers.trainer.pool import Accepted
 from peers.trainer.progress import Pause, Progress
 from peers.trainer.publishing import Publisher
 from peers.trainer.saving import SavedStates, State
+from peers.trainer.states import StateValues
 from peers.trainer.store import Batch, TrainerStore
 from swarm.envelope import Envelope
 from swarm.jobs.training import Figures
@@ -67,6 +68,7 @@ class Steps:
     batches: Batches
     publisher: Publisher
     curricula: Curricula
+    state_values: StateValues
     evaluations: Evaluations
     pause: Pause
     merging: Merging
@@ -93,7 +95,8 @@ class Steps:
         while (batch := await self.batches.next(score)) is not None:
             self.peer.status.doing = f"training step {step}"
             times.training = self.peer.node.world.now()
-            result = await child.train(step, batch, versions)
+            values = self.state_values.of(batch)
+            result = await child.train(step, batch, versions, values)
             if not result.unreadable:
                 break
             await self.accepted.leave_out({each.index: each.reason for each in result.unreadable})
@@ -106,7 +109,8 @@ class Steps:
             Consumed(step=step, submission=accepted.digest, outcomes=[*outcomes])
             for accepted, outcomes in zip(batch, result.outcomes, strict=True)
         ]
-        record = Batch(consumed, result.figures["reward"], await self.merging.adopt(child, step))
+        merged = await self.merging.adopt(child, step)
+        record = Batch(consumed, result.figures["reward"], merged, values)
         return TrainedStep(batch, result.figures, record, result.group_tokens)
 
     async def hand_over(

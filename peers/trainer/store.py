@@ -10,6 +10,7 @@ import msgspec
 from peers.trainer.pool import SubmissionKey
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS, UserError
+from swarm.jobs.training import StateValue
 from swarm.ledger.entries import Consumed
 from swarm.messages import StepOrder, Verdict
 from swarm.world import Database
@@ -28,6 +29,8 @@ _TABLES = (
     "consumed BLOB NOT NULL, PRIMARY KEY (lineage, step))",
     "CREATE TABLE IF NOT EXISTS handed_out (number INTEGER PRIMARY KEY, lineage INTEGER NOT NULL, "
     "policy INTEGER NOT NULL, steps INTEGER NOT NULL, merged INTEGER)",
+    "CREATE TABLE IF NOT EXISTS state_values (lineage INTEGER, step INTEGER, "
+    "given BLOB NOT NULL, PRIMARY KEY (lineage, step))",
 )
 
 REFUSED = -1
@@ -43,6 +46,8 @@ class Batch(NamedTuple):
     """Their mean reward."""
     merged: int = 0
     """Number of the snapshot whose answer was added to the policy after the step; 0: none."""
+    values: Sequence[list[StateValue]] = ()
+    """[submissions] Values of states that the step has used, or nothing."""
 
 
 class HandedOut(NamedTuple):
@@ -173,12 +178,17 @@ class TrainerStore:
         It is written before the step's state and policy, so that a trainer that resumes from an
         older state can repeat the step, and can complete its log.
         """
+        consumed, values = map(msgspec.msgpack.encode, (batch.consumed, batch.values))
 
         def keep(connection: Any) -> None:
             connection.execute(
                 "INSERT OR REPLACE INTO batches (lineage, step, reward, consumed) "
                 "VALUES (?, ?, ?, ?)",
-                (lineage, step, batch.reward, msgspec.msgpack.encode(batch.consumed)),
+                (lineage, step, batch.reward, consumed),
+            )
+            connection.execute(
+                "INSERT OR REPLACE INTO state_values (lineage, step, given) VALUES (?, ?, ?)",
+                (lineage, step, values),
             )
             connection.execute(
                 "UPDATE handed_out SET merged = ? WHERE number = ?", (step, batch.merged)
@@ -194,14 +204,28 @@ class TrainerStore:
             "WHERE batches.lineage = ? AND step >= ? ORDER BY step",
             (lineage, step),
         )
+        values = dict(
+            self._database.read(
+                "SELECT step, given FROM state_values WHERE lineage = ? AND step >= ?",
+                (lineage, step),
+            )
+        )
         return {
-            step: Batch(_decode(raw, list[Consumed]), reward, merged)
+            step: Batch(
+                _decode(raw, list[Consumed]),
+                reward,
+                merged,
+                _decode(values[step], list[list[StateValue]]) if step in values else [],
+            )
             for step, reward, raw, merged in rows
         }
 
     async def drop_batches_before(self, lineage: int, step: int) -> None:
         """Delete the batches of older steps, which a durable state includes."""
         await self._write("DELETE FROM batches WHERE (lineage, step) < (?, ?)", (lineage, step))
+        await self._write(
+            "DELETE FROM state_values WHERE (lineage, step) < (?, ?)", (lineage, step)
+        )
 
     # --- snapshots handed to a replica -------------------------------------------------------
 

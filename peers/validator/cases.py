@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from swarm.messages import (
     Submission,
     Verdict,
 )
+from swarm.rollouts.continuations import State, continued_groups
 from swarm.rollouts.seeds import nonce_of
 from swarm.run.curriculum import environments_of
 
@@ -83,19 +85,30 @@ class Case:
 
 
 def submission_order(
-    run: str, worker: str, submission: Submission, order: StepOrder, manifest: RunManifest
+    run: str,
+    worker: str,
+    submission: Submission,
+    order: StepOrder,
+    manifest: RunManifest,
+    states: Sequence[State] = (),
 ) -> SubmissionOrder:
-    """The fields that determine a submission's content, all of them signed."""
+    """The fields that determine a submission's content, all of them signed.
+
+    `states`: those that the order names.
+    """
+    nonce, groups = nonce_of(order.nonce, submission.entry), submission.groups
+    share = manifest.values.share
     return SubmissionOrder(
         run=run,
         policy=order.checkpoint,
         step=submission.step,
-        nonce=nonce_of(order.nonce, submission.entry),
+        nonce=nonce,
         worker=worker,
         number=submission.number,
-        groups=submission.groups,
+        groups=groups,
         environments=environments_of(manifest, order),
         sampling=manifest.sampling,
+        continued=continued_groups(states, share, nonce, worker, submission.number, groups),
     )
 
 
@@ -105,6 +118,10 @@ class Outcome(Inspected, kw_only=True):
     evidence: Evidence = Evidence()
     share: float = 1.0
     """The probability with which it was drawn for recomputation."""
+    continued: list[int] = msgspec.field(default_factory=list)
+    """[groups] Index of the state that each group continues, -1: none; empty if no group does."""
+    seed: bytes = b""
+    """The submission's, in a run that orders continuations."""
 
     @classmethod
     def of(cls, report: Report) -> Outcome:
@@ -180,6 +197,8 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
         policies=outcome.policies if outcome.policies != [submission.policy] else [],
         quarantined=_quarantined(outcome) if outcome.rewards and not uncredited else [],
         parts=RewardParts() if uncredited else outcome.parts,
+        continued=outcome.continued,
+        seed=outcome.seed,
     )
 
 
@@ -203,4 +222,6 @@ def outcome_of(verdict: Verdict) -> Outcome:
         policies=verdict.policies,
         ungraded=[UngradedGroup(group=each, reason="") for each in verdict.quarantined],
         parts=verdict.parts,
+        continued=verdict.continued,
+        seed=verdict.seed,
     )

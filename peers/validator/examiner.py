@@ -22,12 +22,13 @@ from peers.validator.statistics import Duplicates, Pace, draw_secret, prefill_wa
 from peers.validator.together import Together
 from swarm.errors import PeerError
 from swarm.events import Rationed
-from swarm.jobs import Load
+from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillService
 from swarm.ledger.record import share_to_recompute
 from swarm.manifest import RunManifest
 from swarm.messages import CheckpointReference
 from swarm.node.run_node import RunNode
+from swarm.rollouts.continuations import State
 from swarm.rollouts.seeds import digest
 from swarm.world import ChildError
 from swarm.world.restarts import Restarts
@@ -88,9 +89,7 @@ class Examiner:
         """
         manifest = await self._manifest(case)
         job = Judge(
-            order=submission_order(
-                self._run.id, case.worker, case.submission, case.order, manifest
-            ),
+            order=await self._order(case, manifest),
             path=self._local(canonical_path_of(case.key)),
             digest=outcome.canonical_digest,
             thresholds=manifest.thresholds,
@@ -105,7 +104,8 @@ class Examiner:
     async def examine(self, case: Case, children: Children, hung: str = "") -> Outcome:
         """Run all checks of a case. `hung`: see `Inspect.hung`.
 
-        Raises `PeerError` when the policy or the manifest cannot be fetched, and a child's errors.
+        Raises `PeerError` when the policy, the manifest or the states cannot be fetched, and a
+        child's errors.
         """
         manifest = await self._manifest(case)
         newest = self._peer.newest_checkpoint()
@@ -125,9 +125,7 @@ class Examiner:
         """Run the checks of a case whose order's policy is in `folder`."""
         canonical, accepted = canonical_path_of(case.key), False
         inspect = Inspect(
-            order=submission_order(
-                self._run.id, case.worker, case.submission, case.order, manifest
-            ),
+            order=await self._order(case, manifest),
             path=self._local(path_of(case.key)),
             digest=case.submission.digest,
             canonical_path=self._local(canonical),
@@ -138,6 +136,7 @@ class Examiner:
         )
         try:
             outcome = await self._check(case, inspect, manifest, children)
+            _note_states(outcome, inspect.order, manifest)
             if not outcome.failed:
                 await self._disk.sync(canonical)  # durable before the verdict that names it
                 accepted = True
@@ -202,6 +201,17 @@ class Examiner:
             return await self._peer.versions.manifest_of(case.order)
         raise PeerError(f"no peer has version {case.order.run_version} of the run manifest")
 
+    async def _order(self, case: Case, manifest: RunManifest) -> SubmissionOrder:
+        """What determines a submission's content; raises `PeerError` as `States.of`."""
+        states: list[State] = []
+        with trio.move_on_after(manifest.limits.verdict_seconds) as late:
+            states = await self._peer.states.of(case.order, manifest)
+        if late.cancelled_caught:
+            raise PeerError(f"the states of step {case.order.step} have not come in time")
+        return submission_order(
+            self._run.id, case.worker, case.submission, case.order, manifest, states
+        )
+
     async def _fetched(self, policy: CheckpointReference, manifest: RunManifest) -> Load:
         """A policy on this disk. Raises `PeerError` if it cannot be fetched."""
         folder = await self._peer.policies.get(
@@ -263,3 +273,13 @@ class Examiner:
 
     def _local(self, path: str) -> str:
         return str(self._disk.local_path(path))
+
+
+def _note_states(outcome: Outcome, order: SubmissionOrder, manifest: RunManifest) -> None:
+    """Add to an outcome what the trainer needs for continuations, in a run that orders them."""
+    if manifest.values.estimate == "continuations":
+        outcome.seed = order.seed()
+    if order.continued:
+        outcome.continued = [-1] * order.groups
+        for each in order.continued:
+            outcome.continued[each.group] = each.index

@@ -156,7 +156,9 @@ class Lanes:
         except ChildError as error:
             return crashed(f"the check failed here: {error}")
         except PeerError as error:
-            return quarantine(f"the policy or the manifest could not be fetched: {error}")
+            return quarantine(
+                f"the policy, the manifest or the states could not be fetched: {error}"
+            )
 
     def _put_down(self, lane: Lane, case: Case, seconds: float) -> None:
         """Note that a lane's case is settled, after so many seconds."""

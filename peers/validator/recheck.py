@@ -8,6 +8,7 @@ import trio
 
 from peers.validator.cases import submission_order
 from peers.validator.inspector import InspectorService
+from swarm.errors import UserError
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup
 from swarm.ledger.faults import Fault
 
@@ -16,9 +17,16 @@ async def recheck(fault: Fault, file: Path, model: Path, aside: Path) -> Inspect
     """Inspect a kept file as the validator that refused it did.
 
     `model` is a folder with the run's tokenizer and config.json; `aside` is a folder for temporary
-    files. Raises `UserError` if the tokenizer or an environment is missing here.
+    files. Raises `UserError` if the tokenizer or an environment is missing here, and for a
+    submission of a step with states.
     """
     manifest = fault.manifest
+    if fault.order.states:
+        raise UserError(
+            f"step {fault.order.step} continues the states {fault.order.states.hex()}, which are "
+            "not part of the evidence, so its submissions cannot be checked again here; ask the "
+            "validator that refused this one"
+        )
     service = InspectorService(InspectionSetup(environments=manifest.environments))
     job = Inspect(
         order=submission_order(

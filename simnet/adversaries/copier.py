@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
@@ -13,6 +14,7 @@ from swarm.jobs import SubmissionOrder
 from swarm.manifest import RunManifest
 from swarm.messages import Acknowledgement, Presence, StepOrder
 from swarm.node.run_node import RunNode
+from swarm.rollouts.continuations import State
 from swarm.rollouts.seeds import nonce_of
 
 
@@ -41,9 +43,11 @@ class Copier(InferenceRole):
             if each.slot is not None and each.slot.entry:
                 self._entries[each.peer] = each.slot.entry
 
-    def _asked(self, order: StepOrder, manifest: RunManifest) -> SubmissionOrder:
+    def _asked(
+        self, order: StepOrder, manifest: RunManifest, states: Sequence[State]
+    ) -> SubmissionOrder:
         nonce = nonce_of(order.nonce, self._entries.get(self._victim, self._peer.entry))
-        asked = super()._asked(order, manifest)
+        asked = super()._asked(order, manifest, states)
         return msgspec.structs.replace(asked, worker=self._victim, nonce=nonce)
 
 

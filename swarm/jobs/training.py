@@ -151,7 +151,18 @@ class AcceptedSubmission(msgspec.Struct, frozen=True, kw_only=True):
     kept: list[bool]
     """[groups] False if the online filter excludes the group."""
     ungraded: list[int] = []
-    """Groups without grades, whose rewards mean nothing."""
+    """Groups without grades, whose rewards mean nothing, and those that continue states."""
+
+
+class StateValue(msgspec.Struct, array_like=True, frozen=True):
+    """The estimated value of one state within a rollout (`swarm.rollouts.continuations`)."""
+
+    row: int
+    """Index of the rollout in its submission."""
+    position: int
+    """Model tokens of the rollout before the state."""
+    value: float
+    """Mean reward of its continuations."""
 
 
 class TrainStep(Job, frozen=True, kw_only=True):
@@ -161,6 +172,8 @@ class TrainStep(Job, frozen=True, kw_only=True):
 
     step: int
     submissions: list[AcceptedSubmission]
+    values: list[list[StateValue]] = msgspec.field(default_factory=list)
+    """[submissions] Values of states of their rollouts; empty: of none."""
 
 
 class ScoreAhead(Job, frozen=True, kw_only=True):

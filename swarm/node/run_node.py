@@ -35,6 +35,7 @@ from swarm.node.evictions import Evictions
 from swarm.node.neighbours import Neighbours
 from swarm.node.node import Node
 from swarm.node.policies import Policies
+from swarm.node.states import States
 from swarm.node.status import Status
 from swarm.node.trusted import TrustedPart
 from swarm.node.versions import Versions
@@ -126,6 +127,7 @@ class RunNode:
             status=self.status,
         )
         self.blobs = BlobService(self.admits, store=self.store, uploads=self.uploads)
+        self.states = States(self)
         self.lease: Lease | None = None
         self._granted: Envelope | None = None
         """The newest admission."""

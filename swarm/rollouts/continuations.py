@@ -1,4 +1,4 @@
-"""Continuations: rollouts that begin within another rollout and so estimate the value of that state.
+"""Continuations: rollouts that begin within another one, and so estimate the value of that state.
 
 A state is a task and the first tokens of a completion of it. The trainer publishes a step's states
 as one blob, which the step's order names by hash. Worker and validator derive from the order which
@@ -116,3 +116,17 @@ def states_of_groups(
         before = int(group * share)
         found.append((offset + before) % states if int((group + 1) * share) > before else None)
     return found
+
+
+def continued_groups(
+    states: Sequence[State], share: float, nonce: bytes, worker: str, number: int, groups: int
+) -> list[Continued]:
+    """The groups of a worker's submission `number`, of so many groups, that continue a state."""
+    if not states:
+        return []
+    drawn = states_of_groups(nonce, worker, number * groups, groups, share, len(states))
+    return [
+        Continued(group, index, states[index])
+        for group, index in enumerate(drawn)
+        if index is not None
+    ]

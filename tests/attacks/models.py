@@ -111,9 +111,8 @@ class Arena:
         """The prompts that an order gives, and the rewards that a cheat is after."""
         environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
         renderer, stops = Renderer(self.stage.policy), order.sampling.stop_ids
-        tasks = [task.task for task in self.stage.engine._environments.tasks(
-            order.environments, order.seed(), order.groups, order.step
-        ) if task is not None]  # fmt: skip
+        tasks = [task.task for task in self.stage.engine._environments.tasks(order)
+                 if task is not None]  # fmt: skip
         prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
         size = order.sampling.group_size
 

@@ -24,6 +24,7 @@ from swarm.rollouts.reward_parts import parts_of
 from swarm.run.bounds import check_manifest_numbers
 from swarm.run.curriculum import environments_of
 from swarm.world.machine import Machine
+from tests.orders import submission_order
 from tests.trainer.test_role import simulate
 
 RULE = Curriculum(option="digits", values=[1, 2, 3], raise_at=0.7, lower_at=0.3, groups=4)
@@ -100,7 +101,7 @@ def test_a_level_sets_weight_and_option() -> None:
     longest = {}
     for level in (0, 2):
         references = environments_of(manifest, order(0, [level, 1]))
-        drawn = loaded.tasks(references, b"s", 40, 0)
+        drawn = loaded.tasks(submission_order(environments=references, groups=40))
         longest[level] = max(
             len(as_text(each.task.prompt)) for each in drawn if each and each.index == 0
         )

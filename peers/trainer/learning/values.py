@@ -8,23 +8,37 @@ own reward. A rollout without further states so has its group's advantage at eve
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from peers.trainer.learning.batch import AcceptedGroups
 from peers.trainer.learning.objective import STD_EPSILON
+from swarm.jobs.training import StateValue
 from swarm.manifest import Objective
 
 
-class StateValue(NamedTuple):
-    """The estimated value of one state."""
+def give_values(given: AcceptedGroups, values: Sequence[StateValue], objective: Objective) -> None:
+    """Give this rank's share of a submission the advantages that follow from values of states.
 
-    position: int
-    """Model tokens of the rollout before the state."""
-    value: float
-    """Mean reward of its continuations."""
+    Without any, the submission has the advantages of its groups, even if it had others before.
+    """
+    given.token_advantage = None
+    if not values:
+        return
+    by_row: defaultdict[int, list[StateValue]] = defaultdict(list)
+    for each in values:
+        by_row[each.row].append(each)
+    size = len(given.rewards[0])
+    parts = []
+    for row in given.rows.tolist():
+        rewards = given.rewards[row // size]
+        length = int(given.all_completion_lengths[row])
+        reward = rewards[row % size]
+        parts.append(token_advantages(by_row[row], length, reward, rewards, objective))
+    given.token_advantage = torch.cat([torch.zeros(0), *parts])
 
 
 def token_advantages(

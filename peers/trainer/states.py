@@ -1,0 +1,207 @@
+"""States of accepted rollouts: which ones workers continue, and the values that they get.
+
+When a step is opened, its order names states of rollouts of the step before, which wait in the
+pool. Groups of the new step continue them (`swarm.rollouts.continuations`); their mean rewards,
+from accepted verdicts only, are the states' values. A rollout whose states have no value when its
+batch is due keeps the advantage of its group. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import NamedTuple
+
+from peers.trainer.pool import Accepted, Pool
+from peers.trainer.progress import Progress
+from swarm.errors import PeerError
+from swarm.jobs.training import StateValue
+from swarm.manifest import RunManifest, Values
+from swarm.messages import StepOrder, Verdict
+from swarm.node.run_node import RunNode
+from swarm.rollouts.continuations import STATES_BYTES_MAX, State
+from swarm.rollouts.rollouts import Rollouts
+
+FILES_READ_MAX = 32
+"""Submissions that one step's states are chosen from, at most: each is read whole."""
+
+TOKEN_BYTES_MAX, STATE_BYTES_MAX = 5, 128
+"""Bytes of a prefix's token, and of the rest of a state."""
+
+
+class _Measured(NamedTuple):
+    """What one group of continuations says of a state."""
+
+    submission: bytes
+    """The submission that holds the continued rollout."""
+    row: int
+    position: int
+    reward: float
+    """Mean reward of the group."""
+
+
+@dataclass(eq=False)
+class StateValues:
+    """Chooses states for orders, and gathers their values from verdicts."""
+
+    peer: RunNode
+    progress: Progress
+    pool: Pool
+    _ordered: dict[tuple[int, int], list[State]] = field(default_factory=dict)
+    """States by the lineage and the step whose order names them."""
+    _measured: dict[bytes, tuple[int, list[_Measured]]] = field(default_factory=dict)
+    """By the submission that holds the continuations: its step, and what it says."""
+
+    async def restore(self, orders: Sequence[StepOrder]) -> None:
+        """Read the states of an earlier process's orders, as far as they are on this disk."""
+        for order in orders[: self.peer.run.max_staleness + 2]:
+            manifest = self.progress.versions.manifest_of(order.step)
+            try:
+                states = await self.peer.states.of(order, manifest)
+            except PeerError:  # those rollouts keep their groups' advantages
+                continue
+            if states:
+                self._ordered[(order.lineage, order.step)] = states
+
+    async def choose(
+        self, step: int, manifest: RunManifest, before: StepOrder | None, groups: int
+    ) -> tuple[bytes, int]:
+        """Choose and publish states for the order of `step`, which wants so many groups of its own.
+
+        Returns the blob's hash and size; nothing and 0 if no state can be continued. `before`: the
+        order before, whose rollouts are continued.
+        """
+        values = manifest.values
+        if values.estimate != "continuations" or before is None or before.step != step - 1:
+            return b"", 0
+        count = min(values.states_max, round(groups * values.share / (1 - values.share)))
+        states: list[State] = []
+        size = 0
+        async for state in self._candidates(before, manifest, values):
+            size += len(state.prefix) * TOKEN_BYTES_MAX + STATE_BYTES_MAX
+            if len(states) == count or size > STATES_BYTES_MAX:
+                break
+            states.append(state)
+        if not states:
+            return b"", 0
+        self._forget_before(step)
+        self._ordered[(before.lineage, step)] = states
+        return await self.peer.states.publish(states)
+
+    async def _candidates(
+        self, before: StepOrder, manifest: RunManifest, values: Values
+    ) -> AsyncIterator[State]:
+        """States of the pool's rollouts of a step, in random order, a rollout's together."""
+        random = self.peer.node.world.random
+        waiting = [each for each in self.pool.oldest_first() if _is_of(each, before)]
+        random.shuffle(waiting)
+        read: dict[bytes, Rollouts] = {}
+        for accepted in waiting[:FILES_READ_MAX]:
+            try:
+                raw = await self.peer.node.disk.read(accepted.path)
+                read[accepted.digest] = Rollouts.from_bytes(raw)
+            except (OSError, ValueError):  # the step will say so
+                continue
+        rows = [
+            (accepted, row)
+            for accepted in waiting
+            if accepted.digest in read
+            for row in _rows(accepted, read[accepted.digest], manifest)
+        ]
+        random.shuffle(rows)
+        for accepted, row in rows:
+            for state in _states_in(accepted.verdict, read[accepted.digest], row, values):
+                yield state
+
+    def observe(self, verdict: Verdict) -> None:
+        """Take the values that an accepted submission gives."""
+        states = self._ordered.get((verdict.lineage, verdict.step), [])
+        found = [
+            _Measured(state.submission, state.row, len(state.prefix), fmean(rewards))
+            for group, (rewards, index) in enumerate(
+                zip(verdict.rewards, verdict.continued, strict=False)
+            )
+            if 0 <= index < len(states) and group not in verdict.quarantined
+            for state in [states[index]]
+        ]
+        if found:
+            self._measured[verdict.submission] = (verdict.step, found)
+
+    def withdraw(self, submission: bytes) -> None:
+        """Forget what a submission gave: a validator has refused it after all."""
+        self._measured.pop(submission, None)
+
+    def of(self, batch: Sequence[Accepted]) -> list[list[StateValue]]:
+        """[submissions] The values known of states in a batch, in the order of rows and positions;
+        empty if none is."""
+        wanted = {accepted.digest for accepted in batch}
+        found: defaultdict[tuple[bytes, int, int], list[float]] = defaultdict(list)
+        for _, measured in self._measured.values():
+            for each in measured:
+                if each.submission in wanted:
+                    found[(each.submission, each.row, each.position)].append(each.reward)
+        by_submission: defaultdict[bytes, list[StateValue]] = defaultdict(list)
+        for (submission, row, position), rewards in sorted(found.items()):
+            value = StateValue(row=row, position=position, value=fmean(sorted(rewards)))
+            by_submission[submission].append(value)
+        return [by_submission[accepted.digest] for accepted in batch] if found else []
+
+    def _forget_before(self, step: int) -> None:
+        """Forget the states of old steps: their rollouts are trained on or stale."""
+        oldest = step - self.peer.run.max_staleness - 1
+        lineage = self.progress.lineage
+        self._ordered = {
+            key: each for key, each in self._ordered.items() if key >= (lineage, oldest)
+        }
+        self._measured = {key: each for key, each in self._measured.items() if each[0] >= oldest}
+
+
+def boundaries(tokens: Sequence[int], values: Values) -> list[int]:
+    """Positions of the states within a completion: how many of its tokens precede each, ascending.
+
+    None is at its beginning, whose value the group estimates, or at its end, whose value is known.
+    """
+    ends = set(values.boundary_ids)
+    found: list[int] = []
+    last = 0
+    for position in range(1, len(tokens)):
+        due = position - last >= values.segment_tokens
+        if due and (not ends or tokens[position - 1] in ends):
+            found.append(position)
+            last = position
+    return found
+
+
+def _is_of(accepted: Accepted, order: StepOrder) -> bool:
+    verdict = accepted.verdict
+    made_for = (verdict.lineage, verdict.step) == (order.lineage, order.step)
+    return made_for and len(verdict.seed) == 32
+
+
+def _rows(accepted: Accepted, rollouts: Rollouts, manifest: RunManifest) -> Iterator[int]:
+    """Rows of the groups that will be trained on, of local environments of a single turn."""
+    turns = rollouts.segment_counts() // 2
+    several = set(rollouts.environment[turns > 1].tolist())
+    for row in range(len(rollouts)):
+        group, environment = int(rollouts.group[row]), int(rollouts.environment[row])
+        if group >= len(accepted.labels) or accepted.labels[group] != "kept":
+            continue
+        local = manifest.environments[environment].where == "local"
+        if local and environment not in several:
+            yield row
+
+
+def _states_in(verdict: Verdict, rollouts: Rollouts, row: int, values: Values) -> Iterator[State]:
+    tokens = rollouts.rollout(row).model_tokens
+    for position in boundaries(tokens, values):
+        yield State(
+            submission=verdict.submission,
+            row=row,
+            group=int(rollouts.group[row]),
+            seed=verdict.seed,
+            step=verdict.step,
+            environment=int(rollouts.environment[row]),
+            prefix=tokens[:position],
+        )

@@ -1,0 +1,143 @@
+"""The states that steps continue (`swarm.rollouts.continuations`), fetched by the order's hash."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import trio
+from blake3 import blake3
+
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.manifest import RunManifest
+from swarm.messages import StepOrder
+from swarm.rollouts.continuations import BadStates, State, decode_states, encode_states
+from swarm.transport import BlobReference, FetchError, Source
+
+if TYPE_CHECKING:
+    from swarm.node.run_node import RunNode
+
+FOLDER = "states"
+
+STEPS_KEPT_MAX = 64
+"""Blobs kept and served, at most: those of the newest steps used here. More steps than these are
+never judged at a time; an older blob is fetched again."""
+
+FETCH_SECONDS = 30.0
+"""Deadline of one source."""
+
+
+class States:
+    """Fetches, keeps and serves blobs of states; every peer that has one is a source of it."""
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._disk = peer.node.disk
+        self._held: OrderedDict[bytes, list[State] | None] = OrderedDict(
+            (bytes.fromhex(name), None) for name in self._disk.list(FOLDER) if _is_digest(name)
+        )
+        """By hash, the least recently used first; None for one that an earlier process left."""
+        self._fetching = trio.Lock()
+
+    async def of(self, order: StepOrder, manifest: RunManifest) -> list[State]:
+        """The states of an order's step; empty if it has none.
+
+        Raises `PeerError` when no peer has them, or when they break a bound: the caller leaves
+        that work, and nobody but the trainer is at fault.
+        """
+        if not order.states:
+            return []
+        async with self._fetching:
+            held = self._held.get(order.states)
+            if held is None:
+                held = await self._open(order, manifest)
+            self._held[order.states] = held
+            self._held.move_to_end(order.states)
+        return held
+
+    async def publish(self, states: list[State]) -> tuple[bytes, int]:
+        """Serve this peer's own states, durable on return; returns the blob's hash and size."""
+        raw = encode_states(states)
+        digest = blake3(raw).digest()
+        await self._disk.write(_path(digest), raw)
+        await self._serve(digest, len(raw))
+        self._held[digest] = states
+        return digest, len(raw)
+
+    async def _open(self, order: StepOrder, manifest: RunManifest) -> list[State]:
+        path = _path(order.states)
+        if not await self._is_here(order):
+            await self._fetch(order)
+        try:
+            states = decode_states(
+                await self._disk.read(path), manifest.sampling.max_new_tokens - 1
+            )
+            _check(states, manifest)
+        except BadStates as error:
+            raise PeerError(f"the states of step {order.step} cannot be used: {error}") from error
+        await self._serve(order.states, order.states_bytes)
+        return states
+
+    async def _is_here(self, order: StepOrder) -> bool:
+        path = _path(order.states)
+        if not self._disk.exists(path) or self._disk.size_bytes(path) != order.states_bytes:
+            return False
+        return await self._disk.digest(path, 0, order.states_bytes) == order.states
+
+    async def _serve(self, digest: bytes, size_bytes: int) -> None:
+        """Serve a blob on this disk, and remove the ones that have not been used for longest."""
+        self._peer.blobs.register(digest, _path(digest), 0, size_bytes)
+        while len(self._held) >= STEPS_KEPT_MAX:
+            old, _ = self._held.popitem(last=False)
+            self._peer.blobs.unregister(old)
+            await self._disk.remove(_path(old))
+
+    # --- fetching ----------------------------------------------------------------------------
+
+    async def _fetch(self, order: StepOrder) -> None:
+        reasons: list[str] = []
+        for source in self._sources(order.states):
+            try:
+                with trio.fail_after(FETCH_SECONDS):
+                    await self._fetch_from(source, order)
+                return
+            except (PeerError, trio.TooSlowError) as error:
+                reasons.append(str(error) or f"no answer within {FETCH_SECONDS:g} s")
+        last = reasons[-1] if reasons else "no other peer is known"
+        raise PeerError(f"no peer sent the states of step {order.step}: {last}")
+
+    def _sources(self, digest: bytes) -> list[PeerId]:
+        """The trainers and validators, then other peers."""
+        manifest = self._peer.run.manifest
+        others = [each.peer for each in self._peer.policies.sources(digest) if each.peer]
+        named = [PeerId(each) for each in manifest.trainer_ids() + manifest.validator_ids()]
+        return [each for each in dict.fromkeys(named + others) if each != self._peer.peer_id]
+
+    async def _fetch_from(self, peer: PeerId, order: StepOrder) -> None:
+        node, path = self._peer.node, _path(order.states)
+        await node.reach(peer)
+        record = node.record(peer)
+        source = Source(peer, tuple(record.bulk_addresses) if record else ())
+        sink = node.disk.sink(path, 0, order.states_bytes)
+        reference = BlobReference(order.states, order.states_bytes)
+        piece = await node.transport.fetch(source, reference, sink)
+        if not piece.verify(order.states):
+            sink.abandon()
+            raise FetchError(f"{peer} sent other states than the step order names")
+        await sink.commit(piece)
+
+
+def _check(states: list[State], manifest: RunManifest) -> None:
+    """Raise `BadStates` for a state of an environment that cannot be continued here."""
+    for index in sorted({state.environment for state in states}):
+        if index >= len(manifest.environments) or manifest.environments[index].where != "local":
+            raise BadStates(f"a state is of environment {index}, which is no local one of the run")
+
+
+def _is_digest(name: str) -> bool:
+    return len(name) == 64 and set(name) <= set("0123456789abcdef")
+
+
+def _path(digest: bytes) -> str:
+    return f"{FOLDER}/{digest.hex()}"
