@@ -468,10 +468,10 @@ class Values(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
                 f"{sampling.max_new_tokens} tokens (sampling.max_new_tokens), so no state would "
                 'lie within one; make it smaller, or values.estimate "group"'
             )
-        if not objective.learns:
+        if not objective.learns or objective.has_process:
             return (
-                'values.estimate is "continuations", but the objective learns nothing; make it '
-                '"group"'
+                'values.estimate is "continuations", but objective.name or objective.process '
+                'leaves no use for them; make it "group"'
             )
         return None
 

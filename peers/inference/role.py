@@ -9,7 +9,7 @@ what has no verdict.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import ClassVar, TypeVar
 
@@ -44,7 +44,7 @@ from swarm.manifest import RunManifest, Sampling
 from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
-from swarm.rollouts.continuations import State, continued_groups
+from swarm.rollouts.continuations import continued_groups
 from swarm.rollouts.seeds import nonce_of
 from swarm.run.curriculum import environments_of
 from swarm.world import ChildUserError, client
@@ -232,10 +232,9 @@ class InferenceRole:
             if not may_begin_with(self._loaded, order.checkpoint, manifest.sampling):
                 await self._load(engine, order, manifest.sampling)
                 continue  # a newer order may have come meanwhile
-            states = await self._states(order, manifest)
-            if states is None:
+            if not await self._has_states(order, manifest):
                 continue
-            begin(self._begin_submission(order, manifest, states))
+            begin(self._begin_submission(order, manifest))
 
     def _obstacle(self) -> Cause | None:
         """Why no submission may be begun now; None if one may, or the run is over."""
@@ -433,48 +432,44 @@ class InferenceRole:
                     "the policy's tokenizer or chat template is not the run's"
                 )
 
-    async def _states(self, order: StepOrder, manifest: RunManifest) -> list[State] | None:
-        """The states that the step continues; None if the order was superseded, or no peer has
-        them: the step's work is then left until they come."""
+    async def _has_states(self, order: StepOrder, manifest: RunManifest) -> bool:
+        """Fetch the states that the step continues. False if the order was superseded meanwhile, or
+        no peer has them: the step's work is then left until they come."""
         if not order.states:
-            return []
+            return True
         self._meter.idles("waiting_for_order")
         missing: list[str] = []
 
-        async def fetch() -> list[State] | None:
+        async def fetch() -> None:
             try:
-                return await self._peer.states.of(order, manifest)
+                await self._peer.states.of(order, manifest)
             except PeerError as error:
                 missing.append(str(error))
-                return None
 
-        states = await self._while_wanted(order, fetch)
+        await self._while_wanted(order, fetch)
         if missing:
             self._events.emit("inference.states_missing", step=order.step, reason=missing[0])
             with trio.move_on_after(STATES_PAUSE_SECONDS):
                 await self._peer.order.wait_change()
-        return states if self._peer.step_order() == order else None
+        return bool(self._peer.states.held(order)) and self._peer.step_order() == order
 
-    def _begin_submission(
-        self, order: StepOrder, manifest: RunManifest, states: Sequence[State]
-    ) -> PendingSubmission:
+    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:
         """Take the step's next number."""
         pending = PendingSubmission(
             order=order,
             envelope=self._peer.order.value,
-            asked=self._asked(order, manifest, states),
+            asked=self._asked(order, manifest),
             entry=self._peer.entry,
             since=self._node.world.now(),
         )
         self._pending.begin(pending)
         return pending
 
-    def _asked(
-        self, order: StepOrder, manifest: RunManifest, states: Sequence[State]
-    ) -> SubmissionOrder:
+    def _asked(self, order: StepOrder, manifest: RunManifest) -> SubmissionOrder:
         """What the child is asked for under the next number."""
         nonce = nonce_of(order.nonce, self._peer.entry)
         groups = manifest.sampling.groups_per_submission
+        states = self._peer.states.held(order)
         worker, number, share = self._peer.peer_id, self._pending.number, manifest.values.share
         return SubmissionOrder(
             run=self._run.id,

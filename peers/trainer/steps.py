@@ -128,7 +128,7 @@ class Steps:
         folder = await self.publisher.clear_export(step + 1)
         await self.states.begin(child, folder, state, snapshot)
         times.handed_over = self.peer.node.world.now()
-        figures = {**trained.figures, **self._figures(step, trained.batch, times)}
+        figures = {**trained.figures, **self._figures(step, trained, times)}
         self.publishing.start(
             lambda: self._publish(child, step, trained, figures, state, times.handed_over)
         )
@@ -169,9 +169,10 @@ class Steps:
             await self.accepted.saved(state.step)
             await self.merging.saved(child, state.step)
 
-    def _figures(self, step: int, batch: list[Accepted], times: StepTimes) -> Figures:
+    def _figures(self, step: int, trained: TrainedStep, times: StepTimes) -> Figures:
         """Metrics of a step's time, and of the groups left out of its batch."""
         idle = self.batches.idle
+        batch, values = trained.batch, trained.record.values
         left_out = sorted(self.outcomes.left_out.items())
         return {
             "submissions": len(batch),
@@ -184,4 +185,5 @@ class Steps:
             "keep_rate": self.forecast.keep_rate.value,
             **{f"left_out_{reason}": groups for reason, groups in left_out},
             "staleness": step - min(accepted.verdict.policy for accepted in batch),
+            **({"states_valued": sum(map(len, values))} if values else {}),
         }

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
@@ -14,7 +13,6 @@ from swarm.jobs import SubmissionOrder
 from swarm.manifest import RunManifest
 from swarm.messages import Acknowledgement, Presence, StepOrder
 from swarm.node.run_node import RunNode
-from swarm.rollouts.continuations import State
 from swarm.rollouts.seeds import nonce_of
 
 
@@ -43,11 +41,9 @@ class Copier(InferenceRole):
             if each.slot is not None and each.slot.entry:
                 self._entries[each.peer] = each.slot.entry
 
-    def _asked(
-        self, order: StepOrder, manifest: RunManifest, states: Sequence[State]
-    ) -> SubmissionOrder:
+    def _asked(self, order: StepOrder, manifest: RunManifest) -> SubmissionOrder:
         nonce = nonce_of(order.nonce, self._entries.get(self._victim, self._peer.entry))
-        asked = super()._asked(order, manifest, states)
+        asked = super()._asked(order, manifest)
         return msgspec.structs.replace(asked, worker=self._victim, nonce=nonce)
 
 

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from peers.inference.pending import PendingSubmission
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
 from swarm.manifest import RunManifest
 from swarm.messages import StepOrder
-from swarm.rollouts.continuations import State
 from swarm.rollouts.seeds import digest
 
 
@@ -16,13 +13,11 @@ class NonceGrinder(InferenceRole):
     of its admission. *Caught* by check `entry`. Grinding identities does not help either: a trusted
     peer's secret gives each its entry."""
 
-    def _begin_submission(
-        self, order: StepOrder, manifest: RunManifest, states: Sequence[State]
-    ) -> PendingSubmission:
+    def _begin_submission(self, order: StepOrder, manifest: RunManifest) -> PendingSubmission:
         lease = self._peer.lease
         if lease is not None:
             lease.entry = digest("simnet/1/ground", order.nonce)[: len(lease.entry)]
-        return super()._begin_submission(order, manifest, states)
+        return super()._begin_submission(order, manifest)
 
 
 KIND = Kind(NonceGrinder, "inference", caught_by="entry")

@@ -56,6 +56,10 @@ class States:
             self._held.move_to_end(order.states)
         return held
 
+    def held(self, order: StepOrder) -> list[State]:
+        """The states of an order's step, if `of` has returned them before; else none."""
+        return self._held.get(order.states) or []
+
     async def publish(self, states: list[State]) -> tuple[bytes, int]:
         """Serve this peer's own states, durable on return; returns the blob's hash and size."""
         raw = encode_states(states)

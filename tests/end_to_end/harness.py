@@ -35,6 +35,7 @@ from swarm.manifest import (
     Objective,
     RunManifest,
     TrustedKey,
+    Values,
 )
 from swarm.observable import Observable
 from swarm.run.update import sign_manifest
@@ -363,6 +364,7 @@ class Swarm:
         limits: Limits | None = None,
         adapter: Adapter | None = None,
         objective: Objective | None = None,
+        values: Values | None = None,
         settings: Mapping[str, Mapping[str, str | int | float | bool]] | None = None,
         environment: EnvironmentReference = ENVIRONMENT,
         site: Path | None = None,
@@ -405,7 +407,10 @@ class Swarm:
             environment_peers=[p.identity.peer_id for p in self.of_role("environment")],
         )
         manifest = msgspec.structs.replace(
-            manifest, adapter=adapter or Adapter(), objective=objective or manifest.objective
+            manifest,
+            adapter=adapter or Adapter(),
+            objective=objective or manifest.objective,
+            values=values or manifest.values,
         )
         envelope = sign_manifest(owner, manifest, time.time())
         self.run = envelope.body.run
