@@ -45,6 +45,7 @@ from swarm.manifest import (
     Schedule,
     Thresholds,
     TrustedKey,
+    Values,
 )
 from swarm.node.assemble import assemble
 from swarm.node.node import Node
@@ -400,6 +401,7 @@ class Simulation:
         adapter: Adapter | None = None,
         environment_peers: Sequence[str] = (),
         outer: Outer | None = None,
+        values: Values | None = None,
         objective: Objective | None = None,
     ) -> Envelope:
         """A signed run manifest that names these peers."""
@@ -433,6 +435,7 @@ class Simulation:
                 TrustedKey(peer=self.identity(name).peer_id) for name in environment_peers
             ],
             outer=outer or Outer(),
+            values=values or Values(),
         )
         return seal(
             owner,

@@ -468,10 +468,11 @@ class Values(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
                 f"{sampling.max_new_tokens} tokens (sampling.max_new_tokens), so no state would "
                 'lie within one; make it smaller, or values.estimate "group"'
             )
-        if not objective.learns or objective.has_process:
+        if objective.name in ("gspo", "synthesis") or objective.has_process:
+            also = " with process rewards" if objective.has_process else ""
             return (
-                'values.estimate is "continuations", but objective.name or objective.process '
-                'leaves no use for them; make it "group"'
+                f'values.estimate is "continuations", but objective.name {objective.name!r}{also} '
+                'does not take them; make it "group", or choose another objective'
             )
         return None
 

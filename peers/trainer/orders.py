@@ -153,13 +153,18 @@ class Orders:
             return False  # the child died while a new lineage began
         missing = self.missing_groups(order.step)
         following = order.step + 1
-        if missing == 0 and self._may_open(following):
+        if missing == 0 and self._may_open(following) and not self._awaits_states(following):
             await self._issue(following, None)
         elif self._must_revise(order, missing):
             await self._issue(order.step, order)
         else:
             return False
         return True
+
+    def _awaits_states(self, step: int) -> bool:
+        """Whether rollouts that a step's workers are to continue have not been judged yet."""
+        values = self.progress.versions.manifest_of(step).values
+        return values.estimate == "continuations" and self.forecast.coming() > 0
 
     def _may_open(self, step: int) -> bool:
         steps = self.peer.run.manifest.schedule.steps
@@ -190,16 +195,16 @@ class Orders:
     async def _choose_states(
         self, step: int, followed: Envelope, levels: list[int], groups: int
     ) -> tuple[bytes, int]:
-        """The states that a new step continues, of the step before if it drew its tasks alike."""
-        before = self._newest
-        alike = (
-            before is not None
-            and before.lineage == self.progress.lineage
-            and before.run_digest == content_digest(followed)
-            and before.levels == levels
-        )
-        manifest = manifest_in(followed)
-        return await self.state_values.choose(step, manifest, before if alike else None, groups)
+        """The states that a new step continues, of steps before it that drew their tasks alike."""
+        lineage, version = self.progress.lineage, content_digest(followed)
+        steps = {each.verdict.step for each in self.pool.oldest_first()}
+        orders = [self.store.order(lineage, each) for each in sorted(steps)]
+        alike = {
+            each.step
+            for each in orders
+            if each is not None and each.run_digest == version and each.levels == levels
+        }
+        return await self.state_values.choose(step, manifest_in(followed), alike, groups)
 
     async def _close(self, order: StepOrder) -> None:
         """Revise an order to want no more groups."""

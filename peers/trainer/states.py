@@ -9,7 +9,7 @@ batch is due keeps the advantage of its group. Imports no torch.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple
@@ -66,20 +66,20 @@ class StateValues:
                 self._ordered[(order.lineage, order.step)] = states
 
     async def choose(
-        self, step: int, manifest: RunManifest, before: StepOrder | None, groups: int
+        self, step: int, manifest: RunManifest, alike: Collection[int], groups: int
     ) -> tuple[bytes, int]:
         """Choose and publish states for the order of `step`, which wants so many groups of its own.
 
-        Returns the blob's hash and size; nothing and 0 if no state can be continued. `before`: the
-        order before, whose rollouts are continued.
+        Returns the blob's hash and size; nothing and 0 if no state can be continued. `alike`: the
+        steps whose rollouts may be continued, because `step` draws their tasks alike.
         """
         values = manifest.values
-        if values.estimate != "continuations" or before is None or before.step != step - 1:
+        if values.estimate != "continuations":
             return b"", 0
         count = min(values.states_max, round(groups * values.share / (1 - values.share)))
         states: list[State] = []
         size = 0
-        async for state in self._candidates(before, manifest, values):
+        for state in await self._candidates(alike, manifest):
             size += len(state.prefix) * TOKEN_BYTES_MAX + STATE_BYTES_MAX
             if len(states) == count or size > STATES_BYTES_MAX:
                 break
@@ -87,33 +87,44 @@ class StateValues:
         if not states:
             return b"", 0
         self._forget_before(step)
-        self._ordered[(before.lineage, step)] = states
+        self._ordered[(self.progress.lineage, step)] = states
         return await self.peer.states.publish(states)
 
-    async def _candidates(
-        self, before: StepOrder, manifest: RunManifest, values: Values
-    ) -> AsyncIterator[State]:
-        """States of the pool's rollouts of a step, in random order, a rollout's together."""
+    async def _candidates(self, alike: Collection[int], manifest: RunManifest) -> Iterator[State]:
+        """States of the pool's rollouts that were not chosen before, in random order, a rollout's
+        together."""
         random = self.peer.node.world.random
-        waiting = [each for each in self.pool.oldest_first() if _is_of(each, before)]
+        waiting = [
+            each
+            for each in self.pool.oldest_first()
+            if each.verdict.step in alike and len(each.verdict.seed) == 32
+        ]
+        chosen = {(state.submission, state.row) for all in self._ordered.values() for state in all}
         random.shuffle(waiting)
         read: dict[bytes, Rollouts] = {}
         for accepted in waiting[:FILES_READ_MAX]:
-            try:
-                raw = await self.peer.node.disk.read(accepted.path)
-                read[accepted.digest] = Rollouts.from_bytes(raw)
-            except (OSError, ValueError):  # the step will say so
-                continue
+            rollouts = await self._read(accepted)
+            if rollouts is not None:
+                read[accepted.digest] = rollouts
         rows = [
             (accepted, row)
             for accepted in waiting
             if accepted.digest in read
             for row in _rows(accepted, read[accepted.digest], manifest)
+            if (accepted.digest, row) not in chosen
         ]
         random.shuffle(rows)
-        for accepted, row in rows:
-            for state in _states_in(accepted.verdict, read[accepted.digest], row, values):
-                yield state
+        return (
+            state
+            for accepted, row in rows
+            for state in _states_in(accepted.verdict, read[accepted.digest], row, manifest.values)
+        )
+
+    async def _read(self, accepted: Accepted) -> Rollouts | None:
+        try:
+            return Rollouts.from_bytes(await self.peer.node.disk.read(accepted.path))
+        except (OSError, ValueError):  # its step will say so
+            return None
 
     def observe(self, verdict: Verdict) -> None:
         """Take the values that an accepted submission gives."""
@@ -172,12 +183,6 @@ def boundaries(tokens: Sequence[int], values: Values) -> list[int]:
             found.append(position)
             last = position
     return found
-
-
-def _is_of(accepted: Accepted, order: StepOrder) -> bool:
-    verdict = accepted.verdict
-    made_for = (verdict.lineage, verdict.step) == (order.lineage, order.step)
-    return made_for and len(verdict.seed) == 32
 
 
 def _rows(accepted: Accepted, rollouts: Rollouts, manifest: RunManifest) -> Iterator[int]:

@@ -40,6 +40,7 @@ _TAKES_EFFECT = {
     "filters": NEXT_STEP,
     "broadcast_mode": AT_ONCE,
     "adapter": NEVER,
+    "values": NEXT_STEP,
     "outer": NEVER,
     "outer.rounds": AT_ONCE,
     "outer.quorum": AT_ONCE,

@@ -85,15 +85,20 @@ def advantages(rewards: Tensor, objective: Objective) -> Tensor:
     The standard deviation is the sample's (over G − 1). Dr. GRPO never divides by it. `rloo`: r −
     mean of the others (RLOO, arXiv 2402.14740, eq. 8).
     """
-    centred = rewards - rewards.mean(-1, keepdim=True)
+    return (rewards - rewards.mean(-1, keepdim=True)) / divisor(rewards, objective)
+
+
+def divisor(rewards: Tensor, objective: Objective) -> Tensor:
+    """The number [..., 1] by which `advantages` divides each group's r − mean."""
     size = rewards.shape[-1]
+    one = torch.ones_like(rewards[..., :1])
     if size < 2:
-        return centred
+        return one
     if objective.advantage == "rloo":
-        return centred * (size / (size - 1))
+        return one * ((size - 1) / size)
     if not objective.normalise_by_std or objective.name == "dr_grpo":
-        return centred
-    return centred / (rewards.std(-1, keepdim=True) + STD_EPSILON)
+        return one
+    return rewards.std(-1, keepdim=True) + STD_EPSILON
 
 
 def loss(objective: Objective, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:

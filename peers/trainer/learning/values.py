@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from peers.trainer.learning.batch import AcceptedGroups
-from peers.trainer.learning.objective import STD_EPSILON
+from peers.trainer.learning.objective import divisor
 from swarm.jobs.training import StateValue
 from swarm.manifest import Objective
 
@@ -50,16 +50,14 @@ def token_advantages(
 ) -> Tensor:
     """Advantages of a rollout's `length` model tokens, fp32 [length].
 
-    `rewards` are the group's. Divided by their standard deviation as the group's advantages are
-    (`peers.trainer.learning.objective.advantages`), so that rollouts with and without values have
-    one scale. Values at positions outside 1 to `length` - 1 are ignored, and of several at one
+    `rewards` are the group's. Divided as the group's advantages are
+    (`peers.trainer.learning.objective.divisor`), so that rollouts with and without values have one
+    scale. Values at positions outside 1 to `length` - 1 are ignored, and of several at one
     position the last counts.
     """
     group = torch.tensor(rewards).float()
     known = {each.position: each.value for each in values if 0 < each.position < length}
     positions = [0, *sorted(known), length]
     levels = [float(group.mean()), *(known[each] for each in positions[1:-1]), reward]
-    steps = torch.tensor(levels).diff()
-    if objective.normalise_by_std and objective.name != "dr_grpo" and len(rewards) > 1:
-        steps = steps / (group.std() + STD_EPSILON)
+    steps = torch.tensor(levels).diff() / divisor(group, objective)
     return steps.repeat_interleave(torch.tensor(positions).diff())

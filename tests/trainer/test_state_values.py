@@ -1,0 +1,206 @@
+"""Values of states: advantages from them, which states are chosen, and a simulated run."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from peers.demo import OBJECTIVE, SAMPLING, SCHEDULE
+from peers.trainer.learning.groups import Group, as_accepted
+from peers.trainer.learning.objective import advantages
+from peers.trainer.learning.values import give_values, token_advantages
+from peers.trainer.pool import Accepted
+from peers.trainer.states import StateValues, boundaries
+from simnet.simulation import Simulation
+from swarm.jobs.training import StateValue
+from swarm.manifest import Objective, ProcessRewards, Values
+from swarm.node.states import States
+from swarm.rollouts.rollout import Rollout
+from swarm.rollouts.rollouts import Rollouts
+from tests.rollouts.harness import single_turns
+from tests.trainer.test_role import simulate, start_run
+
+REWARDS = st.floats(-10, 10, width=32)
+OBJECTIVES = [
+    Objective(),
+    Objective(normalise_by_std=False),
+    Objective(name="dr_grpo"),
+    Objective(advantage="rloo"),
+]
+
+
+# --- advantages ------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(REWARDS, min_size=2, max_size=5),
+    st.integers(1, 12),
+    st.dictionaries(st.integers(-1, 13), REWARDS, max_size=6),
+    st.sampled_from(OBJECTIVES),
+)
+def test_a_token_has_the_difference_of_the_values_around_it(
+    rewards: list[float], length: int, known: dict[int, float], objective: Objective
+) -> None:
+    values = [StateValue(0, position, value) for position, value in known.items()]
+    found = token_advantages(values, length, rewards[0], rewards, objective)
+    mean, scale = sum(rewards) / len(rewards), 1.0
+    if objective.advantage == "rloo":
+        scale = len(rewards) / (len(rewards) - 1)
+    elif objective.normalise_by_std and objective.name != "dr_grpo":
+        variance = sum((each - mean) ** 2 for each in rewards) / (len(rewards) - 1)
+        scale = 1 / (variance**0.5 + 1e-6)
+    levels = {0: mean, **{k: v for k, v in known.items() if 0 < k < length}, length: rewards[0]}
+    expected = []
+    for token in range(length):
+        before = max(each for each in levels if each <= token)
+        after = min(each for each in levels if each > token)
+        expected.append((levels[after] - levels[before]) * scale)
+    assert found.tolist() == pytest.approx(expected, rel=1e-2, abs=1e-3 * max(1.0, scale))
+
+
+@given(st.lists(REWARDS, min_size=2, max_size=5), st.sampled_from(OBJECTIVES))
+def test_without_values_every_token_has_its_groups_advantage(
+    rewards: list[float], objective: Objective
+) -> None:
+    own = advantages(torch.tensor(rewards).float(), objective)
+    for row, reward in enumerate(rewards):
+        found = token_advantages([], 3, reward, rewards, objective)
+        assert found.tolist() == pytest.approx([float(own[row])] * 3, rel=1e-2, abs=1e-2)
+
+
+def test_a_submission_takes_and_loses_values() -> None:
+    rollouts = [Rollout.single_turn([1], [3, 4, 5, 2]) for _ in range(2)]
+    (given,) = as_accepted([Group(rollouts, [1.0, 0.0], 0)])
+    objective = replace(OBJECTIVE, normalise_by_std=False)
+    give_values(given, [StateValue(1, 2, 0.75)], objective)
+    assert given.token_advantage is not None
+    assert given.token_advantage.tolist() == [0.5] * 4 + [0.25] * 2 + [-0.75] * 2
+    give_values(given, [], objective)
+    assert given.token_advantage is None
+
+
+# --- choosing --------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=40),
+    st.integers(1, 6),
+    st.lists(st.integers(0, 3), max_size=2),
+)
+def test_states_lie_within_the_completion(
+    tokens: list[int], segment: int, boundary_ids: list[int]
+) -> None:
+    found = boundaries(tokens, Values(segment_tokens=segment, boundary_ids=boundary_ids))
+    assert all(0 < each < len(tokens) for each in found)
+    for before, after in pairwise([0, *found]):
+        ends = [
+            each
+            for each in range(before + segment, len(tokens))
+            if not boundary_ids or tokens[each - 1] in boundary_ids
+        ]
+        assert after == ends[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "schedule", "objective", "words"),
+    [
+        (Values(), replace(SCHEDULE, asynchrony=0), OBJECTIVE, ""),
+        (Values(estimate="continuations", segment_tokens=2), SCHEDULE, OBJECTIVE, ""),
+        (
+            Values(estimate="continuations", segment_tokens=2),
+            replace(SCHEDULE, asynchrony=0), OBJECTIVE, "schedule.asynchrony is 0",
+        ),
+        (
+            Values(estimate="continuations", segment_tokens=8),
+            SCHEDULE, OBJECTIVE, "values.segment_tokens is 8",
+        ),
+        (
+            Values(estimate="continuations", segment_tokens=2),
+            SCHEDULE, replace(OBJECTIVE, name="gspo"), "objective.name 'gspo' does not take them",
+        ),
+        (
+            Values(estimate="continuations", segment_tokens=2),
+            SCHEDULE, replace(OBJECTIVE, process=ProcessRewards(weight=1.0)),
+            "with process rewards",
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_leave_no_use_for_continuations_are_refused(
+    values: Values, schedule: Any, objective: Objective, words: str
+) -> None:
+    problem = values.problem(SAMPLING, schedule, objective)
+    assert words in problem if problem else not words
+
+
+# --- a run -----------------------------------------------------------------------------------
+
+
+async def _read(_: StateValues, accepted: Accepted) -> Rollouts:
+    """What a simulated file, which has no tokens, could hold."""
+    groups = accepted.verdict.rewards
+    places = [(g, s) for g, rewards in enumerate(groups) for s in range(len(rewards))]
+    return single_turns(
+        prompts=[[1]] * len(places),
+        completions=[[3, 4, 5, 2]] * len(places),
+        proofs=[b""] * len(places),
+        group=[g for g, _ in places],
+        sample=[s for _, s in places],
+    )
+
+
+VALUES = Values(estimate="continuations", segment_tokens=1, wait_seconds=300.0)
+
+
+async def _run(simulation: Simulation, **run: Any) -> None:
+    over = simulation.expect("trainer.run_complete", ["trainer"])
+    await start_run(
+        simulation, "validator", "trainer", "inference-one", "inference-two",
+        steps=4, step_seconds=5.0, values=VALUES, **run,
+    )  # fmt: skip
+    assert await simulation.meet(over, 1800)
+
+
+def named(said: list[tuple[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [event.fields for _, event in said if event.name == name]
+
+
+def test_a_simulated_run_orders_and_uses_continuations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateValues, "_read", _read)
+    said = simulate(_run)
+    trained = named(said, "trainer.step_trained")
+    assert len(trained) == 4
+    assert trained[0]["states_valued"] > 0 and trained[1]["states_valued"] > 0
+    assert "states_valued" not in trained[-1]  # no step follows that could continue it
+    assert sum(each.get("left_out_continuation", 0) for each in trained) > 0
+    assert {each["outcome"] for each in named(said, "validator.verdict")} == {"accepted"}
+    assert named(said, "membership.peer_evicted") == []
+
+
+def test_states_that_nobody_serves_stop_the_work_and_blame_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(StateValues, "_read", _read)
+
+    async def nowhere(self: States, digest: bytes, size_bytes: int) -> None:
+        pass
+
+    monkeypatch.setattr(States, "_serve", nowhere)
+
+    async def main(simulation: Simulation) -> None:
+        missing = simulation.expect("inference.states_missing", ["inference-one"])
+        await start_run(simulation, "validator", "trainer", "inference-one", steps=4, values=VALUES)
+        assert await simulation.meet(missing, 600)
+        await trio.sleep(60)
+
+    said = simulate(main)
+    assert named(said, "membership.peer_evicted") == []
+    assert {each["outcome"] for each in named(said, "validator.verdict")} == {"accepted"}
+    sentences = {each["reason"] for each in named(said, "inference.states_missing")}
+    assert all("no peer sent the states of step 1" in each for each in sentences)
