@@ -15,6 +15,7 @@ from peers.trainer.progress import STEPS_REMEMBERED, Progress
 from peers.trainer.store import Batch, TrainerStore
 from swarm.envelope import Envelope
 from swarm.errors import UserError
+from swarm.jobs.training import StateValue
 from swarm.ledger.entries import Consumed
 from swarm.messages import CheckpointReference, StepOrder, Verdict
 from swarm.run.manifest import content_digest
@@ -23,6 +24,9 @@ from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, manifest, sealed, sealed_manifest
 
 OWNER, TRAINER, VALIDATOR, WORKER = (identity(number) for number in range(1, 5))
+
+VALUES = [[StateValue(row=3, position=2, value=0.5)], []]
+"""Values of states that a step has used."""
 
 
 def version(number: int, **schedule: Any) -> Envelope:
@@ -130,7 +134,7 @@ def test_a_restarted_trainer_reads_what_it_kept(tmp_path: Path) -> None:
         for step, revision in ((0, 0), (1, 0), (1, 1)):
             await store.keep_order(order(step, revision=revision, run=version(1)))
         for lineage, step in ((0, 1), (0, 2), (1, 2), (1, 3)):
-            await store.keep_batch(lineage, step, Batch([entry], 0.25 * step))
+            await store.keep_batch(lineage, step, Batch([entry], 0.25 * step, values=VALUES))
         await store.drop_batches_before(0, 2)
 
         store = TrainerStore(LocalDisk(tmp_path).database("trainer.sqlite"))
@@ -140,8 +144,8 @@ def test_a_restarted_trainer_reads_what_it_kept(tmp_path: Path) -> None:
         assert store.taken_keys() == keys
         assert [(o.step, o.revision) for o in store.newest_orders(0, 9)] == [(1, 1), (0, 0)]
         assert store.newest_orders(1, 9) == []
-        assert store.batches_from(0, 0) == {2: Batch([entry], 0.5)}
-        assert store.batches_from(1, 3) == {3: Batch([entry], 0.75)}
+        assert store.batches_from(0, 0) == {2: Batch([entry], 0.5, values=VALUES)}
+        assert store.batches_from(1, 3) == {3: Batch([entry], 0.75, values=VALUES)}
         assert store.batches_from(0, 3) == {}
 
     trio.run(main)
