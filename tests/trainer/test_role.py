@@ -811,7 +811,7 @@ def test_trainer_and_validators_share_the_evaluations() -> None:
             heard = peer.part.evaluation.value.expect(Evaluation)
             assert (heard.reference.step, heard.tasks, round(heard.reward, 2)) == (4, 1200, 0.28)
 
-    said = simulate(main)
+    said = simulate(main, seed=6)
     evaluated = [event.fields for _, event in said if event.name == "evaluation.done"]
     failed = [event.fields for _, event in said if event.name == "evaluation.failed"]
     assert [each["policy"] for each in evaluated][:3] == [0, 2, 4]
