@@ -13,6 +13,7 @@ import trio
 from simnet.compute.deltas import DeltaModel
 from simnet.compute.environment import EnvironmentModel
 from simnet.compute.evaluation import EvaluationModel
+from simnet.compute.exchange import ExchangeModel
 from simnet.compute.inference import EngineModel
 from simnet.compute.outer import OuterModel
 from simnet.compute.rollouts import Crash
@@ -20,7 +21,7 @@ from simnet.compute.setting import Setting
 from simnet.compute.training import TrainerModel
 from simnet.compute.validation import InspectorModel, PrefillModel
 from simnet.disk import PowerCut, SimulatedDisk
-from swarm.jobs import environment, evaluation, inference, outer, training, validation
+from swarm.jobs import environment, evaluation, exchange, inference, outer, training, validation
 from swarm.shardcast.jobs import DeltaService
 from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, setup_type
 
@@ -37,6 +38,7 @@ EVALUATION: type[evaluation.EvaluationService] = EvaluationModel
 DELTAS: type[DeltaService] = DeltaModel
 ENVIRONMENT: type[environment.EnvironmentService] = EnvironmentModel
 OUTER: type[outer.OuterService] = OuterModel
+EXCHANGE: type[exchange.ExchangeService] = ExchangeModel
 MODELS: dict[str, Callable[..., Any]] = {
     "swarm.shardcast.delta:DeltaService": DELTAS,
     "peers.environment.service:EnvironmentPeerService": ENVIRONMENT,
@@ -46,6 +48,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     "peers.validator.prefill:PrefillService": PREFILL,
     "peers.trainer.service:open_service": TRAINER,
     "peers.outer.learning.service:open_service": OUTER,
+    "peers.outer.learning.exchange_service:open_service": EXCHANGE,
 }
 
 _END = object()
