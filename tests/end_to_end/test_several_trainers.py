@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,11 +20,17 @@ from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Peer, tiny_manifest
 
 ROUNDS = 3
+OUTER = Outer(rounds=ROUNDS, inner_steps=3, deadline_seconds=STEP_SECONDS)
 TEXT = "\n".join(f"the {n % 10} small birds sing {n * 3 % 10} songs." for n in range(60))
 
 
-def make_peers(folder: Path, fork_server: Path) -> list[Peer]:
-    """A bootstrap peer and two trainers."""
+def make_peers(
+    folder: Path,
+    fork_server: Path,
+    outer: Outer = OUTER,
+    table: Callable[[Path], dict[str, Setting]] = lambda home: {},
+) -> list[Peer]:
+    """A bootstrap peer and two trainers. `table` gives further settings of the one with a home."""
     model, text, manifest_path = folder / "model", folder / "birds.txt", folder / "run.manifest"
     make_policy(model, seed=3)
     text.write_text(TEXT)
@@ -39,9 +46,9 @@ def make_peers(folder: Path, fork_server: Path) -> list[Peer]:
         if role == "bootstrap":
             command += ["--manifest", str(manifest_path)]
         else:
-            table: dict[str, Setting] = {"model": str(model), "data": [str(text)]}
-            table |= {"sequence_tokens": 33, "batch_sequences": 4}
-            write_config(home / "settings.toml", role, table)
+            settings: dict[str, Setting] = {"model": str(model), "data": [str(text)]}
+            settings |= {"sequence_tokens": 33, "batch_sequences": 4, **table(home)}
+            write_config(home / "settings.toml", role, settings)
             command += ["--config", str(home / "settings.toml")]
             command += ["--bootstrap", peers[0].multiaddr]
         identity = load_or_create(home / "identity.key")
@@ -52,7 +59,7 @@ def make_peers(folder: Path, fork_server: Path) -> list[Peer]:
         tiny_manifest(model, trainer=trainers[0], validators=trainers, steps=1, limits=Limits()),
         trainers=[TrustedKey(peer=trainer) for trainer in trainers],
         optimiser=Optimiser(learning_rate=1e-3, warmup_steps=1),
-        outer=Outer(rounds=ROUNDS, inner_steps=3, deadline_seconds=STEP_SECONDS),
+        outer=outer,
     )
     envelope = sign_manifest(Identity(bytes([7]) * 32), manifest, time.time())
     manifest_path.write_bytes(envelope.raw)
