@@ -20,6 +20,9 @@ from swarm.shardcast.held import Held
 from swarm.shardcast.manifest import CheckpointManifest, build
 from swarm.shardcast.store import CheckpointConflict
 
+FOLDER = "outer"
+"""Folder of what is not published: new states, inner states, the exported model."""
+
 STALLED_SECONDS = 60.0
 """A fetch without a new piece for this long is given up: nobody has the artifact any more."""
 
@@ -51,7 +54,7 @@ class Artifacts:
 
     def new_state_folder(self, record: bytes) -> str:
         """The folder to which the outer state after a record is written."""
-        return f"outer/state-{record.hex()[:32]}"
+        return f"{FOLDER}/state-{record.hex()[:32]}"
 
     def state_folder(self, record: bytes, round: int) -> str | None:
         """The folder of the outer state after a record, published or not; None: it is not here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from peers.outer.artifacts import FOLDER
 from peers.outer.settings import ReplicaSettings
 from swarm.jobs.exchange import (
     AnswerSnapshot,
@@ -32,6 +33,7 @@ from swarm.jobs.outer import (
     StartReplica,
     TrainRound,
 )
+from swarm.jobs.training import EndTraining
 from swarm.manifest import RunManifest
 from swarm.world import Disk
 
@@ -109,6 +111,7 @@ class ReplicaChild:
             trainers=tuple(manifest.trainer_ids()),
             compression=manifest.outer.compression,
             dtype=self.settings.dtype,
+            folder=self._local(FOLDER),
         )
         return await self.service.start(job)
 
@@ -163,6 +166,10 @@ class ReplicaChild:
         await self.service.export_state(
             ExportState(state=self._local(state), folder=self._local(folder))
         )
+
+    async def end(self) -> None:
+        """End the other ranks: there are no more inner steps."""
+        await self.service.end(EndTraining())
 
     def _local(self, path: str) -> str:
         return str(self.disk.local_path(path))

@@ -94,6 +94,10 @@ class Following:
         state = self._states.get(record)
         return self._loop.artifacts.state_folder(*state[:2]) if state is not None else None
 
+    def folders(self) -> set[str]:
+        """The folders of all states on this disk, wherever they are."""
+        return {folder for record in self._states if (folder := self.folder(record)) is not None}
+
     def published(self) -> CheckpointReference | None:
         """The newest outer state of this chain that others can fetch here."""
         digest = self.record

@@ -17,7 +17,7 @@ from typing import ClassVar
 import trio
 
 from peers.outer import asking
-from peers.outer.artifacts import Artifacts
+from peers.outer.artifacts import FOLDER, Artifacts
 from peers.outer.chain import Chain, tokens_in
 from peers.outer.child import (
     EXCHANGE_SERVICE,
@@ -146,6 +146,7 @@ class ReplicaRole:
             await self._following.begin(child)
             self._own = own[-1] if own else None
             self._bases = {each.contribution.base for each in own}
+            await self._clear_leftovers()
             if self._own is not None and self._loop.artifacts.folder(
                 self._own.contribution.artifact
             ):
@@ -171,6 +172,17 @@ class ReplicaRole:
         if self._settings.exchange:
             return (await child.start_exchange(manifest, number)).contribution_bytes_max
         return (await child.start(manifest, self._peer.peer_id)).contribution_bytes_max
+
+    async def _clear_leftovers(self) -> None:
+        """Delete what a killed process left in `outer/` and no job would write again."""
+        kept = self._following.folders()
+        if self._own is not None:
+            kept.add(_inner(self._own.number))
+        disk = self._node.disk
+        for name in disk.list(FOLDER):
+            folder = f"{FOLDER}/{name}"
+            if name.startswith(("inner-", "state-")) and folder not in kept:
+                await disk.remove(folder)
 
     def _head(self) -> bytes:
         return self._following.record
@@ -205,6 +217,7 @@ class ReplicaRole:
                     nursery.cancel_scope.cancel()
             if scope.cancelled_caught:
                 self._events.emit("outer.round_abandoned", round=base.round + 1)
+        await child.end()
         await self._finish(child)
 
     async def _cancel_when_useless(self, base: bytes, scope: trio.CancelScope) -> None:
@@ -233,7 +246,7 @@ class ReplicaRole:
         before = self._own
         number = before.number + 1 if before is not None else 1
         begun = self._node.world.now()
-        folder = f"outer/contribution-{number}"
+        folder = f"{FOLDER}/contribution-{number}"
         trained = await child.train(
             base.round + 1,
             state=state,
@@ -297,7 +310,7 @@ class ReplicaRole:
     async def _finish(self, child: ReplicaChild) -> None:
         """Export the last outer state, and stay until the others have it, or a while."""
         state = self._following.state
-        folder = f"outer/model-{state.round}"
+        folder = f"{FOLDER}/model-{state.round}"
         source = self._following.folder(state.record)
         assert source is not None
         await child.export(source, folder)
@@ -431,4 +444,4 @@ class ReplicaRole:
 
 def _inner(number: int) -> str:
     """Folder of this trainer's inner state after a contribution."""
-    return f"outer/inner-{number}"
+    return f"{FOLDER}/inner-{number}"

@@ -11,7 +11,7 @@ from blake3 import blake3
 from simnet.compute.setting import Setting
 from simnet.extents import Symbol
 from swarm.jobs import outer
-from swarm.jobs.training import Done
+from swarm.jobs.training import Done, EndTraining
 
 T = TypeVar("T")
 
@@ -120,6 +120,9 @@ class OuterModel:
 
     async def export_state(self, job: outer.ExportState) -> Done:
         await self._read(job.state, StateNotes)
+        return Done()
+
+    async def end(self, job: EndTraining) -> Done:
         return Done()
 
     @property

@@ -76,3 +76,7 @@ app.add_typer(trainer.app, name="trainer")
 def main() -> None:
     """The console script `swarm`."""
     app()
+
+
+if __name__ == "__main__":  # `torchrun -m swarm.app.main train …`
+    main()

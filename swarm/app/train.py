@@ -252,7 +252,7 @@ class Training:
         policy = self._path("policy")
         state = self._path(f"state-{done.round}")
         await self._service.export_state(ExportState(state=state, folder=policy))
-        await self._alone.end(EndTraining())
+        await self._service.end(EndTraining())
         self._say({"event": "saved", "folder": str(self._shown / "policy")})
 
     @asynccontextmanager

@@ -73,6 +73,8 @@ class StartReplica(Job, frozen=True, kw_only=True):
     sharding: Sharding = Sharding()
     dtype: str = "auto"
     attention: str = "fastest"
+    folder: str = ""
+    """Folder of its states; what a killed process left unfinished there is deleted. Empty: none."""
 
 
 class ReplicaStarted(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,6 +238,10 @@ class OuterService(Protocol):
 
     async def export_state(self, job: ExportState) -> Done: ...
 
+    async def end(self, job: EndTraining) -> Done:
+        """End the other ranks, if there are any. Jobs that compute from files alone may follow."""
+        ...
+
 
 class DrawModel(Job, frozen=True, kw_only=True):
     """Write a model with random weights, before `StartReplica`."""
@@ -282,8 +288,4 @@ class AloneService(Protocol):
 
     async def from_update(self, job: FromUpdate) -> Done:
         """Raises `UserError` for an update of another model, or with a value that is not finite."""
-        ...
-
-    async def end(self, job: EndTraining) -> Done:
-        """End the other ranks, if there are any."""
         ...

@@ -53,7 +53,9 @@ def make_peers(
             command += ["--bootstrap", peers[0].multiaddr]
         identity = load_or_create(home / "identity.key")
         variables = {FORK_SERVER: str(fork_server)}
-        peers.append(Peer(name, command, variables, role=role, identity=identity, port=port))
+        peers.append(
+            Peer(name, command, variables, role=role, identity=identity, home=home, port=port)
+        )
     trainers = [peer.identity.peer_id for peer in peers[1:]]
     manifest = msgspec.structs.replace(
         tiny_manifest(model, trainer=trainers[0], validators=trainers, steps=1, limits=Limits()),
@@ -90,10 +92,50 @@ def test_a_trainer_killed_in_its_round_ends_with_the_same_model(
             for event in peer.heard("outer.merged")
         }
         assert len({record for record, _ in states}) == len(states)
-        models = [
-            (tmp_path / peer.name / "outer" / f"model-{ROUNDS}" / "model.safetensors").read_bytes()
-            for peer in trainers
-        ]
-        assert models[0] == models[1]
+        assert model_of(trainers[0]) == model_of(trainers[1])
 
     trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_command_and_two_ranks_train_to_the_end(tmp_path: Path, fork_server: Path) -> None:
+    """`swarm train --bootstrap` beside a trainer of two ranks under `torchrun`: all processes end,
+    also the rank that is no peer. Either may begin alone."""
+
+    async def main() -> None:
+        bootstrap, command, ranks = make_peers(tmp_path, fork_server)
+        as_command(command, bootstrap, tmp_path)
+        as_ranks(ranks)
+        async with trio.open_nursery() as nursery:
+            bootstrap.start(nursery)
+            await bootstrap.says("peer.listening", seconds=START_SECONDS)
+            for peer in (command, ranks):
+                peer.start(nursery)
+            for peer in (command, ranks):
+                assert await peer.ended(3 * START_SECONDS + STEP_SECONDS) == 0, peer.complaints
+                assert not peer.left_behind
+                assert model_of(peer)
+            nursery.cancel_scope.cancel()
+        assert ranks.heard("outer.run_complete", round=ROUNDS)
+
+    trio.run(main)
+
+
+def model_of(peer: Peer) -> bytes:
+    return (peer.home / "outer" / f"model-{ROUNDS}" / "model.safetensors").read_bytes()
+
+
+def as_command(peer: Peer, bootstrap: Peer, folder: Path) -> None:
+    """Set a trainer's command to `swarm train --bootstrap …`."""
+    options = ["--out", str(peer.home), "--model", str(folder / "model")]
+    options += ["--data", str(folder / "birds.txt"), "--sequence-tokens", "33", "--batch", "4"]
+    options += ["--bootstrap", bootstrap.multiaddr]
+    peer.command = [sys.executable, "-m", "swarm.app.main", "train", *options]
+
+
+def as_ranks(peer: Peer) -> None:
+    """Set a trainer's command to `torchrun --nproc-per-node 2 -m swarm.peer --role replica …`."""
+    python, _, module, *flags = peer.command
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    peer.command = [python, "-m", *launch, "-m", module, *flags]
+    peer.environment = {**peer.environment, "OMP_NUM_THREADS": "1"}

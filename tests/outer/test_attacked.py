@@ -111,6 +111,26 @@ def test_a_trainer_that_the_owner_removes_counts_until_then() -> None:
     assert sorted(merged) == [1, 2, 3, 4, 5]
 
 
+def test_what_a_killed_process_left_is_deleted() -> None:
+    """Or each death in the wrong moment would cost the room of an inner state."""
+    left: list[str] = []
+
+    async def kill(simulation: Simulation, _: RunManifest) -> None:
+        peer = simulation.peers["c"]
+        await trio.sleep(1.5 * STEP_SECONDS)
+        await peer.kill()
+        for name in ("inner-99", "state-00", "contribution-99"):
+            await peer.disk.write(f"outer/{name}/notes", b"")
+        await peer.start(resume=True)
+        await trio.sleep(1.0 * STEP_SECONDS)
+        left.extend(peer.disk.list("outer"))
+        await trio.sleep_forever()
+
+    outlast(kill)
+    assert left and all(name.startswith(("inner-", "state-")) for name in left)
+    assert not {"inner-99", "state-00"} & set(left)
+
+
 def test_a_contribution_of_another_branch_counts_once_its_branch_is_followed() -> None:
     ours, theirs = record([contribution(0)]), record([contribution(1, tokens=50)], signer=1)
     chain = Chain(1)

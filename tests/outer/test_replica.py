@@ -192,6 +192,16 @@ def test_a_resumed_trainer_computes_the_same_bits(base: Path, text: Path, tmp_pa
     assert made.read_bytes() == uninterrupted
 
 
+def test_what_a_killed_process_left_unfinished_is_deleted(
+    base: Path, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "state-1.aside").mkdir()
+    (tmp_path / "state-1").mkdir()
+    trio.run(ReplicaService().start, job_of(base, text, folder=str(tmp_path)))
+    assert (tmp_path / "state-1").exists() and not (tmp_path / "state-1.aside").exists()
+
+
+@pytest.mark.slow
 def test_one_trainer_that_keeps_its_weights_trains_as_if_alone(
     base: Path, text: Path, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from peers.outer.learning.file_jobs import FileJobs, Merging
 from peers.outer.learning.flat import elements_of
 from peers.outer.learning.replica import Replica
 from peers.outer.learning.state import StateFile
-from peers.trainer.learning.durable import whole_folder
+from peers.trainer.learning.durable import delete_unfinished, whole_folder
 from peers.trainer.learning.lead import lead
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.thread import LearnerThread
@@ -58,6 +58,8 @@ class ReplicaService(FileJobs):
     @in_job_thread
     def start(self, job: StartReplica) -> ReplicaStarted:
         _check(job)
+        if job.folder and self._ranks.rank == 0:
+            delete_unfinished(Path(job.folder))
         self._job = job
         self._replica = Replica(job, self._ranks)
         policy, shapes = self._replica.policy, self._replica.shapes

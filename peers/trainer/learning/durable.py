@@ -46,6 +46,12 @@ def whole_folder(
             shutil.rmtree(aside, ignore_errors=True)
 
 
+def delete_unfinished(parent: Path) -> None:
+    """Delete the folders of `whole_folder` that a killed process left in `parent`."""
+    for aside in parent.glob("*.aside"):
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 @contextmanager
 def _together(ranks: Ranks, saving: bool) -> Iterator[None]:
     """Make all ranks leave the block together: all succeed, or all raise."""
