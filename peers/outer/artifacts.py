@@ -97,8 +97,10 @@ class Artifacts:
             await self.peer.store.withdraw((round, number))
             return await self.peer.store.publish(folder, round, number)
 
-    async def fetch(self, reference: CheckpointReference, name: str) -> str:
+    async def fetch(self, reference: CheckpointReference, name: str, total_bytes: int = 0) -> str:
         """Return the folder of an artifact; fetch it if it is missing. The log calls it `name`.
+
+        An artifact of another size than `total_bytes` is not fetched; 0: any size.
 
         Raises `PeerError` when no further piece arrives, and the errors of
         `swarm.shardcast.fetch.fetcher.Fetcher.fetch`.
@@ -112,7 +114,7 @@ class Artifacts:
             nonlocal folder
             try:
                 folder = await self.peer.policies.fetcher.fetch(
-                    Checkpoint(reference=reference, total_bytes=0),
+                    Checkpoint(reference=reference, total_bytes=total_bytes),
                     lambda: self.peer.policies.sources(reference.digest),
                     name=name,
                 )
@@ -144,22 +146,10 @@ class Artifacts:
                 return
             before = now
 
-    def size_problem(self, contribution: Contribution, bytes_max: int) -> str:
-        """Say in one sentence why a fetched contribution has the wrong size; empty: it has not."""
-        artifact = contribution.artifact
-        held = self.peer.store.held((artifact.lineage, artifact.step))
-        total = held.manifest.total_bytes if held is not None else 0
-        if total > bytes_max:
-            return f"it has {total} bytes, more than the {bytes_max} that this model's can have"
-        if total != contribution.total_bytes:
-            return f"it has {total} bytes, but {contribution.total_bytes} were announced"
-        return ""
-
-    async def fetch_contribution(self, contribution: Contribution) -> str:
+    async def fetch_contribution(self, contribution: Contribution, total_bytes: int = 0) -> str:
         """Return the folder of a contribution, as `fetch`."""
-        return await self.fetch(
-            contribution.artifact, f"a contribution from round {contribution.base_round}"
-        )
+        name = f"a contribution from round {contribution.base_round}"
+        return await self.fetch(contribution.artifact, name, total_bytes)
 
     async def drop_before(self, round: int) -> None:
         """Delete the artifacts of older rounds."""

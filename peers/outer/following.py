@@ -61,6 +61,8 @@ class Following:
         self._states: dict[bytes, State] = {}
         """States on this disk, by record."""
         self._record: bytes | None = None
+        self._held: tuple[int, int] | None = None
+        """Its name as an artifact."""
         self.since = 0.0
         """When the present state was reached, in the world's seconds."""
         self._hashed: dict[bytes, CheckpointManifest] = {}
@@ -159,9 +161,9 @@ class Following:
         }
         position = self._store.position()
         if position in self._states:
-            self._record = position
+            self._hold(self._states[position])
         elif self._states:  # its files were deleted; the records since are merged again
-            self._record = max(self._states.values(), key=lambda state: state.round).record
+            self._hold(max(self._states.values(), key=lambda state: state.round))
         else:
             made = await child.first_state(self._loop.artifacts.new_state_folder(GENESIS))
             await self._reach(State(GENESIS, 0, made.digest))
@@ -171,9 +173,18 @@ class Following:
         """Make a state the present one; it is durable on return."""
         await self._store.reach(state)
         self._states[state.record] = state
-        self._record = state.record
+        self._hold(state)
         self.since = self._loop.peer.node.world.now()
         self._loop.changed.touch()
+
+    def _hold(self, state: State) -> None:
+        """Make a state the present one, which a fetch never deletes to make room."""
+        store = self._loop.peer.store
+        store.pin(state_key(*state[:2]))
+        if self._held is not None:
+            store.unpin(self._held)
+        self._held = state_key(*state[:2])
+        self._record = state.record
 
     async def _forget_old(self) -> None:
         """Delete the states that no contribution can begin from any more, and the contributions

@@ -10,6 +10,7 @@ from peers.outer.child import ReplicaChild
 from peers.outer.loop import OuterLoop
 from swarm.errors import SwarmError
 from swarm.outer import Contribution
+from swarm.shardcast.manifest import BadManifest
 from swarm.world import ChildDied
 
 RETRY_SECONDS = 10.0
@@ -111,15 +112,17 @@ class Gathering:
                     "contribution to this model can have"
                 )
             else:
-                folder = await self._loop.artifacts.fetch_contribution(contribution)
-                why = self._loop.artifacts.size_problem(contribution, bytes_max)
-                why = why or await child.inspect(folder)
+                artifacts = self._loop.artifacts
+                folder = await artifacts.fetch_contribution(contribution, contribution.total_bytes)
+                why = await child.inspect(folder)
             if why:
                 self._refuse(contribution, why)
             else:
                 self.add(contribution)
         except ChildDied:
             raise
+        except BadManifest as error:
+            self._refuse(contribution, str(error))
         except (SwarmError, OSError) as error:
             self._loop.peer.node.events.emit(
                 "outer.fetch_failed", trainer=contribution.trainer, reason=str(error)

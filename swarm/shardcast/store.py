@@ -208,8 +208,11 @@ class CheckpointStore:
             await self.disk.allocate(path, size_bytes)
         return self.disk.sink(path, 0, size_bytes)
 
-    async def begin(self, key: Key, digest: bytes) -> Held:
+    async def begin(self, key: Key, digest: bytes, total_bytes: int = 0) -> Held:
         """Read the committed manifest of a partial checkpoint and preallocate its files.
+
+        `total_bytes` was announced; 0: unknown. A manifest with another size makes no room for
+        itself at the cost of other checkpoints.
 
         Raises `BadManifest` and `DiskFullError`; its folder is then removed.
         """
@@ -221,6 +224,11 @@ class CheckpointStore:
                 raise BadManifest(
                     f"the manifest announced for {self.run} {key[0]}/{key[1]} is one of "
                     f"{manifest.run[:200]} {manifest.lineage}/{manifest.step}"
+                )
+            if total_bytes not in (0, manifest.total_bytes):
+                raise BadManifest(
+                    f"checkpoint {key[0]}/{key[1]} was announced with {total_bytes:,} bytes, and "
+                    f"its manifest lists {manifest.total_bytes:,}"
                 )
             held = Held(manifest, digest, len(blob), folder, is_delta=len(key) > 2)
             await self._make_sure_of_room(held)

@@ -124,6 +124,7 @@ def test_what_a_killed_process_left_is_deleted() -> None:
         await peer.start(resume=True)
         await trio.sleep(1.0 * STEP_SECONDS)
         left.extend(peer.disk.list("outer"))
+        assert peer.part is not None and peer.part.store._pins, "its state may be deleted"
         await trio.sleep_forever()
 
     outlast(kill)

@@ -54,12 +54,14 @@ async def published(step: int, files: dict[str, bytes]) -> tuple[MemoryDisk, Hel
     return disk, held
 
 
-async def begin(store: CheckpointStore, source: MemoryDisk, wanted: Held) -> Held:
+async def begin(
+    store: CheckpointStore, source: MemoryDisk, wanted: Held, total_bytes: int = 0
+) -> Held:
     """What a fetch does with a manifest."""
     sink = await store.manifest_sink(wanted.key, wanted.manifest_bytes)
     sink.write(await source.read(f"{wanted.folder}/.manifest"))
     await sink.commit(sink.finish())
-    return await store.begin(wanted.key, wanted.digest)
+    return await store.begin(wanted.key, wanted.digest, total_bytes)
 
 
 async def receive(store: CheckpointStore, source: MemoryDisk, wanted: Held, index: int) -> None:
@@ -361,6 +363,22 @@ def test_what_was_begun_and_left_makes_room_for_what_is_newer() -> None:
         await fetch(store, source, wanted)
         assert store.complete() == [(0, 5), (0, 7)]
         assert (await opened(disk, quota_bytes=2 * total + 100)).complete() == [(0, 5), (0, 7)]
+
+    trio.run(main)
+
+
+def test_a_checkpoint_larger_than_announced_makes_no_room_for_itself() -> None:
+    async def main() -> None:
+        total = sum(len(data) for data in files_of(0).values())
+        store = await opened(MemoryDisk(), quota_bytes=3 * total + 100)
+        for step in (5, 6):
+            await fetch(store, *await published(step, files_of(step)))
+        source, large = await published(7, files_of(7, pieces=4))
+        with pytest.raises(BadManifest, match=f"announced with {total:,} bytes"):
+            await begin(store, source, large, total)
+        assert store.complete() == [(0, 5), (0, 6)]
+        await begin(store, source, large)
+        assert store.complete() == [(0, 6)]
 
     trio.run(main)
 

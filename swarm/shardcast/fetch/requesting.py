@@ -253,14 +253,7 @@ class Requester:
     async def _landed(self, job: Job, index: int) -> None:
         """Note that a verified piece is in its file."""
         if index == MANIFEST:
-            found = await self._store.begin(job.key, job.digest)
-            if job.total_bytes not in (0, found.manifest.total_bytes):
-                await self._store.withdraw(job.key)
-                raise BadManifest(
-                    f"checkpoint {job.key[0]}/{job.key[1]} was announced with {job.total_bytes:,} "
-                    f"bytes, and its manifest lists {found.manifest.total_bytes:,}"
-                )
-            job.found = found
+            job.found = await self._store.begin(job.key, job.digest, job.total_bytes)
         else:
             assert job.held is not None
             self._store.landed(job.held, index)
