@@ -3,9 +3,8 @@
     python -m benchmarks.diloco --seeds 3 > diloco.json
     python -m benchmarks.study_plot diloco.json diloco.png --ylabel "held-back loss"
 
-`--trainers` replicas train in turn in one process, through the same files as a run's. A
-character model of 0.23 million parameters learns this repository's documentation from random
-weights. Every variant takes the same number of optimiser steps, with the same schedule:
+All variants begin with the same pre-trained model, and take the same number of optimiser steps with
+the same schedule (warm-up, stable, decay to 0), each at its own tuned learning rate:
 
 - *synchronous*: one trainer with the same blocks in every round, and a batch as large as all
   batches together;
@@ -13,182 +12,84 @@ weights. Every variant takes the same number of optimiser steps, with the same s
 - *fp32*, *int8*, *sparse*: the outer loop with each compression;
 - *mean*: as int8, but the outer step takes the mean of the weights, without momentum.
 
-Prints one JSON object: for each variant the loss on text held back (nats per token; median and
-range over the seeds) and its curve; for the outer loop the bytes that a trainer sends, and how many
-times as much it would send as a gradient in fp32 per step.
+`--learning-rates`, `--inner-steps` and `--outer` take several values and try each. Prints one JSON
+object: for each case the loss on text held back (nats per token; median and range over the seeds),
+its difference to the synchronous loss of the same seed, and its curve; for the outer loop the bytes
+that a trainer sends, how many times as much it would send as a gradient in fp32 per step, and
+whether all trainers hold the same state after every round, to the bit.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from benchmarks.arguments import at_least, several
+from benchmarks.arguments import at_least, number_where, several
+from benchmarks.outer_loop import PLAIN, Outcome, Setting, Variant, pretrain, read_text, train
 from benchmarks.spread import spread
 from benchmarks.study import band
-from peers.engines.demo import make_policy
-from peers.outer.learning import contribution, state
-from peers.outer.learning.replica import Replica
-from peers.outer.learning.state import Given, OuterOptimiser, StateFile
-from peers.outer.learning.tensor_file import Shapes
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.stored import StoredWeights
+from peers.outer.learning.state import OuterOptimiser
 from swarm.app.output import print_json
-from swarm.jobs.outer import Inner, StartReplica
-from swarm.manifest import Optimiser
 
-DOCUMENTATION = Path(__file__).parents[1] / "docs"
-CHARACTERS = 200_000
-"""Length of the text: enough for a tiny model, and tokenized in a second."""
-
-HELD_BACK = 64
-"""Sequences to measure on."""
-
-PLAIN = OuterOptimiser(learning_rate=1.0, momentum=0.0)
-"""The outer step that takes the inner weights as they are."""
-
-Compression = Literal["fp32", "int8", "sparse"]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How the batches are divided and merged."""
-
-    compression: Compression = "fp32"
-    outer: OuterOptimiser = PLAIN
-    several: bool = True
-    """Whether there are several trainers, or one."""
-    whole_batch: bool = False
-    """Whether the one trainer has the batch of all."""
-
+INNER_STEPS = 25
 
 VARIANTS = {
-    "synchronous": Variant(several=False, whole_batch=True),
-    "alone": Variant(several=False),
-    "fp32": Variant("fp32", OuterOptimiser()),
-    "int8": Variant("int8", OuterOptimiser()),
-    "sparse": Variant("sparse", OuterOptimiser()),
-    "mean": Variant("int8", PLAIN),
+    "synchronous": Variant(2e-2, INNER_STEPS, several=False, whole_batch=True),
+    "alone": Variant(3e-3, INNER_STEPS, several=False),
+    "fp32": Variant(2e-2, INNER_STEPS, "fp32", OuterOptimiser()),
+    "int8": Variant(2e-2, INNER_STEPS, "int8", OuterOptimiser()),
+    "sparse": Variant(2e-2, INNER_STEPS, "sparse", OuterOptimiser()),
+    "mean": Variant(2e-2, INNER_STEPS, "int8", PLAIN),
 }
+"""With the best inner learning rate of 3e-3, 1e-2 and 2e-2 for each, on seed 0."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What all variants have in common, for one seed."""
-
-    base: Path
-    text: Path
-    seed: int
-    trainers: int
-    batch: int
-    sequence_tokens: int
-    inner_steps: int
-    rounds: int
-    learning_rate: float
-
-    def job(self, trainer: str, trainers: Sequence[str], variant: Variant) -> StartReplica:
-        """The job of one of `trainers`."""
-        inner = Inner(
-            data=[str(self.text)],
-            sequence_tokens=self.sequence_tokens,
-            batch_sequences=self.batch * (self.trainers if variant.whole_batch else 1),
-            validation_sequences=HELD_BACK,
-            optimiser=Optimiser(
-                learning_rate=self.learning_rate,
-                beta2=0.95,
-                gradient_norm_max=1.0,
-                warmup_steps=10,
-                learning_rate_schedule="wsd",
-                final_learning_rate_share=0.0,
-            ),
-        )
-        return StartReplica(
-            model=str(self.base),
-            trainer=trainer,
-            trainers=tuple(trainers),
-            seed=self.seed,
-            inner=inner,
-            inner_steps=self.inner_steps,
-            rounds=self.rounds,
-            compression=variant.compression,
-        )
+def cases(given: argparse.Namespace) -> Iterator[tuple[str, Variant]]:
+    """The variants, each with every value of the options that have several."""
+    for name in given.variants:
+        variant = VARIANTS[name]
+        rates = given.learning_rates or [variant.learning_rate]
+        outer = given.outer if given.outer and variant.several else [variant.outer]
+        steps = given.inner_steps if variant.several else given.inner_steps[:1]
+        for rate in rates:
+            for inner_steps in steps:
+                for optimiser in outer:
+                    words = [name]
+                    words += [f"rate {rate:g}"] * (len(rates) > 1)
+                    words += [f"H {inner_steps}"] * (len(steps) > 1)
+                    words += [f"outer {optimiser.learning_rate:g}/{optimiser.momentum:g}"] * (
+                        len(outer) > 1
+                    )
+                    yield (
+                        " ".join(words),
+                        replace(
+                            variant, learning_rate=rate, inner_steps=inner_steps, outer=optimiser
+                        ),
+                    )
 
 
-@dataclass
-class Outcome:
-    """Figures of one training."""
-
-    loss: list[float]
-    """On the text held back, before round 1 and after each round."""
-    bytes: int
-    """Sent by one trainer in all rounds."""
-    parameters: int
-
-
-def train(setting: Setting, variant: Variant) -> Outcome:
-    """Train one variant."""
-    names = [f"trainer-{index}" for index in range(setting.trainers if variant.several else 1)]
-    replicas = [Replica(setting.job(name, names, variant), Ranks()) for name in names]
-    with tempfile.TemporaryDirectory(prefix="swarm-diloco-") as folder:
-        here = Path(folder)
-        stored = StoredWeights(setting.base)
-        shapes = replicas[0].shapes
-
-        def weight_of(name: str) -> Any:
-            return stored.part(name, tuple(slice(None) for _ in shapes[name]))
-
-        state.begin(shapes, weight_of, here / "state-0")
-        before = StateFile(here / "state-0")
-        found = Outcome([_measured(replicas[0], before)], 0, _size(shapes))
-        for round_ in range(1, setting.rounds + 1):
-            given = []
-            for name, replica in zip(names, replicas, strict=True):
-                inner = [here / f"{name}-{each}" for each in (round_ - 1, round_)]
-                last = inner[0] if round_ > 1 else None
-                replica.begin(before, last)
-                tokens = sum(step.tokens for step in replica.steps(round_))
-                replica.write(before, last, inner[1], here / f"{name}-given")
-                given.append(Given(name, tokens, here / f"{name}-given" / contribution.FILE))
-                shutil.rmtree(inner[0], ignore_errors=True)
-            found.bytes += given[0].path.stat().st_size
-            state.merge(before, given, variant.outer, here / f"state-{round_}")
-            before = StateFile(here / f"state-{round_}")
-            found.loss.append(_measured(replicas[0], before))
-    return found
-
-
-def _measured(replica: Replica, outer: StateFile) -> float:
-    loss = replica.measure(outer)
-    assert loss is not None
-    return loss
-
-
-def _size(shapes: Shapes) -> int:
-    return sum(torch.Size(shape).numel() for shape in shapes.values())
-
-
-def report(outcomes: Sequence[Outcome], inner_steps: int, sends: bool) -> dict[str, Any]:
-    """Figures of one variant over the seeds."""
-    steps = inner_steps * (len(outcomes[0].loss) - 1)
+def report(outcomes: Sequence[Outcome], variant: Variant) -> dict[str, Any]:
+    """Figures of one case over the seeds."""
+    rounds = len(outcomes[0].loss) - 1
     found: dict[str, Any] = spread("loss", [each.loss[-1] for each in outcomes])
-    if sends:
-        gradients = 4 * outcomes[0].parameters * steps  # one fp32 gradient per step
-        found |= spread(
-            "bytes_per_parameter_and_round",
-            [each.bytes / each.parameters / (len(each.loss) - 1) for each in outcomes],
-        )
-        found |= spread(
-            "times_less_than_gradients", [gradients / each.bytes for each in outcomes], 1
-        )
+    if variant.several:
+        gradients = 4 * rounds * variant.inner_steps  # bytes of a parameter's gradients in fp32
+        sent = [each.sent_bytes / each.parameters for each in outcomes]
+        found |= spread("bytes_per_parameter_and_round", [each / rounds for each in sent], 4)
+        found |= spread("times_less_than_gradients", [gradients / each for each in sent], 1)
+        found["states_agree"] = all(len(each.digests) == rounds for each in outcomes)
     curve = band([each.loss for each in outcomes])
-    return {**found, "curve": {**curve, "step": [step * inner_steps for step in curve["step"]]}}
+    return {
+        **found,
+        "curve": {**curve, "step": [step * variant.inner_steps for step in curve["step"]]},
+    }
 
 
 def variant(name: str) -> str:
@@ -198,34 +99,57 @@ def variant(name: str) -> str:
     return name
 
 
-def main() -> None:
+def outer(text: str) -> OuterOptimiser:
+    """An outer optimiser, from an option like 0.7/0.9."""
+    rate, _, momentum = text.partition("/")
+    return OuterOptimiser(
+        number_where(lambda value: 0 < value <= 10, "above 0")(rate),
+        number_where(lambda value: 0 <= value < 1, "from 0 to below 1")(momentum),
+    )
+
+
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    rate = number_where(lambda value: 0 < value <= 1, "above 0")
     parser.add_argument("--seeds", type=at_least(1), default=1, help="how many seeds, from 0")
     parser.add_argument("--trainers", type=at_least(1), default=4)
-    parser.add_argument("--rounds", type=at_least(1), default=6)
-    parser.add_argument("--inner-steps", type=at_least(1), default=50)
-    parser.add_argument("--batch", type=at_least(1), default=4, help="of one trainer")
+    parser.add_argument("--pretraining-steps", type=at_least(1), default=400)
+    parser.add_argument("--steps", type=at_least(1), default=500, help="of each trainer")
+    parser.add_argument("--batch", type=at_least(1), default=8, help="of one trainer")
     parser.add_argument("--sequence-tokens", type=at_least(2), default=65)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--characters", type=at_least(10_000), default=2_500_000, help="of text")
+    parser.add_argument("--inner-steps", type=several(at_least(1)), default=[INNER_STEPS])
+    parser.add_argument("--learning-rates", type=several(rate), help="default: tuned ones")
+    parser.add_argument("--outer", type=several(outer), help="learning rate/momentum")
     parser.add_argument("--variants", type=several(variant), default=list(VARIANTS))
     given = parser.parse_args()
+    for inner_steps in given.inner_steps:
+        if given.steps % inner_steps:
+            parser.error(
+                f"--steps is {given.steps}, which is no whole number of rounds of {inner_steps} "
+                "steps"
+            )
+    return given
+
+
+def main() -> None:
+    given = read_arguments()
     torch.set_num_threads(1)
-    result: dict[str, Any] = vars(given).copy()
-    common = {name: value for name, value in result.items() if name not in ("seeds", "variants")}
     found: dict[str, list[Outcome]] = {}
-    with tempfile.TemporaryDirectory(prefix="swarm-diloco-") as folder:
-        text = Path(folder) / "text.txt"
-        pages = (page.read_text("utf-8") for page in sorted(DOCUMENTATION.glob("*.md")))
-        text.write_text("\n".join(pages).lower()[:CHARACTERS])
+    with tempfile.TemporaryDirectory(prefix="swarm-diloco-") as name:
+        folder = Path(name)
+        corpus = read_text(folder, given.characters, given.sequence_tokens)
         for seed in range(given.seeds):
-            base = Path(folder) / f"base-{seed}"
-            make_policy(base, seed=seed, positions=given.sequence_tokens)
-            setting = Setting(base=base, text=text, seed=seed, **common)
-            for name in given.variants:
-                found.setdefault(name, []).append(train(setting, VARIANTS[name]))
-    for name, outcomes in found.items():
-        result[name] = report(outcomes, given.inner_steps, VARIANTS[name].several)
-    print_json(result)
+            demo = folder / "demo"
+            setting = Setting(demo, corpus, seed, given.trainers, given.batch, given.steps)
+            pretrain(setting, given.pretraining_steps, folder / f"base-{seed}")
+            setting = replace(setting, base=folder / f"base-{seed}")
+            for title, each in cases(given):
+                outcome = train(setting, each)
+                found.setdefault(title, []).append(outcome)
+                loss = " ".join(f"{value:.3f}" for value in outcome.loss)
+                print(f"seed {seed}, {title}: {loss}", file=sys.stderr, flush=True)
+    print_json({title: report(found[title], each) for title, each in cases(given)})
 
 
 if __name__ == "__main__":

@@ -45,16 +45,32 @@ class Agreement:
         self.events: Counter[str] = Counter()
         self.synchronisation: list[float] = []
         """Seconds from a trainer's contribution to its next outer state."""
+        self.compared = 0
+        """States compared with that of a trainer that reached the same record before."""
+        self.restarted: list[float] = []
+        """Seconds from a trainer's start after its death to the inner steps of its next
+        contribution: it has found the others, and holds the state that they hold."""
+        self.joined: list[float] = []
+        """The same of a trainer's first start, when others had merged a round."""
         self._contributed: dict[str, float] = {}
+        self._started: dict[str, float] = {}
+        self._known: set[str] = set()
         simulation.listeners.append(self._hear)
         simulation.witnesses.append(self._witness)
 
     def _hear(self, now: float, peer: Peer, event: Event) -> None:
+        if event.name == "peer.listening" and self._states:
+            self._started[peer.name] = now
         if not event.name.startswith("outer."):
             return
         self.events[event.name] += 1
         if event.name == "outer.contributed":
             self._contributed[peer.name] = now
+            if peer.name in self._started:
+                begun = now - event.fields["seconds"]
+                times = self.restarted if peer.name in self._known else self.joined
+                times.append(begun - self._started.pop(peer.name))
+            self._known.add(peer.name)
         elif event.name == "outer.run_complete":
             self._last.add(event.fields["state"])
             if len(self._last) == 2:
@@ -65,6 +81,7 @@ class Agreement:
             if peer.name in self._contributed:
                 self.synchronisation.append(now - self._contributed.pop(peer.name))
             state = event.fields["state"]
+            self.compared += event.fields["record"] in self._states
             if self._states.setdefault(event.fields["record"], state) != state:
                 self._simulation.violate(
                     f"replicas agree: {peer.name} has another state after round "
@@ -116,6 +133,9 @@ async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
     return {
         "rounds": ROUNDS,
         "synchronisation_seconds": summary(agreement.synchronisation),
+        "restarted_seconds": summary(agreement.restarted),
+        "joined_seconds": summary(agreement.joined),
+        "states_compared": agreement.compared,
         **{name.removeprefix("outer."): count for name, count in sorted(agreement.events.items())},
     }
 

@@ -21,7 +21,7 @@ from peers.engines.device import find_dtype
 from peers.outer.learning import contribution
 from peers.outer.learning.compression import VALUE_MAX
 from peers.outer.learning.contribution import Header
-from peers.outer.learning.corpus import read_corpus
+from peers.outer.learning.corpus import Corpus, read_corpus
 from peers.outer.learning.draw import Draw
 from peers.outer.learning.state import StateFile
 from peers.outer.learning.tensor_file import Shapes, TensorFile, TensorFileWriter
@@ -64,8 +64,8 @@ class InnerStep:
 class Replica:
     """Holds this rank's part of the model, its optimiser, and the data."""
 
-    def __init__(self, job: StartReplica, ranks: Ranks) -> None:
-        """Load model and data; raises `UserError`."""
+    def __init__(self, job: StartReplica, ranks: Ranks, corpus: Corpus | None = None) -> None:
+        """Load model and data; raises `UserError`. `corpus`: data that was read before."""
         self._job = job
         self._ranks = ranks
         inner: Inner = job.inner
@@ -80,7 +80,7 @@ class Replica:
             attention=None if job.attention == "fastest" else job.attention,
         )
         base = Path(job.model)
-        self._corpus = read_corpus(inner, base, job.seed)
+        self._corpus = corpus or read_corpus(inner, base, job.seed)
         self._draw = self._divide()
         self._left: Path | None = None
         """The folder of the inner state that the moments in memory are those of."""
