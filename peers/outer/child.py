@@ -12,6 +12,7 @@ from swarm.jobs.exchange import (
     ContributeSnapshot,
     ExchangeService,
     ExchangeStarted,
+    KeepAnchor,
     LookForSnapshot,
     RefuseSnapshot,
     SnapshotSeen,
@@ -74,6 +75,10 @@ class ReplicaChild:
         )
         return (await self.exchange.contribute_snapshot(job)).problem
 
+    async def keep_anchor(self, state: str, keep: str) -> None:
+        job = KeepAnchor(state=self._local(state), keep=self._local(keep))
+        await self.exchange.keep_anchor(job)
+
     async def answer_snapshot(
         self,
         number: int,
@@ -84,8 +89,9 @@ class ReplicaChild:
         keep: str,
         round: int,
         trainers: int,
-    ) -> None:
-        """`anchor` and `contribution` may be empty."""
+    ) -> str:
+        """`anchor` and `contribution` may be empty. Return in one sentence why there is no answer;
+        empty if there is one."""
         job = AnswerSnapshot(
             number=number,
             state=self._local(state),
@@ -95,7 +101,7 @@ class ReplicaChild:
             round=round,
             trainers=trainers,
         )
-        await self.exchange.answer_snapshot(job)
+        return (await self.exchange.answer_snapshot(job)).problem
 
     async def refuse_snapshot(self, number: int, problem: str) -> None:
         await self.exchange.refuse_snapshot(RefuseSnapshot(number=number, problem=problem))

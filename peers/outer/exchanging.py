@@ -98,9 +98,15 @@ class Exchanging:
         anchors = self._anchors()
         if self._following.is_behind():
             return False
-        if seen.adopted != anchors[-1].number:
+        if seen.adopted < anchors[-1].number:
             # It has rolled back, or left an answer out: its weights include an older outer state.
             await self._answer(seen, None)
+            return True
+        if seen.adopted > anchors[-1].number:
+            # This replica has lost its home. The policy keeps all that it has learned.
+            state = self._following.folder(head.record)
+            assert state is not None
+            await self._child.keep_anchor(state, Anchor(seen.adopted, head.record).folder)
             return True
         if head.record in {each.contribution.base for each in self._store.own()}:
             return False
@@ -148,7 +154,7 @@ class Exchanging:
         state = self._following.folder(head.record)
         assert state is not None
         adopted = Anchor(seen.number, head.record)
-        await self._child.answer_snapshot(
+        problem = await self._child.answer_snapshot(
             seen.number,
             state=state,
             anchor=anchor.folder if anchor is not None else "",
@@ -157,6 +163,9 @@ class Exchanging:
             round=head.round,
             trainers=others,
         )
+        if problem:
+            await self._refuse(seen, problem)
+            return
         self._events.emit("outer.answered", number=seen.number, round=head.round, trainers=others)
         for old in self._anchors():
             if old != adopted:

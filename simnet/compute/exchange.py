@@ -87,7 +87,12 @@ class ExchangeModel(OuterModel):
                 trainers=job.trainers,
             ),
         )
-        return exchange.SnapshotAnswered(norm=1.0)
+        return exchange.SnapshotAnswered()
+
+    async def keep_anchor(self, job: exchange.KeepAnchor) -> Done:
+        state = await self._read(job.state, StateNotes)
+        await self._write(job.keep, state, "state", state.digest, STATE_SHARE * self._bytes)
+        return Done()
 
     async def refuse_snapshot(self, job: exchange.RefuseSnapshot) -> Done:
         await self._answer(job.number, AnswerNotes(problem=job.problem))

@@ -66,6 +66,16 @@ class SnapshotSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence if it cannot be merged."""
 
 
+class KeepAnchor(Job, frozen=True, kw_only=True):
+    """Keep an outer state as the anchor, for a policy whose own anchor this replica lacks."""
+
+    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
+
+    state: str
+    keep: str
+    """Folder to keep it in."""
+
+
 class ContributeSnapshot(Job, frozen=True, kw_only=True):
     """Write the contribution of a snapshot: the anchor's weights minus the snapshot's."""
 
@@ -108,8 +118,8 @@ class AnswerSnapshot(Job, frozen=True, kw_only=True):
 
 
 class SnapshotAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    norm: float
-    """Euclidean norm of the change."""
+    problem: str = ""
+    """One sentence if the change could not be computed: there is no answer then."""
 
 
 class RefuseSnapshot(Job, frozen=True, kw_only=True):
@@ -133,8 +143,8 @@ class ExchangeService(Protocol):
 
     async def contribute_snapshot(self, job: ContributeSnapshot) -> SnapshotContributed: ...
 
-    async def answer_snapshot(self, job: AnswerSnapshot) -> SnapshotAnswered:
-        """Raises `UserError` for a snapshot that was removed meanwhile."""
-        ...
+    async def keep_anchor(self, job: KeepAnchor) -> Done: ...
+
+    async def answer_snapshot(self, job: AnswerSnapshot) -> SnapshotAnswered: ...
 
     async def refuse_snapshot(self, job: RefuseSnapshot) -> Done: ...

@@ -140,29 +140,40 @@ def test_when_one_swarm_leaves_the_other_goes_on_alone() -> None:
     assert [answer.trainers for answer in trainers[0].answers.values()][-2:] == [0, 0]
 
 
-def test_a_refused_snapshot_is_answered_with_the_reason_and_then_the_state_is_taken_over() -> None:
-    trainer: list[RlTrainer] = []
+async def hand_over(simulation: Simulation, peer: Peer, number: int, adopted: int) -> AnswerNotes:
+    """The answer to a snapshot of a policy that includes the answer `adopted`."""
+    answered = simulation.expect("outer.answered", [peer.name])
+    notes = msgspec.msgpack.encode(SnapshotNotes(f"{peer.name} {number}", adopted))
+    await peer.disk.write(f"{EXCHANGE}/snapshot-{number}", notes)
+    assert await simulation.meet(answered, 100.0)
+    raw = await peer.disk.read(f"{EXCHANGE}/answer-{number}")
+    return msgspec.msgpack.decode(raw, type=AnswerNotes)
 
-    async def virtual() -> None:
+
+def test_a_policy_that_includes_another_state_than_its_replica_believes() -> None:
+    """After a refusal, a rollback of the trainer, and a loss of the replica's home."""
+
+    async def alone() -> None:
         simulation = Simulation(1, workload=WORKLOAD)
         async with simulation.running():
             await start_bootstrap(simulation, trainers=["a"], validators=["a"], outer=OUTER)
             table = {"model": "simulated", "exchange": EXCHANGE}
             peer = simulation.add(Plan("a", ["replica"], SERVER, tables={"replica": table}))
             await peer.start()
-            trainer.append(RlTrainer(peer, 1))
-            trainer[0].problem = "its tokenizer is another"
-            await trainer[0].run()
-            trainer[0].problem = ""
-            notes = SnapshotNotes("a 2", 7)  # of a lineage that has adopted what this one has not
-            await peer.disk.write(f"{EXCHANGE}/snapshot-2", msgspec.msgpack.encode(notes))
-            assert await simulation.meet(simulation.expect("outer.answered", ["a"]), 100.0)
-            raw = await peer.disk.read(f"{EXCHANGE}/answer-2")
-            assert msgspec.msgpack.decode(raw, type=AnswerNotes).before is None
+            trainer = RlTrainer(peer, 1)
+            trainer.problem = "its tokenizer is another"
+            await trainer.run()
+            assert trainer.answers[1].problem == "its tokenizer is another"
+            second = await hand_over(simulation, peer, 2, adopted=0)
+            assert (second.before, second.sent) == ([], trainer.name(2))
+            rolled_back = await hand_over(simulation, peer, 3, adopted=0)
+            assert (rolled_back.before, rolled_back.trainers) == (None, 1)
+            assert rolled_back.merged == second.merged  # it was not contributed, but takes over
+            lost = await hand_over(simulation, peer, 9, adopted=8)
+            assert (lost.before, lost.sent) == (second.merged, trainer.name(9))
         assert simulation.violations == []
 
-    run_virtual(virtual, seed=1, limit_seconds=1000.0)
-    assert trainer[0].answers[1].problem == "its tokenizer is another"
+    run_virtual(alone, seed=1, limit_seconds=1000.0)
 
 
 def test_a_replica_with_data_of_its_own_cannot_exchange() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from peers.engines import model as policy_model
 from peers.engines.device import use_hardware
 from peers.outer.learning import contribution, state
-from peers.outer.learning.compression import VALUE_MAX
+from peers.outer.learning.compression import VALUE_MAX, BadContribution
 from peers.outer.learning.contribution import Contribution, Header, file_bytes_max, pieces
 from peers.outer.learning.file_jobs import FileJobs, Merging
 from peers.outer.learning.state import StateFile
@@ -33,6 +33,7 @@ from swarm.jobs.exchange import (
     ContributeSnapshot,
     ExchangeService,
     ExchangeStarted,
+    KeepAnchor,
     LookForSnapshot,
     RefuseSnapshot,
     SnapshotAnswered,
@@ -165,12 +166,25 @@ class ExchangingService(FileJobs):
             )
 
     async def answer_snapshot(self, job: AnswerSnapshot) -> SnapshotAnswered:
-        return await self._on_files(lambda: self._answer(job))
+        def answer() -> SnapshotAnswered:
+            try:
+                self._answer(job)
+            except (UserError, BadContribution, OSError) as error:
+                return SnapshotAnswered(problem=str(error))
+            return SnapshotAnswered()
 
-    def _answer(self, job: AnswerSnapshot) -> SnapshotAnswered:
-        adopted = Path(job.state) / state.FILE
-        with whole_folder(Path(job.keep)) as aside:
-            os.link(adopted, aside / state.FILE)
+        return await self._on_files(answer)
+
+    async def keep_anchor(self, job: KeepAnchor) -> Done:
+        def keep() -> Done:
+            _keep(job.state, job.keep)
+            return Done()
+
+        return await self._on_files(keep)
+
+    def _answer(self, job: AnswerSnapshot) -> None:
+        _keep(job.state, job.keep)
+        adopted = Path(job.keep) / state.FILE
         with whole_folder(exchange.folder_of(self._exchange, ANSWER, job.number)) as aside:
             norm = self._write_change(job, StateFile(adopted), aside) if job.trainers else 0.0
             facts = AnswerFacts(
@@ -181,7 +195,6 @@ class ExchangingService(FileJobs):
                 changes=bool(job.trainers),
             )
             exchange.write_facts(facts, aside / FACTS)
-        return SnapshotAnswered(norm=norm)
 
     def _write_change(self, job: AnswerSnapshot, adopted: StateFile, folder: Path) -> float:
         """Write state − anchor + own contribution; return its norm."""
@@ -214,6 +227,12 @@ class ExchangingService(FileJobs):
             return Done()
 
         return await self._on_files(refuse)
+
+
+def _keep(state_folder: str, folder: str) -> None:
+    """Keep an outer state, which takes no room while its own folder exists."""
+    with whole_folder(Path(folder)) as aside:
+        os.link(Path(state_folder) / state.FILE, aside / state.FILE)
 
 
 _SERVICE: type[ExchangeService] = ExchangingService
