@@ -39,7 +39,13 @@ def test_kubernetes_takes_the_overlay(overlay: str, tmp_path: Path) -> None:
         pod = each["spec"]["template"]["spec"]
         name = f"{overlay} {each['metadata']['name']}"
         assert pod["securityContext"]["runAsNonRoot"], name
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        volumes |= {
+            claim["metadata"]["name"] for claim in each["spec"].get("volumeClaimTemplates", [])
+        }
         for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+            assert mounted.keys() <= volumes and {"/data", "/tmp"} <= set(mounted.values()), name
             assert container["securityContext"]["readOnlyRootFilesystem"], name
             assert container["resources"]["limits"]["memory"], name
         (peer,) = pod["containers"]
