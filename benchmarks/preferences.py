@@ -3,8 +3,7 @@
     python -m benchmarks.preferences --policy student --seeds 3
 
 For each seed the policy answers training tasks of sort-digits several times (`swarm synthesize`).
-DPO learns each task's best answer against its worst (`own`), or the right answer against one with
-two neighbouring digits exchanged (`constructed`); rejection sampling learns the right answers by
+DPO learns each task's best answer against its worst; rejection sampling learns the right answers by
 SFT. Prints one JSON object: the policy's sampled accuracy on held-out prompts, and that of each
 result as median, least and most, with DPO's share of held-back pairs that are preferred. Nothing
 here uses a network.
@@ -13,7 +12,6 @@ here uses a network.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -21,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 import trio
 from msgspec.structs import replace
@@ -34,9 +31,10 @@ from swarm.app.output import print_json
 from swarm.jobs.offline import Reading, StartTuning, Tune, TuningSettings, Validate
 from swarm.jobs.training import Export
 
-PROMPTS = 1024
+PROMPTS = 512
 """Held-out prompts that measure a policy."""
 
+EVERY, RIGHT = Reading(), Reading(reward=(1.0, math.inf))
 DPO = TuningSettings(loss="preferences", learning_rate=1e-4)
 SFT = TuningSettings(learning_rate=1e-4)
 
@@ -46,37 +44,18 @@ class Way:
     """One way to learn from a policy's answers."""
 
     settings: TuningSettings
-    pairs: str = "own"
-    reading: Reading = Reading()  # noqa: RUF009  frozen
+    reading: Reading = EVERY
 
 
-RIGHT = Reading(reward=(1.0, math.inf))
 WAYS = {
-    "dpo, constructed pairs": Way(DPO, "constructed"),
     "dpo": Way(DPO),
-    "dpo, answer weight 1": Way(replace(DPO, answer_weight=1.0)),
-    "dpo, learning rate 3e-5": Way(replace(DPO, learning_rate=3e-5)),
-    "dpo, learning rate 3e-5, answer weight 1": Way(
-        replace(DPO, learning_rate=3e-5, answer_weight=1.0)
+    "dpo, learning rate 1e-5": Way(replace(DPO, learning_rate=1e-5)),
+    "dpo, answer weight 10": Way(replace(DPO, answer_weight=10.0)),
+    "dpo, answer weight 30, learning rate 3e-4": Way(
+        replace(DPO, answer_weight=30.0, learning_rate=3e-4)
     ),
-    "rejection sampling": Way(SFT, reading=RIGHT),
-    "rejection sampling, learning rate 3e-4": Way(replace(SFT, learning_rate=3e-4), reading=RIGHT),
+    "rejection sampling": Way(replace(SFT, learning_rate=3e-4), RIGHT),
 }
-
-
-def construct(solutions: Path, to: Path) -> None:
-    """Write pairs of the right answer and one with two neighbouring digits exchanged."""
-    prompts = dict.fromkeys(pq.read_table(solutions / "data")["prompt"].to_pylist())
-    with to.open("w", encoding="utf-8") as file:
-        for prompt in prompts:
-            digits = sorted(prompt.rstrip(">"))
-            unequal = [at for at in range(5) if digits[at] != digits[at + 1]]
-            if not unequal:
-                continue
-            at = unequal[len(unequal) // 2]
-            wrong = [*digits[:at], digits[at + 1], digits[at], *digits[at + 2 :]]
-            row = {"prompt": prompt, "chosen": "".join(digits), "rejected": "".join(wrong)}
-            file.write(json.dumps(row) + "\n")
 
 
 def tune(policy: Path, data: Path, way: Way, settings: TuningSettings) -> dict[str, float]:
@@ -102,15 +81,14 @@ def tune(policy: Path, data: Path, way: Way, settings: TuningSettings) -> dict[s
 def compare(seed: int, given: argparse.Namespace) -> dict[str, dict[str, float]]:
     """All ways on one seed's answers."""
     with tempfile.TemporaryDirectory() as name:
-        data = {"own": Path(name) / "own", "constructed": Path(name) / "constructed.jsonl"}
-        asked = ["--tasks", ENVIRONMENT.name, "--limit", given.tasks, "--samples", 8]
-        asked += ["--max-new-tokens", 8, "--seed", seed, "--reward", "0:", "--per-task", 8]
-        swarm("synthesize", "--teacher", given.policy, "--out", data["own"], *asked)
-        construct(data["own"], data["constructed"])
+        data = Path(name) / "own"
+        asked = ["--tasks", ENVIRONMENT.name, "--limit", given.tasks, "--samples", 6]
+        asked += ["--max-new-tokens", 8, "--seed", seed, "--reward", "0:", "--per-task", 6]
+        swarm("synthesize", "--teacher", given.policy, "--out", data, *asked)
         found = {}
         for label, way in WAYS.items():
             settings = replace(way.settings, seed=seed, steps=given.steps)
-            found[label] = tune(given.policy, data[way.pairs], way, settings)
+            found[label] = tune(given.policy, data, way, settings)
             print(f"seed {seed}: {label}: {found[label]}", file=sys.stderr, flush=True)
         return found
 

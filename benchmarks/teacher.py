@@ -121,10 +121,11 @@ def summary(climbs: Sequence[Climb]) -> dict[str, Any]:
     curve = band([climb.accuracy[:shortest] for climb in climbs], points=shortest)
     curve["step"] = [place * climbs[0].every for place in curve["step"]]
     steps = [climb.steps for climb in climbs]
+    median = statistics.median(math.inf if each is None else each for each in steps)
     return {
         "accuracy_before_rl": [round(climb.accuracy[0], 4) for climb in climbs],
         "rl_steps": steps,
-        "rl_steps_median": statistics.median(math.inf if each is None else each for each in steps),
+        "rl_steps_median": None if math.isinf(median) else median,
         "curve": curve,
     }
 
