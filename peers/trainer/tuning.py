@@ -84,7 +84,7 @@ class Tuning:
         self._load()
         left_out = self._split(job)
         self._loss: Loss = Answers()
-        if self._settings.loss == "preferences":
+        if self._pairs:
             self._loss = Preferences(self._settings.beta, self._settings.answer_weight)
             self._loss.refer(self._examples + self._held_back, self._settings.batch, self._score)
         self._order = epochs(self._examples, self._settings.seed)
@@ -100,6 +100,11 @@ class Tuning:
             parameters=policy_model.count_parameters(self._model),
             steps_done=self._done,
         )
+
+    @property
+    def _pairs(self) -> bool:
+        """Whether an example is a pair of a chosen and a rejected answer."""
+        return self._settings.loss == "preferences"
 
     def _load(self) -> None:
         """Load the policy that the tuning begins with."""
@@ -137,6 +142,7 @@ class Tuning:
                 "outside --reward); give more data"
                 + (", or a larger --tokens-max" if left_out else "")
                 + (", or a wider --reward" if unwanted else "")
+                + ("; a pair needs answers of unequal reward to a prompt" if self._pairs else "")
             )
         return left_out
 

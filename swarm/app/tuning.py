@@ -62,7 +62,7 @@ async def tune(options: TuningOptions, say: Callable[[dict[str, Any]], None]) ->
     """
     job = _job(options)
     async with LocalCompute().child(
-        SERVICE, name=options.settings.loss, start_deadline_seconds=TUNING_START_SECONDS
+        SERVICE, name="fine-tuning", start_deadline_seconds=TUNING_START_SECONDS
     ) as child:
         service = client(TuningService, child)
         started = await service.start(job)
