@@ -1,6 +1,6 @@
 """VinePPO: is a value from continuations worth the tokens that it costs?
 
-    python -m benchmarks.values --seeds 5 --steps 250 --vine-steps 100
+    python -m benchmarks.values --seeds 2
 
 Prints one JSON object: for each variant the mean reward by step and by generated tokens, over
 seeds. sort-digits, the demo's recipe with a constant learning rate (so that a step counts the same
@@ -39,6 +39,9 @@ from swarm.manifest import Values
 from swarm.rollouts.seeds import digest
 
 VARIANTS = ("group", "part", "all")
+
+STEPS_SHOWN = (20, 40, 80, 120)
+TOKENS_SHOWN = (50_000, 100_000, 200_000)
 
 WINDOW = 10
 """Steps over which a reported reward is the mean."""
@@ -166,8 +169,8 @@ def spread(found: list[float | None]) -> list[float] | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=at_least(1), default=5, help="how many seeds, from 0")
-    parser.add_argument("--steps", type=at_least(1), default=250, help="steps of group and part")
-    parser.add_argument("--vine-steps", type=at_least(1), default=100, help="steps of all")
+    parser.add_argument("--steps", type=at_least(1), default=120, help="steps of group and part")
+    parser.add_argument("--vine-steps", type=at_least(1), default=40, help="steps of all")
     parser.add_argument("--segment", type=at_least(1), default=2, help="tokens between states")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -179,19 +182,17 @@ def main() -> None:
                 learn(base, seed, variant, steps, given.segment) for seed, base in enumerate(bases)
             ]
     result: dict[str, Any] = {**vars(given), "variants": {}}
-    least = min(curve.tokens[-1] for each in curves.values() for curve in each)
     for variant, each in curves.items():
         result["variants"][variant] = {
             "tokens_per_step": round(
                 statistics.fmean(curve.tokens[-1] / len(curve.tokens) for curve in each)
             ),
             "reward_at_step": {
-                step: spread([curve.at_step(step) for curve in each])
-                for step in (25, 50, 100, 150, 200, 250)
+                step: spread([curve.at_step(step) for curve in each]) for step in STEPS_SHOWN
             },
             "reward_at_tokens": {
                 tokens: spread([curve.at_tokens(tokens) for curve in each])
-                for tokens in (least // 4, least // 2, least)
+                for tokens in TOKENS_SHOWN
             },
         }
     print_json(result)
