@@ -238,12 +238,13 @@ async def measure_library(options: argparse.Namespace, count: int, folder: Path)
             begun = trio.current_time()
             late = await network.add(count + 1, options.elements, count)
             started = trio.current_time()
+            network.trainers.remove(late)
             async with trio.open_nursery() as joining:
-                joining.start_soon(late.meet, 0)
-                if options.backend == "torchft":  # it joins with the others' next round
-                    network.trainers.remove(late)
-                    await network.take_round()
-                    network.trainers.append(late)
+                met = trio.Event()
+                joining.start_soon(_meet, late, met)
+                while options.backend == "torchft" and not met.is_set():
+                    await network.take_round()  # it gets the state when the others average
+            network.trainers.append(late)
             found["join"] = {
                 "start_seconds": started - begun,
                 "state_seconds": trio.current_time() - started,
@@ -256,6 +257,11 @@ async def measure_library(options: argparse.Namespace, count: int, folder: Path)
         if options.backend == "torchft":
             nursery.cancel_scope.cancel()
     return found
+
+
+async def _meet(trainer: Trainer, met: trio.Event) -> None:
+    await trainer.meet(0)
+    met.set()
 
 
 def sent_bytes() -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import trio
 from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.partition import AllreduceException
 from hivemind.dht import DHT
 from torch import Tensor
 
@@ -81,6 +82,21 @@ class _Averager(DecentralizedAverager):  # type: ignore[misc]
         self.shared: tuple[int, Tensor] | None = None
         """The last complete round, and the state after it."""
         super().__init__(*arguments, **named)
+
+    async def _run_allreduce_inplace_(
+        self,
+        tensors: Sequence[Tensor],
+        group_info: Any,
+        group_id: bytes | None = None,
+        **named: Any,
+    ) -> None:
+        """All-reduce, or raise: the library keeps each trainer's own values of the parts that a
+        member which died should have averaged, so that replicas would differ."""
+        await super()._run_allreduce_inplace_(tensors, group_info, group_id, **named)
+        running = self._running_groups[group_info.group_id if group_id is None else group_id]
+        runner = running.result()
+        if runner.banned_senders or runner.tensor_part_container.failed_size:
+            raise AllreduceException("a member of the group died")
 
     def get_current_state(self) -> tuple[Any, Sequence[Tensor], None]:
         """What another trainer gets that asks for this one's state."""
@@ -149,8 +165,6 @@ class HivemindService:
     def average(self, job: AverageRound) -> Exchanged:
         """See `AveragingService.average`."""
         self._share(job.round - 1, job.state)
-        with self._averager.get_tensors() as (values,):
-            values.copy_(files.read_update(job.update, self._setup.elements))
         deadline = time.monotonic() + self._setup.wait_seconds
         attempts = 0
         while True:
@@ -186,6 +200,8 @@ class HivemindService:
 
     def _step(self, job: AverageRound) -> list[int] | None:
         """Try once to average with others; return the members' tokens, or None."""
+        with self._averager.get_tensors() as (values,):  # a failed attempt has changed them
+            values.copy_(files.read_update(job.update, self._setup.elements))
         self._averager.set_group_bits(_bits(job.round))
         try:
             control = self._averager.step(
