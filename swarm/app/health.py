@@ -7,6 +7,7 @@ takes no more writes therefore look alike to the reader: the file grows old.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -80,16 +81,26 @@ class Pulse:
             if health == self._written:
                 now = time.time()  # this machine's clock, also on a network file system
                 os.utime(self._file, (now, now))
-                return
-            partial = self._file.with_suffix(".partial")
-            partial.write_bytes(msgspec.json.encode(health))
-            partial.replace(self._file)
-            self._written = health
+            else:
+                partial = self._file.with_suffix(".partial")
+                partial.write_bytes(msgspec.json.encode(health))
+                partial.replace(self._file)
+                self._written = health
+            _tell_systemd()
 
     def end(self) -> None:
         """Remove the file: the peer has left."""
         with suppress(OSError):
             self._file.unlink()
+
+
+def _tell_systemd() -> None:
+    """Reset the watchdog of systemd, if the peer is a service with one (`man sd_notify`)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as watchdog:
+            watchdog.connect(address.replace("@", "\0", 1) if address[0] == "@" else address)
+            watchdog.send(b"WATCHDOG=1")
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -76,6 +77,20 @@ def test_a_disk_that_takes_nothing_does_not_end_the_peer(tmp_path: Path) -> None
     pulse = Pulse(tmp_path / "gone", PEER, ["relay"])
     pulse.touch()
     pulse.end()
+
+
+def test_each_sign_of_life_resets_the_watchdog_of_systemd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    pulse = Pulse(tmp_path, PEER, ["relay"])
+    pulse.touch()  # nobody listens: no error
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10)
+        for _ in range(2):
+            pulse.touch()
+            assert systemd.recv(64) == b"WATCHDOG=1"
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"peer": 1}', b"[" * 100_000])

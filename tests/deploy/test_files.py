@@ -7,6 +7,7 @@ import re
 import signal
 import stat
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -158,14 +159,17 @@ def test_a_key_is_placed_once_and_for_its_owner_alone(tmp_path: Path) -> None:
 def test_the_array_passes_the_signal_on_and_waits_for_the_peer(tmp_path: Path) -> None:
     program = tmp_path / "swarm"
     program.write_text(
-        "#!/bin/sh\ntrap 'echo delivered; exit 3' TERM\necho ready\n"
-        'while :; do read -r line <"$PIPE"; done\n'
+        f"#!{sys.executable} -IS\n"
+        "import signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "print('ready', flush=True)\n"
+        "signal.sigwait([signal.SIGTERM])\n"
+        "print('delivered', flush=True)\n"
+        "raise SystemExit(3)\n"
     )
     program.chmod(0o755)
-    os.mkfifo(tmp_path / "pipe")
     variables = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "PIPE": str(tmp_path / "pipe"),
         "BOOTSTRAP": "/ip4/192.0.2.1/tcp/4001",
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_ARRAY_TASK_ID": "5",
