@@ -1,12 +1,12 @@
 """Process rewards (PRIME) against outcome rewards, on a demo's task, over seeds.
 
-    python -m benchmarks.prime --seeds 5 --steps 150 --runs runs.jsonl > prime.json
+    python -m benchmarks.prime --seeds 5 --steps 60 --runs runs.jsonl > prime.json
     python -m benchmarks.study_plot prime.json prime.png
 
 Variants: `grpo`, the demo's own objective; `rloo`, leave-one-out baselines and only groups with an
 accuracy of 0.2 to 0.8; `prime`, the same with process rewards; each generates as many completions
 per step. Prints one JSON object: for each variant the held-out sampled accuracy, the first steps in
-which the mean reward of ten steps reaches 0.6 and 0.8, and CPU seconds per step, as median, least
+which the mean reward of ten steps reaches each target, and CPU seconds per step, as median, least
 and most over the seeds, and the curve of the reward. Finished runs are kept in the file of `--runs`
 and not repeated.
 """
@@ -33,7 +33,7 @@ from peers.trainer.warmup import prepare_base
 from swarm.app.output import print_json
 from swarm.manifest import ProcessRewards
 
-TARGETS = (0.6, 0.8)
+TARGETS = (0.4, 0.6, 0.8)
 WINDOW = 10
 """Steps whose mean reward must reach a target."""
 
@@ -115,9 +115,9 @@ def main() -> None:
     parser.add_argument("--environment", choices=single, default="sort-digits")
     parser.add_argument("--seeds", type=at_least(1), default=2, help="how many")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--steps", type=at_least(WINDOW), default=150)
+    parser.add_argument("--steps", type=at_least(WINDOW), default=60)
     parser.add_argument("--weight", type=float, default=1.0, help="of the process rewards")
-    parser.add_argument("--beta", type=float, default=1.0, help="of the process rewards")
+    parser.add_argument("--beta", type=float, default=0.05, help="of the process rewards")
     parser.add_argument("--learning-rate", type=float, default=1.2e-3, help="of their model")
     parser.add_argument("--only", nargs="*", help="names of variants; default: all")
     parser.add_argument("--runs", type=Path, help="file of finished runs, to continue")

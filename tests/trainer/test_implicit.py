@@ -223,7 +223,9 @@ def test_broken_numbers_skip_the_steps_of_both_models(base: Path, value: float) 
 
 
 @pytest.mark.parametrize(
-    "adapter", [Adapter(), Adapter(rank=4, alpha=8.0)], ids=["whole", "adapter"]
+    "adapter",
+    [Adapter(), pytest.param(Adapter(rank=4, alpha=8.0), marks=pytest.mark.slow)],
+    ids=["whole", "adapter"],
 )
 def test_a_resumed_learner_has_the_same_second_model_to_the_last_bit(
     base: Path, tmp_path: Path, adapter: Adapter
