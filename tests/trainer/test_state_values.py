@@ -183,6 +183,31 @@ def test_a_simulated_run_orders_and_uses_continuations(monkeypatch: pytest.Monke
     assert named(said, "membership.peer_evicted") == []
 
 
+def test_a_trainer_that_returns_goes_on_with_its_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateValues, "_read", _read)
+
+    async def main(simulation: Simulation) -> None:
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        first = simulation.expect("trainer.step_trained", ["trainer"])
+        peers = await start_run(
+            simulation, "validator", "trainer", "inference-one", "inference-two",
+            steps=6, step_seconds=5.0, save_steps=3, values=VALUES,
+        )  # fmt: skip
+        assert await simulation.meet(first, 600)
+        await trio.sleep(1)
+        await peers["trainer"].crash()
+        await trio.sleep(2)
+        await peers["trainer"].start(resume=True)
+        assert await simulation.meet(over, 1800)
+
+    said = simulate(main)
+    trained = named(said, "trainer.step_trained")
+    assert [each["step"] for each in trained] == list(range(6))
+    assert trained[1]["states_valued"] > 0  # the states were ordered before the crash
+    assert named(said, "trainer.rolled_back") == []
+    assert {each["outcome"] for each in named(said, "validator.verdict")} == {"accepted"}
+
+
 def test_states_that_nobody_serves_stop_the_work_and_blame_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
