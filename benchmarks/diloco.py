@@ -75,10 +75,15 @@ def cases(given: argparse.Namespace) -> Iterator[tuple[str, Variant]]:
                     )
 
 
-def report(outcomes: Sequence[Outcome], variant: Variant) -> dict[str, Any]:
-    """Figures of one case over the seeds."""
+def report(
+    outcomes: Sequence[Outcome], variant: Variant, synchronous: Sequence[Outcome]
+) -> dict[str, Any]:
+    """Figures of one case over the seeds; `synchronous`: those to compare with, if any."""
     rounds = len(outcomes[0].loss) - 1
     found: dict[str, Any] = spread("loss", [each.loss[-1] for each in outcomes])
+    if synchronous:
+        pairs = zip(outcomes, synchronous, strict=True)
+        found |= spread("above_synchronous", [one.loss[-1] - two.loss[-1] for one, two in pairs])
     if variant.several:
         gradients = 4 * rounds * variant.inner_steps  # bytes of a parameter's gradients in fp32
         sent = [each.sent_bytes / each.parameters for each in outcomes]
@@ -149,7 +154,8 @@ def main() -> None:
                 found.setdefault(title, []).append(outcome)
                 loss = " ".join(f"{value:.3f}" for value in outcome.loss)
                 print(f"seed {seed}, {title}: {loss}", file=sys.stderr, flush=True)
-    print_json({title: report(found[title], each) for title, each in cases(given)})
+    synchronous = found.get("synchronous", [])
+    print_json({title: report(found[title], each, synchronous) for title, each in cases(given)})
 
 
 if __name__ == "__main__":

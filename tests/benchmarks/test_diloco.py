@@ -34,7 +34,10 @@ def test_each_case_has_its_figures(
         sent = found["bytes_per_parameter_and_round"]
         assert 2 < sent < 4.2
         assert found["times_less_than_gradients"] == pytest.approx(4 * steps / sent, abs=0.1)
-    assert "states_agree" not in report["synchronous"]
+    synchronous = report["synchronous"]
+    assert "states_agree" not in synchronous and synchronous["above_synchronous"] == 0
+    above = report["fp32 H 2"]["loss"] - synchronous["loss"]
+    assert report["fp32 H 2"]["above_synchronous"] == pytest.approx(above, abs=2e-3)
 
 
 @pytest.mark.parametrize(
