@@ -11,7 +11,7 @@ import trio
 
 from swarm.app.health import HEALTH
 from tests.deploy.files import grace_seconds
-from tests.end_to_end.harness import STEP_SECONDS, swarm
+from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 
 NAMES = ["bootstrap", "relay", "trainer", "validator", "inference-1"]
@@ -29,7 +29,8 @@ def test_every_peer_leaves_within_the_grace_period(
             await peers.start()
             trainer = peers["trainer"]
             for step, name in enumerate(leaving, 1):
-                await trainer.says("trainer.checkpoint_published", step=step)
+                seconds = START_SECONDS + STEP_SECONDS  # a peer may have to start again first
+                await trainer.says("trainer.checkpoint_published", step=step, seconds=seconds)
                 peer = peers[name]
                 told = json.loads((peer.home / HEALTH).read_bytes())
                 assert (told["roles"], told["ready"]) == ([peer.role], True)
