@@ -14,11 +14,12 @@ import trio
 
 from peers.engines.demo import make_policy
 from peers.outer.learning.service import ReplicaService
-from swarm.app.train import Plan, Training, TrainOptions, begin_folder
+from swarm.app.train import Plan, Training, TrainOptions, begin_folder, run_train
 from swarm.errors import UserError
-from swarm.jobs.averaging import AveragingService
+from swarm.jobs.averaging import AverageRound, AveragingService, Exchanged
 from swarm.jobs.outer import Inner, OuterSetup, StartReplica
 from swarm.manifest import Optimiser
+from swarm.world import ChildDied
 from tests.outer.averaging import InProcess, Meeting
 
 
@@ -152,3 +153,55 @@ def test_trainers_that_average_hold_the_same_bits_and_a_late_one_too(tmp_path: P
     for name in names:
         kept = {path.name for path in (tmp_path / name).iterdir()}
         assert kept == {"inner-4", "policy", "progress.json", "state-4"}
+
+
+@dataclass
+class DiesOnce:
+    """A backend whose first child dies within an averaging."""
+
+    name: str = "in-process"
+    lives: int = 0
+
+    @asynccontextmanager
+    async def connect(self, elements: int, state_bytes: int) -> AsyncIterator[AveragingService]:
+        self.lives += 1
+        yield Dying() if self.lives == 1 else InProcess(Meeting(trainers=1))
+
+
+class Dying(InProcess):
+    def __init__(self) -> None:
+        super().__init__(Meeting(trainers=1))
+
+    async def average(self, job: AverageRound) -> Exchanged:
+        if job.round == 2:
+            raise ChildDied("child in-process was killed by SIGKILL", "in-process")
+        return await super().average(job)
+
+
+@pytest.mark.slow
+def test_a_backend_that_dies_is_started_again_from_the_last_round(tmp_path: Path) -> None:
+    make_policy(tmp_path / "base", seed=3)
+    (tmp_path / "text.txt").write_text("a small bird sings 3 songs.\n" * 200)
+    job = StartReplica(
+        model=str(tmp_path / "base"),
+        trainer="trainer-1",
+        seed=1,
+        inner=Inner(data=[str(tmp_path / "text.txt")], sequence_tokens=33, batch_sequences=4),
+        inner_steps=1,
+        rounds=3,
+        compression="fp32",
+    )
+    events: list[dict[str, Any]] = []
+    options = TrainOptions(
+        out=tmp_path / "out",
+        resume=False,
+        setup=OuterSetup(),
+        plan=Plan(job=job, outer_learning_rate=1.0, outer_momentum=0.0, fresh=False),
+        backend=DiesOnce(),
+    )
+    trio.run(run_train, options, events.append)
+    steps = [event["step"] for event in events if event["event"] == "trained"]
+    assert steps == [1, 2, 3]
+    (restarted,) = [event for event in events if event["event"] == "restarted"]
+    assert restarted["name"] == "in-process"
+    assert events[-1]["event"] == "saved"
