@@ -23,6 +23,8 @@ def test_trainers_that_lose_each_other_end_in_one_state(peers: int) -> None:
     figures = report["figures"]
     assert figures["run_complete"] == peers
     assert figures["branch_lost"] >= 1  # by the partition
+    assert figures["states_compared"] >= peers
+    assert figures["joined_seconds"]["max"] > 0
 
 
 def test_contributions_that_cannot_be_merged_are_left_out_by_everyone() -> None:
