@@ -116,9 +116,12 @@ def compare(seed: int, traces: Path, given: argparse.Namespace) -> dict[str, Cli
 
 
 def summary(climbs: Sequence[Climb]) -> dict[str, Any]:
-    """Figures of one way over its seeds. Its curve ends where the first seed has arrived."""
-    shortest = min(len(climb.accuracy) for climb in climbs)
-    curve = band([climb.accuracy[:shortest] for climb in climbs], points=shortest)
+    """Figures of one way over its seeds. In its curve a seed that has arrived waits."""
+    longest = max(len(climb.accuracy) for climb in climbs)
+    waiting = [
+        climb.accuracy + climb.accuracy[-1:] * (longest - len(climb.accuracy)) for climb in climbs
+    ]
+    curve = band(waiting, points=longest)
     curve["step"] = [place * climbs[0].every for place in curve["step"]]
     steps = [climb.steps for climb in climbs]
     median = statistics.median(math.inf if each is None else each for each in steps)

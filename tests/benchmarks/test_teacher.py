@@ -15,7 +15,8 @@ def test_a_seed_that_does_not_arrive_counts_as_the_slowest() -> None:
     told = summary(climbs)
     assert told["rl_steps"] == [5, None, 10] and told["rl_steps_median"] == 10
     assert told["accuracy_before_rl"] == [0.2, 0.4, 0.3]
-    assert told["curve"]["step"] == [0, 5]  # until the first seed has arrived
+    assert told["curve"]["step"] == [0, 5, 10]
+    assert told["curve"]["low"] == [0.2, 0.5, 0.6]  # a seed that has arrived waits
     assert summary(climbs[1:2])["rl_steps_median"] is None
 
 
