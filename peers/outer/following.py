@@ -29,7 +29,11 @@ ATTEMPTS_MAX = 3
 goes on with its own branch for a while, unless another trainer announces a heavier one."""
 
 GIVEN_UP_SECONDS = 60.0
-"""Time after which a state that could not be reached is tried again: a disk may have room again."""
+"""Time after which a state that could not be reached is tried again: a disk may have room again.
+Twice as long after each further failure."""
+
+GIVEN_UP_DOUBLINGS_MAX = 6
+"""So the longest pause is about an hour."""
 
 
 class _Offer(NamedTuple):
@@ -220,9 +224,15 @@ class Following:
     def _is_given_up(self, record: bytes) -> bool:
         """Whether the state after a record could not be reached a short while ago."""
         failed = self._failed.get(record)
-        if failed is None or failed.number < ATTEMPTS_MAX:
+        if failed is None:
             return False
-        return self._loop.peer.node.world.now() < failed.at + GIVEN_UP_SECONDS
+        if self._loop.presence.present() == [self._loop.peer.peer_id]:
+            return True  # nobody is there whom another attempt could succeed with
+        if failed.number < ATTEMPTS_MAX:
+            return False
+        doublings = min(failed.number - ATTEMPTS_MAX, GIVEN_UP_DOUBLINGS_MAX)
+        pause: float = GIVEN_UP_SECONDS * 2**doublings
+        return self._loop.peer.node.world.now() < failed.at + pause
 
     def _target(self) -> bytes:
         """The last record of the heaviest known chain that can be followed."""

@@ -111,6 +111,26 @@ def test_a_trainer_that_the_owner_removes_counts_until_then() -> None:
     assert sorted(merged) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
+def test_who_comes_when_the_others_vanish_goes_on_alone_soon() -> None:
+    """It knows a heavier chain, whose state nobody can give it any more."""
+
+    async def vanish(simulation: Simulation, _: RunManifest) -> None:
+        peers = simulation.peers
+        await trio.sleep(10.0)
+        await peers["c"].kill()
+        await trio.sleep(3.2 * STEP_SECONDS)
+        known = simulation.expect("outer.together", ["c"])
+        await peers["c"].start(resume=True)
+        assert await simulation.meet(known, 60.0)
+        for name in "ab":
+            await peers[name].kill()
+        await trio.sleep_forever()
+
+    said = outlast(vanish, stay=["c"], rounds=6, seconds=420.0)
+    assert said.named("outer.behind", "c")
+
+
 def test_what_a_killed_process_left_is_deleted() -> None:
     """Or each death in the wrong moment would cost the room of an inner state."""
     left: list[str] = []
