@@ -35,17 +35,19 @@ def test_a_trainer_killed_in_the_middle_goes_on_with_its_second_model(
             await trainer.says("trainer.checkpoint_published", step=2, seconds=3 * STEP_SECONDS)
             await trainer.kill()
             newest = max((trainer.home / "trainer/states").glob("0-[0-9]"), key=str)
-            assert any(name.startswith(f"{PREFIX}optimiser.") for name in states.shapes(newest))
+            assert any(name.startswith(PREFIX) for name in states.shapes(newest))
             since = len(trainer.events)
             trainer.start(peers.nursery, "--resume")
             await trainer.says("trainer.resumed", since=since, seconds=STEP_SECONDS)
             await peers.complete(STEPS * STEP_SECONDS)
             assert not trainer.heard("trainer.rolled_back")
             figures = trainer.heard("trainer.step_trained")
-            assert figures[0]["process_loss"] == pytest.approx(0.693, abs=1e-3)
             assert {each["step"] for each in figures} == set(range(STEPS))
-            assert not any(each["process_skipped"] for each in figures)
-            assert figures[-1]["process_advantage"] > 0
+            # A step whose groups all have equal rewards teaches neither model.
+            learned = [each for each in figures if each["trained_tokens"]]
+            assert learned[0]["process_loss"] == pytest.approx(0.693, abs=1e-3)
+            assert not any(each["process_skipped"] for each in learned)
+            assert all(each["process_advantage"] > 0 for each in learned)
             check_nobody_was_wronged(check_accounts(peers))
 
     trio.run(main)
