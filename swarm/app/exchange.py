@@ -8,7 +8,6 @@ lists (`peers.outer`); another library gives one, the average.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from swarm.jobs.outer import (
     OuterService,
     ToUpdate,
 )
+from swarm.world.disk import sync_path
 
 STATE_FILE = "outer.safetensors"
 """Name of the file in a state's folder."""
@@ -163,8 +163,7 @@ class Averaging:
                 f"another trainer's state of round {round_} cannot be used ({problem}); all "
                 "trainers need the same --model"
             )
-        with (folder / STATE_FILE).open("rb") as file:
-            os.fsync(file.fileno())
+        sync_path(folder / STATE_FILE)
         return str(folder)
 
     def _average(self) -> Path:

@@ -38,6 +38,7 @@ from swarm.jobs.outer import (
 from swarm.jobs.training import EndTraining
 from swarm.world import ChildDied, client
 from swarm.world.compute import LocalCompute
+from swarm.world.disk import sync_path
 from swarm.world.machine import Machine
 from swarm.world.restarts import Restarts
 
@@ -341,7 +342,7 @@ class Training:
             file.flush()
             os.fsync(file.fileno())
         aside.rename(path)
-        _sync(self._out)
+        sync_path(self._out)
         unneeded = ["contribution", "averaged", "received"]
         if round_ != before.round:
             unneeded += [f"state-{before.round}", f"inner-{before.round}"]
@@ -356,12 +357,4 @@ def _move(old: Path, new: Path) -> None:
     """Rename a folder durably; a folder of an interrupted attempt is replaced."""
     shutil.rmtree(new, ignore_errors=True)
     old.rename(new)
-    _sync(new.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(new.parent)

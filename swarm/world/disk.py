@@ -207,7 +207,7 @@ class LocalDisk:
             except BaseException:
                 aside.unlink(missing_ok=True)
                 raise
-            _sync_folder(local.parent)
+            sync_path(local.parent)
 
         try:
             await trio.to_thread.run_sync(write)
@@ -263,11 +263,11 @@ class LocalDisk:
             if local.is_dir():
                 for folder, _, names in os.walk(local):
                     for name in sorted(names):
-                        _sync_file(Path(folder, name))
-                    _sync_folder(Path(folder))
+                        sync_path(Path(folder, name))
+                    sync_path(Path(folder))
             else:
-                _sync_file(local)
-            _sync_folder(local.parent)
+                sync_path(local)
+            sync_path(local.parent)
 
         await trio.to_thread.run_sync(sync)
 
@@ -370,15 +370,13 @@ def _make_folder(folder: Path) -> None:
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for place in missing:
-        _sync_folder(place.parent)
+        sync_path(place.parent)
 
 
-def _sync_file(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """fsync a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-_sync_folder = _sync_file

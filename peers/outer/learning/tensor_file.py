@@ -7,7 +7,6 @@ the header without freedom. So equal tensors mean equal files.
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Mapping
 from math import prod
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from peers.trainer.learning.stored import Slices
 from swarm.errors import UserError
+from swarm.world.disk import sync_path
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of tensors by name, sorted by name."""
@@ -94,11 +94,7 @@ class TensorFileWriter:
     def finish(self) -> bytes:
         """Make the file durable; return its BLAKE3-256 digest."""
         self._bytes.flush()
-        descriptor = os.open(self._path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(self._path)
         return _digest(self._path)
 
 

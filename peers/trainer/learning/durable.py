@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from peers.trainer.learning.ranks import Ranks
+from swarm.world.disk import sync_path
 
 
 @contextmanager
@@ -32,15 +32,15 @@ def whole_folder(
             yield aside
             for path in sorted(aside.rglob("*")):
                 with suppress(FileNotFoundError):  # another rank's scratch file
-                    _sync(path)
+                    sync_path(path)
         with _together(ranks, saving):
             if ranks.rank == 0:
-                _sync(aside)
+                sync_path(aside)
                 if folder.exists():
                     shutil.rmtree(folder)
                 aside.rename(folder)
                 for parent in (folder, *new):
-                    _sync(parent.parent)
+                    sync_path(parent.parent)
     finally:
         if ranks.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
@@ -61,11 +61,3 @@ def _together(ranks: Ranks, saving: bool) -> Iterator[None]:
         ranks.agree(error, saving=saving)
         raise
     ranks.agree(saving=saving)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
