@@ -623,6 +623,45 @@ def test_without_room_for_a_spare_file_a_stuck_source_costs_time_only() -> None:
     run(main)
 
 
+class _SlowlyForgetting(MemoryDisk):
+    """Deleting a file takes longer than the patience with one of the last pieces."""
+
+    async def remove(self, path: str) -> None:
+        await trio.sleep(3.0)
+        await super().remove(path)
+
+
+def test_a_piece_that_is_here_is_asked_of_nobody_else() -> None:
+    """Though the request that brought it lasts until its spare file is deleted."""
+
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        files = {"model.safetensors": random.Random(1).randbytes(limits.PIECE_BYTES_MIN)}
+        async with (
+            peer(network, 1) as trainer,
+            peer(network, 2) as other,
+            peer(network, 3) as stuck,
+            peer(network, 4, disk=_SlowlyForgetting()) as worker,
+        ):
+            checkpoint = await trainer.publish(0, files)
+            for each in (other, stuck):
+                await each.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            network.stall(stuck.transport.peer_id, worker.transport.peer_id)
+            worker.fetcher.book.succeeded(stuck.transport.peer_id, 1 << 40, 1.0)
+            started = trio.current_time()
+            folder = await worker.fetcher.fetch(
+                checkpoint, lambda: [stuck.source, trainer.source, other.source]
+            )
+            assert same_files(worker.disk, folder, files)
+            assert any(
+                event.fields["source"] == stuck.transport.peer_id
+                for event in worker.events.named("shardcast.source_passed_over")
+            ), "the piece was asked of the stuck source first"
+            assert trio.current_time() - started < 10
+
+    run(main)
+
+
 def test_a_signed_but_senseless_manifest_is_refused() -> None:
     async def main() -> None:
         network = MemoryNetwork()

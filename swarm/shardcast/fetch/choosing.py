@@ -161,6 +161,8 @@ class Chooser:
             # attempts, and an honest source has enough time.
             if index in job.landing or max(attempt.hedge_at for attempt in attempts) > now:
                 continue
+            if job.is_here(index):  # the attempt that brought it is still cleaning up
+                continue
             asked = {attempt.request.line.name for attempt in attempts}
             lines = [
                 line
