@@ -169,6 +169,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
         f"no bootstrap peer answers; joining through {f['peers']} peers met before"
     ),
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
+    "peer.metrics": lambda f: f"figures for Prometheus are at {f['url']}",
     "peer.run_found": lambda f: (
         f"found the run {f['run'].partition('/')[2]} of owner {_short(f['owner'])}"
     ),

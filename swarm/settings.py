@@ -84,6 +84,12 @@ class PeerSettings(pydantic.BaseModel):
     """Write events as JSON lines."""
     status_seconds: float = pydantic.Field(default=1.0, gt=0)
     """Seconds between `peer.status` events while only traffic counts change."""
+    metrics: str = ""
+    """host:port at which Prometheus reads this peer's figures, such as `127.0.0.1:9464`. Empty:
+    none."""
+    metrics_key_file: str = ""
+    """File with the keys that scrapers send, one a line. Needed unless `metrics` is this
+    machine."""
     quota_bytes: int | None = pydantic.Field(default=None, ge=0)
     """Largest size of the home in bytes; if unset, the disk's free space is the limit."""
     tables: dict[str, dict[str, Any]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -12,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from peers.endpoint.errors import ApiError
 from peers.endpoint.replies import encode
+from swarm.transport.http.local_server import is_addressed_as_loopback
 
 REWARD_PREFIX = "/v1/rollouts/"
 """Paths of recorded sessions and their rewards."""
@@ -75,8 +75,7 @@ class Gate:
                 code="invalid_api_key",
                 kind="authentication_error",
             )
-        if self._keys.open and not is_loopback(_host(headers.get("host", ""))):
-            # A page in a browser on this machine reaches an endpoint without a key by a name.
+        if self._keys.open and not is_addressed_as_loopback(headers.get("host", "")):
             return ApiError(
                 403,
                 "an endpoint without a key answers to 127.0.0.1, [::1] and localhost only",
@@ -92,16 +91,6 @@ class Gate:
         return None
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def error_response(error: ApiError) -> Response:
     """An error in OpenAI's form."""
     headers = {"retry-after": "1"} if error.status == 429 else {}
@@ -110,10 +99,3 @@ def error_response(error: ApiError) -> Response:
     return Response(
         encode(error.body()), error.status, headers=headers, media_type="application/json"
     )
-
-
-def _host(header: str) -> str:
-    """The host of a Host header, without its port."""
-    if header.startswith("["):
-        return header.partition("]")[0] + "]"
-    return header.partition(":")[0]

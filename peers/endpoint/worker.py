@@ -11,12 +11,13 @@ from peers.endpoint.app import Limits
 from peers.endpoint.driving import HOP_SECONDS, Driver
 from peers.endpoint.gate import Keys
 from peers.endpoint.recording import check_folder
-from peers.endpoint.server import Names, endpoint_of, open_listener, read_keys, run_endpoint
+from peers.endpoint.server import Names, endpoint_of, read_keys, run_endpoint
 from peers.engines.engine import Capabilities
 from peers.engines.episodes import Player
 from peers.engines.guests import Guests
 from peers.environments.renderer import Renderer
 from swarm.jobs.inference import EndpointSetup
+from swarm.transport.http.local_server import open_listener
 
 SETTINGS = Names(
     "[inference] endpoint", "endpoint_key_file", "endpoint_reward_key_file", "endpoint_record"
@@ -51,7 +52,7 @@ class WorkerEndpoint:
         self._record = Path(setup.record).expanduser() if setup.record else None
         if self._record is not None:
             check_folder(self._record, SETTINGS.record)
-        self._listener: socket.socket = open_listener(setup.listen, SETTINGS)
+        self._listener: socket.socket = open_listener(setup.listen, SETTINGS.listen)
         self.guests = Guests()
         """The agents' requests."""
 

@@ -67,6 +67,11 @@ class Pulse:
         elif event.name == "membership.lease_lost":
             self._health = replace(self._health, ready=False)
 
+    @property
+    def ready(self) -> bool:
+        """Whether the peer takes part in its run."""
+        return self._health.ready
+
     async def beat(self) -> None:
         """Give a sign of life every `BEAT_SECONDS`, until cancelled."""
         while True:
@@ -104,7 +109,7 @@ def _tell_systemd() -> None:
 
 
 @asynccontextmanager
-async def beating(node: Node) -> AsyncIterator[None]:
+async def beating(node: Node) -> AsyncIterator[Pulse]:
     """Give signs of life inside the block."""
     pulse = Pulse(node.settings.home_path, node.peer_id, node.settings.role)
     node.events.add_sink(pulse)
@@ -112,7 +117,7 @@ async def beating(node: Node) -> AsyncIterator[None]:
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pulse.beat)
-            yield
+            yield pulse
             nursery.cancel_scope.cancel()
     finally:
         pulse.end()

@@ -17,6 +17,7 @@ from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.health import beating
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import open_node
+from swarm.app.metrics.server import listening, serving_metrics
 from swarm.errors import UserError
 from swarm.events import Event
 from swarm.node.departure import Departure
@@ -58,15 +59,20 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
         raise UserError(NO_WAY_IN)
     check_tables(settings)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
-    async with open_node(settings) as node, beating(node):
-        earned = Earned()
-        node.events.add_sink(earned)
-        node.departure = departure
-        try:
-            await take_part(node, roles)
-        finally:
-            if earned.submissions:
-                node.events.emit("peer.earned", **earned.totals())
+    with listening(settings) as metrics:
+        async with (
+            open_node(settings) as node,
+            beating(node) as pulse,
+            serving_metrics(metrics, node, pulse),
+        ):
+            earned = Earned()
+            node.events.add_sink(earned)
+            node.departure = departure
+            try:
+                await take_part(node, roles)
+            finally:
+                if earned.submissions:
+                    node.events.emit("peer.earned", **earned.totals())
 
 
 def become_rank(names: Sequence[str]) -> None:

@@ -15,7 +15,8 @@ import trio
 from peers.endpoint.app import Endpoint, Limits
 from peers.endpoint.driving import OwnEngine
 from peers.endpoint.gate import Keys
-from peers.endpoint.server import Options, make_endpoint, open_listener, run_endpoint
+from peers.endpoint.server import Options, make_endpoint, run_endpoint
+from swarm.transport.http.local_server import open_listener
 
 
 @dataclass

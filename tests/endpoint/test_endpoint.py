@@ -25,7 +25,7 @@ from peers.endpoint.requests import (
     RewardRequest,
     parse,
 )
-from peers.endpoint.server import Options, make_endpoint, open_listener, read_keys
+from peers.endpoint.server import Options, make_endpoint, read_keys
 from peers.engines.engine import Engine, Piece
 from peers.engines.registry import make_engine
 from peers.engines.sampling import Drawn, judge_margins
@@ -35,6 +35,7 @@ from swarm.app.rollouts.sources import open_source
 from swarm.errors import UserError, leaf_errors
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits, read
+from swarm.transport.http.local_server import open_listener
 from tests.endpoint.harness import Client, serving
 
 GENERATE = "/inference/v1/generate"

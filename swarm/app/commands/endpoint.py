@@ -61,12 +61,12 @@ def endpoint(
     from peers.endpoint.server import (
         Options,
         make_endpoint,
-        open_listener,
         read_keys,
         run_endpoint,
     )
     from peers.engines.device import use_hardware
     from swarm.jobs import Hardware
+    from swarm.transport.http.local_server import open_listener
 
     folder = policy.expanduser()
     hardware = Hardware(device=device, threads=threads)

@@ -37,6 +37,12 @@ def peer(
     resume: Annotated[
         bool, typer.Option("--resume", help="Trainer: resume from its last step.")
     ] = False,
+    metrics: Annotated[
+        str | None, typer.Option(help="host:port at which Prometheus reads this peer's figures.")
+    ] = None,
+    metrics_key_file: Annotated[
+        str | None, typer.Option(help="File with the keys that scrapers send, one a line.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show every event.")] = False,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="Events as JSON lines.")] = False,
     version: Version = False,
@@ -57,6 +63,8 @@ def peer(
         "manifest": manifest,
         "engine": engine,
         "resume": resume,
+        "metrics": metrics,
+        "metrics_key_file": metrics_key_file,
         "verbose": verbose,
         "json_logs": json_logs,
     }
