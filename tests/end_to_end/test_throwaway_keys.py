@@ -27,11 +27,10 @@ from tests.end_to_end.harness import (
 )
 from tests.transport.hostile import DATA, connected, data, opening
 
-from .test_strangers import resident_bytes
+from .test_strangers import VICTIMS, resident_bytes
 
 ROLES = ("bootstrap", "relay", "trainer", "validator", "inference-1")
-VICTIMS = ("relay", "trainer", "validator", "inference-1")
-KEYS = int(os.environ.get("THROWAWAY_KEYS", "400"))
+KEYS = int(os.environ.get("THROWAWAY_KEYS", "200"))
 """Number of keys for each victim that gossips. THROWAWAY_KEYS=4000 repeats the figure in
 docs/benchmarks.md."""
 AT_ONCE = 8

@@ -33,9 +33,8 @@ def test_a_demo_can_write_and_fit_its_answers(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_demo_recipe_learns_without_a_network(seed: int) -> None:
-    result = run(seed, steps=250)
+def test_the_demo_recipe_learns_without_a_network() -> None:
+    result = run(0, steps=250)
     assert 0.15 <= result["sampled_accuracy_before"] <= 0.3
     assert result["sampled_accuracy_after"] >= 0.80
     assert result["engine_log_probability_difference"] < 1e-4
