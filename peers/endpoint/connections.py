@@ -21,6 +21,10 @@ CONNECTIONS_MAX = 512
 """Connections at a time; a further one is closed. Most systems let a process have 1,024 files."""
 
 
+HEADERS_BYTES_MAX = 16 << 10
+IDLE_CONNECTION_SECONDS = 20
+
+
 class _Connection(TCPServer):
     """A connection that stays HTTP/1.1."""
 
@@ -44,12 +48,16 @@ async def _stay(request: Request) -> None:
 
 async def serve_connections(
     app: ASGIFramework,
-    config: Config,
     listener: socket.socket,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve an application until cancelled."""
+    config = Config()
+    config.errorlog = None  # the application prints what failed
+    config.include_server_header = False
+    config.h11_max_incomplete_size = HEADERS_BYTES_MAX
+    config.keep_alive_timeout = IDLE_CONNECTION_SECONDS
     wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
     context = WorkerContext(None)
     count = 0

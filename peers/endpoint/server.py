@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import cast
 
 import trio
-from hypercorn.config import Config
 from hypercorn.typing import ASGIFramework
 
 from peers.endpoint.app import Endpoint, Limits
@@ -29,9 +28,6 @@ from swarm.transport.http.local_server import keys_in, required_keys, url_of
 
 SWEEP_SECONDS = 10.0
 """Time between two looks for sessions that are idle for too long."""
-
-HEADERS_BYTES_MAX = 16 << 10
-IDLE_CONNECTION_SECONDS = 20
 
 
 @dataclass(frozen=True)
@@ -137,13 +133,8 @@ async def _serve(
     listener: socket.socket,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    config = Config()
-    config.errorlog = None  # the application prints what failed
-    config.include_server_header = False
-    config.h11_max_incomplete_size = HEADERS_BYTES_MAX
-    config.keep_alive_timeout = IDLE_CONNECTION_SECONDS
     app = cast(ASGIFramework, endpoint.app())
-    await serve_connections(app, config, listener, task_status=task_status)
+    await serve_connections(app, listener, task_status=task_status)
 
 
 async def _sweep(endpoint: Endpoint) -> None:

@@ -68,33 +68,46 @@ async def receipts_of(client: LedgerClient, worker: str) -> list[Receipt]:
 
     Raises `PeerError` when a receipt is invalid or the validator does not answer.
     """
-    peer = client.peer
     receipts: list[Receipt] = []
     head = await own_head(client)
-    start, size = 0, head.expect(LogHead).size
-    while start < size:
-        page = await client.verdicts(worker, start)
-        if not page:
-            break
-        indices = [item.index for item in page]
-        if indices[0] < start or indices != sorted(set(indices)):
-            raise PeerError(f"{peer} sent receipts out of order")
-        start = indices[-1] + 1
-        page = [item for item in page if item.index < size]  # the rest are newer than `head`
-        proofs = await client.inclusions(peer, [item.index for item in page], size)
-        for item, proof in zip(page, proofs, strict=True):
-            try:
-                envelope = open_envelope(item.envelope)
-            except Dropped as dropped:
-                raise PeerError(f"{peer} sent an invalid receipt ({dropped})") from dropped
-            receipt = Receipt(envelope, item.entry, item.index, head, proof)
-            problem = receipt.problem()
-            if problem is None and receipt.verdict.worker != worker:
-                problem = "it belongs to another worker"
-            if problem is not None:
-                raise PeerError(f"{peer} sent a bad receipt for entry {item.index}: {problem}")
-            receipts.append(receipt)
+    start: int | None = 0
+    while start is not None:
+        page, start = await receipts_from(client, head, start, worker)
+        receipts += page
     return receipts
+
+
+async def receipts_from(
+    client: LedgerClient, head: Envelope, start: int, worker: str = ""
+) -> tuple[list[Receipt], int | None]:
+    """Fetch a page of receipts from log index `start` on, and verify their proofs to `head`.
+
+    An empty `worker` stands for all workers. Also returns the index at which the next page begins,
+    None after the last. Raises `PeerError` as `receipts_of` does.
+    """
+    peer, size = client.peer, head.expect(LogHead).size
+    items = await client.verdicts(worker, start) if start < size else []
+    if not items:
+        return [], None
+    indices = [item.index for item in items]
+    if indices[0] < start or indices != sorted(set(indices)):
+        raise PeerError(f"{peer} sent receipts out of order")
+    covered = [item for item in items if item.index < size]  # the rest are newer than `head`
+    proofs = await client.inclusions(peer, [item.index for item in covered], size)
+    receipts = []
+    for item, proof in zip(covered, proofs, strict=True):
+        try:
+            envelope = open_envelope(item.envelope)
+        except Dropped as dropped:
+            raise PeerError(f"{peer} sent an invalid receipt ({dropped})") from dropped
+        receipt = Receipt(envelope, item.entry, item.index, head, proof)
+        problem = receipt.problem()
+        if problem is None and worker and receipt.verdict.worker != worker:
+            problem = "it belongs to another worker"
+        if problem is not None:
+            raise PeerError(f"{peer} sent a bad receipt for entry {item.index}: {problem}")
+        receipts.append(receipt)
+    return receipts, indices[-1] + 1
 
 
 async def reinstatement_in_log(client: LedgerClient, peer: str) -> Record | None:
