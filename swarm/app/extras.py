@@ -14,6 +14,7 @@ EXTRAS = {
     "train": ("torch", "transformers", "tokenizers", "jinja2", "safetensors", "pyarrow"),
     "plots": ("matplotlib",),
     "endpoint": ("hypercorn", "starlette"),
+    "dashboard": ("hypercorn", "starlette"),
 }
 """Modules that come with each extra."""
 

@@ -7,6 +7,7 @@ import typer
 from swarm.app.commands import (
     backend,
     checkpoint,
+    dashboard,
     dataset,
     demo,
     doctor,
@@ -48,6 +49,7 @@ def _swarm(version: Version = False) -> None:
 
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
+app.command("dashboard")(dashboard.dashboard)
 app.command("train")(train.train)
 app.command("sft")(tuning.sft)
 app.command("dpo")(tuning.dpo)

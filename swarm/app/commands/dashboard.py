@@ -1,0 +1,62 @@
+"""`swarm dashboard`: a run as a live web page on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.app.exit import exits
+from swarm.app.extras import require_extra
+from swarm.app.interrupt import run_until_interrupted
+from swarm.app.options import AsJson, Bootstrap, WhichRun
+
+
+@exits
+def dashboard(
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    listen: Annotated[
+        str, typer.Option(help="host:port of the page; port 0 lets the system choose.")
+    ] = "127.0.0.1:8080",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the tokens that open the page, one a line. Needed unless --listen is "
+            "this machine alone."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run as a live web page, from signed messages and logs. Needs no admission.
+
+    `--json` prints what the page would show now, and serves nothing.
+    """
+    require_extra("dashboard", "swarm dashboard")
+    import msgspec
+    import trio
+
+    from swarm.app.dashboard.feed import Feed
+    from swarm.app.dashboard.server import Dashboard, serve
+    from swarm.app.dashboard.watch import Watcher, watch
+    from swarm.app.local_node import visit
+    from swarm.app.output import print_json
+    from swarm.transport.http.local_server import open_listener, required_keys
+
+    async def show() -> None:
+        async with visit(bootstrap, run, looks_on=True) as (node, joined):
+            watcher = Watcher(node, joined)
+            first = await watcher.look()
+            if listener is None:
+                print_json(msgspec.to_builtins(first, str_keys=True))
+                return
+            feed = Feed(first)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch, watcher, feed)
+                url = await nursery.start(serve, Dashboard(feed, tokens), listener)
+                print(f"dashboard at {url}", flush=True)
+
+    tokens = required_keys(listen, token_file, "--listen", "--token-file")
+    listener = None if as_json else open_listener(listen)
+    run_until_interrupted(show)

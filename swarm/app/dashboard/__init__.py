@@ -1,0 +1,1 @@
+"""`swarm dashboard`: a run as a local web page, from signed messages and logs only."""

@@ -1,0 +1,118 @@
+"""What the verdicts in the validators' logs tell: figures by step and by worker, and refusals."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from swarm.messages import StepOrder, Verdict
+
+STEPS_KEPT = 512
+"""Steps with figures, the newest."""
+
+WORKERS_MAX = 8192
+"""Workers with figures, as many as a status lists."""
+
+REFUSALS_KEPT = 50
+"""Verdicts other than accepted that are kept, the newest."""
+
+
+@dataclass
+class StepFigures:
+    """One step's verdicts; sums are over the accepted submissions."""
+
+    lineage: int
+    accepted: int = 0
+    refused: int = 0
+    quarantined: int = 0
+    reward_sum: float = 0.0
+    rewarded: int = 0
+    """Completions with a reward, outside continued and quarantined groups."""
+    tokens: int = 0
+    completions: int = 0
+    seen: set[bytes] = field(default_factory=set)
+    """Submissions that are counted already: several validators may judge one."""
+
+    def learn(self, verdict: Verdict) -> None:
+        """Count a verdict of this step."""
+        self.seen.add(verdict.submission)
+        setattr(self, verdict.outcome, getattr(self, verdict.outcome) + 1)
+        if verdict.outcome == "accepted":
+            rewards = _rewards(verdict)
+            self.reward_sum += sum(rewards)
+            self.rewarded += len(rewards)
+            self.tokens += verdict.tokens
+            self.completions += sum(map(len, verdict.rewards))
+
+
+@dataclass
+class WorkerFigures:
+    """One worker's verdicts since the first that the dashboard read."""
+
+    accepted: int = 0
+    refused: int = 0
+    completions: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class NotAccepted:
+    """A verdict other than accepted."""
+
+    by: str
+    verdict: Verdict
+
+
+class History:
+    """Figures of the verdicts read so far. Memory is bounded, whatever the run's length."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, StepFigures] = {}
+        self.workers: dict[str, WorkerFigures] = {}
+        self.refusals: deque[NotAccepted] = deque(maxlen=REFUSALS_KEPT)
+
+    def learn(self, verdict: Verdict, by: str, order: StepOrder) -> None:
+        """Count a verdict of the validator `by`; only the first on each submission counts.
+
+        `order` is the trainer's newest. A refused submission may name any step and lineage, so it
+        counts for its step only if the trainer has opened that.
+        """
+        first = order.step - STEPS_KEPT + 1
+        refused = verdict.outcome == "refused"
+        if refused and (verdict.step > order.step or verdict.lineage > order.lineage):
+            self._learn_worker(verdict, by)
+            return
+        if verdict.step < first:
+            return
+        step = self.steps.get(verdict.step)
+        if step is None or step.lineage < verdict.lineage:
+            for old in [number for number in self.steps if number < first]:
+                del self.steps[old]
+            step = self.steps[verdict.step] = StepFigures(verdict.lineage)
+        if verdict.submission in step.seen or verdict.lineage < step.lineage:
+            return
+        step.learn(verdict)
+        self._learn_worker(verdict, by)
+
+    def _learn_worker(self, verdict: Verdict, by: str) -> None:
+        if verdict.outcome != "accepted":
+            self.refusals.append(NotAccepted(by, verdict))
+        if verdict.worker not in self.workers and len(self.workers) >= WORKERS_MAX:
+            return
+        worker = self.workers.setdefault(verdict.worker, WorkerFigures())
+        worker.refused += verdict.outcome == "refused"
+        if verdict.outcome == "accepted":
+            worker.accepted += 1
+            worker.completions += sum(map(len, verdict.rewards))
+            worker.tokens += verdict.tokens
+
+
+def _rewards(verdict: Verdict) -> Sequence[float]:
+    left_out = set(verdict.quarantined)
+    return [
+        reward
+        for group, rewards in enumerate(verdict.rewards)
+        if group not in left_out and not verdict.continues(group)
+        for reward in rewards
+    ]

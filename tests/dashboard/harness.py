@@ -1,0 +1,114 @@
+"""A dashboard's feed made of real messages, and its server on a socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import httpx
+import trio
+
+from swarm.app.dashboard.feed import Feed
+from swarm.app.dashboard.history import History
+from swarm.app.dashboard.server import Dashboard, serve
+from swarm.app.dashboard.snapshot import Snapshot, snapshot_of
+from swarm.app.onlooker import RunStatus
+from swarm.messages import CheckpointReference, Heartbeat, Present, StepOrder, Verdict
+from swarm.run.run import Run
+from swarm.transport.http.local_server import open_listener
+from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, manifest, verdict_at
+from tests.network.harness import sealed_manifest
+
+TOKEN = "a-token-of-this-test"
+
+HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
+
+
+def order(step: int = 3, groups: int = 8, **changes: object) -> StepOrder:
+    return StepOrder(
+        **{
+            "step": step,
+            "revision": 0,
+            "checkpoint": CheckpointReference(
+                lineage=0, step=max(0, step - 1), digest=bytes(32), size_bytes=1
+            ),
+            "nonce": bytes(32),
+            "groups_wanted": groups,
+            "submissions_max": 9,
+            **changes,
+        }
+    )
+
+
+def present(
+    peer: str, role: str, *, standing: str = "live", age_seconds: float = 2.0, **beat: object
+) -> Present:
+    return Present(
+        peer=peer,
+        heartbeat=Heartbeat(roles=[role], **beat),
+        age_seconds=age_seconds,
+        standing=standing,
+    )
+
+
+def status_with(entries: Sequence[Present], step_order: StepOrder | None) -> RunStatus:
+    run = Run(sealed_manifest(OWNER, manifest([TRAINER], [ALICE, BOB])))
+    return RunStatus(run, order=step_order, present={each.peer: each for each in entries})
+
+
+def verdict(number: int, **changes: object) -> Verdict:
+    return verdict_at(number, **changes)(number)
+
+
+REFUSED = {"outcome": "refused", "failed": "proofs", "rewards": [], "tokens": 0}
+
+
+def example(step: int = 3) -> Snapshot:
+    """A small run in which one peer has hostile names for everything."""
+    history = History()
+    for number in range(1, 40):
+        at = min(step, number // 10)
+        reward = [[1.0, 0.0], [float(at > 1), 0.0]]
+        history.learn(verdict(number, step=at, rewards=reward), ALICE.peer_id, order(step))
+    refused = {**REFUSED, "step": step, "detail": HOSTILE}
+    history.learn(verdict(99, worker=BOB, **refused), ALICE.peer_id, order(step))
+    entries = [
+        present(TRAINER.peer_id, "trainer", policy=2, step=step, doing="waiting for rollouts"),
+        present(ALICE.peer_id, "validator", policy=2, doing="judging step 3"),
+        present(WORKER.peer_id, "inference", policy=2, tokens_per_second=812.3, doing=HOSTILE),
+        present("evil", "inference", standing="evicted", age_seconds=70.0),
+    ]
+    return snapshot_of(status_with(entries, order(step)), history, [HOSTILE])
+
+
+@asynccontextmanager
+async def event_stream(http: httpx.AsyncClient) -> AsyncIterator[trio.SocketStream]:
+    """A page's connection, which has asked for its events."""
+    url = http.base_url
+    stream = await trio.open_tcp_stream(url.host, url.port or 80)
+    async with stream:
+        await stream.send_all(f"GET /events HTTP/1.1\r\nHost: {url.host}\r\n\r\n".encode())
+        yield stream
+
+
+async def until(stream: trio.SocketStream, words: bytes) -> bytes:
+    """What arrives until it holds `words`."""
+    found = b""
+    with trio.fail_after(20):
+        while words not in found:
+            part = await stream.receive_some()
+            assert part, found
+            found += part
+    return found
+
+
+@asynccontextmanager
+async def serving(
+    feed: Feed, tokens: frozenset[str] = frozenset()
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a dashboard on a loopback port."""
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(serve, Dashboard(feed, tokens), open_listener("127.0.0.1:0"))
+        async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as http:
+            yield http
+        nursery.cancel_scope.cancel()

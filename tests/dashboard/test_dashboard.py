@@ -1,0 +1,318 @@
+"""The dashboard's figures, sentences, feed and server, without a browser."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.app.dashboard import server
+from swarm.app.dashboard.feed import Feed
+from swarm.app.dashboard.history import STEPS_KEPT, WORKERS_MAX, History
+from swarm.app.dashboard.idle import why_trainer, why_worker
+from swarm.app.dashboard.server import PARTS
+from swarm.app.dashboard.snapshot import PeerRow, Snapshot, changes
+from swarm.app.dashboard.watch import Watcher
+from swarm.run.run import Run
+from tests.app.harness import complaint
+from tests.dashboard.harness import (
+    HOSTILE,
+    REFUSED,
+    TOKEN,
+    event_stream,
+    example,
+    order,
+    present,
+    serving,
+    status_with,
+    until,
+    verdict,
+)
+from tests.ledger.harness import (
+    ALICE,
+    BOB,
+    TRAINER,
+    WORKER,
+    Swarm,
+    identity,
+    in_virtual_time,
+    verdict_at,
+)
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def test_figures_come_from_receipts_proven_to_be_in_the_logs(tmp_path: Path) -> None:
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with (
+            lab.peer(TRAINER) as trainer,
+            lab.peer(ALICE) as alice,
+            lab.peer(BOB) as bob,
+            lab.apart(identity(50)) as onlooker,
+        ):
+            await trainer.run_node.announce(order(3), 600)
+            for number in range(70):
+                await alice.trusted.append_verdict(verdict_at(number, step=2))
+            await bob.trusted.append_verdict(verdict_at(5, step=2))
+            await trio.sleep(11)
+            watcher = Watcher(onlooker.node, Run(onlooker.run_node.run.manifest_envelope))
+            found = await watcher.look()
+            assert found.head.step == 3 and not found.head.problems
+            assert found.steps[2].accepted == 70, "one submission counts once"
+            assert (found.steps[2].reward, found.steps[2].length) == (0.25, 10.0)
+            await alice.trusted.append_verdict(
+                verdict_at(80, step=3, **REFUSED, detail="bad proofs")
+            )
+            found = await watcher.look()
+            assert (found.steps[2].accepted, found.steps[3].refused) == (70, 1)
+            assert [each.detail for each in found.refusals] == ["bad proofs"]
+
+    in_virtual_time(main)
+
+
+def test_what_a_refused_submission_names_moves_no_chart() -> None:
+    history = History()
+    history.learn(verdict(1, step=3), ALICE.peer_id, order(3))
+    for number, claim in enumerate(({"step": 2**53}, {"step": 3, "lineage": 2**53}), 10):
+        history.learn(verdict(number, **{**REFUSED, **claim}), ALICE.peer_id, order(3))
+    history.learn(verdict(2, step=3), ALICE.peer_id, order(3))
+    assert list(history.steps) == [3] and history.steps[3].accepted == 2
+    assert len(history.refusals) == 2, "they are listed all the same"
+
+
+def test_a_rollback_begins_its_steps_anew() -> None:
+    history = History()
+    history.learn(verdict(1, step=3), ALICE.peer_id, order(4))
+    history.learn(verdict(2, step=3, lineage=1, rewards=[[1.0]]), ALICE.peer_id, order(3))
+    history.learn(verdict(3, step=3), ALICE.peer_id, order(3))
+    assert (history.steps[3].accepted, history.steps[3].reward_sum) == (1, 1.0)
+
+
+def test_memory_is_bounded() -> None:
+    history = History()
+    for step in range(3 * STEPS_KEPT):
+        history.learn(verdict(step, step=step), ALICE.peer_id, order(step))
+    assert len(history.steps) == STEPS_KEPT
+    for number in range(WORKERS_MAX + 10):
+        refused = msgspec.structs.replace(verdict(number, **REFUSED), worker=f"worker {number}")
+        history.learn(refused, ALICE.peer_id, order(0))
+    assert len(history.workers) == WORKERS_MAX and len(history.refusals) == 50
+
+
+def test_groups_that_are_not_trained_on_have_no_reward() -> None:
+    history = History()
+    rewards = [[1.0, 1.0], [0.0, 0.0], [0.5, 0.5]]
+    found = verdict(1, rewards=rewards, quarantined=[1], continued=[-1, -1, 4])
+    history.learn(found, ALICE.peer_id, order(0))
+    assert (history.steps[0].reward_sum, history.steps[0].rewarded) == (2.0, 2)
+
+
+# --- sentences -----------------------------------------------------------------------------------
+
+
+def test_why_the_trainer_is_idle() -> None:
+    holder = present(WORKER.peer_id, "inference", policy=2, tokens_per_second=100.0)
+    behind = present(WORKER.peer_id, "inference", policy=1)
+    silent = present(TRAINER.peer_id, "trainer", standing="gone", age_seconds=61.0)
+    trainer = present(TRAINER.peer_id, "trainer", doing="waiting for rollouts of step 3")
+    busy = present(TRAINER.peer_id, "trainer", doing="training step 2")
+    refusing = History()
+    for number in range(4):
+        refused = REFUSED if number else {}
+        refusing.learn(verdict(number, step=3, **refused), ALICE.peer_id, order(3))
+    cases: list[tuple[Any, Any, History, str]] = [
+        ([trainer], None, History(), "No step has begun"),
+        ([trainer], order(3, final=True), History(), "The run is over: step 3"),
+        ([silent, holder], order(3), History(), "silent: the last heartbeat came 61 s ago"),
+        ([trainer], order(3, groups=0), History(), "has all groups of step 3"),
+        ([busy, holder], order(3), History(), "busy: training step 2"),
+        ([trainer], order(3), History(), "waits for 8 groups of step 3, and no inference worker"),
+        ([trainer, behind], order(3), History(), "and no worker holds policy 2 yet"),
+        ([trainer, holder], order(3), refusing, "3 of 4 submissions were refused"),
+        ([trainer, holder], order(3), History(), "which 1 live workers generate"),
+    ]
+    for entries, step_order, history, words in cases:
+        sentence, chain = why_trainer(status_with(entries, step_order), history)
+        assert words in sentence
+        assert (
+            trainer not in entries or "waiting for rollouts" in " ".join(chain) or "over" in words
+        )
+
+
+def test_why_a_worker_is_idle() -> None:
+    def why(step_order: Any = order(3), **changes: Any) -> str:  # noqa: B008
+        return why_worker(present(WORKER.peer_id, "inference", **changes), step_order)
+
+    assert why(policy=2) == ""
+    assert why(policy=1, tokens_per_second=10.0) == ""
+    assert why(policy=1) == "step 3 needs policy 2, which it does not hold yet"
+    assert why(policy=2, standing="evicted") == "it was evicted: its work counts no more"
+    assert why(policy=2, standing="gone", age_seconds=90.0) == "its last heartbeat came 90 s ago"
+    assert why(order(3, groups=0), policy=2) == "step 3 wants no more groups"
+    assert why(None) == "no step has begun"
+    assert why_worker(present(ALICE.peer_id, "validator"), order(3)) == ""
+
+
+# --- the feed ------------------------------------------------------------------------------------
+
+ROW = PeerRow(
+    roles=["inference"],
+    trusted=False,
+    state="live",
+    policy=1,
+    step=1,
+    speed=0.0,
+    doing="",
+    idle="",
+    accepted=0,
+    refused=0,
+    completions=0,
+    tokens=0,
+)
+PEERS = st.dictionaries(
+    st.sampled_from("abcd"),
+    st.builds(lambda n: msgspec.structs.replace(ROW, policy=n), st.integers(0, 2)),
+)
+
+
+@given(PEERS, PEERS)
+def test_changes_turn_the_old_snapshot_into_the_new(old: Any, new: Any) -> None:
+    head = example().head
+    found = changes(Snapshot(head, old), Snapshot(head, new))
+    rows = found.pop("peers", {})
+    assert {name: row for name, row in (old | rows).items() if row is not None} == new
+    assert not found and all(old.get(name) != row for name, row in rows.items())
+
+
+def test_a_slow_page_gets_the_snapshot_whole_and_a_quiet_feed_a_sign_of_life() -> None:
+    async def main() -> None:
+        feed = Feed(example())
+        events = feed.events()
+
+        async def kind() -> str:
+            event = (await anext(events)).decode()
+            assert event.endswith("\n\n") and event.count("\n") <= 3
+            return event.partition("\n")[0]
+
+        assert await kind() == "event: snapshot"
+        feed.publish(example(4))
+        assert await kind() == "event: change"
+        feed.publish(example(4))
+        assert await kind() == ": still here", "nothing had changed"
+        feed.publish(example(3))
+        feed.publish(example(4))
+        assert await kind() == "event: snapshot"
+        await events.aclose()
+
+    in_virtual_time(main)
+
+
+# --- the server ----------------------------------------------------------------------------------
+
+
+def test_the_page_is_whole_read_only_and_names_no_other_site() -> None:
+    async def main() -> None:
+        async with serving(Feed(example())) as http:
+            for path in PARTS:
+                answer = await http.get(path)
+                assert answer.status_code == 200
+                policy = answer.headers["content-security-policy"]
+                assert "default-src 'none'" in policy and "unsafe" not in policy
+                assert answer.headers["x-content-type-options"] == "nosniff"
+                text = answer.text.replace("http://www.w3.org/2000/svg", "")
+                assert "://" not in text and "innerHTML" not in text and " style=" not in text
+                assert (await http.post(path)).status_code == 405
+            assert (await http.get("/page.css/../../etc/passwd")).status_code == 404
+            told = (await http.get("/snapshot.json")).json()
+            assert told["head"]["step"] == 3
+            assert "\x1b" not in str(told) and "\u202e" not in str(told)
+
+    trio.run(main)
+
+
+def test_events_reach_a_page() -> None:
+    async def main() -> None:
+        feed = Feed(example())
+        async with serving(feed) as http, event_stream(http) as stream:
+            head = await until(stream, b'"refusals"')
+            assert b"content-type: text/event-stream" in head and b"event: snapshot" in head
+            assert HOSTILE[:28].encode() in head, "as text: the page never parses it"
+            feed.publish(example(4))
+            assert b'"step":4' in await until(stream, b"event: change")
+
+    trio.run(main)
+
+
+def test_streams_are_bounded_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "PAGES_MAX", 1)
+
+    async def main() -> None:
+        async with serving(Feed(example())) as http:
+            async with event_stream(http) as first:
+                await until(first, b"event: snapshot")
+                assert (await http.get("/events")).status_code == 503
+            with trio.fail_after(20):
+                answer = b" 503 "
+                while b" 503 " in answer:
+                    async with event_stream(http) as again:
+                        answer = await until(again, b"\r\n\r\n")
+            assert b" 200 " in answer
+
+    trio.run(main)
+
+
+def test_only_this_machines_names_are_answered_to_without_a_token() -> None:
+    async def main() -> None:
+        async with serving(Feed(example())) as http:
+            for host, status in (("localhost:1", 200), ("[::1]", 200), ("evil.example", 403)):
+                for path in ("/", "/events.", "/snapshot.json"):
+                    answer = await http.get(path, headers={"host": host})
+                    assert answer.status_code in (status, 404 if status == 200 else 403)
+
+    trio.run(main)
+
+
+def test_a_token_opens_every_path_and_nothing_else_does() -> None:
+    async def main() -> None:
+        async with serving(Feed(example()), frozenset({TOKEN})) as http:
+
+            async def status(authorization: str | None, path: str = "/snapshot.json") -> int:
+                headers = {"host": "lab.example"}
+                headers |= {} if authorization is None else {"authorization": authorization}
+                return (await http.get(path, headers=headers)).status_code
+
+            basic = base64.b64encode(f"me:{TOKEN}".encode()).decode()
+            for good in (f"Bearer {TOKEN}", f"Basic {basic}"):
+                assert await status(good) == 200
+            wrong = base64.b64encode(b"me:wrong").decode()
+            for bad in (
+                None,
+                "",
+                "Bearer",
+                "Bearer x",
+                f"Basic {wrong}",
+                "Basic %%",
+                f"No {TOKEN}",
+            ):
+                for path in (*PARTS, "/snapshot.json", "/events", "/other"):
+                    assert await status(bad, path) == 401
+            asked = await http.get("/")
+            assert asked.headers["www-authenticate"].startswith("Basic ")
+
+    trio.run(main)
+
+
+def test_wrong_options_are_sentences(tmp_path: Path) -> None:
+    said = complaint("dashboard", "--listen", "0.0.0.0:8080")
+    assert "so a key is needed" in said and "--token-file" in said
+    assert "no host:port" in complaint("dashboard", "--listen", "8080")
+    short = tmp_path / "token"
+    short.write_text("short\n")
+    assert "at least 16 characters" in complaint("dashboard", "--token-file", str(short))

@@ -1,0 +1,59 @@
+"""The page in a headless browser: it shows hostile text as text, and its console stays silent."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarm.app.dashboard.feed import Feed
+from tests.dashboard.harness import example, serving
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--virtual-time-budget=2000",
+    "--dump-dom",
+)
+
+
+class EndingFeed(Feed):
+    """Its streams end after the snapshot: the browser prints a page that waits for nothing."""
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(super().events()) as events:
+            yield await anext(events)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_the_page_shows_a_run_and_hostile_text_as_text(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(EndingFeed(example())) as http:
+            command = [str(BROWSER), *FLAGS, f"--user-data-dir={tmp_path}", str(http.base_url)]
+            run = partial(subprocess.run, command, capture_output=True, text=True, timeout=120)
+            done.append(await trio.to_thread.run_sync(run))
+
+    done: list[subprocess.CompletedProcess[str]] = []
+    trio.run(main)
+    page, log = done[0].stdout, done[0].stderr
+    assert "connection lost: trying again" in page, log
+    assert "CONSOLE" not in log, log
+    assert "<img" not in page and page.count("&lt;img src=x onerror=alert(1)&gt;") == 3
+    assert page.count("<tr>") == 1 + 4 and page.count("<figure>") == 3
+    assert "3 of 10" in page and "The trainer waits for 8 groups of step 3" in page
+    assert 'aria-sort="ascending"' in page and "polyline" in page and "<rect" in page
