@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import trio
@@ -14,6 +15,7 @@ from swarm.app.dashboard.server import Dashboard, serve
 from swarm.app.dashboard.snapshot import Snapshot, snapshot_of
 from swarm.app.onlooker import RunStatus
 from swarm.messages import CheckpointReference, Heartbeat, Present, StepOrder, Verdict
+from swarm.run.members import Standing
 from swarm.run.run import Run
 from swarm.transport.http.local_server import open_listener
 from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, manifest, verdict_at
@@ -24,7 +26,7 @@ TOKEN = "a-token-of-this-test"
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
 
 
-def order(step: int = 3, groups: int = 8, **changes: object) -> StepOrder:
+def order(step: int = 3, groups: int = 8, **changes: Any) -> StepOrder:
     return StepOrder(
         **{
             "step": step,
@@ -41,7 +43,7 @@ def order(step: int = 3, groups: int = 8, **changes: object) -> StepOrder:
 
 
 def present(
-    peer: str, role: str, *, standing: str = "live", age_seconds: float = 2.0, **beat: object
+    peer: str, role: str, *, standing: Standing = "live", age_seconds: float = 2.0, **beat: Any
 ) -> Present:
     return Present(
         peer=peer,
@@ -56,11 +58,11 @@ def status_with(entries: Sequence[Present], step_order: StepOrder | None) -> Run
     return RunStatus(run, order=step_order, present={each.peer: each for each in entries})
 
 
-def verdict(number: int, **changes: object) -> Verdict:
+def verdict(number: int, **changes: Any) -> Verdict:
     return verdict_at(number, **changes)(number)
 
 
-REFUSED = {"outcome": "refused", "failed": "proofs", "rewards": [], "tokens": 0}
+REFUSED: dict[str, Any] = {"outcome": "refused", "failed": "proofs", "rewards": [], "tokens": 0}
 
 
 def example(step: int = 3) -> Snapshot:
