@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,17 @@ def order(step: int, follows: Envelope, **fields: Any) -> StepOrder:
 # --- differences -----------------------------------------------------------------------------
 
 
+def each_changed(table: msgspec.Struct) -> Iterator[tuple[str, msgspec.Struct]]:
+    """A table with one field changed, for each field, those of tables in it included."""
+    for field in table.__struct_fields__:
+        held = getattr(table, field)
+        if isinstance(held, msgspec.Struct):
+            for inner, changed in each_changed(held):
+                yield f"{field}.{inner}", replace(table, **{field: changed})
+        else:
+            yield field, replace(table, **{field: "something else"})
+
+
 def test_every_field_has_its_moment() -> None:
     """A field added to the manifest must be given one, or `changes` raises here."""
     for name in RunManifest.__struct_fields__:
@@ -80,8 +92,7 @@ def test_every_field_has_its_moment() -> None:
             (change,) = changes(FIRST, replace(FIRST, **{name: OTHER[name]}))
             assert change.field == name and change.when in (AT_ONCE, NEXT_STEP, NEVER)
             continue
-        for field in held.__struct_fields__:
-            different = replace(held, **{field: "something else"})
+        for field, different in each_changed(held):
             (change,) = changes(FIRST, replace(FIRST, **{name: different}))
             assert change.field == f"{name}.{field}" and change.when
 

@@ -56,7 +56,9 @@ def test_verdicts_are_read_by_older_and_newer_peers() -> None:
         )
     )  # fmt: skip
     fields = msgspec.msgpack.decode(raw)
-    older = msgspec.msgpack.decode(msgspec.msgpack.encode(fields[:-2]), type=Verdict)
+    known = fields[: -len(["quarantined", "parts", "continued", "seed"])]
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(known), type=Verdict)
     assert (older.quarantined, older.parts) == ([], RewardParts())
+    assert not older.continues(0)
     newer = msgspec.msgpack.decode(msgspec.msgpack.encode([*fields, "unknown"]), type=Verdict)
     assert newer.quarantined == [0]
