@@ -33,7 +33,7 @@ def test_every_peer_leaves_within_the_grace_period(
                 await trainer.says("trainer.checkpoint_published", step=step, seconds=seconds)
                 peer = peers[name]
                 told = json.loads((peer.home / HEALTH).read_bytes())
-                assert (told["roles"], told["ready"]) == ([peer.role], True)
+                assert told["roles"] == [peer.role]  # it may have become ready since it was told
                 since = len(peer.events)
                 peer.send(signal.SIGTERM)
                 assert await peer.ended(GRACE_SECONDS) == 0, peer.complaints

@@ -27,8 +27,8 @@ from tests.transport import attacks
 from tests.transport.hostile import connected
 
 ROLES = ("bootstrap", "relay", "trainer", "validator", "inference-1")
-VICTIMS = ("relay", "trainer", "validator", "inference-1")
-"""A bootstrap peer and an observer run the same network code as a relay."""
+VICTIMS = ("trainer", "validator", "inference-1")
+"""Bootstrap peers, relays and observers run a part of their network code."""
 MALLORY, HONEST = Identity(bytes([66]) * 32), Identity(bytes([67]) * 32)
 GROWTH_BYTES_MAX = 96 << 20
 """Largest allowed growth of memory: the bound of unread bytes (64 MiB), and 32 MiB."""
