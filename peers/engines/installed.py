@@ -22,7 +22,7 @@ VLLM = "vllm"
 PREFILLS = {VLLM: NATIVE}
 """The engine that validates for a peer with the named engine, where that one does not prefill."""
 
-SWARM_NEEDS = (
+CHILD_NEEDS = (
     "trio==0.35.0",
     "outcome>=1.3",
     "msgspec==0.22.0",
@@ -31,6 +31,11 @@ SWARM_NEEDS = (
     "blake3>=1.0",
     "zstandard>=0.25",
     "numpy>=2.3,<2.4",
+)
+"""The packages that a child without a policy imports; the versions are those of pyproject.toml."""
+
+SWARM_NEEDS = (
+    *CHILD_NEEDS,
     "pyarrow==26.0.1",
     "tokenizers>=0.22",
     "safetensors>=0.6",

@@ -7,19 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peers.engines.installed import Recipe, python_of, why_unusable
+from peers.engines.installed import CHILD_NEEDS, Recipe, python_of, why_unusable
 from swarm.errors import UserError
-
-CHILD_NEEDS = (
-    "trio==0.35.0",
-    "msgspec==0.22.0",
-    "pynacl==1.6.2",
-    "base58>=2.1",
-    "blake3>=1.0",
-    "zstandard>=0.25",
-    "numpy>=2.3,<2.4",
-)
-"""The packages that the child imports; the versions are those of pyproject.toml."""
 
 SERVICES = {
     "hivemind": "peers.outer.backends.hivemind_service:HivemindService",
