@@ -15,8 +15,8 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,22 +129,29 @@ async def running_swarm(
 
     After the block no process is left, even after Ctrl-C or SIGTERM.
     """
+    with prepared() as (folder, base, fork_server):
+        async with swarm(
+            folder, base, fork_server, names=names, steps=steps, settings=settings
+        ) as peers:
+            real = RealSwarm(peers, seconds_away)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_heed_signals, nursery.cancel_scope)
+                await peers.start()
+                for each in names:
+                    nursery.start_soon(real.keep_running, each)
+                yield real
+                nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def prepared() -> Iterator[tuple[Path, Path, Path]]:
+    """A temporary folder, a base policy in it, and the socket of a running fork server."""
     with tempfile.TemporaryDirectory(prefix="swarm-real-") as name:
         folder = Path(name)
         base = folder / "base"
         make_base(base)
         with running_fork_server(folder) as fork_server:
-            async with swarm(
-                folder, base, fork_server, names=names, steps=steps, settings=settings
-            ) as peers:
-                real = RealSwarm(peers, seconds_away)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_heed_signals, nursery.cancel_scope)
-                    await peers.start()
-                    for each in names:
-                        nursery.start_soon(real.keep_running, each)
-                    yield real
-                    nursery.cancel_scope.cancel()
+            yield folder, base, fork_server
 
 
 async def _heed_signals(scope: trio.CancelScope) -> None:

@@ -1,0 +1,37 @@
+"""The figures of a swarm in operation: what their measurements are made of."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+from benchmarks.operation.processes import Connections, memory_of, open_files, processor_seconds
+from benchmarks.operation.report import spread_of
+
+
+def test_a_spread_is_the_median_with_the_least_and_the_most() -> None:
+    spread = spread_of([3.0, 1.0, 2.004])
+    assert (spread.median, spread.least, spread.most, spread.count) == (2.0, 1.0, 3.0, 3)
+
+
+def test_a_process_is_measured() -> None:
+    pid = os.getpid()
+    memory = memory_of(pid)
+    assert 0 < memory.unshared <= memory.proportional <= memory.resident
+    assert processor_seconds(pid) > 0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        before, files = Connections([port]).of(pid), open_files(pid)
+        with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
+            assert open_files(pid) == files + 2
+            assert (before, Connections([port]).of(pid)) == (0, 2)  # both ends are ours
+            assert Connections([]).of(pid) == 0
+
+
+def test_an_unknown_figure_is_refused() -> None:
+    command = [sys.executable, "-m", "benchmarks.operation", "sleeping"]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 2
+    assert "there is no figure 'sleeping', only joining" in told.stderr
