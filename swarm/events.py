@@ -168,6 +168,9 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "dht.joined_through_others": lambda f: (
         f"no bootstrap peer answers; joining through {f['peers']} peers met before"
     ),
+    "dht.bootstrap_partly_silent": lambda f: (
+        f"some of the bootstrap addresses lead to no peer: {'; '.join(f['reasons'])}"
+    ),
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
     "peer.metrics": lambda f: f"figures for Prometheus are at {f['url']}",
     "peer.run_found": lambda f: (

@@ -59,7 +59,8 @@ class PeerSettings(pydantic.BaseModel):
     role: list[str] = ["inference"]
     """Roles of this peer in the run."""
     bootstrap: list[str] = []
-    """Multiaddrs of peers that know the network, each ending in `/p2p/<peer id>`."""
+    """Multiaddrs of peers that know the network, each ending in `/p2p/<peer id>`, or names of such
+    peers, `/dnsaddr/example.org`. All are tried side by side."""
     listen: list[str] = ["/ip4/0.0.0.0/tcp/0"]
     """Multiaddrs to listen on; port 0 lets the system choose."""
     bulk_port: int = pydantic.Field(default=0, ge=0, le=65535)

@@ -18,7 +18,8 @@ from swarm.roles import BOOTSTRAP
 from swarm.run.manifest import load_manifest, run_id
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
-from swarm.transport.libp2p import open_libp2p, parse_multiaddr, require_peer
+from swarm.transport.libp2p import open_libp2p, parse_multiaddr
+from swarm.transport.libp2p.dnsaddr import check_bootstrap, expand
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
 from swarm.world.home import make_home, sole_user
@@ -32,7 +33,7 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
     Raises `UserError` for a wrong setting before anything starts.
     """
     for address in settings.bootstrap:
-        require_peer(address)
+        check_bootstrap(address)
     for address in settings.listen:
         parse_multiaddr(address)
     home = settings.home_path
@@ -78,6 +79,7 @@ async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> Asyn
             events=events,
             settings=settings,
             manifests=manifests,
+            expand=expand,
         ) as node,
     ):
         yield node

@@ -17,8 +17,8 @@ Bootstrap = Annotated[
     list[str] | None,
     typer.Option(
         "--bootstrap",
-        help="Multiaddr of a peer in the network; repeatable. Default: the address that a "
-        "peer with the default --home last joined through.",
+        help="Multiaddr of a peer in the network, or /dnsaddr/NAME; repeatable. Default: the "
+        "addresses that a peer with the default --home last joined through.",
     ),
 ]
 WhichRun = Annotated[

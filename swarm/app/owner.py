@@ -86,7 +86,7 @@ async def _update_network(
         newer = run.manifest.version > manifest_in(held).version
         before = run.manifest_envelope if newer else held
         envelope = _sign_update(files, before, new)
-        for peer in await hand_over(node.transport, node.settings.bootstrap, envelope):
+        for peer in await hand_over(node.transport, node.bootstrap, envelope):
             print(
                 f"bootstrap peer {peer} has it; the trusted peers ask there every "
                 f"{BOOTSTRAP_SECONDS:g} s, and forward it to all peers"

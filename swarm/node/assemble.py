@@ -11,7 +11,7 @@ from swarm.envelope import Envelope, Sequencer
 from swarm.events import Events
 from swarm.identity import Identity
 from swarm.kademlia.dht import Kademlia
-from swarm.node.node import Node, StoredSequence, create_tables
+from swarm.node.node import Expand, Node, StoredSequence, create_tables, expand_nothing
 from swarm.run.records import record_validators
 from swarm.settings import PeerSettings
 from swarm.transport import Transport
@@ -29,6 +29,7 @@ async def assemble(
     events: Events,
     settings: PeerSettings,
     manifests: Mapping[str, Envelope],
+    expand: Expand = expand_nothing,
 ) -> AsyncIterator[Node]:
     """Make a node from the parts of the seam; it serves its DHT and its manifests in the block."""
     database = disk.database("peer.sqlite")
@@ -48,6 +49,7 @@ async def assemble(
             database=database,
             sequencer=Sequencer(StoredSequence(database), world.wall_time),
             manifests=dict(manifests),
+            expand=expand,
         )
         node.serve_manifests()
         events.emit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -31,6 +32,13 @@ MET_AFTER_SECONDS = 2.0
 ENTRY_GRACE_SECONDS = 1.0
 """Time that the other attempts get after one peer has answered."""
 
+LOOK_UP_SECONDS = 900.0
+"""Interval at which a peer looks up the names of its bootstrap addresses again."""
+
+ITSELF = "that is this peer itself"
+
+NOT_ITSELF = "give the address of another peer"
+
 NEWER_MANIFEST_SECONDS = 1.0
 """Deadline of a joining peer's search in the DHT for a newer manifest than it has."""
 
@@ -53,63 +61,119 @@ async def join_network(node: Node) -> EntryPoints:
     Raises `PeerError` if none answers within `BOOTSTRAP_DEADLINE_SECONDS`, and `UserError` if no
     address is known and no other peer looks for this one (`LOOKED_FOR`).
     """
-    named = _by_peer(node.settings.bootstrap)
-    failures = [
-        DialFailure(address, "that is this peer itself", "give the address of another peer")
-        for address in named.pop(node.peer_id, ())
-    ]
+    settings = node.settings
     met = await _peers_met(node)
-    if not node.settings.bootstrap:
-        answered = await _connect(node, met, [])
-        if not answered and not LOOKED_FOR.intersection(node.settings.role):
+    attempt = Attempt(node)
+    if not settings.bootstrap:
+        answered = await attempt.run([], met, BOOTSTRAP_DEADLINE_SECONDS)
+        if not answered and not LOOKED_FOR.intersection(settings.role):
             raise UserError(NO_WAY_IN)
         return answered
     patience_seconds = MET_AFTER_SECONDS if met else BOOTSTRAP_DEADLINE_SECONDS
-    answered = await _connect(node, named, failures, patience_seconds=patience_seconds)
+    answered = await attempt.run(settings.bootstrap, {}, patience_seconds)
     if not answered and met:
-        answered = await _connect(node, {**met, **named}, failures)
-        if answered and not answered.keys() & named.keys():
+        attempt = Attempt(node)
+        answered = await attempt.run(settings.bootstrap, met, BOOTSTRAP_DEADLINE_SECONDS)
+        if answered and not answered.keys() & _by_peer(node.bootstrap).keys():
             node.events.emit("dht.joined_through_others", peers=len(answered))
     if not answered:
         silent = f"no answer within {BOOTSTRAP_DEADLINE_SECONDS:g} s"
-        failed = {failure.address: failure for failure in failures}
-        tried = [failed.get(each) or DialFailure(each, silent) for each in node.settings.bootstrap]
+        tried = [
+            failure
+            for each in settings.bootstrap
+            for failure in attempt.failures_of(each) or [DialFailure(each, silent)]
+        ]
         # Usually the bootstrap peer starts later or restarts, so it is no mistake of the user.
         raise PeerError(
             "no bootstrap peer can be reached: "
             + "; ".join(f"{failure} ({failure.advice})" for failure in tried)
         )
-    await node.disk.write(LAST_BOOTSTRAP, "\n".join(node.settings.bootstrap).encode())
+    failed = [str(why) for each in settings.bootstrap for why in attempt.failures_of(each)]
+    if failed and answered.keys() & _by_peer(node.bootstrap).keys():
+        node.events.emit("dht.bootstrap_partly_silent", reasons=failed)
+    await node.disk.write(LAST_BOOTSTRAP, "\n".join(settings.bootstrap).encode())
     return answered
 
 
-async def _connect(
-    node: Node,
-    peers: EntryPoints,
-    failures: list[DialFailure],
-    *,
-    patience_seconds: float = BOOTSTRAP_DEADLINE_SECONDS,
-) -> EntryPoints:
-    """Connect to these peers; returns those that answered.
+class Attempt:
+    """One attempt to join: all bootstrap addresses and names side by side."""
 
-    Waits for `patience_seconds`, but only `ENTRY_GRACE_SECONDS` after the first answer.
-    """
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._failures: list[DialFailure] = []
+        self._behind: dict[str, Sequence[str]] = {}
+        """Addresses that each name of the settings stands for."""
+        self._peers: dict[PeerId, list[str]] = {}
+        self._dialling: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
 
-    async def connect(peer: PeerId, addresses: Sequence[str]) -> None:
+    async def run(
+        self, named: Sequence[str], met: EntryPoints, patience_seconds: float
+    ) -> EntryPoints:
+        """Connect to the peers of these addresses, and to those `met`; returns those that answered.
+
+        Waits for `patience_seconds`, but only `ENTRY_GRACE_SECONDS` after the first answer. What
+        the names stand for is in `Node.bootstrap` afterwards.
+        """
+        with trio.move_on_after(patience_seconds) as self._scope:
+            async with trio.open_nursery() as nursery:
+                for peer, addresses in met.items():
+                    nursery.start_soon(self._connect, peer, addresses)
+                for text in named:
+                    nursery.start_soon(self._look_up, text, nursery)
+        connected = self._node.transport.connected()
+        return {peer: each for peer, each in self._peers.items() if peer in connected}
+
+    def failures_of(self, text: str) -> list[DialFailure]:
+        """Why an address of the settings has led to no peer so far; empty if that is open."""
+        meant = {text, *self._behind.get(text, ())}
+        if _by_peer(self._behind.get(text, ())).keys() & set(self._node.transport.connected()):
+            return []
+        return [each for each in self._failures if each.address in meant]
+
+    async def _look_up(self, text: str, nursery: trio.Nursery) -> None:
         try:
-            await node.transport.connect(peer, addresses)
+            found = await self._node.expand(text)
         except ConnectError as error:
-            failures.extend(error.failures)
-            node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
-        else:
-            scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)
+            self._failures += error.failures
+            return
+        self._behind[text] = found
+        self._node.bootstrap = list(dict.fromkeys([*self._node.bootstrap, *found]))
+        for peer, addresses in _by_peer(found).items():
+            if peer == self._node.peer_id:
+                self._failures += [DialFailure(each, ITSELF, NOT_ITSELF) for each in addresses]
+            else:
+                nursery.start_soon(self._connect, peer, addresses)
 
-    with trio.move_on_after(patience_seconds) as scope:
-        async with trio.open_nursery() as nursery:
-            for peer, addresses in peers.items():
-                nursery.start_soon(connect, peer, addresses)
-    connected = node.transport.connected()
-    return {peer: addresses for peer, addresses in peers.items() if peer in connected}
+    async def _connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        self._peers.setdefault(peer, []).extend(addresses)
+        try:
+            async with self._dialling[peer]:  # two addresses of a peer shall not both be dialled
+                await self._node.transport.connect(peer, addresses)
+        except ConnectError as error:
+            self._failures += error.failures
+            self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
+        else:
+            soon = trio.current_time() + ENTRY_GRACE_SECONDS
+            self._scope.deadline = min(self._scope.deadline, soon)
+
+
+async def keep_looking_up(node: Node) -> None:
+    """Look up the names of the bootstrap addresses again and again, until cancelled.
+
+    So a peer that runs for weeks finds the bootstrap peers that have replaced the first ones.
+    """
+    names = [each for each in node.settings.bootstrap if each not in node.bootstrap]
+    while names:
+        await trio.sleep(LOOK_UP_SECONDS)
+        found = [each for each in node.settings.bootstrap if each not in names]
+        for name in names:
+            try:
+                found += await node.expand(name)
+            except ConnectError as error:
+                node.events.emit("dht.bootstrap_failed", reason=str(error))
+        if found:
+            node.bootstrap = list(dict.fromkeys(found))
+            node.dht.enter_through(node.bootstrap)
 
 
 async def _peers_met(node: Node) -> EntryPoints:
@@ -138,7 +202,7 @@ async def join_dht(node: Node, entry_points: EntryPoints) -> None:
         return
     with trio.move_on_after(BOOTSTRAP_DEADLINE_SECONDS):
         try:
-            await node.dht.bootstrap(answered, node.settings.bootstrap)
+            await node.dht.bootstrap(answered, node.bootstrap)
         except PeerError as error:
             node.events.emit("dht.bootstrap_failed", reason=str(error))
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import trio
 
@@ -48,6 +48,16 @@ Strangers choose a record's length, and in memory it takes three times as much."
 RECORD_BYTES_MAX = 11 * 1024
 """Largest peer record remembered. It has room for 16 + 16 addresses of 300 characters, and 16 such
 records fit the frame in which they are forwarded."""
+
+
+Expand: TypeAlias = Callable[[str], Awaitable[Sequence[str]]]
+"""Finds the peers' addresses behind a bootstrap address; raises `ConnectError` if there are
+none."""
+
+
+async def expand_nothing(address: str) -> Sequence[str]:
+    """Stand for `Expand` where no address has a name to look up."""
+    return [address]
 
 
 class StoredSequence:
@@ -107,6 +117,10 @@ class Node:
     settings: PeerSettings
     database: Database
     sequencer: Sequencer
+    expand: Expand = expand_nothing
+    bootstrap: list[str] = field(default_factory=list)
+    """Addresses of bootstrap peers: those of the settings, names replaced by what they stand
+    for."""
     manifests: dict[str, Envelope] = field(default_factory=dict)
     """Signed run manifests that this peer hands out, by run id."""
     part: Part | None = None

@@ -95,13 +95,10 @@ class Versions:
     async def compare_with_bootstrap(self) -> None:
         """Exchange newer manifests with the bootstrap peers, in both directions, until
         cancelled."""
-        named = [
-            (PeerId(address.rpartition("/p2p/")[2]), address)
-            for address in self._node.settings.bootstrap
-        ]
         while True:
             await trio.sleep(BOOTSTRAP_SECONDS)
-            for peer, address in named:
+            for address in self._node.bootstrap:
+                peer = PeerId(address.rpartition("/p2p/")[2])
                 if peer == self._node.peer_id:
                     continue
                 try:
