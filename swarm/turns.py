@@ -8,12 +8,13 @@ its sample.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import blake3
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from swarm.messages import (
@@ -29,6 +30,9 @@ from swarm.messages import (
 
 TOKEN_BYTES = 3
 """Bytes of a packed token id, big endian: enough for a vocabulary of 16.7 million."""
+
+_WIDE_BYTES = array("I").itemsize
+"""Bytes of an id while it is converted: a machine's word, so that all are converted at once."""
 
 PACKED_BYTES_MAX = 60_000
 """Bytes of packed tokens in one message: 20,000 tokens. An envelope has at most 64 KiB."""
@@ -144,18 +148,27 @@ class EpisodeGrade(Message, frozen=True, kw_only=True):
 
 def pack(tokens: Iterable[int]) -> bytes:
     """Token ids as bytes. Raises `OverflowError` for an id that is negative or too large."""
-    ids = np.fromiter(tokens, np.int64)
-    if ids.size and not 0 <= ids.min() <= ids.max() < 1 << 8 * TOKEN_BYTES:
+    wide = bytearray(_big_endian(array("I", tokens)).tobytes())
+    if any(wide[::_WIDE_BYTES]):
         raise OverflowError(f"a token id does not fit {TOKEN_BYTES} bytes")
-    return ids.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - TOKEN_BYTES :].tobytes()
+    del wide[::_WIDE_BYTES]
+    return bytes(wide)
 
 
 def unpack(packed: bytes) -> list[int]:
     """The token ids of packed bytes; raises `ValueError` for a cut id."""
     if len(packed) % TOKEN_BYTES:
         raise ValueError(f"{len(packed)} bytes are no whole number of token ids")
-    digits = np.frombuffer(packed, np.uint8).reshape(-1, TOKEN_BYTES).astype(np.int64)
-    return list((digits @ (256 ** np.arange(TOKEN_BYTES - 1, -1, -1))).tolist())
+    wide = bytearray(len(packed) // TOKEN_BYTES * _WIDE_BYTES)
+    for place in range(TOKEN_BYTES):
+        wide[1 + place :: _WIDE_BYTES] = packed[place::TOKEN_BYTES]
+    return _big_endian(array("I", wide)).tolist()
+
+
+def _big_endian(ids: array[int]) -> array[int]:
+    if sys.byteorder == "little":
+        ids.byteswap()
+    return ids
 
 
 def tokens_digest(tokens: Iterable[int]) -> bytes:

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-
-import numpy as np
 
 CHUNK_TOKENS = 32
 TOP_VALUES = 128
 PRIME = 65497
 """The order of the field GF(p), and the largest modulus; the 16-bit prime of the toploc package."""
 
-PROOF_BYTES = 2 + 2 * TOP_VALUES
+_WORDS = struct.Struct(f">{1 + TOP_VALUES}H")
+PROOF_BYTES = _WORDS.size
 
 
 class ProofFormatError(ValueError):
@@ -44,14 +44,14 @@ def check_format(proofs: Sequence[bytes], spans: Sequence[int]) -> None:
             raise ProofFormatError(
                 f"proof {number} has {len(proof)} bytes instead of {PROOF_BYTES}"
             )
-        words = np.frombuffer(proof, dtype=">u2")
-        if not TOP_VALUES <= words[0] <= PRIME:
+        modulus, *coefficients = _WORDS.unpack(proof)
+        if not TOP_VALUES <= modulus <= PRIME:
             raise ProofFormatError(
-                f"proof {number} has modulus {words[0]}, outside {TOP_VALUES} to {PRIME}"
+                f"proof {number} has modulus {modulus}, outside {TOP_VALUES} to {PRIME}"
             )
-        if words[1:].max() >= PRIME:
+        if max(coefficients) >= PRIME:
             raise ProofFormatError(
-                f"proof {number} has coefficient {words[1:].max()}, not below {PRIME}"
+                f"proof {number} has coefficient {max(coefficients)}, not below {PRIME}"
             )
 
 

@@ -662,3 +662,31 @@ for module in pkgutil.walk_packages(swarm.__path__, "swarm."):
 assert "torch" not in sys.modules, "torch is imported by a module of swarm"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_network_process_imports_only_what_it_uses() -> None:
+    """A relay host runs a hundred of them: each package here costs every one megabytes."""
+    code = """
+import sys, swarm.app.commands.peer, swarm.app.peer, peers.relay, peers.inference.role
+heavy = ("aioquic", "httpx", "numpy", "pyarrow", "requests", "rich", "torch", "zeroconf")
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not loaded.intersection(heavy), loaded.intersection(heavy)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_part_of_libp2p_that_was_left_out_says_so() -> None:
+    code = """
+import swarm.transport.libp2p
+import libp2p
+from swarm.transport.libp2p.lean import PartLeftOut
+try:
+    libp2p.QUICTransport()
+except PartLeftOut as error:
+    assert "libp2p.transport.quic" in str(error)
+else:
+    raise AssertionError("QUIC was not left out")
+from libp2p.transport.quic.config import QUICTransportConfig  # afterwards as usual
+QUICTransportConfig()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,6 +7,10 @@
 `docs/decisions/libp2p.md` lists the defects of libp2p 0.8.1 and how this package repairs them.
 """
 
+# First: it imports libp2p.
+import swarm.transport.libp2p.lean  # noqa: F401
+
+# isort: split
 from swarm.transport.libp2p.addresses import check_port_free, parse_multiaddr, require_peer
 from swarm.transport.libp2p.opening import open_libp2p
 from swarm.transport.libp2p.transport import Libp2pTransport

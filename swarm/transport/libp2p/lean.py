@@ -1,0 +1,98 @@
+"""Imports libp2p without the parts that no peer of ours uses.
+
+`import libp2p` imports QUIC, TLS with certificates, mDNS, its own DHT, GossipSub, and with them
+1,160 modules of 30 packages: 40 MB for each peer, and half a second of processor time at its start.
+While libp2p is imported here, these parts are empty: any name can be imported from them, and
+whatever uses one raises `PartLeftOut`. Afterwards they can be imported as usual.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, MutableSequence, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+import dns._features
+
+LEFT_OUT = (
+    "libp2p.bitswap",
+    "libp2p.discovery",
+    "libp2p.kad_dht",
+    "libp2p.peer.persistent",
+    "libp2p.pubsub.pubsub",
+    "libp2p.records",
+    "libp2p.security.secio",
+    "libp2p.security.tls",
+    "libp2p.stream_muxer.mplex",
+    "libp2p.transport.quic",
+    "libp2p.transport.websocket",
+)
+
+LEFT_OUT_OF_DNS = ("doh", "doq")
+"""DNS over HTTPS and over QUIC: addresses with names are resolved by the system."""
+
+
+class PartLeftOut(Exception):
+    """A part of libp2p that was left out is used after all."""
+
+
+class _Meta(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _absent(f"{cls.__qualname__}.{name}")
+
+    def __call__(cls, *arguments: Any, **named: Any) -> NoReturn:
+        raise PartLeftOut(f"{cls.__qualname__}; see {__name__}")
+
+
+def _absent(name: str) -> type:
+    """A class that stands for whatever is imported. It can be inherited from, and caught."""
+    return _Meta(name, (Exception,), {"__qualname__": name})
+
+
+class _Empty(ModuleType):
+    __path__: MutableSequence[str] = []  # noqa: RUF012 — of every package
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _absent(f"{self.__name__}.{name}")
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.startswith(tuple(f"{part}." for part in LEFT_OUT)) or name in LEFT_OUT:
+            return ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Empty(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+@contextmanager
+def _leaving_out() -> Iterator[None]:
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name, module in sys.modules.items() if isinstance(module, _Empty)]:
+            del sys.modules[name]
+
+
+if "libp2p" not in sys.modules:
+    for feature in LEFT_OUT_OF_DNS:
+        dns._features.force(feature, False)
+    with _leaving_out():
+        import libp2p  # noqa: F401
