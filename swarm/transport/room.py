@@ -29,8 +29,8 @@ CONNECTIONS_FOR_STRANGERS = 128
 are reserved for trusted and admitted peers as soon as they need them."""
 
 CONNECTIONS_PER_ADDRESS_MAX = 64
-"""Inbound connections from one IPv4 address or one /64 of IPv6: a lab behind one NAT fits, a flood
-does not."""
+"""Inbound connections of strangers from one IPv4 address or one /64 of IPv6. Admitted peers do not
+count, so that a lab behind one NAT fits whatever its size, and a flood does not."""
 
 HANDSHAKES_MAX = 64
 """Handshakes at once; beyond it the oldest of the most crowded address range is cancelled."""
@@ -169,16 +169,16 @@ class Door:
             del self._callers[caller]
 
     def _displaced(self, origin: Origin) -> Held | None:
-        same = [c for c in self._callers if c.origin.address == origin.address]
-        if len(same) < CONNECTIONS_PER_ADDRESS_MAX:
-            return None
-        idle = [
+        strangers = [
             c.connection
-            for c in same
-            if c.connection is not None and c.connection.idle and not c.connection.vouched
+            for c in self._callers
+            if c.origin.address == origin.address and not (c.connection and c.connection.vouched)
         ]
+        if len(strangers) < CONNECTIONS_PER_ADDRESS_MAX:
+            return None
+        idle = [connection for connection in strangers if connection and connection.idle]
         if not idle:
-            raise NoRoom(f"{origin.address} has {len(same)} connections")
+            raise NoRoom(f"{origin.address} has {len(strangers)} connections of strangers")
         return idle[0]
 
     def _make_room_to_shake(self) -> None:

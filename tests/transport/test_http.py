@@ -393,6 +393,22 @@ def test_connections_are_bounded_per_address(disk, monkeypatch) -> None:
     run(main)
 
 
+def test_connections_with_a_proof_leave_their_address_its_room(disk, monkeypatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_PER_ADDRESS_MAX", 1)
+
+    async def main() -> None:
+        async with (
+            serving(Service(), disk) as root,
+            await dial(root) as first,
+        ):
+            await prove(first)
+            async with await dial(root) as second, await dial(root) as third:
+                await challenge(second)
+                assert b"503" in await third.receive_some()
+
+    run(main)
+
+
 # --- protection --------------------------------------------------------------------------------
 
 

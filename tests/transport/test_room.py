@@ -85,7 +85,7 @@ def test_an_address_has_so_many_connections_of_which_an_idle_one_makes_way() -> 
         door = Door()
         hosts = [f"2001:db8::{n:x}" for n in range(room.CONNECTIONS_PER_ADDRESS_MAX)]
         with entered(door, hosts) as callers:
-            full = pytest.raises(NoRoom, match="2001:db8::/64 has 64 connections")
+            full = pytest.raises(NoRoom, match="2001:db8::/64 has 64 connections of str")
             with full, door.entered("2001:db8::ffff"):
                 pass
             with door.entered("2001:db8:0:1::1") as (_, displaced):
@@ -93,6 +93,21 @@ def test_an_address_has_so_many_connections_of_which_an_idle_one_makes_way() -> 
             callers[5].connection = Connection("2001:db8::5")
             with door.entered("2001:db8::ffff") as (_, displaced):
                 assert displaced is callers[5].connection
+
+    run(main)
+
+
+def test_admitted_peers_of_one_address_leave_its_strangers_their_room() -> None:
+    async def main() -> None:
+        door = Door()
+        hosts = ["192.0.2.1"] * room.CONNECTIONS_PER_ADDRESS_MAX
+        with entered(door, hosts) as callers:
+            callers[0].connection = Connection("192.0.2.1", vouched=True, idle=False)
+            with door.entered("192.0.2.1") as (newcomer, displaced):
+                assert displaced is None
+                newcomer.connection = Connection("192.0.2.1", idle=False)
+                with pytest.raises(NoRoom), door.entered("192.0.2.1"):
+                    pass
 
     run(main)
 

@@ -35,7 +35,8 @@ CONNECTIONS_MAX = 512
 """Connections one server holds: each costs a socket and a task."""
 
 CONNECTIONS_PER_ADDRESS_MAX = 64
-"""Connections from one IP address."""
+"""Connections from one IP address without a proof of identity. Peers that proved theirs are bounded
+each, so that hundreds behind one address are served."""
 
 CONNECTIONS_PER_PEER_MAX = 32
 """Connections on which one peer has proved its identity: an honest peer needs about four."""
@@ -99,6 +100,11 @@ class Session:
         self._challenge: bytes | None = None
         self._admitted_at: float | None = None
         """When this client was last found to be admitted; None: it was not."""
+
+    @property
+    def proven(self) -> bool:
+        """Whether an admitted peer proved its identity on this connection."""
+        return self._client is not None
 
     def end(self) -> None:
         """Stop counting this connection as its client's."""
@@ -270,7 +276,7 @@ class BulkServer:
         self._serving = serving
         self._clients = Clients()
         self._buffers = Buffers()
-        self._by_host: Counter[str] = Counter()
+        self._by_host: dict[str, set[Session]] = {}
         self._connections = 0
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
@@ -284,16 +290,15 @@ class BulkServer:
             await trio.aclose_forcefully(stream)
             return
         wire = Wire(stream, self._serving.traffic, self._buffers)
-        self._by_host[host] += 1
+        session = Session(self._serving, self._clients, wire, host)
+        others = self._by_host.setdefault(host, set())
         self._connections += 1
         try:
-            if (
-                self._connections > CONNECTIONS_MAX
-                or self._by_host[host] > CONNECTIONS_PER_ADDRESS_MAX
-            ):
+            strangers = sum(not other.proven for other in others)
+            if self._connections > CONNECTIONS_MAX or strangers >= CONNECTIONS_PER_ADDRESS_MAX:
                 await wire.send(last_head(503) + b"too many connections")
                 return
-            session = Session(self._serving, self._clients, wire, host)
+            others.add(session)
             try:
                 await session.run()
             finally:
@@ -304,7 +309,7 @@ class BulkServer:
             log.exception("serving the bulk plane to %s failed", host)
         finally:
             self._connections -= 1
-            self._by_host[host] -= 1
-            if not self._by_host[host]:
-                del self._by_host[host]
+            others.discard(session)
+            if not others:
+                self._by_host.pop(host, None)
             wire.close()
