@@ -4,7 +4,3 @@ Nothing in this package imports torch, and nothing imports `peers` (the roles) o
 """
 
 __version__ = "0.1.0"
-
-PROTOCOL_VERSION = 1
-"""Version of the wire protocol. Peers drop envelopes of another version. For a run manifest of
-another version, the error also names the version of this peer."""

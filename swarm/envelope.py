@@ -20,20 +20,25 @@ import blake3
 import msgspec
 from msgspec import Meta
 
-from swarm import PROTOCOL_VERSION
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.identity import SIGNATURE_BYTES, Identity, verify
 from swarm.kinds import KINDS, kind_of
+from swarm.manifest import NEEDS_INDEX, RunManifest
 from swarm.messages import Count, Message, PeerRecord, StateMessage
+from swarm.protocol import PROTOCOL_VERSION, ProtocolVersion
 from swarm.rates import TokenBuckets
 from swarm.world import World
+
+ENVELOPE_VERSION = 1
+"""Version of the envelope itself, which has never changed. Envelopes of another are dropped."""
 
 ENVELOPE_BYTES_MAX = 64 * 1024
 """Size of a whole signed envelope. Checkpoint manifests are blobs, so no message needs more."""
 
 UNKNOWN_BYTES_MAX = 1024
 """Bytes of an envelope that belong to no known field of its body or message. They leave room for
-fields that a later version appends, and are too few to fill a peer's memory."""
+fields that a later version appends, and are too few to fill a peer's memory. A field that may be
+longer needs a new protocol version."""
 
 REMEMBERED_BYTES_MAX = 2048
 """Largest envelope that is cached once opened. Strangers can sign large ones, so these are opened
@@ -140,6 +145,18 @@ class Dropped(SwarmError):
         self.cause = cause
 
 
+class NeedsNewer(Dropped):
+    """A run manifest, signed by the run's owner, needs a newer protocol version than this one's."""
+
+    def __init__(self, body: Body, version: int, needs: int) -> None:
+        super().__init__("needs_newer", f"{body.run} needs protocol version {needs}")
+        self.sender = body.sender
+        self.run = body.run
+        self.version = version
+        """Version of the run's manifest."""
+        self.needs = needs
+
+
 SEEN_SWEPT_MIN = 1000
 """Smallest number of remembered event hashes at which expired ones are removed."""
 
@@ -150,11 +167,11 @@ FORGED = frozenset(
         "misplaced_kind",
         "not_its_sender",
         "too_large",
-        "unknown_kind",
         "wrong_run",
     }
 )
-"""Causes of drops that an honest peer never gives, neither as the sender nor by forwarding."""
+"""Causes of drops that an honest peer of any version never gives, neither as the sender nor by
+forwarding. A newer peer may send kinds of messages that this one does not know."""
 
 INVALID_MAX = 5
 """Number of forged envelopes after which their sender is banned."""
@@ -179,7 +196,7 @@ def seal(
     """Sign a message. `sequence` comes from `Sequencer`, which has stored it."""
     issued_ms = int(wall_time * 1000)
     body = Body(
-        version=PROTOCOL_VERSION,
+        version=ENVELOPE_VERSION,
         kind=kind_of(message),
         run=run,
         sender=identity.peer_id,
@@ -201,14 +218,16 @@ def _open(raw: bytes) -> Envelope:
         body = _body_decoder.decode(encoded)
     except DECODE_ERRORS as error:
         raise Dropped("malformed", str(error)) from error
-    if body.version != PROTOCOL_VERSION:
-        raise Dropped("unknown_version", f"{body.version}, this peer speaks {PROTOCOL_VERSION}")
+    if body.version != ENVELOPE_VERSION:
+        raise Dropped("unknown_version", f"{body.version}, this peer reads {ENVELOPE_VERSION}")
+    if not verify(body.sender, _signed_bytes(body.kind, encoded), raw[:SIGNATURE_BYTES]):
+        raise Dropped("bad_signature", body.sender[:64])
     message_type = KINDS.get(body.kind)
     if message_type is None:
         raise Dropped("unknown_kind", body.kind[:40])
-    if not verify(body.sender, _signed_bytes(body.kind, encoded), raw[:SIGNATURE_BYTES]):
-        raise Dropped("bad_signature", body.sender[:64])
     try:
+        if message_type is RunManifest:
+            _check_needs(body)
         message = msgspec.msgpack.decode(body.payload, type=message_type)
     except DECODE_ERRORS as error:
         raise Dropped("malformed", f"{body.kind}: {error}") from error
@@ -217,6 +236,21 @@ def _open(raw: bytes) -> Envelope:
     if unknown > UNKNOWN_BYTES_MAX:
         raise Dropped("malformed", f"{body.kind}: {unknown} bytes that no field explains")
     return Envelope(raw, body, message)
+
+
+def _check_needs(body: Body) -> None:
+    """Raise `NeedsNewer` for a run manifest of a newer protocol version, before its fields are
+    decoded: these may have values that this version does not know."""
+    fields = msgspec.msgpack.decode(body.payload, type=list[msgspec.Raw])
+    if len(fields) <= NEEDS_INDEX:
+        return
+    needs = msgspec.msgpack.decode(fields[NEEDS_INDEX], type=ProtocolVersion)
+    if needs <= PROTOCOL_VERSION:
+        return
+    name = msgspec.msgpack.decode(fields[0], type=str)
+    if body.run != f"{body.sender}/{name}":
+        raise Dropped("wrong_run", f"{body.sender} signs for {body.run[:100]}")
+    raise NeedsNewer(body, msgspec.msgpack.decode(fields[1], type=Count), needs)
 
 
 class _Opened:
@@ -317,6 +351,8 @@ class Gate:
     `flooded` is called with the sender of each envelope above it. Their clocks do not decide
     either. Their states count by sequence long after they expire. Their events expire later
     by the known difference of their clock (`clock_off`, in seconds).
+
+    `outgrown` is called with each run manifest that needs a newer protocol version, of any run.
     """
 
     def __init__(
@@ -327,6 +363,7 @@ class Gate:
         trusts: Callable[[str], bool],
         clock_off: Callable[[str], float] = lambda _sender: 0.0,
         flooded: Callable[[str], None] = lambda _sender: None,
+        outgrown: Callable[[NeedsNewer], None] = lambda _manifest: None,
     ) -> None:
         self._world = world
         self._run = run
@@ -334,6 +371,7 @@ class Gate:
         self.trusts = trusts
         self._clock_off = clock_off
         self._flooded = flooded
+        self._outgrown = outgrown
         self._seen: OrderedDict[bytes, int] = OrderedDict()
         """Digests of events and their expiry in milliseconds. States are recognised by order."""
         self._sweep_at = SEEN_SWEPT_MIN
@@ -359,6 +397,8 @@ class Gate:
             return self._admit(raw, kinds)
         except Dropped as dropped:
             self.dropped[dropped.cause] += 1
+            if isinstance(dropped, NeedsNewer):
+                self._outgrown(dropped)
             raise
 
     def _admit(self, raw: bytes, kinds: Container[type[Message]] | None) -> Envelope:

@@ -23,6 +23,7 @@ from swarm.messages import (
     Seconds,
     StateMessage,
 )
+from swarm.protocol import ProtocolVersion
 
 
 class TrustedKey(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -506,6 +507,8 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     """Peers that render, play and grade the environments that are `served`."""
     outer: Outer = Outer()
     values: Values = Values()
+    needs: ProtocolVersion = 1
+    """Protocol version that peers of this run need at least (`swarm.run.needs`)."""
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)
@@ -537,3 +540,8 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
         return list(
             dict.fromkeys(self.trainer_ids() + self.validator_ids() + self.environment_ids())
         )
+
+
+NEEDS_INDEX = RunManifest.__struct_fields__.index("needs")
+"""Position of `needs` on the wire. It never changes: an older version must find it in a manifest
+that it cannot decode."""

@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from swarm.protocol import ProtocolVersion
+
 Name = Annotated[str, Meta(max_length=200)]
 Line = Annotated[str, Meta(max_length=500)]
 Key = Annotated[str, Meta(min_length=46, max_length=64)]
@@ -38,6 +40,10 @@ DOING_CHARACTERS_MAX = 80
 
 DOING_REPEATED_MAX = 40
 """Characters of that description that a trusted peer forwards: the text is a stranger's."""
+
+
+Build = Annotated[str, Meta(pattern=r"^[0-9A-Za-z.+-]{0,20}\Z")]
+"""Version of a peer's Swarm, for people."""
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -78,6 +84,9 @@ class Heartbeat(StateMessage, frozen=True, kw_only=True):
     tokens_per_second: Speed = 0.0
     bytes_sent: Count = 0
     bytes_received: Count = 0
+    protocol: ProtocolVersion = 1
+    """Protocol version of the peer's build (`swarm.protocol`)."""
+    build: Build = ""
 
 
 Entry = Annotated[bytes, Meta(max_length=16)]
@@ -130,6 +139,9 @@ class AdmissionRequest(Message, frozen=True, kw_only=True):
     """Asks a trusted peer for admission to the run."""
 
     roles: Roles
+    protocol: ProtocolVersion = 1
+    """As in the heartbeat."""
+    build: Build = ""
 
 
 INVITE_ID_BYTES = 16

@@ -15,6 +15,7 @@ from swarm.envelope import (
     FORGED,
     FUTURE_SECONDS_MAX,
     INVALID_MAX,
+    SENDERS_REMEMBERED_MAX,
     Dropped,
     Envelope,
     Gate,
@@ -43,6 +44,7 @@ from swarm.gossip.topics import ROUTINE, RUN, TOPICS
 from swarm.identity import PeerId
 from swarm.messages import Message, PeerRecord, StateMessage
 from swarm.messenger import REQUEST_DEADLINE_SECONDS
+from swarm.rates import TokenBuckets
 from swarm.transport import Stream, StreamError, Transport
 from swarm.world import World
 
@@ -77,6 +79,13 @@ announcements."""
 
 DROPPED_REPORT_SECONDS = 60.0
 """Between two reports of the number of dropped envelopes, by cause."""
+
+UNKNOWN_PER_SECOND = 10.0
+"""Average number of messages per second that a neighbour may send whose kind this version does not
+know. A newer peer sends some, and this one cannot tell it to stop."""
+
+UNKNOWN_BURST = 200.0
+"""Number of these at once: what a newer neighbour holds when the conversation begins."""
 
 Listener = Callable[[Envelope], None]
 
@@ -120,6 +129,8 @@ class Gossip:
         """Digests of envelopes accepted since the last tick, by topic."""
         self._asked: dict[bytes, float] = {}
         """Digests that a trusted neighbour was asked for, and until when no other is asked."""
+        self._unknown = TokenBuckets(UNKNOWN_PER_SECOND, UNKNOWN_BURST, SENDERS_REMEMBERED_MAX)
+        """Messages of unknown kinds, by the neighbour that sends them."""
         self._listeners: dict[type[Message], list[Listener]] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -381,7 +392,11 @@ class Gossip:
         except Dropped as dropped:
             if dropped.cause == "duplicate":
                 neighbour.knows.add(digest)
-            elif dropped.cause in FORGED or self._is_out_of_time(neighbour, dropped.cause, raw):
+            elif (
+                dropped.cause in FORGED
+                or self._is_out_of_time(neighbour, dropped.cause, raw)
+                or (dropped.cause == "unknown_kind" and not self._may_be_newer(neighbour))
+            ):
                 neighbour.invalid += 1
             return
         neighbour.knows.add(envelope.digest)
@@ -398,6 +413,10 @@ class Gossip:
             body.expires_ms / 1000 < theirs - FUTURE_SECONDS_MAX
             or body.issued_ms / 1000 > theirs + FUTURE_SECONDS_MAX + CLOCK_SKEW_SECONDS_MAX
         )
+
+    def _may_be_newer(self, neighbour: Neighbour) -> bool:
+        """Whether a neighbour sends no more messages of unknown kinds than a newer peer may."""
+        return self._unknown.of(neighbour.peer).take(1, self._world.now())
 
     def _accept(self, envelope: Envelope) -> None:
         topic, digest = self._store.add(envelope), envelope.digest

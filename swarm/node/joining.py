@@ -15,6 +15,7 @@ from swarm.node.node import PEERS_MET, Node
 from swarm.run.admission import TRUSTED_ROLES
 from swarm.run.choice import choose_run, pin_owner
 from swarm.run.exchange import ask_for_manifests
+from swarm.run.manifest import Outgrown
 from swarm.run.records import run_key
 from swarm.run.run import Run
 from swarm.transport import ConnectError, DialFailure
@@ -217,14 +218,17 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     """
     known = dict(node.manifests)
     problems: list[str] = []
+    outgrown: list[Outgrown] = []
 
     async def ask(peer: PeerId) -> None:
         try:
-            for envelope in await ask_for_manifests(node.transport, peer):
+            for envelope in await ask_for_manifests(node.transport, peer, wanted=node.settings.run):
                 held = known.get(envelope.body.run)
                 if held is None or held.message.order() < envelope.message.order():
                     known[envelope.body.run] = envelope
                 scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)
+        except Outgrown as error:
+            outgrown.append(error)
         except PeerError as error:
             problems.append(str(error))
 
@@ -232,6 +236,8 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
         async with trio.open_nursery() as nursery:
             for peer in entry_points:
                 nursery.start_soon(ask, peer)
+    if outgrown and (node.settings.run or not known):
+        raise outgrown[0]
     if not known and problems:
         raise UserError(f"no peer provided a run manifest: {'; '.join(problems)}")
     manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)

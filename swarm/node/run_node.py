@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import trio
 
-from swarm.envelope import Dropped, Envelope, Gate
+from swarm import __version__
+from swarm.envelope import Dropped, Envelope, Gate, NeedsNewer
 from swarm.errors import UserError, leaf_errors
 from swarm.events import Rationed
 from swarm.gossip.gossip import Gossip
@@ -41,10 +42,12 @@ from swarm.node.trusted import TrustedPart
 from swarm.node.versions import Versions
 from swarm.node.waking import reconnect_after_sleep
 from swarm.observable import Observable
+from swarm.protocol import PROTOCOL_VERSION
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits
 from swarm.run.clock import TrustedClock
 from swarm.run.invites import check_token
 from swarm.run.lease import Lease
+from swarm.run.manifest import Outgrown
 from swarm.run.run import VERSION_REFUSED, Run
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
@@ -78,6 +81,7 @@ class RunNode:
             run.trusts,
             run.clock_off,
             flooded=lambda sender: floods.emit("membership.trusted_over_rate", remote=sender),
+            outgrown=self._on_outgrown,
         )
         self._clock = TrustedClock(run, node.world, node.events, node.peer_id)
         self.gossip = Gossip(
@@ -250,6 +254,8 @@ class RunNode:
             tokens_per_second=self.status.tokens_per_second,
             bytes_sent=moved.sent,
             bytes_received=moved.received,
+            protocol=PROTOCOL_VERSION,
+            build=__version__[:20],
         )
 
     @property
@@ -370,6 +376,9 @@ class RunNode:
             self.policies.have.tells_changed()
         self.versions.changed.touch()
 
+    def _on_outgrown(self, newer: NeedsNewer) -> None:
+        self.versions.outgrow(Outgrown(newer.run, newer.version, newer.needs))
+
     async def run_over(self) -> None:
         """Wait until a trainer's step order ends the run."""
 
@@ -407,6 +416,7 @@ class RunNode:
                 nursery.start_soon(self._report_status)
                 nursery.start_soon(self._neighbours.keep_enough, self.gossip, trusted_wanted)
                 nursery.start_soon(self.versions.keep_stored)
+                nursery.start_soon(self.versions.leave_outgrown)
                 nursery.start_soon(self.announced.keep)
                 if self._trusted is not None:
                     nursery.start_soon(self._keep_trust)

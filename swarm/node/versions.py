@@ -14,7 +14,7 @@ from swarm.messages import StepOrder
 from swarm.node.node import Node
 from swarm.observable import Observable
 from swarm.run.exchange import BOOTSTRAP_SECONDS, ask_for_manifests
-from swarm.run.manifest import content_digest
+from swarm.run.manifest import Outgrown, content_digest
 from swarm.run.run import Run
 
 VERSION_SECONDS = 2.0
@@ -34,6 +34,7 @@ class Versions:
         self._hear = hear
         self.changed = Observable(0)
         """Changes whenever a version of the run's manifest is accepted."""
+        self._outgrown: Observable[Outgrown | None] = Observable(None)
         self._stored: list[Envelope] = []
         self._asking = trio.Lock()
 
@@ -65,7 +66,7 @@ class Versions:
             try:
                 await self._node.reach(peer)
                 for envelope in await ask_for_manifests(
-                    self._node.transport, peer, order.run_digest
+                    self._node.transport, peer, order.run_digest, wanted=self._run.id
                 ):
                     if (
                         envelope.body.run == self._run.id
@@ -75,9 +76,22 @@ class Versions:
                         self._run.keep(envelope)
                         self.changed.touch()
                         return True
+            except Outgrown as outgrown:
+                self.outgrow(outgrown)
             except PeerError as error:
                 self._node.events.emit("gossip.version_not_told", remote=peer, reason=str(error))
         return False
+
+    def outgrow(self, outgrown: Outgrown) -> None:
+        """Note a version of the run that this build cannot follow; older ones are replays."""
+        if outgrown.run == self._run.id and outgrown.version > self._run.manifest.version:
+            self._outgrown.set(outgrown)
+
+    async def leave_outgrown(self) -> None:
+        """Wait until the run needs a newer build; raises `Outgrown` then."""
+        await self._outgrown.wait_until(lambda outgrown: outgrown is not None)
+        assert self._outgrown.value is not None
+        raise self._outgrown.value
 
     async def store(self) -> None:
         """Store the versions that the run remembers durably."""
@@ -105,8 +119,12 @@ class Versions:
                     if peer not in self._node.transport.connected():
                         await self._node.transport.connect(peer, [address])
                     mine = self._run.manifest_envelope
-                    for newer in await ask_for_manifests(self._node.transport, peer, mine.raw):
+                    for newer in await ask_for_manifests(
+                        self._node.transport, peer, mine.raw, wanted=self._run.id
+                    ):
                         if newer.body.run == self._run.id:
                             self._hear(newer)
+                except Outgrown as outgrown:
+                    self.outgrow(outgrown)
                 except PeerError as error:
                     self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))

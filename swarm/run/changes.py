@@ -41,6 +41,7 @@ _TAKES_EFFECT = {
     "broadcast_mode": AT_ONCE,
     "adapter": NEVER,
     "values": NEXT_STEP,
+    "needs": AT_ONCE,
     "outer": NEVER,
     "outer.rounds": AT_ONCE,
     "outer.quorum": AT_ONCE,

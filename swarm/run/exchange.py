@@ -14,7 +14,7 @@ from swarm.envelope import ENVELOPE_BYTES_MAX, Envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import PeerId
 from swarm.messenger import REQUEST_DEADLINE_SECONDS
-from swarm.run.manifest import check_manifest, run_id
+from swarm.run.manifest import Outgrown, check_manifest, run_id
 from swarm.transport import Stream, Transport
 
 MANIFESTS_MAX = 64
@@ -69,26 +69,39 @@ def serve_manifests(
 
 
 async def ask_for_manifests(
-    transport: Transport, peer: PeerId, asked: bytes = LIST
+    transport: Transport, peer: PeerId, asked: bytes = LIST, *, wanted: str | None = None
 ) -> list[Envelope]:
     """Request manifests from a connected peer and check their signatures; raises `PeerError`.
 
     `asked` is `LIST` for the newest manifest of each run, a content digest for that version, or a
     complete manifest. The peer accepts a complete manifest if it is newer, and answers with its
     newest of that run.
+
+    Runs of protocol versions that this build does not speak are left out. Raises `Outgrown` if one
+    of them is `wanted`, a run's id or name, or if it is the only run in a list.
     """
     found: dict[str, Envelope] = {}
+    outgrown: list[Outgrown] = []
     try:
         with trio.fail_after(REQUEST_DEADLINE_SECONDS):
             stream = await transport.open_stream(peer, PROTOCOL)
             await stream.send(asked)
             await stream.end()
-            while (raw := await stream.receive()) is not None and len(found) < MANIFESTS_MAX:
+            while (raw := await stream.receive()) is not None:
+                if len(found) + len(outgrown) == MANIFESTS_MAX:
+                    break
                 try:
                     envelope = check_manifest(raw, f"what {peer} sent")
+                except Outgrown as error:
+                    outgrown.append(error)
+                    continue
                 except UserError as error:
                     raise PeerError(str(error)) from error
                 found[run_id(envelope)] = envelope
     except trio.TooSlowError as error:
         raise PeerError(f"{peer} did not list its runs in time") from error
+    for each in outgrown:
+        alone = asked == LIST and wanted is None and not found
+        if alone or wanted in (each.run, each.run.partition("/")[2]):
+            raise each
     return [envelope for _, envelope in sorted(found.items())]

@@ -101,7 +101,9 @@ class Lease:
                 await self._reach(peer)
                 message: Heartbeat | AdmissionRequest = self._describe()
                 if self.admission is None:
-                    message = AdmissionRequest(roles=message.roles)
+                    message = AdmissionRequest(
+                        roles=message.roles, protocol=message.protocol, build=message.build
+                    )
                 request = await self._seal(message, EVENT_LIFETIME_SECONDS)
                 shown = [e for e in (self.admission, self._invite) if e is not None]
                 reply = await self._messenger.request(peer, request, *shown)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import blake3
 
-from swarm import PROTOCOL_VERSION
-from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.envelope import ENVELOPE_VERSION, Dropped, Envelope, NeedsNewer, open_envelope
 from swarm.errors import UserError
 from swarm.manifest import RunManifest
+from swarm.protocol import protocol_problem
 
 MANIFEST_LIFETIME_SECONDS = 90 * 24 * 3600.0
 """A run manifest is valid for 90 days unless the owner signs a newer one."""
@@ -39,18 +39,35 @@ def load_manifest(path: Path) -> Envelope:
     return check_manifest(raw, str(path))
 
 
+class Outgrown(UserError):
+    """A version of a run's manifest needs a protocol version that this build does not speak."""
+
+    def __init__(self, run: str, version: int, needs: int) -> None:
+        super().__init__(protocol_problem(run, needs) or run)
+        self.run = run
+        self.version = version
+
+
 def check_manifest(raw: bytes, where: str) -> Envelope:
-    """Open bytes as a signed manifest. Raises a `UserError` that begins with `where`."""
+    """Open bytes as a signed manifest.
+
+    Raises `Outgrown`, or another `UserError` that begins with `where`.
+    """
     try:
         envelope = open_envelope(raw)
+    except NeedsNewer as newer:
+        raise Outgrown(newer.run, newer.version, newer.needs) from newer
     except Dropped as dropped:
         hint = {
             "unknown_version": "; it needs another version of Swarm "
-            f"(this one speaks {PROTOCOL_VERSION})",
+            f"(this one reads envelopes of version {ENVELOPE_VERSION})",
             "malformed": "; it is damaged, or an earlier version of Swarm signed it: its owner "
             "signs it again with swarm run create",
         }.get(dropped.cause, "")
         raise UserError(f"{where} is not a valid run manifest ({dropped}){hint}") from dropped
     if not isinstance(envelope.message, RunManifest) or envelope.body.run != run_id(envelope):
         raise UserError(f"{where} holds a {envelope.body.kind}, not a run manifest")
+    manifest = envelope.message
+    if protocol_problem(envelope.body.run, manifest.needs) is not None:
+        raise Outgrown(envelope.body.run, manifest.version, manifest.needs)
     return envelope

@@ -32,6 +32,7 @@ from swarm.messages import (
     Slot,
 )
 from swarm.messenger import Messenger, first
+from swarm.protocol import UPGRADE
 from swarm.rates import TokenBuckets
 from swarm.rollouts.seeds import digest
 from swarm.run.admission import (
@@ -171,10 +172,11 @@ class Registrar:
     async def _on_request(
         self, envelope: Envelope, supporting: Sequence[Envelope]
     ) -> Sequence[Envelope]:
-        roles = envelope.expect(AdmissionRequest).roles
-        return await self._answer(
-            envelope.sender, Heartbeat(roles=roles, doing="joining"), supporting
+        asked = envelope.expect(AdmissionRequest)
+        heartbeat = Heartbeat(
+            roles=asked.roles, doing="joining", protocol=asked.protocol, build=asked.build
         )
+        return await self._answer(envelope.sender, heartbeat, supporting)
 
     async def _on_heartbeat(
         self, envelope: Envelope, supporting: Sequence[Envelope]
@@ -193,7 +195,7 @@ class Registrar:
         shown, invite = first(supporting, Admission), first(supporting, Invite)
         lease = self._members.lease_of(peer) or self._lease_shown(peer, shown)
         refusal = self._uninvited(peer, invite)
-        refusal = refusal or self._refusal(peer, heartbeat.roles, stake, network, lease)
+        refusal = refusal or self._refusal(peer, heartbeat, stake, network, lease)
         if refusal is None and invite is not None and self._uninvited(peer, None) is not None:
             await self._invites.redeem(invite, peer)
             refusal = self._uninvited(peer, None)  # another peer may have redeemed it meanwhile
@@ -269,9 +271,10 @@ class Registrar:
         return AdmissionRefused(peer=peer, reason=problem[:500]) if problem else None
 
     def _refusal(
-        self, peer: str, roles: Sequence[str], stake: int, network: str, lease: Lease | None
+        self, peer: str, heartbeat: Heartbeat, stake: int, network: str, lease: Lease | None
     ) -> AdmissionRefused | None:
         """Return why a peer is not admitted, or None. May take an idle member's slot for it."""
+        roles = heartbeat.roles
 
         def refused(reason: str, *, later: bool = False) -> AdmissionRefused:
             return AdmissionRefused(peer=peer, reason=reason, later=later)
@@ -283,6 +286,11 @@ class Registrar:
         eviction = self._run.evicted(peer)
         if eviction is not None:
             return refused(f"evicted: {eviction.reason}"[:500])
+        if heartbeat.protocol < manifest.needs:
+            return refused(
+                f"this run needs protocol version {manifest.needs}, and the peer's build speaks "
+                f"{heartbeat.protocol}: upgrade it with {UPGRADE}, and start it again"
+            )
         known = (*ROLES, *admissions.further_roles)
         unknown = [role for role in roles if role not in known]
         if unknown or not roles:

@@ -15,6 +15,7 @@ from typing import Any
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, Optimiser, OptionValue, RunManifest
 from swarm.run.bounds import check_manifest_numbers, check_peer_id
+from swarm.run.needs import with_needs
 from swarm.run.recipes import apply_recipe
 from swarm.tables import read_toml, struct_from_mapping
 
@@ -82,7 +83,7 @@ def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
                 if isinstance(peer, str):
                     check_peer_id(peer, f"{path}: {field}")
             table[field] = [{"peer": e} if isinstance(e, str) else e for e in entries]
-    manifest = struct_from_mapping(RunManifest, table, str(path))
+    manifest = with_needs(struct_from_mapping(RunManifest, table, str(path)), str(path))
     check_manifest_numbers(manifest, str(path))
     return manifest
 

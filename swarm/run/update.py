@@ -12,6 +12,7 @@ from swarm.manifest import RunManifest
 from swarm.run.changes import NEVER, Change, changes, values_listed
 from swarm.run.exchange import ask_for_manifests
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, load_manifest, manifest_in
+from swarm.run.needs import with_needs
 from swarm.transport import Transport
 
 
@@ -19,7 +20,7 @@ def sign_manifest(owner: Identity, manifest: RunManifest, wall_time: float) -> E
     """Sign a run manifest as its owner."""
     return seal(
         owner,
-        manifest,
+        with_needs(manifest, f"run {manifest.name}"),
         run=f"{owner.peer_id}/{manifest.name}",
         sequence=int(wall_time * 1000),
         wall_time=wall_time,

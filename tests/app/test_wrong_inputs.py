@@ -9,24 +9,29 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 import trio
+from msgspec.structs import replace
 
 import swarm.envelope
 from peers.engines.installed import Installed, python_of, record_of
 from peers.outer.backends.installed import recipe_of
-from swarm import PROTOCOL_VERSION
 from swarm.app.averaging import Network, open_backend
 from swarm.app.exit import exit_with
 from swarm.app.local_node import open_node
-from swarm.envelope import Envelope
+from swarm.envelope import ENVELOPE_VERSION, Envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import Identity, load_or_create
+from swarm.manifest import RunManifest
 from swarm.node.joining import NO_WAY_IN, find_run, join_network
+from swarm.protocol import PROTOCOL_VERSION
+from swarm.run import needs
+from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
 from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest
 
@@ -226,23 +231,26 @@ def test_no_such_run(
 
 
 def of_the_future(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Envelope:
-    """A manifest signed in the next version of the protocol."""
+    """A manifest signed in the next version of the envelope."""
     with monkeypatch.context() as patch:
-        patch.setattr(swarm.envelope, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+        patch.setattr(swarm.envelope, "ENVELOPE_VERSION", ENVELOPE_VERSION + 1)
         return signed_manifest(folder, OWNER)
 
 
-def test_a_manifest_of_another_protocol_version(
+def test_a_manifest_of_another_envelope_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "run.manifest"
     file.write_bytes(of_the_future(tmp_path, monkeypatch).raw)
     for command in (["peer", "--home", tmp_path / "home", "--manifest"], ["run", "show"]):
         said = complaint(*command, file)
-        assert f"needs another version of Swarm (this one speaks {PROTOCOL_VERSION})" in said
+        assert (
+            f"needs another version of Swarm (this one reads envelopes of version {ENVELOPE_VERSION})"
+            in said
+        )
 
 
-def test_a_peer_of_another_protocol_version(
+def test_a_peer_of_another_envelope_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     future = of_the_future(tmp_path, monkeypatch)
@@ -261,6 +269,44 @@ def test_a_peer_of_another_protocol_version(
                 async with open_node(ours, events_sink=lambda event: None) as node:
                     with pytest.raises(UserError, match="needs another version of Swarm"):
                         await find_run(node, await join_network(node))
+
+    trio.run(main)
+
+
+def test_runs_of_newer_builds_stand_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that needs a newer build is named by its sentence, and hides no other run."""
+    plain = signed_manifest(tmp_path, OWNER)
+    future = replace(plain.expect(RunManifest), name="future", needs=PROTOCOL_VERSION + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(needs, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+        newer = sign_manifest(OWNER, future, time.time())
+    sentence = f"future needs protocol version {PROTOCOL_VERSION + 1}, and this build speaks"
+    listen = ["/ip4/127.0.0.1/tcp/0"]
+
+    async def main() -> None:
+        theirs = PeerSettings(role=["bootstrap"], listen=listen, home=str(tmp_path / "theirs"))
+        with trio.fail_after(60):
+            async with open_node(theirs, events_sink=lambda event: None) as other:
+                other.manifests = {"plain": plain, "future": newer}
+
+                async def found(run: str | None) -> str:
+                    ours = PeerSettings(
+                        run=run,
+                        bootstrap=list(other.transport.addresses()),
+                        listen=listen,
+                        home=str(tmp_path / "ours"),
+                    )
+                    async with open_node(ours, events_sink=lambda event: None) as node:
+                        return (await find_run(node, await join_network(node))).id
+
+                assert await found(None) == plain.body.run
+                with pytest.raises(UserError, match=sentence):
+                    await found("future")
+                del other.manifests["plain"]
+                with pytest.raises(UserError, match=sentence):
+                    await found(None)
 
     trio.run(main)
 

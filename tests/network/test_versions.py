@@ -36,6 +36,7 @@ OTHER: dict[str, Any] = {
     "broadcast_mode": "relay-only",
     "name": "other",
     "environment_peers": [TrustedKey(peer=BOB.peer_id)],
+    "needs": 2,
     "environments": [],
 }
 """Another value of each field that is no table."""

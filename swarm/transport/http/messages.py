@@ -8,11 +8,10 @@ import urllib.parse
 
 import msgspec
 
-from swarm import PROTOCOL_VERSION
 from swarm.identity import PeerId
 from swarm.transport import FetchError
 
-BLOB_PROTOCOL = f"/swarm/blob/{PROTOCOL_VERSION}.0.0"
+BLOB_PROTOCOL = "/swarm/blob/1.0.0"
 PROOF_DOMAIN = b"swarm/1/bulk-proof\x00"
 CHALLENGE_BYTES = 32
 
