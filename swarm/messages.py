@@ -72,6 +72,28 @@ class PeerRecord(StateMessage, frozen=True, kw_only=True):
     agent: Name = ""
 
 
+Region = Annotated[str, Meta(pattern=r"^[a-z0-9-]{0,24}\Z")]
+"""Where a peer says it is, such as `eu-west`; empty if it says nothing. For display only."""
+
+SOURCE_BYTES = 8
+
+Permille = Annotated[int, Meta(ge=0, le=1000)]
+
+
+class Arrival(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """How the newest policy comes, or came, to a peer; its own word, for display."""
+
+    policy: Count
+    held: Permille
+    """Pieces on its disk."""
+    source: Annotated[bytes, Meta(max_length=SOURCE_BYTES)] = b""
+    """The first bytes of BLAKE3 over the id of the peer that sent most of it; empty: none did."""
+    source_share: Permille = 0
+    """Share of the received bytes that came from there."""
+    sources: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """Sources that sent any of it."""
+
+
 class Heartbeat(StateMessage, frozen=True, kw_only=True):
     """Sent every 10 s to one trusted peer, which answers with a renewed admission."""
 
@@ -87,6 +109,8 @@ class Heartbeat(StateMessage, frozen=True, kw_only=True):
     protocol: ProtocolVersion = 1
     """Protocol version of the peer's build (`swarm.protocol`)."""
     build: Build = ""
+    region: Region = ""
+    arrival: Arrival | None = None
 
 
 Entry = Annotated[bytes, Meta(max_length=16)]

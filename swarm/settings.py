@@ -91,6 +91,8 @@ class PeerSettings(pydantic.BaseModel):
     metrics_key_file: str = ""
     """File with the keys that scrapers send, one a line. Needed unless `metrics` is this
     machine."""
+    region: str = pydantic.Field(default="", pattern=r"^[a-z0-9-]{0,24}$")
+    """Where this peer is, in a word such as `eu-west`: shown beside it, for people."""
     quota_bytes: int | None = pydantic.Field(default=None, ge=0)
     """Largest size of the home in bytes; if unset, the disk's free space is the limit."""
     tables: dict[str, dict[str, Any]] = {}

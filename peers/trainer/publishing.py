@@ -12,7 +12,7 @@ from peers.trainer.child import TrainerChild
 from peers.trainer.progress import Progress
 from swarm.envelope import STATE_LIFETIME_SECONDS
 from swarm.errors import SwarmError
-from swarm.ledger.entries import CheckpointPublished
+from swarm.ledger.entries import CheckpointPublished, TrainingFigures
 from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
@@ -153,11 +153,18 @@ class Publisher:
             base = await self.peer.policies.deltas.publish(folder, lineage, 0, mirrors=self.mirrors)
         return base.reference
 
-    async def publish(self, child: TrainerChild, step: int, *, reward: float) -> None:
+    async def publish(
+        self,
+        child: TrainerChild,
+        step: int,
+        *,
+        reward: float,
+        figures: TrainingFigures | None = None,
+    ) -> None:
         """Make policy `step` a checkpoint, log it, announce it.
 
-        `reward`: mean reward of the batch that produced it. Raises `NotAsLogged` if it was
-        published before and comes out with another manifest.
+        `reward`: mean reward of the batch that produced it. `figures` are logged with it. Raises
+        `NotAsLogged` if it was published before and comes out with another manifest.
         """
         lineage = self.progress.lineage
         held = self.peer.store.held((lineage, step))
@@ -174,9 +181,10 @@ class Publisher:
                 "deltas that lead to it, would not be those that were published"
             )
         if step not in self._logged:
-            await self.trusted.append(
-                [CheckpointPublished(lineage=lineage, step=step, manifest=held.digest)]
+            entry = CheckpointPublished(
+                lineage=lineage, step=step, manifest=held.digest, figures=figures
             )
+            await self.trusted.append([entry])
             self._logged[step] = held.digest
         self.published[step] = held.reference
         self.progress.reach(step)

@@ -11,7 +11,7 @@ from peers.trainer.outcomes import Outcomes
 from peers.trainer.progress import Progress
 from peers.trainer.publishing import NotAsLogged, Publisher
 from peers.trainer.saving import SavedStates, State
-from peers.trainer.steps import Steps, StepTimes, TrainedStep
+from peers.trainer.steps import Steps, StepTimes, TrainedStep, logged_figures
 from peers.trainer.store import Batch, TrainerStore
 from swarm.ledger.entries import CheckpointPublished, Consumed
 from swarm.manifest import RunManifest
@@ -125,6 +125,7 @@ class Resumption:
             if not logged:
                 await self.outcomes.consumed(batch.consumed)
             if not logged or published is None:
-                await self.publisher.publish(child, step + 1, reward=batch.reward)
+                figures = logged_figures(result.figures)
+                await self.publisher.publish(child, step + 1, reward=batch.reward, figures=figures)
         settled = newest <= self.progress.step and not why.endswith("published one")
         return "" if settled else why or f"policy {newest} is newer than all that is recorded"

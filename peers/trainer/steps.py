@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,7 +25,7 @@ from peers.trainer.states import StateValues
 from peers.trainer.store import Batch, TrainerStore
 from swarm.envelope import Envelope
 from swarm.jobs.training import Figures
-from swarm.ledger.entries import Consumed
+from swarm.ledger.entries import Consumed, TrainingFigures
 from swarm.node.run_node import RunNode
 from swarm.run.manifest import manifest_in
 
@@ -146,7 +147,9 @@ class Steps:
         await self.states.finish(child, state)
         self.publisher.exported(step + 1)
         await self.outcomes.consumed(trained.record.consumed)
-        await self.publisher.publish(child, step + 1, reward=trained.record.reward)
+        await self.publisher.publish(
+            child, step + 1, reward=trained.record.reward, figures=logged_figures(figures)
+        )
         self.published()
         figures["publish_seconds"] = self.peer.node.world.now() - began
         manifest_of_step = self.progress.versions.manifest_of(step)
@@ -187,3 +190,24 @@ class Steps:
             "staleness": step - min(accepted.verdict.policy for accepted in batch),
             **({"states_valued": sum(map(len, values))} if values else {}),
         }
+
+
+def logged_figures(figures: Figures) -> TrainingFigures:
+    """The figures of a step that its trainer logs, by the learner's names; only finite ones."""
+    clipped = [value for name, value in figures.items() if name.startswith("clipped_")]
+    found = {
+        **{name: figures.get(name) for name in ("reward", "entropy", "gradient_norm", "loss")},
+        "length": figures.get("completion_length"),
+        "kl": figures.get("kl_generation"),
+        "kl_reference": figures.get("kl_reference"),
+        "clipped": sum(clipped) if clipped else None,
+        "learning_rate": figures.get("learning_rate"),
+        "seconds": figures.get("step_seconds"),
+    }
+    return TrainingFigures(
+        **{
+            name: float(value)
+            for name, value in found.items()
+            if value is not None and math.isfinite(value)
+        }
+    )

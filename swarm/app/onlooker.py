@@ -19,6 +19,7 @@ from swarm.ledger.client import LedgerClient, fetch_log, open_ledger
 from swarm.ledger.entries import Consumed, Evicted, Reinstated
 from swarm.ledger.forks import explained
 from swarm.ledger.receipts import Receipt, receipts_of, reinstatement_in_log
+from swarm.ledger.serving import own_client
 from swarm.ledger.state import Authority, LedgerState, Record, is_disputed, ledger_state
 from swarm.ledger.wire import Contradiction, Status
 from swarm.manifest import RunManifest
@@ -236,6 +237,9 @@ async def ask_all(
 
     async def reach_and_ask(peer: PeerId) -> None:
         try:
+            if peer == node.peer_id and node.ledger is not None:
+                await ask(own_client(node.ledger, peer))
+                return
             await node.reach(peer)
             async with open_ledger(node.transport, peer) as client:
                 await ask(client)

@@ -10,7 +10,18 @@ from msgspec import Meta
 
 from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.errors import DECODE_ERRORS
-from swarm.messages import Count, Digest, Evidence, InviteId, Key, Line, Rewards, Share, Verdict
+from swarm.messages import (
+    Count,
+    Digest,
+    Evidence,
+    Finite,
+    InviteId,
+    Key,
+    Line,
+    Rewards,
+    Share,
+    Verdict,
+)
 
 Outcome = Literal["consumed", "zero-advantage", "stale", "carried", "unreadable"]
 """The outcome of an accepted group; it does not change the credit. Stale: its policy was too old,
@@ -108,6 +119,31 @@ class Reinstated(_Struct, frozen=True, kw_only=True, tag="reinstated"):
     """The owner's signed `Reinstatement`."""
 
 
+class TrainingFigures(_Struct, frozen=True, kw_only=True):
+    """What a trainer says about the step that made a policy; for display, no rule rests on it.
+
+    None: not measured, or not finite.
+    """
+
+    reward: Finite | None = None
+    """Mean reward of the batch."""
+    length: Finite | None = None
+    """Mean model tokens per completion."""
+    entropy: Finite | None = None
+    """Mean over the tokens, in nats."""
+    kl: Finite | None = None
+    """From the policy that generated the tokens, in nats per token."""
+    kl_reference: Finite | None = None
+    """From the reference policy, where the run's objective has one."""
+    clipped: Finite | None = None
+    """Share of tokens that the objective clips or masks."""
+    gradient_norm: Finite | None = None
+    learning_rate: Finite | None = None
+    loss: Finite | None = None
+    seconds: Finite | None = None
+    """Wall time of the step."""
+
+
 class CheckpointPublished(_Struct, frozen=True, kw_only=True, tag="checkpoint"):
     """A trainer published policy `step`."""
 
@@ -115,6 +151,8 @@ class CheckpointPublished(_Struct, frozen=True, kw_only=True, tag="checkpoint"):
     step: Count
     manifest: Digest
     """BLAKE3-256 of the checkpoint manifest."""
+    figures: TrainingFigures | None = None
+    """Figures of the step that made it; None for the first policy."""
 
 
 class Consumed(_Struct, frozen=True, kw_only=True, tag="consumed"):

@@ -16,6 +16,7 @@ from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
+from swarm.ledger.serving import Ledger
 from swarm.manifest import RunManifest
 from swarm.messages import Message, PeerRecord
 from swarm.node.departure import Departure
@@ -125,6 +126,8 @@ class Node:
     """Signed run manifests that this peer hands out, by run id."""
     part: Part | None = None
     """This node inside its run; None until it has found one."""
+    ledger: Ledger | None = None
+    """The ledger that this peer serves, if its run trusts it."""
     departure: Departure = field(default_factory=Departure)
     _records: dict[str, Envelope] = field(default_factory=dict)
     """The newest record of each known peer, the most recently learnt last."""

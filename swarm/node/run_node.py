@@ -256,6 +256,8 @@ class RunNode:
             bytes_received=moved.received,
             protocol=PROTOCOL_VERSION,
             build=__version__[:20],
+            region=self.node.settings.region,
+            arrival=self.policies.fetcher.arriving.arrival(),
         )
 
     @property

@@ -9,14 +9,17 @@ from typing import Any
 import httpx
 import trio
 
+from swarm.app.dashboard.building import Builder
 from swarm.app.dashboard.feed import Feed
 from swarm.app.dashboard.history import History
 from swarm.app.dashboard.server import Dashboard, serve
-from swarm.app.dashboard.snapshot import Snapshot, snapshot_of
+from swarm.app.dashboard.snapshot import Snapshot
 from swarm.app.onlooker import RunStatus
-from swarm.messages import CheckpointReference, Heartbeat, Present, StepOrder, Verdict
+from swarm.ledger.entries import CheckpointPublished, TrainingFigures
+from swarm.messages import Arrival, CheckpointReference, Heartbeat, Present, StepOrder, Verdict
 from swarm.run.members import Standing
 from swarm.run.run import Run
+from swarm.shardcast.fetch.arriving import source_mark
 from swarm.transport.http.local_server import open_listener
 from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, manifest, verdict_at
 from tests.network.harness import sealed_manifest
@@ -62,12 +65,27 @@ def verdict(number: int, **changes: Any) -> Verdict:
     return verdict_at(number, **changes)(number)
 
 
+def published(policy: int, **figures: float) -> CheckpointPublished:
+    """A trainer's entry, with the figures of the step before the policy."""
+    told = TrainingFigures(**{"reward": 0.5, "entropy": 1.25, "seconds": 3.0, **figures})
+    return CheckpointPublished(lineage=0, step=policy, manifest=bytes(32), figures=told)
+
+
+def arrival(source: str, policy: int = 2, held: int = 430) -> Arrival:
+    """A policy that comes mostly from one peer."""
+    return Arrival(
+        policy=policy, held=held, source=source_mark(source), source_share=800, sources=3
+    )
+
+
 REFUSED: dict[str, Any] = {"outcome": "refused", "failed": "proofs", "rewards": [], "tokens": 0}
 
 
 def example(step: int = 3) -> Snapshot:
     """A small run in which one peer has hostile names for everything."""
     history = History()
+    for policy in range(1, step):
+        history.learn_training(published(policy), order(step))
     for number in range(1, 40):
         at = min(step, number // 10)
         reward = [[1.0, 0.0], [float(at > 1), 0.0]]
@@ -76,11 +94,18 @@ def example(step: int = 3) -> Snapshot:
     history.learn(verdict(99, worker=BOB, **refused), ALICE.peer_id, order(step))
     entries = [
         present(TRAINER.peer_id, "trainer", policy=2, step=step, doing="waiting for rollouts"),
-        present(ALICE.peer_id, "validator", policy=2, doing="judging step 3"),
-        present(WORKER.peer_id, "inference", policy=2, tokens_per_second=812.3, doing=HOSTILE),
+        present(ALICE.peer_id, "validator", policy=2, region="eu-west", doing="judging step 3"),
+        present(
+            WORKER.peer_id,
+            "inference",
+            policy=1,
+            tokens_per_second=812.3,
+            doing=HOSTILE,
+            arrival=arrival(ALICE.peer_id),
+        ),
         present("evil", "inference", standing="evicted", age_seconds=70.0),
     ]
-    return snapshot_of(status_with(entries, order(step)), history, [HOSTILE])
+    return Builder().snapshot(status_with(entries, order(step)), history, [HOSTILE])
 
 
 @asynccontextmanager
@@ -110,7 +135,8 @@ async def serving(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a dashboard on a loopback port."""
     async with trio.open_nursery() as nursery:
-        url = await nursery.start(serve, Dashboard(feed, tokens), open_listener("127.0.0.1:0"))
+        listener = open_listener("127.0.0.1:0")
+        url = await nursery.start(serve, Dashboard(feed, tokens=tokens), listener)
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as http:
             yield http
         nursery.cancel_scope.cancel()

@@ -12,23 +12,28 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.trainer.steps import logged_figures
 from swarm.app.dashboard import server
 from swarm.app.dashboard.feed import Feed
-from swarm.app.dashboard.history import STEPS_KEPT, WORKERS_MAX, History
+from swarm.app.dashboard.history import AHEAD_MAX, STEPS_KEPT, WORKERS_MAX, History
 from swarm.app.dashboard.idle import why_trainer, why_worker
 from swarm.app.dashboard.server import PARTS
 from swarm.app.dashboard.snapshot import PeerRow, Snapshot, changes
 from swarm.app.dashboard.watch import Watcher
+from swarm.ledger.entries import Consumed, TrainingFigures, decode
+from swarm.messages import CheckpointReference
 from swarm.run.run import Run
 from tests.app.harness import complaint
 from tests.dashboard.harness import (
     HOSTILE,
     REFUSED,
     TOKEN,
+    arrival,
     event_stream,
     example,
     order,
     present,
+    published,
     serving,
     status_with,
     until,
@@ -77,6 +82,63 @@ def test_figures_come_from_receipts_proven_to_be_in_the_logs(tmp_path: Path) -> 
     in_virtual_time(main)
 
 
+def test_the_trainers_figures_come_from_its_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with (
+            lab.peer(TRAINER) as trainer,
+            lab.peer(ALICE),
+            lab.peer(BOB),
+            lab.apart(identity(50)) as onlooker,
+        ):
+            await trainer.run_node.announce(order(3), 600)
+            consumed = [Consumed(step=0, submission=bytes(32), outcomes=["consumed"])] * 700
+            await trainer.trusted.append([*consumed, published(1), published(2, entropy=0.75)])
+            await trio.sleep(11)
+            outside = Watcher(onlooker.node, Run(onlooker.run_node.run.manifest_envelope))
+            inside = Watcher(trainer.node, Run(trainer.run_node.run.manifest_envelope))
+            for watcher in (outside, inside):
+                found = await watcher.look()
+                assert not found.head.problems
+                told = {step: (row.entropy, row.batch_reward) for step, row in found.steps.items()}
+                assert told == {0: (1.25, 0.5), 1: (0.75, 0.5)}
+            await trainer.trusted.append([published(3, entropy=0.5)])
+            assert (await outside.look()).steps[2].entropy == 0.5
+
+    in_virtual_time(main)
+
+
+def test_a_trainer_changes_no_others_figures_and_fills_no_memory() -> None:
+    history = History()
+    history.learn_training(published(3), order(5))
+    history.learn_training(published(3, entropy=9.0), order(5))
+    for policy in (0, 5 + AHEAD_MAX + 2, 2**53):
+        history.learn_training(published(policy), order(5))
+    history.learn_training(msgspec.structs.replace(published(4), figures=None), order(5))
+    again = msgspec.structs.replace(published(3, entropy=2.0), lineage=1)
+    history.learn_training(again, order(5))
+    assert {step: each.figures.entropy for step, each in history.trained.items()} == {2: 1.25}
+    checkpoint = CheckpointReference(lineage=1, step=4, digest=bytes(32), size_bytes=1)
+    history.learn_training(again, order(5, checkpoint=checkpoint))
+    assert history.trained[2].figures.entropy == 2.0, "the newer lineage counts"
+    for step in range(3 * STEPS_KEPT):
+        history.learn_training(published(step + 1), order(step))
+    assert len(history.trained) <= STEPS_KEPT
+
+
+def test_figures_of_a_log_are_finite() -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="malformed log entry"):
+            decode(msgspec.msgpack.encode(published(1, entropy=value)))
+    figures = {
+        "reward": 1.0,
+        "gradient_norm": float("inf"),
+        "clipped_low": 0.1,
+        "clipped_high": 0.2,
+    }
+    assert logged_figures(figures) == TrainingFigures(reward=1.0, clipped=0.1 + 0.2)
+
+
 def test_what_a_refused_submission_names_moves_no_chart() -> None:
     history = History()
     history.learn(verdict(1, step=3), ALICE.peer_id, order(3))
@@ -120,6 +182,9 @@ def test_groups_that_are_not_trained_on_have_no_reward() -> None:
 def test_why_the_trainer_is_idle() -> None:
     holder = present(WORKER.peer_id, "inference", policy=2, tokens_per_second=100.0)
     behind = present(WORKER.peer_id, "inference", policy=1)
+    fetching = present(BOB.peer_id, "inference", policy=1, arrival=arrival(ALICE.peer_id))
+    other = present("another", "inference", policy=1)
+    mute = present(ALICE.peer_id, "validator", standing="gone", age_seconds=70.0)
     silent = present(TRAINER.peer_id, "trainer", standing="gone", age_seconds=61.0)
     trainer = present(TRAINER.peer_id, "trainer", doing="waiting for rollouts of step 3")
     busy = present(TRAINER.peer_id, "trainer", doing="training step 2")
@@ -135,8 +200,11 @@ def test_why_the_trainer_is_idle() -> None:
         ([busy, holder], order(3), History(), "busy: training step 2"),
         ([trainer], order(3), History(), "waits for 8 groups of step 3, and no inference worker"),
         ([trainer, behind], order(3), History(), "and no worker holds policy 2 yet"),
+        ([trainer, fetching], order(3), History(), "and no worker holds policy 2 yet"),
+        ([trainer, holder, fetching, other], order(3), History(), "2 of 3 live workers still"),
+        ([trainer, holder, mute], order(3), History(), "no validator is live"),
         ([trainer, holder], order(3), refusing, "3 of 4 submissions were refused"),
-        ([trainer, holder], order(3), History(), "which 1 live workers generate"),
+        ([trainer, holder], order(3), History(), "live workers that generate them: 1."),
     ]
     for entries, step_order, history, words in cases:
         sentence, chain = why_trainer(status_with(entries, step_order), history)
@@ -153,6 +221,9 @@ def test_why_a_worker_is_idle() -> None:
     assert why(policy=2) == ""
     assert why(policy=1, tokens_per_second=10.0) == ""
     assert why(policy=1) == "step 3 needs policy 2, which it does not hold yet"
+    assert why(policy=1, arrival=arrival(ALICE.peer_id)) == (
+        "step 3 needs policy 2, of which it has 43 %, from 3 sources"
+    )
     assert why(policy=2, standing="evicted") == "it was evicted: its work counts no more"
     assert why(policy=2, standing="gone", age_seconds=90.0) == "its last heartbeat came 90 s ago"
     assert why(order(3, groups=0), policy=2) == "step 3 wants no more groups"
@@ -166,6 +237,8 @@ ROW = PeerRow(
     roles=["inference"],
     trusted=False,
     state="live",
+    region="",
+    arrival=None,
     policy=1,
     step=1,
     speed=0.0,
@@ -175,6 +248,7 @@ ROW = PeerRow(
     refused=0,
     completions=0,
     tokens=0,
+    credited=0,
 )
 PEERS = st.dictionaries(
     st.sampled_from("abcd"),
@@ -226,7 +300,7 @@ def test_the_page_is_whole_read_only_and_names_no_other_site() -> None:
                 policy = answer.headers["content-security-policy"]
                 assert "default-src 'none'" in policy and "unsafe" not in policy
                 assert answer.headers["x-content-type-options"] == "nosniff"
-                text = answer.text.replace("http://www.w3.org/2000/svg", "")
+                text = answer.text.replace("https://github.com/leeoniya/uPlot", "")
                 assert "://" not in text and "innerHTML" not in text and " style=" not in text
                 assert (await http.post(path)).status_code == 405
             assert (await http.get("/page.css/../../etc/passwd")).status_code == 404

@@ -16,6 +16,7 @@ PAGE = text("docs/protocol.md")
 
 NESTED = (
     messages.Present,
+    messages.Arrival,
     messages.CheckpointReference,
     manifest.EnvironmentReference,
     manifest.Curriculum,
@@ -35,6 +36,7 @@ NESTED = (
     messages.Check,
     messages.Evidence,
     messages.EnvironmentEvaluation,
+    entries.TrainingFigures,
 )
 
 LOGGED: dict[str, type[msgspec.Struct]] = {

@@ -11,9 +11,10 @@ import trio
 
 from swarm.errors import DeadlineError, DiskFullError
 from swarm.identity import PeerId
-from swarm.messages import CheckpointReference
+from swarm.messages import Arrival, CheckpointReference
 from swarm.shardcast import limits
 from swarm.shardcast.fetch import job
+from swarm.shardcast.fetch.arriving import source_mark
 from swarm.shardcast.manifest import BadManifest, digest_of
 from swarm.shardcast.store import CheckpointConflict
 from swarm.transport import Arrived, BlobReference, FetchError, OpenBlob, Refused, Source, Transport
@@ -49,6 +50,33 @@ def test_a_checkpoint_arrives_whole() -> None:
             total = checkpoint.total_bytes + checkpoint.reference.size_bytes
             assert done.fields["by_source"] == {trainer.transport.peer_id: total}
             assert await worker.fetcher.fetch(checkpoint, lambda: []) == folder
+
+    run(main)
+
+
+def test_how_a_checkpoint_arrives_can_be_told_at_any_moment() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            told = worker.fetcher.arriving.arrival
+            mark = source_mark(trainer.transport.peer_id)
+            assert told() is None
+            checkpoint = await trainer.publish(3, some_files())
+
+            def held_now() -> int:
+                arrival = told()
+                assert arrival is not None
+                return arrival.held
+
+            shares: list[int] = []
+            worker.store.watch(lambda *_: shares.append(held_now()))
+            await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
+            assert shares[1:] == sorted(shares[1:]) and {100, 500, 1000} <= {*shares}
+            whole = Arrival(policy=3, held=1000, source=mark, source_share=1000, sources=1)
+            assert told() == whole
+            older = await trainer.publish(2, some_files(1, seed=2))
+            await worker.fetcher.fetch(older, lambda: [trainer.source])
+            assert told() == whole, "an older one does not count"
 
     run(main)
 

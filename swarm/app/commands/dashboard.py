@@ -54,7 +54,7 @@ def dashboard(
             feed = Feed(first)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch, watcher, feed)
-                url = await nursery.start(serve, Dashboard(feed, tokens), listener)
+                url = await nursery.start(serve, Dashboard(feed, watcher, tokens), listener)
                 print(f"dashboard at {url}", flush=True)
 
     tokens = required_keys(listen, token_file, "--listen", "--token-file")

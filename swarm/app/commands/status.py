@@ -79,7 +79,7 @@ def status_object(status: RunStatus) -> dict[str, Any]:
         "policy": checkpoint.step if checkpoint else None,
         "reward": checkpoint.reward if checkpoint else None,
         "evaluation": _evaluation(evaluation, status.evaluator) if evaluation else None,
-        "state": _state(order),
+        "state": state_of(order),
         "forks": dict(sorted(status.forks.items())),
         "contradicting": status.contradicting,
         "contradictions": [
@@ -107,7 +107,7 @@ def _evaluation(found: Evaluation, by: str) -> dict[str, Any]:
     }
 
 
-def _state(order: StepOrder | None) -> str:
+def state_of(order: StepOrder | None) -> str:
     if order is None:
         return "not begun"
     if order.final:

@@ -1,15 +1,20 @@
-"""What the verdicts in the validators' logs tell: figures by step and by worker, and refusals."""
+"""What the logs tell: figures by step and by worker, refusals, and the trainers' own figures."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from swarm.messages import StepOrder, Verdict
+from swarm.ledger.entries import CheckpointPublished, TrainingFigures
+from swarm.messages import Evaluation, StepOrder, Verdict
 
 STEPS_KEPT = 512
 """Steps with figures, the newest."""
+
+AHEAD_MAX = 16
+"""Steps by which a trainer's log may be ahead of the order that was read just before."""
 
 WORKERS_MAX = 8192
 """Workers with figures, as many as a status lists."""
@@ -54,6 +59,16 @@ class WorkerFigures:
     refused: int = 0
     completions: int = 0
     tokens: int = 0
+    credited: int = 0
+    """Tokens of accepted and quarantined submissions; an eviction may void them later."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trainer's figures of one step."""
+
+    lineage: int
+    figures: TrainingFigures
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,10 @@ class History:
         self.steps: dict[int, StepFigures] = {}
         self.workers: dict[str, WorkerFigures] = {}
         self.refusals: deque[NotAccepted] = deque(maxlen=REFUSALS_KEPT)
+        self.trained: dict[int, Trained] = {}
+        """By step, of which the figures are: the policy that it made is one higher."""
+        self.evaluations: dict[int, float] = {}
+        """Mean reward on held-out tasks by policy, as far as the dashboard was there."""
 
     def learn(self, verdict: Verdict, by: str, order: StepOrder) -> None:
         """Count a verdict of the validator `by`; only the first on each submission counts.
@@ -87,13 +106,33 @@ class History:
             return
         step = self.steps.get(verdict.step)
         if step is None or step.lineage < verdict.lineage:
-            for old in [number for number in self.steps if number < first]:
-                del self.steps[old]
             step = self.steps[verdict.step] = StepFigures(verdict.lineage)
+            _forget(self.steps, first)
         if verdict.submission in step.seen or verdict.lineage < step.lineage:
             return
         step.learn(verdict)
         self._learn_worker(verdict, by)
+
+    def learn_training(self, entry: CheckpointPublished, order: StepOrder) -> None:
+        """Take a trainer's figures of the step that made a policy.
+
+        The first entry of a lineage and step counts, so that no trainer changes another's. Steps
+        far from the one that is open are left out.
+        """
+        step = entry.step - 1
+        first = order.step - STEPS_KEPT + 1
+        if entry.figures is None or not max(0, first) <= step <= order.step + AHEAD_MAX:
+            return
+        held = self.trained.get(step)
+        if held is None or held.lineage < entry.lineage <= order.lineage:
+            self.trained[step] = Trained(entry.lineage, entry.figures)
+            _forget(self.trained, first)
+
+    def learn_evaluation(self, found: Evaluation) -> None:
+        """Take a result on held-out tasks."""
+        policy = found.reference.step
+        self.evaluations[policy] = found.reward
+        _forget(self.evaluations, policy - STEPS_KEPT)
 
     def _learn_worker(self, verdict: Verdict, by: str) -> None:
         if verdict.outcome != "accepted":
@@ -102,10 +141,17 @@ class History:
             return
         worker = self.workers.setdefault(verdict.worker, WorkerFigures())
         worker.refused += verdict.outcome == "refused"
+        if verdict.outcome != "refused":
+            worker.credited += verdict.tokens
         if verdict.outcome == "accepted":
             worker.accepted += 1
             worker.completions += sum(map(len, verdict.rewards))
             worker.tokens += verdict.tokens
+
+
+def _forget(by_step: dict[int, Any], first: int) -> None:
+    for old in [step for step in by_step if step < first]:
+        del by_step[old]
 
 
 def _rewards(verdict: Verdict) -> Sequence[float]:

@@ -23,7 +23,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peers.endpoint.connections import serve_connections
 from swarm.app.dashboard.feed import Feed
+from swarm.app.dashboard.requests import Kept, record
+from swarm.app.dashboard.watch import Watcher
+from swarm.errors import PeerError
 from swarm.transport.http.local_server import is_addressed_as_loopback, url_of
+from swarm.untrusted import printable
 
 PAGES_MAX = 64
 """Event streams at a time; a further one gets status 503."""
@@ -46,7 +50,12 @@ PARTS = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
-    "/chart.js": ("chart.js", "text/javascript"),
+    "/dom.js": ("dom.js", "text/javascript"),
+    "/charts.js": ("charts.js", "text/javascript"),
+    "/broadcast.js": ("broadcast.js", "text/javascript"),
+    "/peers.js": ("peers.js", "text/javascript"),
+    "/uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript"),
+    "/uPlot.min.css": ("uPlot.min.css", "text/css"),
 }
 
 
@@ -55,6 +64,8 @@ class Dashboard:
     """Answers the browsers of one feed."""
 
     feed: Feed
+    watcher: Watcher | None = None
+    """Asks the network for what a page wants to know besides; None: such questions are refused."""
     tokens: frozenset[str] = frozenset()
     """Empty: none is needed, and only the names of this machine are answered to."""
 
@@ -64,6 +75,18 @@ class Dashboard:
         async def snapshot(request: Request) -> Response:
             return Response(self.feed.whole(), media_type="application/json")
 
+        async def one_record(request: Request) -> Response:
+            peer, watcher = request.query_params.get("peer", ""), self.watcher
+            if watcher is None or peer not in self.feed.snapshot.peers:
+                return PlainTextResponse("no such peer is known here", 404)
+            try:
+                found = await kept.get(f"record {peer}", lambda: record(watcher, peer))
+            except PeerError as error:
+                return PlainTextResponse(printable(str(error)), 503)
+            return Response(found, media_type="application/json")
+
+        kept = Kept()
+
         async def icon(request: Request) -> Response:
             return Response(status_code=204)
 
@@ -71,6 +94,7 @@ class Dashboard:
             routes=[
                 *(Route(path, _part(*part), methods=["GET"]) for path, part in PARTS.items()),
                 Route("/snapshot.json", snapshot),
+                Route("/record.json", one_record),
                 Route("/events", _Streams(self.feed), methods=["GET"]),
                 Route("/favicon.ico", icon),
             ],

@@ -1,4 +1,4 @@
-"""Follows a run from outside: statuses and receipts of its trusted peers, into a feed."""
+"""Follows a run from outside: statuses and logs of its trusted peers, into a feed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 import msgspec
 import trio
 
+from swarm.app.dashboard.building import Builder
 from swarm.app.dashboard.feed import Feed
 from swarm.app.dashboard.history import History
-from swarm.app.dashboard.snapshot import Snapshot, snapshot_of
-from swarm.app.onlooker import RunStatus, ask_all, status_of
+from swarm.app.dashboard.snapshot import Snapshot
+from swarm.app.dashboard.training import published_from
+from swarm.app.onlooker import ask_all, status_of
+from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.ledger.client import LedgerClient, own_head
 from swarm.ledger.receipts import receipts_from
-from swarm.messages import LogHead
+from swarm.messages import LogHead, StepOrder
 from swarm.node.node import Node
 from swarm.run.run import Run
 
@@ -29,10 +32,10 @@ ENTRIES_BEHIND_MAX = 20_000
 """Entries of a log that are read when the dashboard starts, the newest."""
 
 PAGES_MAX = 16
-"""Pages of receipts from one validator in one look; the next look goes on."""
+"""Pages of one log that are read in one look; the next look goes on."""
 
-RECEIPTS_SECONDS_MAX = 20.0
-"""Deadline for the receipts of one look."""
+LOGS_SECONDS_MAX = 20.0
+"""Deadline for reading logs in one look."""
 
 
 @dataclass
@@ -42,30 +45,39 @@ class Watcher:
     node: Node
     run: Run
     history: History = field(default_factory=History)
+    builder: Builder = field(default_factory=Builder)
     read: dict[str, int] = field(default_factory=dict)
-    """Index of the next entry to read, by validator."""
+    """Index of the next entry to read, by the owner of the log."""
 
     async def look(self) -> Snapshot:
         """Ask the trusted peers what is new; raises `PeerError` when none answers."""
         status = await status_of(self.node, self.run)
         problems: list[str] = []
-        with trio.move_on_after(RECEIPTS_SECONDS_MAX) as patience:
+        manifest = self.run.manifest
+        if status.evaluation is not None:
+            self.history.learn_evaluation(status.evaluation)
+        if status.order is not None:
+            with trio.move_on_after(LOGS_SECONDS_MAX) as patience:
+                order = status.order
 
-            async def ask(client: LedgerClient) -> None:
-                await self._read_receipts(client, status)
+                async def ask(client: LedgerClient) -> None:
+                    head = await own_head(client)
+                    if manifest.is_validator(client.peer):
+                        await self._read_receipts(client, head, order)
+                    if manifest.is_trainer(client.peer):
+                        await self._read_training(client, head.expect(LogHead), order)
 
-            await ask_all(self.node, self.run.manifest.validator_ids(), ask, problems)
-        if patience.cancelled_caught:
-            problems.append(f"A validator sent no verdicts within {RECEIPTS_SECONDS_MAX:g} s.")
-        return snapshot_of(status, self.history, problems)
+                logs = dict.fromkeys([*manifest.validator_ids(), *manifest.trainer_ids()])
+                await ask_all(self.node, list(logs), ask, problems)
+            if patience.cancelled_caught:
+                problems.append(f"A log was not read within {LOGS_SECONDS_MAX:g} s.")
+        return self.builder.snapshot(status, self.history, problems)
 
-    async def _read_receipts(self, client: LedgerClient, status: RunStatus) -> None:
-        order = status.order
-        if order is None:
-            return
-        head = await own_head(client)
-        size = head.expect(LogHead).size
-        start = self.read.get(client.peer, max(0, size - ENTRIES_BEHIND_MAX))
+    def _start(self, reader: str, size: int) -> int:
+        return self.read.get(reader, max(0, size - ENTRIES_BEHIND_MAX))
+
+    async def _read_receipts(self, client: LedgerClient, head: Envelope, order: StepOrder) -> None:
+        start = self._start(client.peer, head.expect(LogHead).size)
         for _ in range(PAGES_MAX):
             receipts, _after = await receipts_from(client, head, start)
             if not receipts:
@@ -74,6 +86,17 @@ class Watcher:
                 if receipt.envelope.body.run == self.run.id:
                     self.history.learn(receipt.verdict, client.peer, order)
             start = self.read[client.peer] = receipts[-1].index + 1
+
+    async def _read_training(self, client: LedgerClient, head: LogHead, order: StepOrder) -> None:
+        reader = f"{client.peer} trains"
+        start = self._start(reader, head.size)
+        for _ in range(PAGES_MAX):
+            if start >= head.size:
+                break
+            entries, start = await published_from(client, client.peer, head, start)
+            self.read[reader] = start
+            for entry in entries:
+                self.history.learn_training(entry, order)
 
 
 async def watch(watcher: Watcher, feed: Feed) -> None:

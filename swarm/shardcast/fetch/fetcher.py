@@ -13,6 +13,7 @@ from swarm.identity import PeerId
 from swarm.messages import Checkpoint
 from swarm.shardcast import limits
 from swarm.shardcast.chain import Deltas
+from swarm.shardcast.fetch.arriving import Arriving
 from swarm.shardcast.fetch.choosing import Chooser
 from swarm.shardcast.fetch.job import Job, Request, Sources, Width
 from swarm.shardcast.fetch.requesting import Requester
@@ -48,6 +49,7 @@ class Fetcher:
         self._deltas = deltas
         self.book = SourceBook(world)
         self.width = Width()
+        self.arriving = Arriving(store)
         self._chooser = Chooser(world, transport.peer_id, self.book, have, self.width)
         self._requester = Requester(world, transport, store, events, self.book, self.width)
         self._jobs: dict[Key, Job] = {}
@@ -103,6 +105,7 @@ class Fetcher:
                 while (running := self._jobs.get(key)) is not None:
                     await running.done.wait()
                 job = self._jobs[key] = Job(key, checkpoint, sources, started)
+                self.arriving.begin(job, is_delta=is_delta)
                 self._store.pin(key)
                 try:
                     folder = await self._already(key, checkpoint)
