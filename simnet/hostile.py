@@ -206,7 +206,7 @@ def state_of(simulation: Simulation) -> LedgerState:
     ]
     part = simulation.peers["trainer"].part
     assert part is not None
-    return ledger_state(records, Authority.of(part.run.owner, part.run.manifest))
+    return ledger_state(records, Authority.of(part.run.owners, part.run.manifest))
 
 
 def _id(simulation: Simulation, name: str) -> Any:

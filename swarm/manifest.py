@@ -509,6 +509,13 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     values: Values = Values()
     needs: ProtocolVersion = 1
     """Protocol version that peers of this run need at least (`swarm.run.needs`)."""
+    standbys: Annotated[list[TrustedKey], Meta(max_length=8)] = msgspec.field(default_factory=list)
+    """Peers that hold copies of the trainer's state, and may take its place."""
+    successors: Annotated[list[Key], Meta(max_length=8)] = msgspec.field(default_factory=list)
+    """Keys that may own the run next. Once named, only a successor can name others."""
+    warrant: Annotated[bytes, Meta(max_length=48 << 10)] = b""
+    """The signed manifest that entitles the signer (`swarm.succession`); empty: the signer is the
+    run's first owner."""
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)
@@ -534,12 +541,18 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
         """The environment peers trusted in this version, in the manifest's order."""
         return [key.peer for key in self.environment_peers if key.from_version <= self.version]
 
+    def is_standby(self, peer: str) -> bool:
+        return peer in self.standby_ids()
+
+    def standby_ids(self) -> list[str]:
+        """The standbys trusted in this version, in the manifest's order."""
+        return [key.peer for key in self.standbys if key.from_version <= self.version]
+
     def trusted_ids(self) -> list[str]:
-        """The trainers, validators and environment peers trusted in this version, without
+        """The trainers, validators, environment peers and standbys trusted in this version, without
         repeats."""
-        return list(
-            dict.fromkeys(self.trainer_ids() + self.validator_ids() + self.environment_ids())
-        )
+        named = (self.trainer_ids(), self.validator_ids(), self.environment_ids())
+        return list(dict.fromkeys(peer for ids in (*named, self.standby_ids()) for peer in ids))
 
 
 NEEDS_INDEX = RunManifest.__struct_fields__.index("needs")

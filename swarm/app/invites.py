@@ -31,6 +31,7 @@ from swarm.ledger.invites import is_valid
 from swarm.messages import INVITE_ID_BYTES, Invite
 from swarm.run.invites import TOKEN_PREFIX, invite_in, make_invite, revoke
 from swarm.run.manifest import load_manifest, manifest_in, run_id
+from swarm.succession import title_of
 
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -60,7 +61,8 @@ class OwnersRun:
     def key(self, given: Path | None) -> Identity:
         """Read the owner's key: the one given, one beside the manifest, or the default one."""
         beside = self.path.parent / "owner.key"
-        return owners_key(self.manifest.sender, given or (beside if beside.exists() else None))
+        chosen = given or (beside if beside.exists() else None)
+        return owners_key(title_of(self.manifest).owner, chosen)
 
 
 def owners_run(place: Path) -> OwnersRun:
@@ -140,7 +142,7 @@ def list_invites(run: OwnersRun, bootstrap: Sequence[str] | None, *, as_json: bo
     async def read(client: LedgerClient) -> None:
         for entry in await fetch_log(client):
             if not isinstance(entry, (Redeemed, InviteRevoked)) or not is_valid(
-                entry, run.manifest.sender, run_id(run.manifest)
+                entry, title_of(run.manifest).owners, run_id(run.manifest)
             ):
                 continue
             if isinstance(entry, Redeemed):

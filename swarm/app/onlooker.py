@@ -168,7 +168,7 @@ async def record_of(node: Node, run: Run, worker: str) -> WorkerRecord:
     if is_disputed(entries):
         entries += await _consumed(node, run, problems)
     return WorkerRecord(
-        ledger_state(entries, Authority.of(run.owner, run.manifest), newest=status.newest()),
+        ledger_state(entries, Authority.of(run.owners, run.manifest), newest=status.newest()),
         found,
         reinstatements,
         run.evicted(worker),

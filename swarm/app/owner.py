@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import visit
 from swarm.app.onlooker import ask_all, learn_expulsions
@@ -19,10 +21,12 @@ from swarm.manifest import RunManifest
 from swarm.messages import Eviction, Reinstatement
 from swarm.node.node import Node
 from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
+from swarm.run.bounds import check_peer_id
 from swarm.run.exchange import BOOTSTRAP_SECONDS
 from swarm.run.manifest import load_manifest, manifest_in, run_id
 from swarm.run.run import Run
 from swarm.run.update import check_update, hand_over, listed, sign_manifest, signed_before
+from swarm.succession import inherited, title_of
 
 
 @dataclass(frozen=True)
@@ -83,14 +87,18 @@ async def _update_network(
     """Update a run that the network knows. Its version may be newer than the local file."""
     async with visit(bootstrap, held.body.run) as (node, run):
         check_update(run.manifest, new, f"{files.description} (compared with the running network)")
-        newer = run.manifest.version > manifest_in(held).version
+        newer = title_of(run.manifest_envelope).precedence > title_of(held).precedence
         before = run.manifest_envelope if newer else held
         envelope = _sign_update(files, before, new)
-        for peer in await hand_over(node.transport, node.bootstrap, envelope):
-            print(
-                f"bootstrap peer {peer} has it; the trusted peers ask there every "
-                f"{BOOTSTRAP_SECONDS:g} s, and forward it to all peers"
-            )
+        await _hand_over(node, envelope)
+
+
+async def _hand_over(node: Node, envelope: Envelope) -> None:
+    for peer in await hand_over(node.transport, node.bootstrap, envelope):
+        print(
+            f"bootstrap peer {peer} has it; the trusted peers ask there every "
+            f"{BOOTSTRAP_SECONDS:g} s, and forward it to all peers"
+        )
 
 
 def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelope:
@@ -100,12 +108,63 @@ def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelo
     if new.version == before.version:
         print(f"run {held.body.run}: version {new.version} is signed already, nothing has changed")
         return held
-    owner = owners_key(held.sender, files.key)
-    envelope = sign_manifest(owner, new, time.time())
+    owner = owners_key(title_of(held).owner, files.key)
+    new = inherited(held, owner.peer_id, new)
+    envelope = sign_manifest(owner, new, time.time(), held.body.run)
     _write_manifest(files.manifest, envelope)
     print(f"run {held.body.run}: version {before.version} → {new.version}")
     print("\n".join(listed(found)))
     print(f"signed manifest in {files.manifest}")
+    return envelope
+
+
+@dataclass(frozen=True)
+class Heir:
+    """Who becomes the owner of a run, by `swarm run succeed`."""
+
+    manifest: Path
+    """Signed manifest that names the heir; the new version replaces it."""
+    key: Path
+    successors: list[str] | None
+    """Keys that may own the run next; None: the other successors."""
+
+
+def succeed(heir: Heir, bootstrap: list[str]) -> None:
+    """Make a successor the owner of a run: sign the version that says so, and hand it over.
+
+    With `bootstrap`, the version that the network has is succeeded, otherwise that of the file.
+    """
+    if not heir.key.exists():
+        raise UserError(f"there is no key {heir.key}; give the successor's key with --owner-key")
+    for each in heir.successors or []:
+        check_peer_id(each, "--successor")
+    held = load_manifest(heir.manifest)
+    if bootstrap:
+        run_until_interrupted(_succeed_in_network, heir, held, bootstrap)
+        return
+    _sign_succession(heir, held)
+    print(f"next, restart the run's bootstrap peer with --manifest {heir.manifest}")
+
+
+async def _succeed_in_network(heir: Heir, held: Envelope, bootstrap: list[str]) -> None:
+    async with visit(bootstrap, held.body.run) as (node, run):
+        await _hand_over(node, _sign_succession(heir, run.manifest_envelope))
+
+
+def _sign_succession(heir: Heir, held: Envelope) -> Envelope:
+    signer, before = load_or_create(heir.key), manifest_in(held)
+    if title_of(held).owner == signer.peer_id:
+        raise UserError(f"{signer.peer_id} owns run {held.body.run} already; nothing to succeed to")
+    others = [each for each in before.successors if each != signer.peer_id]
+    named = others if heir.successors is None else heir.successors
+    new = replace(before, version=before.version + 1, successors=named)
+    new = inherited(held, signer.peer_id, new)
+    envelope = sign_manifest(signer, new, time.time(), held.body.run)
+    _write_manifest(heir.manifest, envelope)
+    print(f"run {held.body.run}: version {before.version} → {new.version}")
+    print(f"owner {title_of(held).owner} → {signer.peer_id}; the run's id stays")
+    print(f"successors: {', '.join(named) or 'none'}")
+    print(f"signed manifest in {heir.manifest}")
     return envelope
 
 

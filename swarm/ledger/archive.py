@@ -20,6 +20,7 @@ from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
 from swarm.manifest import RunManifest
 from swarm.messages import LogHead, Verdict
+from swarm.succession import title_of
 
 Row = dict[str, Any]
 
@@ -84,7 +85,7 @@ class Archive:
     @cached_property
     def state(self) -> LedgerState:
         """The state that follows from the logs."""
-        return ledger_state(self.records, Authority.of(self.signed.sender, self.manifest))
+        return ledger_state(self.records, Authority.of(title_of(self.signed).owners, self.manifest))
 
     # --- tables ------------------------------------------------------------------------------
 
@@ -125,6 +126,7 @@ class Archive:
                     archive = cls(open_envelope(raw))
                     if not isinstance(archive.signed.message, RunManifest):
                         raise ValueError("it begins with something else than a run manifest")
+                    title_of(archive.signed)
                 elif archive is None:
                     raise ValueError("it does not begin with a run manifest")
                 elif kind == "fork":

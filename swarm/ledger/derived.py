@@ -200,7 +200,7 @@ def deriving(owner: str, entries: Sequence[Entry]) -> Also:
         for position, entry in enumerate(entries, first):
             if isinstance(entry, (Redeemed, InviteRevoked)):
                 authority = stakes.stored(connection)
-                invites.derive(connection, entry, authority.owner, authority.run)
+                invites.derive(connection, entry, authority.owners, authority.run)
             if isinstance(entry, Judged):
                 stakes.derive(connection, owner, position, entry)
                 if binds(entry):

@@ -21,6 +21,7 @@ from swarm.envelope import ENVELOPE_BYTES_MAX, Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS
 from swarm.manifest import RunManifest
 from swarm.messages import StepOrder, Submission
+from swarm.succession import Untitled, title_of
 from swarm.world import Database, Disk
 
 FAULTS_MAX = 64
@@ -101,7 +102,9 @@ class Fault:
             return "the evidence is not an announcement, a step order and a run manifest"
         if len({each.body.run for each in found}) != 1:
             return "the messages of the evidence belong to different runs"
-        if self.signed.body.run != f"{self.signed.sender}/{self.manifest.name}":
+        try:
+            title_of(self.signed)
+        except Untitled:
             return "the run manifest of the evidence is not signed by the run's owner"
         if self.order.run_digest != blake3(self.signed.body.payload).digest():
             return "the step order of the evidence names another run manifest"

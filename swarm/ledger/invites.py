@@ -7,6 +7,7 @@ of them find out when their logs meet; the other peer loses its lease.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 
 from swarm.envelope import Dropped, open_envelope
 from swarm.ledger.entries import InviteRevoked, Redeemed
@@ -48,8 +49,8 @@ class RedeemedInvites:
         )
 
 
-def is_valid(entry: Redeemed | InviteRevoked, owner: str, run: str) -> bool:
-    """Whether an entry holds the message of a run's owner that it tells of.
+def is_valid(entry: Redeemed | InviteRevoked, owners: Sequence[str], run: str) -> bool:
+    """Whether an entry holds the message of one of a run's owners that it tells of.
 
     A trusted peer may log anything, but it has only the invites that peers showed it.
     """
@@ -57,7 +58,7 @@ def is_valid(entry: Redeemed | InviteRevoked, owner: str, run: str) -> bool:
         envelope = open_envelope(entry.envelope)
     except Dropped:
         return False
-    if (envelope.sender, envelope.body.run) != (owner, run):
+    if envelope.sender not in owners or envelope.body.run != run:
         return False
     message = envelope.message
     if isinstance(entry, InviteRevoked):
@@ -67,10 +68,13 @@ def is_valid(entry: Redeemed | InviteRevoked, owner: str, run: str) -> bool:
 
 
 def derive(
-    connection: sqlite3.Connection, entry: Redeemed | InviteRevoked, owner: str, run: str
+    connection: sqlite3.Connection,
+    entry: Redeemed | InviteRevoked,
+    owners: Sequence[str],
+    run: str,
 ) -> None:
-    """Update the tables with an entry of a log, if it is valid in the run of this owner."""
-    if not is_valid(entry, owner, run):
+    """Update the tables with an entry of a log, if it is valid in the run of these owners."""
+    if not is_valid(entry, owners, run):
         return
     if isinstance(entry, Redeemed):
         connection.execute(

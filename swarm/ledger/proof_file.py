@@ -15,6 +15,7 @@ from swarm.ledger.archive import Archive, LogCopy
 from swarm.ledger.receipts import Receipt
 from swarm.manifest import RunManifest
 from swarm.messages import LogHead
+from swarm.succession import Untitled, title_of
 
 
 class ProofFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,9 @@ class ProofFile(msgspec.Struct, frozen=True, kw_only=True):
     """The inclusion proof (RFC 6962)."""
 
 
+NO_MANIFEST = "it has no run manifest that the run's owner signed"
+
+
 @dataclass(frozen=True)
 class Proven:
     """An opened proof file."""
@@ -47,8 +51,12 @@ class Proven:
     def problem(self) -> str | None:
         """Why the file proves nothing, or None. The caller checks who signed the manifest."""
         manifest, run = self.signed.message, self.signed.body.run
-        if not isinstance(manifest, RunManifest) or run != f"{self.signed.sender}/{manifest.name}":
-            return "it has no run manifest that the run's owner signed"
+        if not isinstance(manifest, RunManifest):
+            return NO_MANIFEST
+        try:
+            title_of(self.signed)
+        except Untitled:
+            return NO_MANIFEST
         if self.receipt.envelope.body.run != run:
             return "verdict and run manifest belong to different runs"
         if not manifest.is_validator(self.receipt.envelope.sender):

@@ -37,6 +37,7 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
     """The part of an `Authority` on which balances and contradictions depend."""
 
     owner: str
+    """The run's owners, with spaces between them."""
     validators: list[str]
     trusted: list[str]
     safety: float
@@ -46,14 +47,14 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
     def authority(self) -> Authority:
         """The same, with a window that balances do not depend on."""
         rules = Rules(stake_steps=1, hold_steps=2, safety=self.safety)
-        return Authority(self.owner, self.validators, self.trusted, rules, self.run)
+        return Authority(self.owner.split(), self.validators, self.trusted, rules, self.run)
 
 
 def encoded(authority: Authority) -> bytes:
     """The part of an authority on which the tables depend, as stored."""
     return msgspec.msgpack.encode(
         _Stored(
-            authority.owner,
+            " ".join(authority.owners),
             list(authority.validators),
             list(authority.trusted),
             authority.rules.safety,

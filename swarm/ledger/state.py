@@ -32,8 +32,9 @@ class Record:
 class Authority:
     """Who may write what into the logs, and the rules of workers' records."""
 
-    owner: str
-    """The run's owner, who signs reinstatements."""
+    owners: Sequence[str]
+    """The run's owners, the first one first. Reinstatements that one of them signed count: trusted
+    peers log only those of the owner of the time."""
     validators: Sequence[str]
     """In order of rank."""
     trusted: Sequence[str]
@@ -42,14 +43,14 @@ class Authority:
     """The run's id, which signed evictions and reinstatements name."""
 
     @classmethod
-    def of(cls, owner: str, manifest: RunManifest) -> Authority:
-        """The authority that a manifest of this owner gives."""
+    def of(cls, owners: tuple[str, ...], manifest: RunManifest) -> Authority:
+        """The authority that a manifest gives, in a run that had these owners."""
         return cls(
-            owner,
+            owners,
             manifest.validator_ids(),
             manifest.trusted_ids(),
             Rules.of(manifest),
-            f"{owner}/{manifest.name}",
+            f"{owners[0]}/{manifest.name}",
         )
 
 
@@ -230,7 +231,7 @@ def _eviction_in_force(
             isinstance(message, (Eviction, Reinstatement))
             and (message.peer, envelope.body.run) == (worker, authority.run)
             and envelope.sender
-            in (authority.trusted if isinstance(message, Eviction) else [authority.owner])
+            in (authority.trusted if isinstance(message, Eviction) else authority.owners)
         )
         if allowed and (newest is None or envelope.body.issued_ms >= newest.body.issued_ms):
             newest = envelope

@@ -18,6 +18,7 @@ from swarm.run.exchange import ask_for_manifests
 from swarm.run.manifest import Outgrown
 from swarm.run.records import run_key
 from swarm.run.run import Run
+from swarm.succession import title_of
 from swarm.transport import ConnectError, DialFailure
 
 BOOTSTRAP_DEADLINE_SECONDS = 15.0
@@ -224,7 +225,7 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
         try:
             for envelope in await ask_for_manifests(node.transport, peer, wanted=node.settings.run):
                 held = known.get(envelope.body.run)
-                if held is None or held.message.order() < envelope.message.order():
+                if held is None or title_of(held).precedence < title_of(envelope).precedence:
                     known[envelope.body.run] = envelope
                 scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)
         except Outgrown as error:
@@ -251,9 +252,9 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     if raw is not None:
         newer = open_envelope(raw)
         if newer.body.run == manifest.body.run:
-            manifest = max(manifest, newer, key=lambda e: e.message.order())
+            manifest = max(manifest, newer, key=lambda e: title_of(e).precedence)
     await pin_owner(node.disk, manifest)
-    stored = node.stored_versions(manifest.body.run)
+    stored = sorted(node.stored_versions(manifest.body.run), key=lambda e: title_of(e).precedence)
     run = Run(stored[-1] if stored else manifest, stored[:-1])
     node.take_version(run, manifest)
     node.manifests[run.id] = run.manifest_envelope

@@ -183,14 +183,14 @@ class Node:
     def take_version(self, run: Run, envelope: Envelope) -> None:
         """Accept a newer manifest of a run and report its changes, or report why it is refused."""
         held, new = run.manifest, manifest_in(envelope)
-        self.say_refused(run, new)
+        self.say_refused(run, envelope.sender, new)
         if run.update(envelope):
             listed = [str(change) for change in changes(held, new)]
             self.events.emit("run.version_signed", version=new.version, changes=listed)
 
-    def say_refused(self, run: Run, manifest: RunManifest) -> None:
+    def say_refused(self, run: Run, sender: str, manifest: RunManifest) -> None:
         """Report why a manifest is refused, if it is. Repeated copies are reported only once."""
-        reason = run.refusal(manifest)
+        reason = run.refusal(sender, manifest)
         if reason is not None and self._refused.get(run.id) != manifest:
             self._refused[run.id] = manifest
             self.events.emit("run.version_refused", version=manifest.version, reason=reason)

@@ -196,6 +196,7 @@ class RunNode:
             "replica": (manifest.is_trainer, "trainers"),
             "validator": (manifest.is_validator, "validators"),
             "environment": (manifest.is_environment_peer, "environment_peers"),
+            "standby": (manifest.is_standby, "standbys"),
         }[role]
         return is_named(self.peer_id), field
 
@@ -343,7 +344,7 @@ class RunNode:
         cause = self.run.permits(sender, message)
         if cause == VERSION_REFUSED:
             assert isinstance(message, RunManifest)
-            self.node.say_refused(self.run, message)
+            self.node.say_refused(self.run, sender, message)
         return cause
 
     def hear_manifest(self, envelope: Envelope) -> None:

@@ -229,7 +229,7 @@ class TrustedPart:
         return self.tables.stake(worker, step, authority.rules.stake_steps)
 
     def _authority(self) -> Authority:
-        return Authority.of(self._run.owner, self._run.manifest)
+        return Authority.of(self._run.owners, self._run.manifest)
 
     def is_on_trial(self, worker: str) -> bool:
         """Whether a worker may have only one unjudged submission."""
@@ -382,7 +382,7 @@ class TrustedPart:
         if isinstance(envelope.message, Eviction):
             if envelope.sender in self._run.manifest.trusted_ids():
                 self._run.evict(envelope)
-        elif isinstance(envelope.message, Reinstatement) and envelope.sender == self._run.owner:
+        elif isinstance(envelope.message, Reinstatement) and envelope.sender in self._run.owners:
             self._run.reinstate(envelope)
             self._on_reinstatement(envelope)  # the own log has it, too: it cuts off evidence there
 

@@ -170,8 +170,9 @@ def _check_trusted(manifest: RunManifest, where: str) -> None:
         ("trainers", manifest.trainers),
         ("validators", manifest.validators),
         ("environment_peers", manifest.environment_peers),
+        ("standbys", manifest.standbys),
     ):
-        needed = field != "environment_peers"
+        needed = field in ("trainers", "validators")
         if needed and not any(key.from_version <= manifest.version for key in keys):
             raise UserError(
                 f"{where}: {field} names nobody in version {manifest.version}; list the id of at "
@@ -183,6 +184,16 @@ def _check_trusted(manifest: RunManifest, where: str) -> None:
             if key.peer in seen:
                 raise UserError(f"{where}: {field} names {key.peer} twice; list each peer once")
             seen.add(key.peer)
+    for key in manifest.standbys:
+        if key.peer in [trainer.peer for trainer in manifest.trainers]:
+            raise UserError(
+                f"{where}: standbys names {key.peer}, which is a trainer; name another peer, on "
+                "another machine"
+            )
+    for successor in manifest.successors:
+        check_peer_id(successor, f"{where}: successors")
+    if manifest.warrant:
+        raise UserError(f"{where}: warrant is not for this file; swarm run update fills it in")
 
 
 def _check_admissions(manifest: RunManifest, where: str) -> None:

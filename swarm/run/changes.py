@@ -33,6 +33,8 @@ _TAKES_EFFECT = {
     "trainers": AT_ONCE,
     "validators": AT_ONCE,
     "environment_peers": AT_ONCE,
+    "standbys": AT_ONCE,
+    "successors": AT_ONCE,
     "admissions": AT_ONCE,
     "thresholds": NEXT_STEP,
     "limits": AT_ONCE,
@@ -71,10 +73,13 @@ class Change:
 
 
 def changes(old: RunManifest, new: RunManifest) -> list[Change]:
-    """List every field except `version` in which two versions differ, in the manifest's order."""
+    """List the fields in which two versions differ, in the manifest's order.
+
+    Leaves out `version` and `warrant`.
+    """
     found = []
     for name in RunManifest.__struct_fields__:
-        if name != "version":
+        if name not in ("version", "warrant"):
             found += _changed(name, getattr(old, name), getattr(new, name))
     return found
 
@@ -99,6 +104,8 @@ def _changed(field: str, old: Any, new: Any) -> list[Change]:
             for index, pair in enumerate(zip(old, new, strict=True))
             for change in _changed(f"{field}[{index}]", *pair)
         ]
+    if field == "successors" and old:
+        return [Change(field, _shown(old), _shown(new), NEVER)]
     field_of_any = re.sub(r"\[\d+\]", "", field)
     when = _TAKES_EFFECT.get(field_of_any) or _TAKES_EFFECT[field_of_any.partition(".")[0]]
     return [Change(field, _shown(old), _shown(new), when)]

@@ -10,14 +10,15 @@ from swarm.envelope import ENVELOPE_VERSION, Dropped, Envelope, NeedsNewer, open
 from swarm.errors import UserError
 from swarm.manifest import RunManifest
 from swarm.protocol import protocol_problem
+from swarm.succession import Untitled, title_of
 
 MANIFEST_LIFETIME_SECONDS = 90 * 24 * 3600.0
 """A run manifest is valid for 90 days unless the owner signs a newer one."""
 
 
 def run_id(manifest: Envelope) -> str:
-    """Return the id of a manifest's run: `<owner peer id>/<name>`."""
-    return f"{manifest.sender}/{manifest.expect(RunManifest).name}"
+    """Return the id of a checked manifest's run: `<first owner's peer id>/<name>`."""
+    return manifest.body.run
 
 
 def manifest_in(envelope: Envelope) -> RunManifest:
@@ -65,9 +66,13 @@ def check_manifest(raw: bytes, where: str) -> Envelope:
             "signs it again with swarm run create",
         }.get(dropped.cause, "")
         raise UserError(f"{where} is not a valid run manifest ({dropped}){hint}") from dropped
-    if not isinstance(envelope.message, RunManifest) or envelope.body.run != run_id(envelope):
+    if not isinstance(envelope.message, RunManifest):
         raise UserError(f"{where} holds a {envelope.body.kind}, not a run manifest")
     manifest = envelope.message
     if protocol_problem(envelope.body.run, manifest.needs) is not None:
         raise Outgrown(envelope.body.run, manifest.version, manifest.needs)
+    try:
+        title_of(envelope)
+    except Untitled as error:
+        raise UserError(f"{where} is not a valid run manifest: {error}") from error
     return envelope

@@ -41,6 +41,8 @@ FEATURES = (
         lambda m: any(each.curriculum.levels > 0 for each in m.environments),
     ),
     Feature(2, "outer", lambda m: m.outer.rounds > 0),
+    Feature(2, "standbys", lambda m: bool(m.standbys)),
+    Feature(2, "successors", lambda m: bool(m.successors)),
     Feature(2, "values.estimate = continuations", lambda m: m.values.estimate != "group"),
 )
 """Features that not every supported build has. A build without one ignores its field, so a peer

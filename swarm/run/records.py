@@ -10,6 +10,7 @@ from swarm.kademlia.records import InvalidRecord, RecordInfo
 from swarm.manifest import RunManifest
 from swarm.messages import Message, PeerRecord
 from swarm.run.manifest import run_id
+from swarm.succession import Untitled, title_of
 
 RUN_NAMESPACE = "swarm-run"
 
@@ -45,7 +46,7 @@ class EnvelopeValidator:
         self._wall_time = wall_time
 
     def validate(self, key: bytes, value: bytes) -> RecordInfo:
-        """Return a record's version (manifest version, then sequence) and expiry.
+        """Return a record's version (a manifest's precedence, then sequence) and expiry.
 
         Raises `InvalidRecord`.
         """
@@ -60,7 +61,11 @@ class EnvelopeValidator:
         body = envelope.body
         if body.issued_ms > (self._wall_time() + FUTURE_SECONDS_MAX) * 1000:
             raise InvalidRecord("issued in the future")
-        major = envelope.message.version if isinstance(envelope.message, RunManifest) else 0
+        try:
+            is_manifest = isinstance(envelope.message, RunManifest)
+            major = title_of(envelope).number if is_manifest else 0
+        except Untitled as error:
+            raise InvalidRecord(str(error)) from error
         return RecordInfo(version=(major << 64) | body.sequence, expires_wall_ms=body.expires_ms)
 
 

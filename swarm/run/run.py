@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from swarm.envelope import Envelope
 from swarm.errors import UserError
@@ -29,6 +30,7 @@ from swarm.outer import OuterStatus, RoundRecord
 from swarm.run.bounds import check_batch
 from swarm.run.changes import NEVER, changes, values_listed
 from swarm.run.manifest import content_digest, manifest_in, run_id
+from swarm.succession import Title, Untitled, title, title_of
 from swarm.turns import EpisodeGrade, GradeRequest, Turn
 
 VERSIONS_KEPT = 16
@@ -50,7 +52,7 @@ class Run:
     def __init__(self, manifest: Envelope, older: Sequence[Envelope] = ()) -> None:
         """`older` holds the known earlier versions of this run, newest last."""
         self.id = run_id(manifest)
-        self.owner = manifest.sender
+        self._title = title_of(manifest)
         self._envelope = manifest
         self._trusted = frozenset(self.manifest.trusted_ids())
         self._versions: dict[bytes, Envelope] = {}
@@ -63,6 +65,15 @@ class Run:
         """Counter of the manifests, evictions and reinstatements that were accepted."""
         for version in [*older, manifest]:
             self.keep(version)
+
+    @property
+    def owner(self) -> str:
+        return self._title.owner
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """All owners that the run has had, the present one last."""
+        return self._title.owners
 
     @property
     def manifest(self) -> RunManifest:
@@ -79,11 +90,12 @@ class Run:
         Returns whether it was accepted.
         """
         new = manifest_in(manifest)
-        if run_id(manifest) != self.id or new.version <= self.manifest.version:
+        if run_id(manifest) != self.id or self.refusal(manifest.sender, new) is not None:
             return False
-        if self.refusal(new) is not None:
+        new_title = title_of(manifest)
+        if new_title.precedence <= self._title.precedence:
             return False
-        self._envelope = manifest
+        self._envelope, self._title = manifest, new_title
         self._trusted = frozenset(new.trusted_ids())
         self.keep(manifest)
         return True
@@ -114,19 +126,33 @@ class Run:
         held = self._versions.get(order.run_digest)
         return manifest_in(held) if held is not None else None
 
-    def refusal(self, new: RunManifest) -> str | None:
-        """Return in one sentence why a manifest signed by the owner is refused, or None."""
-        known = [manifest_in(each) for each in self._versions.values()]
-        for held in known:
-            if held.version == new.version and new not in known:
+    def refusal(self, sender: str, new: RunManifest) -> str | None:
+        """Return in one sentence why a version of the manifest is refused, or None."""
+        try:
+            found = title(self.id, sender, new)
+        except Untitled as error:
+            return f"version {new.version} of the run: {error}"
+        known = [(manifest_in(each), title_of(each)) for each in self._versions.values()]
+        if any(held == new for held, _ in known):
+            return None
+        problem = self._usurpation(found, new)
+        if problem is not None:
+            return problem
+        for held, its in known:
+            if its.precedence == found.precedence:
                 return (
                     f"version {new.version} of the run was signed with other content before "
                     f"({values_listed(changes(held, new))}); the first stays, and a change needs a "
                     "higher version"
                 )
-        if new.version <= self.manifest.version:
+        if found.precedence <= self._title.precedence:
             return None
-        impossible = [c.field for c in changes(self.manifest, new) if c.when == NEVER]
+        impossible = [
+            each.field
+            for each in changes(self.manifest, new)
+            if each.when == NEVER
+            and (each.field != "successors" or found.owners == self._title.owners)
+        ]
         if impossible:
             return f"version {new.version} changes {', '.join(impossible)}, which is {NEVER}"
         # Peers with other versions of Swarm must refuse the same manifests. Therefore only faults
@@ -137,6 +163,21 @@ class Run:
             return str(error)
         problem = new.objective.problem(new.schedule)
         return None if problem is None else f"version {new.version} of the run: {problem}"
+
+    def _usurpation(self, found: Title, new: RunManifest) -> str | None:
+        """Why a manifest comes from another line of owners than this run's, or None."""
+        mine, theirs = self._title.owners, found.owners
+        if len(theirs) < len(mine):
+            return (
+                f"version {new.version} of the run is signed by {theirs[-1]}, whom {mine[-1]} has "
+                "succeeded as the owner"
+            )
+        pairs = zip(mine, theirs, strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        named = (*self._title.named, self.manifest.successors)[shared - 1]
+        if shared < len(theirs) and theirs[shared] not in named:
+            return f"version {new.version} of the run names an owner that no owner has named"
+        return None
 
     @property
     def max_staleness(self) -> int:
@@ -153,6 +194,13 @@ class Run:
         if not outer.rounds:
             return policies
         return policies + (2 * outer.staleness_max + 4) * (1 + len(self.manifest.trainers))
+
+    def _entitles(self, sender: str, manifest: RunManifest) -> bool:
+        try:
+            title(self.id, sender, manifest)
+        except Untitled:
+            return False
+        return True
 
     def evict(self, envelope: Envelope) -> None:
         """Accept a trusted peer's eviction. For each evicted peer the newest one counts."""
@@ -211,8 +259,8 @@ class Run:
         manifest = self.manifest
         allowed = True
         if isinstance(message, RunManifest):
-            allowed = sender == self.owner and message.name == manifest.name
-            if allowed and self.refusal(message) is not None:
+            allowed = message.name == manifest.name and self._entitles(sender, message)
+            if allowed and self.refusal(sender, message) is not None:
                 return VERSION_REFUSED
         elif isinstance(message, (Checkpoint, StepOrder, OuterStatus, RoundRecord)):
             allowed = manifest.is_trainer(sender)

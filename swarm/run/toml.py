@@ -76,7 +76,7 @@ def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
             strict=True,
         )
     ]
-    for field in ("trainers", "validators", "environment_peers"):
+    for field in ("trainers", "validators", "environment_peers", "standbys"):
         entries = table.setdefault(field, [])
         if isinstance(entries, list):
             for peer in entries:

@@ -16,12 +16,26 @@ from swarm.run.needs import with_needs
 from swarm.transport import Transport
 
 
-def sign_manifest(owner: Identity, manifest: RunManifest, wall_time: float) -> Envelope:
-    """Sign a run manifest as its owner."""
+def sign_manifest(
+    signer: Identity, manifest: RunManifest, wall_time: float, run: str = ""
+) -> Envelope:
+    """Sign a run manifest. `run` is the run's id, unless the signer is its first owner.
+
+    Raises `UserError` if it is too large.
+    """
+    try:
+        return _sealed(signer, manifest, wall_time, run or f"{signer.peer_id}/{manifest.name}")
+    except ValueError as error:
+        raise UserError(
+            f"{error}; shorten the manifest's lists, such as admissions.allowed"
+        ) from error
+
+
+def _sealed(signer: Identity, manifest: RunManifest, wall_time: float, run: str) -> Envelope:
     return seal(
-        owner,
+        signer,
         with_needs(manifest, f"run {manifest.name}"),
-        run=f"{owner.peer_id}/{manifest.name}",
+        run=run,
         sequence=int(wall_time * 1000),
         wall_time=wall_time,
         lifetime_seconds=MANIFEST_LIFETIME_SECONDS,

@@ -50,7 +50,7 @@ def read_accounts(swarm: Swarm) -> Accounts:
         )
     ]
     authority = Authority(
-        owner="",
+        owners="",
         validators=swarm.validators,
         trusted=[peer.identity.peer_id for peer in trusted],
         rules=Rules(stake_steps=100, hold_steps=110, safety=3.0),

@@ -148,7 +148,7 @@ def check_run_manifest(raw: bytes) -> None:
     run = Run(envelope)
     assert run.version(content_digest(envelope)) is envelope
     held = Run(sealed(OWNER, run_manifest([OWNER], [WORKER]), RUN))
-    held.refusal(manifest_in(envelope))
+    held.refusal(envelope.sender, manifest_in(envelope))
     held.update(envelope)
 
 

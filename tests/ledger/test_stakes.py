@@ -36,7 +36,7 @@ def expected(peer: Peer, step: int) -> int:
         Record(ALICE.peer_id, index, decode(raw))
         for index, raw in enumerate(log.entries(0, log.size()))
     ]
-    authority = Authority.of(run.owner, run.manifest)
+    authority = Authority.of(run.owners, run.manifest)
     work = ledger_state(records, authority).works.get(WORKER.peer_id)
     return 0 if work is None else work.stake(step, authority.rules)
 

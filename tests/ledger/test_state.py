@@ -16,7 +16,7 @@ from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, sealed
 VALIDATORS = [ALICE.peer_id, BOB.peer_id]
 TRUSTED = [TRAINER.peer_id, *VALIDATORS]
 RULES = Rules(stake_steps=10, hold_steps=15, safety=3.0)
-AUTHORITY = Authority(OWNER.peer_id, VALIDATORS, TRUSTED, RULES, "owner/run")
+AUTHORITY = Authority([OWNER.peer_id], VALIDATORS, TRUSTED, RULES, "owner/run")
 
 
 def state(logs: dict[str, list[Entry]], seed: int = 0) -> LedgerState:

@@ -38,6 +38,8 @@ OTHER: dict[str, Any] = {
     "environment_peers": [TrustedKey(peer=BOB.peer_id)],
     "needs": 2,
     "environments": [],
+    "standbys": [TrustedKey(peer=BOB.peer_id)],
+    "successors": [BOB.peer_id],
 }
 """Another value of each field that is no table."""
 
@@ -87,7 +89,7 @@ def test_every_field_has_its_moment() -> None:
     """A field added to the manifest must be given one, or `changes` raises here."""
     for name in RunManifest.__struct_fields__:
         held = getattr(FIRST, name)
-        if name == "version":
+        if name in ("version", "warrant"):
             continue
         if not isinstance(held, msgspec.Struct):
             (change,) = changes(FIRST, replace(FIRST, **{name: OTHER[name]}))
@@ -153,7 +155,7 @@ def test_the_first_of_the_highest_version_counts_in_whatever_order_they_come(
         if expected:
             first[number] = tokens
         elif number == newest and (tokens != first[number] or environment_changes):
-            reason = run.refusal(manifest_in(new))
+            reason = run.refusal(new.sender, manifest_in(new))
             assert reason is not None and "signed with other content before" in reason
     assert run.manifest.version == max(first)
     assert run.manifest.sampling.max_new_tokens == first[max(first)]
@@ -167,7 +169,7 @@ def test_a_version_that_would_end_the_trainer_is_not_taken() -> None:
     run = Run(version(1))
     uneven = version(2, optimiser={"optimiser_steps": 5})
     assert not run.update(uneven)
-    assert "does not divide" in str(run.refusal(manifest_in(uneven)))
+    assert "does not divide" in str(run.refusal(uneven.sender, manifest_in(uneven)))
     assert not run.update(version(2, objective={"epsilon": 2.0}))
     assert run.permits(OWNER.peer_id, manifest_in(uneven)) == "version_refused"
     assert run.update(version(2))

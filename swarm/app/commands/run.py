@@ -85,6 +85,37 @@ def run_update(
     update_run(files, bootstrap or [])
 
 
+@app.command("succeed")
+@exits
+def run_succeed(
+    manifest: Annotated[Path, typer.Argument(help="The run's signed manifest.")],
+    owner_key: Annotated[
+        Path, typer.Option(help="Your key, which the manifest names in its successors.")
+    ],
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bootstrap",
+            help="Multiaddr of a bootstrap peer that takes the new version to the network.",
+        ),
+    ] = None,
+    successor: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--successor",
+            help="Id of a key that may own the run after you; default: the other successors.",
+        ),
+    ] = None,
+) -> None:
+    """Become the owner of a run whose owner's key is lost or stolen. The run's id stays.
+
+    Every peer follows, because the manifest names your key. The old key can change nothing more.
+    """
+    from swarm.app.owner import Heir, succeed
+
+    succeed(Heir(manifest, owner_key, successor), bootstrap or [])
+
+
 @app.command("reinstate")
 @exits
 def run_reinstate(
@@ -213,13 +244,18 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
     import msgspec
 
     from swarm.run.manifest import run_id
+    from swarm.succession import title_of
 
     fields = plain(envelope.message)
+    owner = title_of(envelope).owner
     if as_json:
-        print_json({"run": run_id(envelope), "owner": envelope.sender} | fields)
+        print_json({"run": run_id(envelope), "owner": owner} | fields)
         return
     print(f"run      {run_id(envelope)}")
-    print(f"owner    {envelope.sender} (signature verified)")
+    print(f"owner    {owner} (signature verified)")
+    if envelope.sender != owner:
+        print(f"signer   {envelope.sender}, a standby that has taken over")
+    del fields["warrant"]
     issued = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(envelope.body.issued_ms / 1000))
     print(f"signed   {issued} UTC")
     assert isinstance(envelope.message, msgspec.Struct)
@@ -229,7 +265,7 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
     for name, value in fields.items():
         if isinstance(value, dict):
             continue
-        if name in ("trainers", "validators", "environment_peers"):
+        if name in ("trainers", "validators", "environment_peers", "standbys") and value:
             print(f"\n{name}:")
             for key in value:
                 print(f"  {key['peer']} (from version {key['from_version']})")
