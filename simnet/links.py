@@ -24,7 +24,7 @@ from simnet.seeded import derive
 from swarm.identity import Identity, PeerId
 from swarm.transport import ConnectionEvent, Framing, StreamError, limits
 from swarm.transport.base import Handler
-from swarm.transport.room import Origin, least_useful, origin_of
+from swarm.transport.room import Origin, is_full, least_useful, origin_of
 from swarm.world import Disk, World
 
 RETRANSMISSION_SECONDS = 0.2
@@ -133,8 +133,9 @@ class Endpoint(BulkPlane):
 
     def makes_room(self, newcomer: BulkPlane) -> bool:
         """Whether there is room for one more connection, after closing an idle one if necessary."""
-        if len(self.connections) >= limits.CONNECTIONS_MAX:
-            useless = least_useful(self.connections.values(), origin_of(newcomer.host))
+        held = list(self.connections.values())
+        if is_full(held, limits.CONNECTIONS_MAX):
+            useless = least_useful(held, origin_of(newcomer.host))
             if useless is None:
                 return False
             useless.close("the connection made way for another")

@@ -51,6 +51,7 @@ class SimulatedNetwork:
         self.bytes_sent = 0
         """Bytes of messages on connections so far."""
         self.messages_by_sender: Counter[PeerId] = Counter()
+        self.connections_made = 0
         self.link_seed = link_seed(seed)
         self._numbers: dict[str, int] = {}
         self._hosts: dict[PeerId, int] = {}
@@ -343,6 +344,7 @@ class SimulatedNetwork:
 
     def join(self, a: Endpoint, b: Endpoint, via: Endpoint | None = None) -> None:
         """Connect two peers, directly or over a relay."""
+        self.connections_made += 1
         near, far = Connection(self, a, b, via), Connection(self, b, a, via)
         near.twin, far.twin = far, near
         for connection in (near, far):

@@ -30,8 +30,12 @@ DIAL_DEADLINE_SECONDS = 5.0
 DIAL_ADDRESSES_MAX = 8
 """Addresses of a peer tried in turn."""
 
-CONNECTIONS_MAX = 1024
-"""Live connections of one peer. libp2p's own default starts pruning at 300, below a big run."""
+CONNECTIONS_MAX = 4096
+"""Live connections of one peer, 42 KiB each. libp2p's own default starts pruning at 300. Workers
+connect to each validator in turn, so this bounds how many of them stay connected to it."""
+
+CONNECTIONS_OF_STRANGERS_MAX = 1024
+"""Of these, connections of peers that are neither trusted nor admitted."""
 
 CONNECTION_GRACE_SECONDS = 20.0
 """A connection younger than this is not idle: its first stream may open soon."""

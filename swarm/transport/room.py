@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import resource
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -21,7 +21,7 @@ import trio
 from swarm.rates import TokenBuckets
 from swarm.transport import limits
 
-FILES_BESIDE_CONNECTIONS = 1024
+FILES_BESIDE_CONNECTIONS = 2560
 """Other files that a peer may have open: connections of the bulk plane, blobs, its children."""
 
 CONNECTIONS_FOR_STRANGERS = 128
@@ -110,6 +110,15 @@ class Held(Protocol):
 
 
 _Held = TypeVar("_Held", bound=Held)
+
+
+def is_full(held: Sequence[_Held], most: int) -> bool:
+    """Whether a further connection needs room, of which a peer has `most` in all."""
+    if len(held) >= most:
+        return True
+    if len(held) < limits.CONNECTIONS_OF_STRANGERS_MAX:
+        return False
+    return sum(not c.vouched for c in held) >= limits.CONNECTIONS_OF_STRANGERS_MAX
 
 
 def least_useful(held: Iterable[_Held], newcomer: Origin) -> _Held | None:

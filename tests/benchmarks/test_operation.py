@@ -34,4 +34,4 @@ def test_an_unknown_figure_is_refused() -> None:
     command = [sys.executable, "-m", "benchmarks.operation", "sleeping"]
     told = subprocess.run(command, capture_output=True, text=True)
     assert told.returncode == 2
-    assert "there is no figure 'sleeping', only joining" in told.stderr
+    assert "there is no figure 'sleeping', only joining, scale, signals" in told.stderr

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from swarm.transport import limits, room
-from swarm.transport.room import Caller, Door, NoRoom, Origin, least_useful, origin_of
+from swarm.transport.room import Caller, Door, NoRoom, Origin, is_full, least_useful, origin_of
 
 WANTED = limits.CONNECTIONS_MAX + room.HANDSHAKES_MAX + room.FILES_BESIDE_CONNECTIONS
 
@@ -78,6 +78,16 @@ def test_strangers_displace_no_known_peer_and_known_peers_leave_strangers_room()
         each.idle = False  # they are at work, which no newcomer interrupts
     assert least_useful(known + strangers[1:], origin_of("203.0.113.1")) is strangers[1]
     assert least_useful(known, origin_of("203.0.113.1")) is None
+
+
+def test_strangers_fill_their_own_share_only() -> None:
+    """Whatever room is left belongs to admitted peers."""
+    most = limits.CONNECTIONS_OF_STRANGERS_MAX
+    strangers = [Connection(f"10.0.{n % 256}.{n // 256}", opened_at=n) for n in range(most)]
+    known = [Connection(f"192.0.2.{n}", vouched=True) for n in range(100)]
+    assert is_full(known + strangers, limits.CONNECTIONS_MAX)
+    assert not is_full(known + strangers[1:], limits.CONNECTIONS_MAX)
+    assert is_full(known, len(known))
 
 
 def test_an_address_has_so_many_connections_of_which_an_idle_one_makes_way() -> None:
@@ -167,8 +177,8 @@ def test_only_public_networks_say_who_belongs_together(host: str, network: str) 
 @pytest.mark.parametrize(
     ("soft", "hard", "raised", "connections"),
     [
-        (1024, 4096, WANTED, limits.CONNECTIONS_MAX),  # usual
-        (4096, 4096, 4096, limits.CONNECTIONS_MAX),
+        (1024, 8192, WANTED, limits.CONNECTIONS_MAX),  # usual
+        (8192, 8192, 8192, limits.CONNECTIONS_MAX),
         (1024, WANTED - 100, WANTED - 100, limits.CONNECTIONS_MAX - 100),
     ],
 )

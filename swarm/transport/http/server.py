@@ -31,8 +31,12 @@ from swarm.world import Sink
 PROOF_BYTES_MAX = ENVELOPE_BYTES_MAX + 1024
 """Room for an admission envelope, a peer id and a signature."""
 
-CONNECTIONS_MAX = 512
-"""Connections one server holds: each costs a socket and a task."""
+CONNECTIONS_MAX = 2048
+"""Connections one server holds: each costs a socket and a task. A worker keeps the one that it
+delivered on for half a minute, so a validator of 4,000 workers holds some 700."""
+
+CONNECTIONS_OF_STRANGERS_MAX = 512
+"""Of these, connections without a proof of identity."""
 
 CONNECTIONS_PER_ADDRESS_MAX = 64
 """Connections from one IP address without a proof of identity. Peers that proved theirs are bounded
@@ -94,7 +98,7 @@ class Session:
         self._clients = clients
         self._pages = serving.pages
         self._wire = wire
-        self._host = host
+        self.host = host
         self._client: PeerId | None = None
         self._credential = b""
         self._challenge: bytes | None = None
@@ -194,7 +198,7 @@ class Session:
 
     async def _small_request(self) -> None:
         """Wait for the turn of a request that moves no blob: by address, and by peer if known."""
-        await self._clients.wait_turn(self._host)
+        await self._clients.wait_turn(self.host)
         if self._client is not None:
             await self._clients.wait_turn(self._client)
 
@@ -276,8 +280,7 @@ class BulkServer:
         self._serving = serving
         self._clients = Clients()
         self._buffers = Buffers()
-        self._by_host: dict[str, set[Session]] = {}
-        self._connections = 0
+        self._sessions: set[Session] = set()
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
         """Accept until cancelled."""
@@ -291,14 +294,11 @@ class BulkServer:
             return
         wire = Wire(stream, self._serving.traffic, self._buffers)
         session = Session(self._serving, self._clients, wire, host)
-        others = self._by_host.setdefault(host, set())
-        self._connections += 1
         try:
-            strangers = sum(not other.proven for other in others)
-            if self._connections > CONNECTIONS_MAX or strangers >= CONNECTIONS_PER_ADDRESS_MAX:
+            if not self._has_room(host):
                 await wire.send(last_head(503) + b"too many connections")
                 return
-            others.add(session)
+            self._sessions.add(session)
             try:
                 await session.run()
             finally:
@@ -308,8 +308,14 @@ class BulkServer:
         except Exception:  # a defect here must not let a stranger stop this peer
             log.exception("serving the bulk plane to %s failed", host)
         finally:
-            self._connections -= 1
-            others.discard(session)
-            if not others:
-                self._by_host.pop(host, None)
+            self._sessions.discard(session)
             wire.close()
+
+    def _has_room(self, host: str) -> bool:
+        """Whether a connection from this address may be served."""
+        strangers = [session.host for session in self._sessions if not session.proven]
+        return (
+            len(self._sessions) < CONNECTIONS_MAX
+            and len(strangers) < CONNECTIONS_OF_STRANGERS_MAX
+            and strangers.count(host) < CONNECTIONS_PER_ADDRESS_MAX
+        )

@@ -41,7 +41,7 @@ from swarm.transport.libp2p import yamux
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
 from swarm.transport.libp2p.yamux import Unread, Yamux
-from swarm.transport.room import Door, NoRoom, connections_max, least_useful, origin_of
+from swarm.transport.room import Door, NoRoom, connections_max, is_full, least_useful, origin_of
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         own = [c for c in own if not c.leaving]
         if len(own) >= CONNECTIONS_PER_PEER_MAX:
             self._let_go(min(own, key=lambda c: (len(c.streams), c.opened_at)))
-        elif len(held) >= self._connections_max:
+        elif is_full(held, self._connections_max):
             useless = least_useful(held, connection.origin)
             if useless is None:
                 raise SwarmException("there are too many connections")
