@@ -11,8 +11,8 @@ import trio
 from tests.end_to_end.harness import STEP_SECONDS, Swarm, swarm
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 
-STEPS = 60
-DEATHS = 12
+STEPS = 42
+DEATHS = 8
 MORTAL = ["relay", "trainer", "validator-1", "validator-2", "inference-1", "inference-2"]
 
 

@@ -54,7 +54,7 @@ def test_every_child_is_killed_once_and_no_peer_ends(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
     async def main() -> None:
-        steps = 16
+        steps = 12
         async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
             await peers.start()
             trainer = peers["trainer"]

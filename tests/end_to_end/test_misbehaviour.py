@@ -61,7 +61,7 @@ def test_the_next_validator_takes_over_from_a_silent_one(
     async def main() -> None:
         steps = 20
         names = ["bootstrap", "trainer", "validator-1", "validator-2", "inference-1", "inference-2"]
-        limits = Limits(acknowledgement_seconds=5.0, verdict_seconds=10.0)
+        limits = Limits(acknowledgement_seconds=3.0, verdict_seconds=6.0)
         async with swarm(
             tmp_path, base, fork_server, names=names, steps=steps, limits=limits
         ) as peers:

@@ -33,7 +33,7 @@ MALLORY, HONEST = Identity(bytes([66]) * 32), Identity(bytes([67]) * 32)
 GROWTH_BYTES_MAX = 96 << 20
 """Largest allowed growth of memory: the bound of unread bytes (64 MiB), and 32 MiB."""
 
-UNDISTURBED_SECONDS = 10.0
+UNDISTURBED_SECONDS = 6.0
 """Time without attacks before each attack, which shows what a step costs the victim."""
 
 COST_PER_ATTACKER_SECOND_MAX = 4.0
@@ -147,7 +147,7 @@ def test_more_strangers_than_there_is_room_for_shut_nobody_out(tmp_path: Path) -
 
     async def main(address: str) -> None:
         async with AsyncExitStack() as stack:
-            for number in range(limits.CONNECTIONS_MAX + 60):
+            for number in range(limits.CONNECTIONS_OF_STRANGERS_MAX + 60):
                 source = f"127.0.{1 + number % 18}.1"
                 key = Identity(number.to_bytes(32, "big"))
                 await stack.enter_async_context(connected(address, key, source))
