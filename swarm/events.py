@@ -157,7 +157,7 @@ def _untold(f: dict[str, Any]) -> str:
     return f" ({f['untold']} more like it were not logged)" if f.get("untold", 0) > 0 else ""
 
 
-_LINES: dict[str, Callable[[dict[str, Any]], str]] = {
+_LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "compute.child_died": lambda f: (
         f"child process {f['name']} {f['how']}; its last words: {' | '.join(f['last']) or 'none'}"
     ),
@@ -175,6 +175,9 @@ _LINES: dict[str, Callable[[dict[str, Any]], str]] = {
     "peer.metrics": lambda f: f"figures for Prometheus are at {f['url']}",
     "peer.run_found": lambda f: (
         f"found the run {f['run'].partition('/')[2]} of owner {_short(f['owner'])}"
+    ),
+    "peer.check": lambda f: (
+        None if f["state"] == "fine" else f"{f['state']}: {f['topic']}: {f['text']}"
     ),
     "peer.earned": lambda f: (
         f"earned: {f['completions']:,} completions in {f['groups']:,} groups are credited; of the "

@@ -12,6 +12,7 @@ from typing import Any
 
 from peers.engines.config import ITEM_BYTES
 from peers.proofs.format import CHUNK_TOKENS, PROOF_BYTES
+from swarm.findings import Finding
 from swarm.jobs.inference import Loaded, Surveyed
 from swarm.manifest import RunManifest
 from swarm.messages import Checkpoint, StepOrder
@@ -20,18 +21,6 @@ from swarm.settings import PeerSettings
 
 TOKEN_BYTES = 8 + PROOF_BYTES / CHUNK_TOKENS
 """Bytes of a token in a submission's file before compression: id, log-probability, proof."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the screen."""
-
-    topic: str
-    text: str
-    figures: dict[str, Any]
-    """The same for programs."""
-    problem: bool = False
-    """Whether the peer cannot work like this, or not for long."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +50,22 @@ def examine(
     line: Line | None = None,
 ) -> list[Finding]:
     """What can be said before a policy is loaded."""
-    findings = [_engine(surveyed), _device(surveyed)]
-    if surveyed.unused_gpu:
-        findings.append(Finding("gpu", surveyed.unused_gpu, {"unused": surveyed.unused_gpu}))
-    findings.append(_memory(surveyed, work))
-    findings.append(_disk(settings, disk_free_bytes, work))
+    findings = machine(surveyed, work)
+    findings.append(disk(settings, disk_free_bytes, work))
     findings.append(_uplink(settings))
     if line is not None:
         findings.append(_addresses(line))
     if work is not None:
         findings += [_run(work), _submission(work.run.manifest)]
     return findings
+
+
+def machine(surveyed: Surveyed, work: Work | None) -> list[Finding]:
+    """The engine, its device, and the device's memory."""
+    findings = [_engine(surveyed), _device(surveyed)]
+    if surveyed.unused_gpu:
+        findings.append(Finding("gpu", surveyed.unused_gpu, {"unused": surveyed.unused_gpu}))
+    return [*findings, _memory(surveyed, work)]
 
 
 def room(loaded: Loaded) -> Finding:
@@ -84,16 +78,6 @@ def room(loaded: Loaded) -> Finding:
         text += f": up to {loaded.slots:,} completions at once"
     names = ("weights_bytes", "row_bytes", "row_tokens", "slots", "free_bytes")
     return Finding("model", text, {name: getattr(loaded, name) for name in names})
-
-
-def lines(findings: Sequence[Finding]) -> list[str]:
-    """The screen, a line per finding."""
-    return [f"{each.topic:<10} {'PROBLEM: ' * each.problem}{each.text}" for each in findings]
-
-
-def figures(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The same as plain data, by topic."""
-    return {each.topic: each.figures | {"problem": each.problem} for each in findings}
 
 
 def _engine(found: Surveyed) -> Finding:
@@ -139,7 +123,8 @@ def _memory(found: Surveyed, work: Work | None) -> Finding:
     return Finding("memory", text, figures, problem=total > found.free_bytes)
 
 
-def _disk(settings: PeerSettings, free_bytes: int, work: Work | None) -> Finding:
+def disk(settings: PeerSettings, free_bytes: int, work: Work | None) -> Finding:
+    """The room for the policies that the run keeps."""
     whose = "left of the quota" if settings.quota_bytes is not None else "free"
     figures: dict[str, Any] = {"free_bytes": free_bytes, "home": str(settings.home_path)}
     text = f"{_bytes(free_bytes)} {whose} in {settings.home_path}"

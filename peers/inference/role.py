@@ -25,6 +25,7 @@ from peers.inference.quantised import check_quantised
 from peers.inference.settings import InferenceSettings
 from peers.inference.swapping import offer_newer
 from peers.inference.turns import ServedTurns, Unwanted
+from swarm import findings as screen
 from swarm.errors import PeerError, UserError
 from swarm.first_error import open_guarded
 from swarm.gossip.topics import RUN
@@ -323,19 +324,15 @@ class InferenceRole:
             work=preflight.Work(self._run, self._peer.newest_checkpoint(), order),
             line=preflight.Line(list(transport.addresses()), transport.reachability().value),
         )
-        self._events.emit(
-            "inference.preflight", lines=preflight.lines(found), **preflight.figures(found)
-        )
+        self._events.emit("inference.preflight", lines=screen.lines(found), **screen.figures(found))
 
     def _show_ready(self, loaded: Loaded) -> None:
         """Say what the engine can do with the first policy."""
         found = [preflight.room(loaded)]
         names = ", ".join(dict.fromkeys(e.name for e in self._run.manifest.environments))
         renders = "tasks are rendered as the run's owner renders them"
-        found.append(preflight.Finding("tasks", f"{names}: {renders}", {"rendered_alike": True}))
-        self._events.emit(
-            "inference.ready", lines=preflight.lines(found), **preflight.figures(found)
-        )
+        found.append(screen.Finding("tasks", f"{names}: {renders}", {"rendered_alike": True}))
+        self._events.emit("inference.ready", lines=screen.lines(found), **screen.figures(found))
 
     async def _load(self, engine: InferenceService, order: StepOrder, sampling: Sampling) -> None:
         """Load the policy that an order names, once no submission is generated.

@@ -25,6 +25,8 @@ from swarm.world.disk import LocalDisk
 from swarm.world.home import make_home, sole_user
 from swarm.world.machine import Machine
 
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+
 
 @asynccontextmanager
 async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIterator[Node]:
@@ -92,17 +94,18 @@ async def visit(
     *,
     home: Path | None = None,
     looks_on: bool = False,
+    listen: Sequence[str] = LOOPBACK,
 ) -> AsyncIterator[tuple[Node, Run]]:
     """Open a node that has found a run, without joining it.
 
     The node's key and state are in `home`, by default a temporary folder. `looks_on`: see
-    `find_run`.
+    `find_run`. `listen`: where it listens; by default, nobody else can reach it.
     """
     with tempfile.TemporaryDirectory(prefix="swarm-observer-") as momentary:
         settings = PeerSettings(
             role=["observer"],
             bootstrap=list(bootstrap or last_bootstrap()),
-            listen=["/ip4/127.0.0.1/tcp/0"],
+            listen=list(listen),
             home=str(home or momentary),
             run=run,
         )

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
-from swarm.app.extras import EXTRA_OF_ROLE, require_extra
+from swarm.app.doctor.at_start import check_before_start, checking
 from swarm.app.health import beating
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import open_node
@@ -49,21 +49,20 @@ class Earned:
 
 async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     """Run a peer until it is cancelled, has left, or all its roles have finished."""
-    for name in settings.role:
-        if name in EXTRA_OF_ROLE:
-            require_extra(EXTRA_OF_ROLE[name], f"--role {name}")
     roles = [load_role(name) for name in settings.role if name != BOOTSTRAP]
     if not settings.role:
         raise UserError("no role given; use --role inference, for example")
     if roles and not settings.bootstrap and not settings.manifest:
         raise UserError(NO_WAY_IN)
     check_tables(settings)
+    check_before_start(settings)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
     with listening(settings) as metrics:
         async with (
             open_node(settings) as node,
             beating(node) as pulse,
             serving_metrics(metrics, node, pulse),
+            checking(node),
         ):
             earned = Earned()
             node.events.add_sink(earned)

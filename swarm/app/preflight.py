@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 from blake3 import blake3
 
 from peers.engines.installed import interpreter_for
-from peers.inference.preflight import Finding, Work, examine, room
+from peers.inference.preflight import Work, examine, room
 from peers.inference.role import InferenceRole
 from peers.inference.settings import InferenceSettings
+from swarm.app.doctor.machine import check_home, existing
 from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.local_node import visit
 from swarm.app.onlooker import status_of
+from swarm.findings import Finding
 from swarm.jobs import Load
 from swarm.jobs.inference import InferenceService, InferenceSetup, Loaded, Probe, Survey, Surveyed
 from swarm.manifest import EnvironmentReference
@@ -86,21 +87,3 @@ async def _probe(engine: InferenceService, environment: EnvironmentReference) ->
         "that the run uses, and use a policy with the run's tokenizer and chat template"
     )
     return Finding("tasks", text, {"rendered_alike": alike}, problem=not alike)
-
-
-def check_home(home: Path) -> list[Finding]:
-    """What keeps a peer from using this folder as its home."""
-    nearest = existing(home)
-    if not nearest.is_dir():
-        reason = f"{nearest} is a file"
-    elif not os.access(nearest, os.W_OK | os.X_OK):
-        reason = f"this user may not write to {nearest}"
-    else:
-        return []
-    text = f"{home} cannot be the home, because {reason}; choose another --home"
-    return [Finding("home", text, {"reason": reason}, problem=True)]
-
-
-def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())

@@ -11,6 +11,8 @@ from swarm.envelope import Envelope, Sequencer
 from swarm.events import Events
 from swarm.identity import Identity
 from swarm.kademlia.dht import Kademlia
+from swarm.node.joining import LOOKED_FOR
+from swarm.node.line import LineService
 from swarm.node.node import Expand, Node, StoredSequence, create_tables, expand_nothing
 from swarm.run.records import record_validators
 from swarm.settings import PeerSettings
@@ -52,6 +54,8 @@ async def assemble(
             expand=expand,
         )
         node.serve_manifests()
+        if LOOKED_FOR.intersection(settings.role):
+            LineService(transport, world)
         events.emit(
             "peer.listening",
             roles=settings.role,

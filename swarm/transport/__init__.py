@@ -327,6 +327,10 @@ class Transport(BlobTransport, Protocol):
         to make room for a stranger's."""
         ...
 
+    def expect(self, peer: PeerId, size_bytes: int) -> None:
+        """Read so many bytes of a connected peer besides what a stranger may send at its rate."""
+        ...
+
     def network_of(self, peer: PeerId) -> str:
         """The /24 (IPv6: /48) of a connected peer's address: a range that one owner gets easily.
 

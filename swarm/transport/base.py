@@ -136,6 +136,9 @@ class BaseTransport:
         self._vouched_until = {p: t for p, t in self._vouched_until.items() if t > now}
         self._vouched_until[peer] = max(self._vouched_until.get(peer, 0.0), now + seconds)
 
+    def expect(self, peer: PeerId, size_bytes: int) -> None:
+        """Nothing, where strangers have no rate."""
+
     def _is_vouched(self, peer: PeerId) -> bool:
         return self._vouched_until.get(peer, 0.0) > self._world.now()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.app.doctor import task_of
+from swarm.app.doctor.engine import task_of
 from swarm.app.health import Pulse
 from swarm.identity import load_or_create
 from swarm.manifest import EnvironmentReference
@@ -26,7 +26,7 @@ def doctor(*arguments: str | Path) -> dict[str, str]:
 
 def test_a_machine_without_problems(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    outcome = swarm("doctor", "--home", home)
+    outcome = swarm("doctor", "--home", home, "--role", "relay")
     topics = [line.split()[0] for line in outcome.output.splitlines()]
     assert topics == ["program", "packages", "key", "disk", "port", "clock", "sandbox"]
     assert (outcome.status, outcome.errors) == (0, "")
@@ -49,6 +49,20 @@ def test_each_problem_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monkey
     assert f"run: chmod 600 {key}" in problems["key"]
     assert f"port {port} on 127.0.0.1 is taken" in problems["port"]
     assert "check the port, and that the peer runs" in problems["network"]
+
+
+def test_an_engine_that_is_not_here_or_does_not_start(tmp_path: Path) -> None:
+    missing = doctor("--home", tmp_path, "--config", written(tmp_path, 'engine = "vllm"'))
+    assert "type: swarm engine install vllm" in missing["engine"]
+    other = '[inference]\ninterpreter = "/bin/false"'
+    broken = doctor("--home", tmp_path, "--config", written(tmp_path, other))
+    assert "/bin/false does not work (status 1)" in broken["python"]
+
+
+def written(folder: Path, text: str) -> Path:
+    config = folder / "peer.toml"
+    config.write_text(text + "\n")
+    return config
 
 
 def test_the_ports_of_a_running_peer_are_its_own(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from peers.engines import demo
-from peers.inference.preflight import lines
-from swarm.app.preflight import check_home
+from swarm.app.doctor.machine import check_home
+from swarm.findings import lines
 from tests.app.harness import complaint, swarm
 
 

@@ -28,10 +28,10 @@ def doctor(
 
     Exit status 1: a line begins with PROBLEM, and says what to do.
     """
-    from peers.inference.preflight import lines
-    from swarm.app.doctor import look
+    from swarm.app.doctor.look import look
     from swarm.app.interrupt import run_until_interrupted
     from swarm.app.output import print_json
+    from swarm.findings import lines
     from swarm.settings import load_settings
     from swarm.untrusted import printable
 

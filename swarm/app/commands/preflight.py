@@ -37,10 +37,10 @@ def preflight(
 
     Exit status 1: the peer could not work like this.
     """
-    from peers.inference.preflight import figures, lines
     from swarm.app.interrupt import run_until_interrupted
     from swarm.app.output import print_json
     from swarm.app.preflight import look
+    from swarm.findings import figures, lines
     from swarm.settings import load_settings
     from swarm.untrusted import printable
 

@@ -1,0 +1,172 @@
+"""The checks of `swarm doctor`, and of a starting peer, that ask a run's other peers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from swarm.app.doctor import at_start
+from swarm.app.doctor.network import Place, network_findings
+from swarm.app.onlooker import RunStatus
+from swarm.findings import Finding
+from swarm.manifest import Admissions, RunManifest
+from swarm.node.line import PROTOCOL, LineService
+from swarm.run.run import Run
+from swarm.settings import PeerSettings
+from swarm.transport import Stream
+from tests.ledger.harness import OWNER, TRAINER, WORKER, Peer, Swarm, in_virtual_time
+from tests.network.harness import sealed_manifest
+from tests.worlds import WALL
+
+Prepare = Callable[[Peer], None]
+
+
+def by_topic(found: list[Finding]) -> dict[str, Finding]:
+    return {each.topic: each for each in found}
+
+
+def place_of(peer: Peer, settings: PeerSettings | None = None, run: Run | None = None) -> Place:
+    run = run or Run(peer.run_node.run.manifest_envelope)
+    return Place(
+        peer.node,
+        settings or PeerSettings(role=["inference"]),
+        peer.node.peer_id,
+        run,
+        RunStatus(run),
+        wall_time=lambda: WALL + trio.current_time(),
+    )
+
+
+def found_with(tmp_path: Path, serve: Prepare) -> dict[str, Finding]:
+    """What a worker finds beside a trainer that serves its line in some way."""
+    found: list[Finding] = []
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(TRAINER) as trainer, swarm.peer(WORKER) as worker:
+            serve(trainer)
+            found.extend(await network_findings(place_of(worker)))
+
+    in_virtual_time(main)
+    return by_topic(found)
+
+
+def honest(peer: Peer) -> None:
+    LineService(peer.node.transport, peer.node.world)
+
+
+def an_hour_ahead(peer: Peer) -> None:
+    peer.node.world.correct_clock(3600)
+    honest(peer)
+
+
+def serves(handler: Callable[[Stream], Awaitable[None]]) -> Prepare:
+    return lambda peer: peer.node.transport.serve(PROTOCOL, handler)
+
+
+async def stalls(_: Stream) -> None:
+    await trio.sleep_forever()
+
+
+async def curses(stream: Stream) -> None:
+    await stream.send(b"\xa9\x1b[2J\x1b[31m")
+
+
+def test_what_a_worker_finds_beside_an_honest_trainer(tmp_path: Path) -> None:
+    found = found_with(tmp_path, honest)
+    assert list(found) == [
+        *("skew", "line", "reach", "versions", "admission", "thresholds"),
+    ]
+    assert not any(each.problem or each.advice for each in found.values())
+    assert "the median of 1 trusted peers" in found["skew"].text
+    assert "Mbit/s, down" in found["line"].text
+    assert "a submission of at most" in found["line"].text
+
+
+def test_a_clock_that_is_wrong_is_advice(tmp_path: Path) -> None:
+    skew = found_with(tmp_path, an_hour_ahead)["skew"]
+    assert skew.state == "advice"
+    assert skew.text.startswith("3600.0") and "timedatectl" in skew.text
+
+
+@pytest.mark.parametrize("hostile", [serves(stalls), serves(curses), lambda peer: None])
+def test_a_hostile_or_older_peer_only_makes_a_sentence(tmp_path: Path, hostile: Prepare) -> None:
+    found = found_with(tmp_path, hostile)
+    for topic in ("skew", "line"):
+        assert not found[topic].problem
+        assert found[topic].text.startswith("not "), found[topic].text
+        assert found[topic].text.isprintable()
+
+
+def admission(tmp_path: Path, role: str, admissions: Admissions, **flags: str) -> Finding:
+    """The line about admission for a worker's key in a run with these admissions."""
+    found: list[Finding] = []
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.apart(WORKER) as worker:
+            message = swarm.manifest.message
+            assert isinstance(message, RunManifest)
+            changed = msgspec.structs.replace(message, admissions=admissions)
+            run = Run(sealed_manifest(OWNER, changed))
+            settings = PeerSettings(role=[role], **flags)  # type: ignore[arg-type]
+            found.extend(await network_findings(place_of(worker, settings, run)))
+
+    in_virtual_time(main)
+    return by_topic(found)["admission"]
+
+
+@pytest.mark.parametrize(
+    ("role", "admissions", "words"),
+    [
+        ("inference", Admissions(), ""),
+        ("inference", Admissions(policy="allow-list", allowed=[WORKER.peer_id]), ""),
+        ("inference", Admissions(policy="allow-list", allowed=[]), "is not on it; send its owner"),
+        ("validator", Admissions(), f"validators do not list {WORKER.peer_id}"),
+        ("juggler", Admissions(), "admissions.further_roles"),
+        ("juggler", Admissions(further_roles=["juggler"]), ""),
+    ],
+)
+def test_what_the_run_wants(tmp_path: Path, role: str, admissions: Admissions, words: str) -> None:
+    found = admission(tmp_path, role, admissions)
+    assert found.problem == bool(words) and words in found.text
+
+
+def test_an_invite_for_another_run_is_a_problem(tmp_path: Path) -> None:
+    needs = Admissions(policy="invite")
+    assert "only with an invite" in admission(tmp_path / "a", "relay", needs).text
+    found = admission(tmp_path / "b", "relay", needs, invite="nonsense")
+    assert found.problem and "is not a whole invite" in found.text
+
+
+def test_a_starting_peer_makes_the_same_checks_in_the_background(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(TRAINER) as trainer, swarm.apart(WORKER) as worker:
+            honest(trainer)
+            node = worker.node
+            node.settings = node.settings.model_copy(update={"home": str(tmp_path)})
+            async with at_start.checking(node), worker.run_node.joined():
+                said = [each.fields for each in worker.seen if each.name == "peer.check"]
+                assert [each["topic"] for each in said] == ["clock"], "nothing delays the start"
+                await trio.sleep(at_start.LATER_SECONDS + 30)
+            said = [each.fields for each in worker.seen if each.name == "peer.check"]
+            assert [each["topic"] for each in said] == [
+                *("clock", "disk", "skew", "line", "reach", "versions", "admission"),
+            ]
+            (line,) = [each for each in said if each["topic"] == "line"]
+            assert "in its own network" in line["text"], "this machine measures no line to itself"
+
+    in_virtual_time(main)
+
+
+def test_findings_have_three_states() -> None:
+    fine = Finding("topic", "text", {})
+    assert fine.state == "fine"
+    assert replace(fine, advice=True).state == "advice"
+    assert replace(fine, advice=True, problem=True).state == "problem"
