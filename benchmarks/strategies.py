@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.arguments import at_least
-from peers.validator.evidence.betting import UNITS_PER_NAT
 from peers.validator.evidence.worker import WorkerEvidence
 from swarm.app.output import print_json
+from swarm.ledger.capital import UNITS_PER_NAT
 from swarm.ledger.entries import Judged
 from swarm.ledger.record import Rules, Work, share_to_recompute
 from swarm.manifest import Thresholds

@@ -126,6 +126,15 @@ class SimulatedDisk:
         """Undo `lose_power` without loss: only the process had died."""
         self._off = False
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all files; databases do not count."""
+        return self._used_bytes
+
+    def databases(self) -> Names:
+        """Paths of the databases that were opened, in order."""
+        return sorted(self._databases)
+
     # --- what a simulation does to a disk ---
 
     def hold(self) -> None:

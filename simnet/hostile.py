@@ -202,7 +202,7 @@ def state_of(simulation: Simulation) -> LedgerState:
         if (
             log := Log(simulation.peers[name].disk.database("ledger.sqlite"), _id(simulation, name))
         )
-        for index, raw in enumerate(log.entries(0, log.size()))
+        for index, raw in enumerate(log.entries(log.start(), log.size()), log.start())
     ]
     part = simulation.peers["trainer"].part
     assert part is not None

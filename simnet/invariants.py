@@ -338,7 +338,7 @@ class Invariants:
         for peer in peers:
             database = peer.disk.database("ledger.sqlite")
             log = Log(database, peer.id)
-            for start in range(0, log.size(), LOG_ENTRIES_READ):
+            for start in range(log.start(), log.size(), LOG_ENTRIES_READ):
                 for entry in map(decode, log.entries(start, LOG_ENTRIES_READ)):
                     if isinstance(entry, Consumed):
                         books.used[entry.submission] += 1

@@ -400,6 +400,14 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         f"the log of trusted peer {_short(f['owner'])} contradicts what it signed before: "
         f"{f['reason']}"
     ),
+    "ledger.false_seal": lambda f: (
+        f"trusted peer {_short(f['owner'])} sealed epoch {f['epoch']} of the ledger falsely, so it "
+        f"is not pruned here: {f['reason']}"
+    ),
+    "ledger.skipped": lambda f: (
+        f"{f['entries']} entries of the log of trusted peer {_short(f['owner'])} were sealed and "
+        "pruned while this peer lacked them; it trusts the seal of the others"
+    ),
     "ledger.mirror_failed": lambda f: (
         f"the log of trusted peer {_short(f['owner'])} could not be copied yet: {f['reason']}"
     ),

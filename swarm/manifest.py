@@ -392,6 +392,8 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Without an acknowledgement by then, the worker asks the next validator in rank."""
     verdict_seconds: Finite = 30.0
     """Without a verdict by then, the worker asks the next validator in rank."""
+    epoch_entries: Count = 20_000
+    """New entries of all logs together after which they are sealed, and pruned; 0: never."""
 
 
 TRAINERS_MAX = 64

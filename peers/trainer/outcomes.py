@@ -32,10 +32,10 @@ class Outcomes:
     """Accepted groups that this process did not train on, by reason."""
 
     def entries(self, owner: PeerId) -> Iterator[Entry]:
-        """All entries of `owner`'s log, oldest first."""
+        """All entries of `owner`'s log that are not pruned, oldest first."""
         log = self.trusted.log_of(owner)
         assert log is not None
-        for start in range(0, log.size(), LOG_ENTRIES_READ):
+        for start in range(log.start(), log.size(), LOG_ENTRIES_READ):
             for raw in log.entries(start, LOG_ENTRIES_READ):
                 yield decode(raw)
 

@@ -13,10 +13,10 @@ from swarm.run.run import Run
 class _Read:
     """The evidence against one worker, as far as it was read from the logs."""
 
-    next: dict[str, int]
+    since: tuple[dict[str, int], dict[str, int]]
+    """Index of the worker's last reinstatement in each log, and where each pruned log begins."""
+    next: dict[str, int] = field(default_factory=dict)
     """First index of each log that was not read."""
-    reinstated: dict[str, int]
-    """Index of the worker's last reinstatement in each log."""
     evidence: WorkerEvidence = field(default_factory=WorkerEvidence)
 
 
@@ -41,14 +41,18 @@ class Records:
 
         In each log, evidence before the worker's last reinstatement does not count.
         """
-        reinstated = self._trusted.tables.reinstatements_of(worker)
+        tables = self._trusted.tables
+        reinstated = tables.reinstatements_of(worker)
+        since = (reinstated, tables.starts())
         read = self._read.get(worker)
-        if read is None or read.reinstated != reinstated:
-            read = self._read[worker] = _Read(dict(reinstated), reinstated)
+        if read is None or read.since != since:
+            read = self._read[worker] = _Read(since)
+            for log in self._run.manifest.validator_ids():
+                start, sealed = tables.capitals_of(worker, log, reinstated.get(log, -1) + 1)
+                read.evidence.begin(log, sealed)
+                read.next[log] = max(start, reinstated.get(log, 0))
         for log in self._run.manifest.validator_ids():
-            for index, evidence in self._trusted.tables.evidence_on(
-                worker, log, read.next.get(log, 0)
-            ):
+            for index, evidence in tables.evidence_on(worker, log, read.next.get(log, 0)):
                 read.evidence.add(log, evidence)
                 read.next[log] = index + 1
         return read.evidence.standing()

@@ -132,7 +132,7 @@ class SecondOpinions:
         and not judged here."""
         log = self._trusted.log_of(judge)
         assert log is not None
-        start = max(0, log.size() - ENTRIES_RECOVERED)
+        start = max(log.start(), log.size() - ENTRIES_RECOVERED)
         entries = list(enumerate(map(decode, log.entries(start, ENTRIES_RECOVERED)), start))
         judged = [(index, entry) for index, entry in entries if isinstance(entry, Judged)]
         newest = max(((entry.lineage, entry.step) for _, entry in judged), default=(0, 0))

@@ -15,9 +15,11 @@ from swarm.app.onlooker import ask_all
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import load_or_create
+from swarm.ledger import merkle
 from swarm.ledger.archive import Archive, Row
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.forks import ForkEvidence
+from swarm.ledger.mirror import Origin
 from swarm.messages import LogHead
 from swarm.node.node import Node
 from swarm.run.choice import choose_run
@@ -85,10 +87,11 @@ async def fetch_archive(node: Node, run: Run) -> Archive:
 async def _copy_log(client: LedgerClient, archive: Archive, head: Envelope) -> None:
     """Fetch the entries that a head covers; `audit` compares them with it."""
     log, size = archive.log(head.sender), head.expect(LogHead).size
-    entries: list[bytes] = []
-    while len(entries) < size:
-        entries += await client.entries(head.sender, len(entries), size - len(entries))
-    log.entries = entries
+    log.entries = []
+    while log.size < size:
+        raws, origin = await client.entries_or_origin(head.sender, log.size, size - log.size)
+        log.origin = origin or log.origin
+        log.entries += raws
     log.add_head(head)
 
 
@@ -101,7 +104,7 @@ async def _copy_verdicts(client: LedgerClient, archive: Archive) -> None:
                 envelope = open_envelope(item.envelope)
             except Dropped as dropped:
                 raise PeerError(f"{client.peer} sent an invalid verdict ({dropped})") from dropped
-            if item.index < len(log.entries):
+            if log.origin.start <= item.index < log.size:
                 log.verdicts[item.index] = envelope
         if page[-1].index < start:
             raise PeerError(f"{client.peer} sent verdicts out of order")
@@ -124,6 +127,8 @@ def archive_in_home(home: Path, run: str | None) -> Archive:
     ledger = home / "ledger.sqlite"
     own = load_or_create(home / "identity.key").peer_id
     archive.log(own).unsigned = True
+    for owner, origin in _origins(ledger):
+        archive.log(owner).origin = origin
     for owner, raw in home_rows(
         ledger, "SELECT owner, entry FROM entries ORDER BY owner, position"
     ):
@@ -141,6 +146,23 @@ def archive_in_home(home: Path, run: str | None) -> Archive:
         )
     ]
     return archive
+
+
+def _origins(ledger: Path) -> Iterator[tuple[str, Origin]]:
+    """Where each pruned log in a home begins."""
+    if not home_rows(ledger, "SELECT 1 FROM sqlite_master WHERE name = 'starts'"):
+        return  # written by an earlier version
+    for owner, start in home_rows(ledger, "SELECT owner, position FROM starts ORDER BY owner"):
+        peaks = [
+            home_rows(
+                ledger,
+                "SELECT hash FROM nodes WHERE owner = ? AND level = ? AND position = ?",
+                owner,
+                *place,
+            )[0][0]
+            for place in merkle.peaks_of(start)
+        ]
+        yield owner, Origin(start, peaks)
 
 
 def home_rows(database: Path, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:

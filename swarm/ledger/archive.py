@@ -15,8 +15,11 @@ from typing import Any
 import msgspec
 
 from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.ledger import merkle
 from swarm.ledger.entries import decode
+from swarm.ledger.epochs import base_of, records_of
 from swarm.ledger.forks import ForkEvidence
+from swarm.ledger.mirror import Origin
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
 from swarm.manifest import RunManifest
 from swarm.messages import LogHead, Verdict
@@ -31,12 +34,23 @@ class LogCopy:
 
     owner: str
     entries: list[bytes] = field(default_factory=list)
+    origin: Origin = field(default_factory=lambda: Origin(0, ()))
+    """Where the copy begins; earlier entries are pruned."""
     heads: dict[bytes, Envelope] = field(default_factory=dict)
     """All known signed heads of this log, by digest."""
     verdicts: dict[int, Envelope] = field(default_factory=dict)
     """Signed verdicts, the workers' receipts, by log index. Mirrors do not have them."""
     unsigned: bool = False
     """Whether this is the log of the peer on whose disk it was read, which stores no own head."""
+
+    @property
+    def size(self) -> int:
+        """Entries of the log, with those that are pruned."""
+        return self.origin.start + len(self.entries)
+
+    def tree(self) -> merkle.Peaks:
+        """The tree of the entries that are pruned, to which the others can be appended."""
+        return merkle.Peaks(self.origin.start, self.origin.peaks)
 
     def add_head(self, head: Envelope) -> None:
         """Add a signed head of this log."""
@@ -76,16 +90,21 @@ class Archive:
     @cached_property
     def records(self) -> list[Record]:
         """All entries; raises `ValueError` for a malformed one."""
+        return [record for log in self._records_by_log for record in log]
+
+    @cached_property
+    def _records_by_log(self) -> list[list[Record]]:
         return [
-            Record(owner, index, decode(raw))
+            records_of(owner, log.origin.start, log.entries)
             for owner, log in sorted(self.logs.items())
-            for index, raw in enumerate(log.entries)
         ]
 
     @cached_property
     def state(self) -> LedgerState:
-        """The state that follows from the logs."""
-        return ledger_state(self.records, Authority.of(title_of(self.signed).owners, self.manifest))
+        """The state that follows from the logs, and from their seals where they are pruned."""
+        authority = Authority.of(title_of(self.signed).owners, self.manifest)
+        base = base_of(self._records_by_log, authority.trusted)
+        return ledger_state(self.records, authority, base=base)
 
     # --- tables ------------------------------------------------------------------------------
 
@@ -100,7 +119,9 @@ class Archive:
         for owner, log in sorted(self.logs.items()):
             for _, head in sorted(log.heads.items()):
                 yield _row(owner, None, "head", head.raw, msgspec.structs.asdict(head.message))
-            for index, raw in enumerate(log.entries):
+            if log.origin.start:
+                yield _row(owner, log.origin.start, "origin", b"".join(log.origin.peaks))
+            for index, raw in enumerate(log.entries, log.origin.start):
                 entry = decode(raw)
                 name = str(entry.__struct_config__.tag)
                 fields = msgspec.structs.asdict(entry)
@@ -133,18 +154,28 @@ class Archive:
                     archive.forks.append(msgspec.msgpack.decode(raw, type=ForkEvidence))
                 elif kind == "head":
                     archive.log(owner).add_head(open_envelope(raw))
+                elif kind == "origin":
+                    archive.log(owner).origin = _origin(int(row["index"]), raw)
                 elif kind == "verdict":
                     archive.log(owner).verdicts[int(row["index"])] = open_envelope(raw)
                 elif kind != "credit":  # credits follow from the entries
-                    entries = archive.log(owner).entries
-                    if int(row["index"]) != len(entries):
-                        raise ValueError(f"entry {len(entries)} of {owner} is missing")
-                    entries.append(raw)
+                    log = archive.log(owner)
+                    if int(row["index"]) != log.size:
+                        raise ValueError(f"entry {log.size} of {owner} is missing")
+                    log.entries.append(raw)
             except (KeyError, TypeError, AttributeError, Dropped, msgspec.MsgspecError) as error:
                 raise ValueError(f"a row cannot be read ({error!r})") from error
         if archive is None:
             raise ValueError("it is empty")
         return archive
+
+
+def _origin(start: int, raw: bytes) -> Origin:
+    """The origin of a pruned log, from the hashes of a row."""
+    peaks = [raw[at : at + 32] for at in range(0, len(raw), 32)]
+    if [len(peak) for peak in peaks] != [32] * len(merkle.peaks_of(start)):
+        raise ValueError(f"the hashes of a log that begins at {start} are wrong")
+    return Origin(start, peaks)
 
 
 def _row(

@@ -10,6 +10,7 @@ from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger import merkle
 from swarm.ledger.archive import Archive, LogCopy
 from swarm.ledger.entries import (
+    Carried,
     CheckpointPublished,
     Consumed,
     Entry,
@@ -83,7 +84,7 @@ def _audit(archive: Archive, log: LogCopy, heads: list[Envelope]) -> Audited:
             )
             if holds
         ],
-        entries=len(log.entries),
+        entries=log.size,
         verdicts=len(log.verdicts),
         heads=len(heads),
     )
@@ -120,18 +121,25 @@ def _compare_heads(log: LogCopy, heads: list[Envelope], result: Audited) -> None
                 "from the network instead)"
             )
         return
-    roots = _roots(log.entries, {_size(head) for head in heads})
+    start = log.origin.start
+    if start:
+        result.notes.append(f"its first {start} entries are sealed and pruned")
+        heads = [head for head in heads if _size(head) >= start]
+        if not heads:
+            result.problems.append("no signed head of what is left of it was found")
+            return
+    roots = _roots(log, {_size(head) for head in heads})
     fitting = [head for head in heads if roots.get(_size(head)) == _root(head)]
-    others = [head for head in heads if _size(head) <= len(log.entries) and head not in fitting]
+    others = [head for head in heads if _size(head) <= log.size and head not in fitting]
     longest = max(map(_size, heads))
-    if longest > len(log.entries):
+    if longest > log.size:
         result.notes.append(
-            f"{longest - len(log.entries)} of the {longest} entries that it signed are missing here"
+            f"{longest - log.size} of the {longest} entries that it signed are missing here"
         )
     covered = max(map(_size, fitting), default=-1)
-    if covered < len(log.entries) and not log.unsigned:
+    if covered < log.size and not log.unsigned:
         result.problems.append(
-            f"no signed head covers its entries from {max(covered, 0)} to {len(log.entries) - 1}"
+            f"no signed head covers its entries from {max(covered, start)} to {log.size - 1}"
         )
     for head in others:
         if covered >= _size(head) or log.unsigned:
@@ -141,11 +149,11 @@ def _compare_heads(log: LogCopy, heads: list[Envelope], result: Audited) -> None
             )
 
 
-def _roots(entries: list[bytes], sizes: set[int]) -> dict[int, bytes]:
+def _roots(log: LogCopy, sizes: set[int]) -> dict[int, bytes]:
     """Roots of the first `size` entries, for the sizes that the entries reach."""
-    peaks = merkle.Peaks()
-    roots = {0: peaks.root()} if 0 in sizes else {}
-    for raw in entries:
+    peaks = log.tree()
+    roots = {peaks.size: peaks.root()} if peaks.size in sizes else {}
+    for raw in log.entries:
         peaks.append(merkle.leaf_hash(raw))
         if peaks.size in sizes:
             roots[peaks.size] = peaks.root()
@@ -153,7 +161,7 @@ def _roots(entries: list[bytes], sizes: set[int]) -> dict[int, bytes]:
 
 
 def _entries(log: LogCopy, result: Audited) -> Iterator[tuple[int, Entry]]:
-    for index, raw in enumerate(log.entries):
+    for index, raw in enumerate(log.entries, log.origin.start):
         try:
             yield index, decode(raw)
         except ValueError as error:
@@ -163,6 +171,8 @@ def _entries(log: LogCopy, result: Audited) -> Iterator[tuple[int, Entry]]:
 def _not_permitted(archive: Archive, owner: str, entry: Entry) -> str | None:
     """Why this peer may not have written an entry, or None."""
     manifest: RunManifest = archive.manifest
+    if isinstance(entry, Carried):
+        return _not_permitted(archive, owner, decode(entry.entry))
     if isinstance(entry, Judged) and not manifest.is_validator(owner):
         return "a verdict in the log of a peer that is no validator"
     if isinstance(entry, (CheckpointPublished, Consumed)) and not manifest.is_trainer(owner):

@@ -15,6 +15,7 @@ from swarm.identity import PeerId
 from swarm.ledger import merkle, wire
 from swarm.ledger.entries import Entry, decode
 from swarm.ledger.faults import FaultRecord, decode_record
+from swarm.ledger.mirror import Origin
 from swarm.messages import LogHead
 from swarm.transport import Stream, StreamError, Transport
 
@@ -22,6 +23,10 @@ FETCH_ENTRIES_MAX = 10_000_000
 """Length of the longest log that is fetched whole; about 2 GB."""
 
 AnswerT = TypeVar("AnswerT", bound=wire.Answer)
+
+
+class Refused(PeerError):
+    """The peer answered that it cannot answer."""
 
 
 class LedgerClient:
@@ -56,6 +61,25 @@ class LedgerClient:
                 f"{self.peer} sent {len(entries)} log entries where 1 to {count} were asked for"
             )
         return entries
+
+    async def origin(self, owner: str) -> Origin:
+        """Fetch where the peer's copy of `owner`'s log begins; the caller checks the hashes."""
+        answer = await self._ask(wire.OriginRequest(owner), wire.Origin)
+        return Origin(answer.start, answer.hashes)
+
+    async def entries_or_origin(
+        self, owner: str, start: int, count: int
+    ) -> tuple[list[bytes], Origin | None]:
+        """Fetch entries from index `start` on, or, if they are pruned there, from where the peer's
+        copy begins; then the origin says where that is."""
+        try:
+            return await self.entries(owner, start, count), None
+        except Refused:
+            origin = await self.origin(owner)
+            if not start < origin.start < start + count:
+                raise
+        held = origin.start - start
+        return await self.entries(owner, origin.start, count - held), origin
 
     async def inclusions(self, owner: str, indices: Sequence[int], size: int) -> list[list[bytes]]:
         """Fetch the inclusion proofs of one page of receipts, in the order of `indices`."""
@@ -129,7 +153,7 @@ class LedgerClient:
         except DECODE_ERRORS as error:
             raise PeerError(f"{peer} sent a malformed ledger answer ({error})") from error
         if isinstance(answer, wire.Refusal):
-            raise PeerError(f"{peer} refused a ledger request: {answer.reason}")
+            raise Refused(f"{peer} refused a ledger request: {answer.reason}")
         if not isinstance(answer, expected):
             raise PeerError(f"{peer} sent an unexpected kind of answer")
         return answer
@@ -148,7 +172,8 @@ async def open_ledger(transport: Transport, peer: PeerId) -> AsyncIterator[Ledge
 
 
 async def fetch_log(client: LedgerClient) -> list[Entry]:
-    """Fetch the whole log of a trusted peer and verify it against the head it signed.
+    """Fetch the log of a trusted peer, as far as it is not pruned, and verify it against the head
+    it signed.
 
     Raises `PeerError` when the peer is too slow, or the log does not match the head.
     """
@@ -159,8 +184,11 @@ async def fetch_log(client: LedgerClient) -> list[Entry]:
         raise PeerError(f"the log of {peer} has {size} entries, too many to pull whole")
     peaks = merkle.Peaks()
     entries: list[Entry] = []
-    while len(entries) < size:
-        for raw in await client.entries(peer, len(entries), size - len(entries)):
+    while peaks.size < size:
+        raws, origin = await client.entries_or_origin(peer, peaks.size, size - peaks.size)
+        if origin is not None:
+            peaks = merkle.Peaks(origin.start, origin.peaks)
+        for raw in raws:
             peaks.append(merkle.leaf_hash(raw))
             try:
                 entries.append(decode(raw))

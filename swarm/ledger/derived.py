@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import msgspec
 
 from swarm.envelope import Envelope, open_envelope
-from swarm.ledger import invites, stakes
+from swarm.ledger import epochs, invites, stakes
 from swarm.ledger.entries import (
     Admitted,
+    Carried,
     Consumed,
     Entry,
     Evicted,
@@ -23,9 +24,12 @@ from swarm.ledger.entries import (
     Judged,
     Redeemed,
     Reinstated,
+    Sealed,
+    SealedCapital,
+    SealedWorker,
     decode,
 )
-from swarm.ledger.log import Also
+from swarm.ledger.log import Also, Log
 from swarm.ledger.ruling import binds
 from swarm.ledger.state import Authority
 from swarm.ledger.wire import Contradiction
@@ -42,6 +46,10 @@ _TABLES = (
     "used (submission BLOB PRIMARY KEY) WITHOUT ROWID",
     "evidence (worker TEXT, owner TEXT, position INTEGER, evidence BLOB NOT NULL, "
     "PRIMARY KEY (worker, owner, position)) WITHOUT ROWID",
+    "seals (owner TEXT, position INTEGER, epoch INTEGER NOT NULL, stated BLOB NOT NULL, "
+    "PRIMARY KEY (owner, position)) WITHOUT ROWID",
+    "sealed_capitals (worker TEXT, owner TEXT, position INTEGER NOT NULL, capitals BLOB NOT NULL, "
+    "PRIMARY KEY (worker, owner)) WITHOUT ROWID",
 )
 
 
@@ -140,6 +148,23 @@ class DerivedTables:
         )
         return {owner: position for owner, position in rows}
 
+    def capitals_of(self, worker: str, owner: str, start: int) -> tuple[int, list[SealedCapital]]:
+        """Return the capitals against a worker from the entries before those kept of `owner`'s log,
+        unless a reinstatement at or after them (`start`) voids them, and the index of the first
+        entry that they do not include."""
+        rows = self._database.read(
+            "SELECT position, capitals FROM sealed_capitals WHERE worker = ? AND owner = ? "
+            "AND position >= ? ORDER BY position",
+            (worker, owner, start),
+        )
+        if not rows:
+            return 0, []
+        return rows[0][0], msgspec.msgpack.decode(rows[0][1], type=list[SealedCapital])
+
+    def starts(self) -> dict[str, int]:
+        """Return where each pruned log begins."""
+        return dict(self._database.read("SELECT owner, position FROM starts ORDER BY owner"))
+
     def evidence_on(self, worker: str, owner: str, start: int) -> list[tuple[int, Evidence]]:
         """Return the evidence against a worker in `owner`'s log from index `start` on, by index."""
         rows = self._database.read(
@@ -193,11 +218,88 @@ def _derive_all(connection: sqlite3.Connection) -> None:
         deriving(owner, [decode(raw)])(connection, position)
 
 
-def deriving(owner: str, entries: Sequence[Entry]) -> Also:
-    """Return the work that updates the derived tables with new entries of `owner`'s log."""
+def prune(
+    connection: sqlite3.Connection, log: Log, position: int, seal: Sealed, *, receipts: bool
+) -> int:
+    """Delete a log's entries about submissions that its seal at `position` covers, and what was
+    derived from them; return how many entries.
+
+    What stays in force is in the seal's block. `receipts`: this is the log of this peer itself,
+    which keeps signed verdicts.
+    """
+    covered = seal.log(log.owner)
+    start = log.start_within(connection)
+    if covered is None or covered.first <= start:
+        return 0
+    rows = connection.execute(
+        "SELECT entry FROM entries WHERE owner = ? AND position < ?", (log.owner, covered.first)
+    )
+    for entry in [decode(raw) for (raw,) in rows]:
+        if isinstance(entry, Judged):
+            connection.execute(
+                "DELETE FROM refused WHERE worker = ? AND submission = ?",
+                (entry.worker, entry.submission),
+            )
+        elif isinstance(entry, Consumed):
+            connection.execute("DELETE FROM used WHERE submission = ?", (entry.submission,))
+    for table in ("verdict_places", "evidence", "seals"):
+        connection.execute(
+            f"DELETE FROM {table} WHERE owner = ? AND position < ?", (log.owner, covered.first)
+        )
+    if receipts:
+        connection.execute("DELETE FROM verdicts WHERE position < ?", (covered.first,))
+    for table in ("balances", "contradictions"):
+        connection.execute(f"DELETE FROM {table} WHERE step <= ?", (seal.step,))
+    log.prune_within(connection, covered.first)
+    _keep_capitals(connection, log.owner, position, seal)
+    return covered.first - start
+
+
+def _forget(connection: sqlite3.Connection, owner: str) -> None:
+    """Delete what was derived from single entries of a log that begins anew."""
+    for table in ("verdict_places", "evidence", "sealed_capitals", "seals"):
+        connection.execute(f"DELETE FROM {table} WHERE owner = ?", (owner,))
+
+
+def _keep_capitals(connection: sqlite3.Connection, owner: str, position: int, seal: Sealed) -> None:
+    """Store the capitals that a seal's block carries, if its log begins where they end."""
+    covered = seal.log(owner)
+    row = connection.execute("SELECT position FROM starts WHERE owner = ?", (owner,)).fetchone()
+    if covered is None or row is None or row[0] != covered.first:
+        return
+    connection.execute("DELETE FROM sealed_capitals WHERE owner = ?", (owner,))
+    rows = connection.execute(
+        "SELECT entry FROM entries WHERE owner = ? AND position >= ? AND position < ?",
+        (owner, position - seal.block, position),
+    )
+    for worker in [decode(raw) for (raw,) in rows]:
+        if isinstance(worker, SealedWorker) and worker.capitals:
+            connection.execute(
+                "INSERT INTO sealed_capitals (worker, owner, position, capitals) "
+                "VALUES (?, ?, ?, ?)",
+                (worker.worker, owner, covered.first, msgspec.msgpack.encode(worker.capitals)),
+            )
+
+
+def deriving(owner: str, entries: Sequence[Entry], *, anew: bool = False) -> Also:
+    """Return the work that updates the derived tables with new entries of `owner`'s log.
+
+    `anew`: the log begins with them, after pruned entries that are not here.
+    """
 
     def derive(connection: sqlite3.Connection, first: int) -> None:
+        if anew:
+            _forget(connection, owner)
         for position, entry in enumerate(entries, first):
+            if isinstance(entry, Sealed):
+                connection.execute(
+                    "INSERT OR IGNORE INTO seals (owner, position, epoch, stated) "
+                    "VALUES (?, ?, ?, ?)",
+                    (owner, position, entry.epoch, epochs.stated(entry)),
+                )
+                _keep_capitals(connection, owner, position, entry)
+            if isinstance(entry, Carried):  # as if it were still at its own index
+                deriving(owner, [decode(entry.entry)])(connection, entry.index)
             if isinstance(entry, (Redeemed, InviteRevoked)):
                 authority = stakes.stored(connection)
                 invites.derive(connection, entry, authority.owners, authority.run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -11,6 +12,7 @@ from msgspec import Meta
 from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.errors import DECODE_ERRORS
 from swarm.messages import (
+    Bets,
     Count,
     Digest,
     Evidence,
@@ -163,6 +165,86 @@ class Consumed(_Struct, frozen=True, kw_only=True, tag="consumed"):
     outcomes: Annotated[list[Outcome], Meta(max_length=4096)]
 
 
+class Carried(_Struct, frozen=True, kw_only=True, tag="carried"):
+    """An entry of a sealed epoch that stays in force: admissions, invites, expulsions."""
+
+    index: Count
+    """Its index in this log, where it may be pruned."""
+    entry: _Raw
+
+
+class SealedCapital(_Struct, frozen=True, kw_only=True):
+    """The capital of one process's bets against a worker (`swarm.ledger.capital`)."""
+
+    submissions: Count
+    entered: Bets
+    """[bets] in thousandths of a nat."""
+
+
+class SealedWorker(_Struct, frozen=True, kw_only=True, tag="sealed_worker"):
+    """One worker's final record at a seal, over the whole run."""
+
+    worker: Key
+    accepted: Count = 0
+    refused: Count = 0
+    quarantined: Count = 0
+    groups: Count = 0
+    samples: Count = 0
+    verified: Count = 0
+    final: Count = 0
+    """Tokens of credit."""
+    void: Count = 0
+    """Tokens whose credit was voided before they were sealed."""
+    capitals: Annotated[list[SealedCapital], Meta(max_length=4)] = []
+    """Evidence against it in this log's entries before those that are kept; not part of the
+    totals' digest."""
+
+
+class SealedLog(_Struct, frozen=True, kw_only=True):
+    """How much of one log a seal covers."""
+
+    owner: Key
+    size: Count
+    """The totals follow from the first `size` entries of each log."""
+    root: Digest
+    first: Count
+    """Index of the first entry that is not about sealed submissions; those before it may be
+    pruned."""
+
+
+class SealedRoot(_Struct, frozen=True):
+    """Size and root of a log at one of its seals."""
+
+    size: Count
+    root: Digest
+
+
+SEALED_ROOTS_MAX = 1024
+"""Roots of earlier seals that a seal repeats."""
+
+
+class Sealed(_Struct, frozen=True, kw_only=True, tag="sealed"):
+    """Seals an epoch. The `block` entries before it carry what the next epochs need of it."""
+
+    epoch: Count
+    lineage: Count
+    step: Count
+    """Submissions of this lineage and earlier ones up to this step are sealed."""
+    logs: Annotated[list[SealedLog], Meta(max_length=256)]
+    """Of all trusted peers, by owner."""
+    rules: Digest
+    """Digest of the manifest's validators and rules by which the totals were computed."""
+    totals: Digest
+    """Digest of the workers' totals."""
+    block: Count
+    earlier: Annotated[list[SealedRoot], Meta(max_length=SEALED_ROOTS_MAX)] = []
+    """This log at its earlier seals, the newest last."""
+
+    def log(self, owner: str) -> SealedLog | None:
+        """How much of one log is covered."""
+        return next((log for log in self.logs if log.owner == owner), None)
+
+
 Entry: TypeAlias = (
     Admitted
     | Redeemed
@@ -172,6 +254,9 @@ Entry: TypeAlias = (
     | Reinstated
     | CheckpointPublished
     | Consumed
+    | Carried
+    | SealedWorker
+    | Sealed
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -194,6 +279,15 @@ def decode(raw: bytes) -> Entry:
         return _decoder.decode(raw)
     except DECODE_ERRORS as error:
         raise ValueError(f"a malformed log entry: {error}") from error
+
+
+def expulsions_in(entries: Iterable[Entry]) -> Iterator[bytes]:
+    """The signed evictions and reinstatements in entries, also those that a seal carries on."""
+    for entry in entries:
+        if isinstance(entry, (Evicted, Reinstated)):
+            yield entry.envelope
+        elif isinstance(entry, Carried):
+            yield from expulsions_in([decode(entry.entry)])
 
 
 def rewards_digest(rewards: Rewards) -> bytes:

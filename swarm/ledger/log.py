@@ -1,4 +1,9 @@
-"""One trusted peer's append-only log in SQLite: entries, and the complete nodes of their tree."""
+"""One trusted peer's append-only log in SQLite: entries, and the complete nodes of their tree.
+
+The oldest entries may be pruned. Then the log begins at a later index, and the largest complete
+subtrees before it stand for what is gone: roots of all larger sizes, and proofs between them, need
+no others.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,11 @@ from collections.abc import Callable, Sequence
 from swarm.ledger import merkle
 from swarm.ledger.entries import Entry, encode
 from swarm.world import Database
+
+
+class Pruned(ValueError):
+    """Entries that are no longer in this log were asked for."""
+
 
 Also = Callable[[sqlite3.Connection, int], None]
 """Additional work in the transaction of an append; gets the index of the first new entry."""
@@ -32,6 +42,9 @@ class Log:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS nodes (owner TEXT, level INTEGER, position INTEGER, "
                 "hash BLOB NOT NULL, PRIMARY KEY (owner, level, position)) WITHOUT ROWID"
+            )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS starts (owner TEXT PRIMARY KEY, position INTEGER)"
             )
 
         await database.transact(create)
@@ -69,8 +82,54 @@ class Log:
 
     def size_within(self, connection: sqlite3.Connection) -> int:
         """Number of entries in the log, as seen inside a transaction."""
-        row = connection.execute(_SIZE, (self.owner,)).fetchone()
+        row = connection.execute(_SIZE, (self.owner, self.owner)).fetchone()
         return int(row[0])
+
+    def prune_within(self, connection: sqlite3.Connection, start: int) -> None:
+        """Delete the entries before `start`, inside the caller's transaction."""
+        connection.execute(
+            "DELETE FROM entries WHERE owner = ? AND position < ?", (self.owner, start)
+        )
+        peaks = set(merkle.peaks_of(start))
+        for level in range(start.bit_length()):
+            last = start >> level  # the first subtree of this level that is not wholly before
+            if (level, last - 1) in peaks:
+                last -= 1
+            connection.execute(
+                "DELETE FROM nodes WHERE owner = ? AND level = ? AND position < ?",
+                (self.owner, level, last),
+            )
+        self._set_start(connection, start)
+
+    def begin_within(
+        self, connection: sqlite3.Connection, start: int, peaks: Sequence[bytes]
+    ) -> None:
+        """Forget this log and begin at `start`; `peaks` stand for the entries before it.
+
+        Raises `ValueError` unless there are as many as `start` needs.
+        """
+        places = merkle.peaks_of(start)
+        if len(peaks) != len(places):
+            raise ValueError(f"{len(peaks)} hashes for a log that begins at {start}")
+        for table in ("entries", "nodes"):
+            connection.execute(f"DELETE FROM {table} WHERE owner = ?", (self.owner,))
+        connection.executemany(
+            "INSERT INTO nodes (owner, level, position, hash) VALUES (?, ?, ?, ?)",
+            [(self.owner, *place, peak) for place, peak in zip(places, peaks, strict=True)],
+        )
+        self._set_start(connection, start)
+
+    def start_within(self, connection: sqlite3.Connection) -> int:
+        """Index of the first entry that is not pruned, as seen inside a transaction."""
+        row = connection.execute(_START, (self.owner,)).fetchone()
+        return int(row[0]) if row is not None else 0
+
+    def _set_start(self, connection: sqlite3.Connection, start: int) -> None:
+        connection.execute(
+            "INSERT INTO starts (owner, position) VALUES (?, ?) "
+            "ON CONFLICT (owner) DO UPDATE SET position = excluded.position",
+            (self.owner, start),
+        )
 
     def root_within(self, connection: sqlite3.Connection, size: int) -> bytes:
         """Root of the first `size` entries, as seen inside a transaction."""
@@ -84,7 +143,16 @@ class Log:
 
     def size(self) -> int:
         """Number of entries in the log."""
-        return int(self._database.read(_SIZE, (self.owner,))[0][0])
+        return int(self._database.read(_SIZE, (self.owner, self.owner))[0][0])
+
+    def start(self) -> int:
+        """Index of the first entry that is not pruned."""
+        rows = self._database.read(_START, (self.owner,))
+        return int(rows[0][0]) if rows else 0
+
+    def peaks(self) -> list[bytes]:
+        """The hashes that stand for the pruned entries, from left to right."""
+        return [self._stored(level, position) for level, position in merkle.peaks_of(self.start())]
 
     def root(self, size: int) -> bytes:
         """Root of the first `size` entries."""
@@ -96,7 +164,11 @@ class Log:
         return size, self.root(size)
 
     def entries(self, start: int, count: int) -> list[bytes]:
-        """Up to `count` encoded entries from index `start` on (`entries.decode` reads them)."""
+        """Up to `count` encoded entries from index `start` on (`entries.decode` reads them).
+
+        Raises `Pruned` if the first of them is pruned.
+        """
+        self._check_kept(start)
         rows = self._database.read(
             "SELECT entry FROM entries WHERE owner = ? AND position >= ? AND position < ? "
             "ORDER BY position",
@@ -106,6 +178,7 @@ class Log:
 
     def entry_sizes(self, start: int, count: int) -> list[int]:
         """Bytes of each entry that `entries` would return."""
+        self._check_kept(start)
         rows = self._database.read(
             "SELECT LENGTH(entry) FROM entries WHERE owner = ? AND position >= ? "
             "AND position < ? ORDER BY position",
@@ -116,11 +189,13 @@ class Log:
     def inclusion(self, index: int, size: int) -> list[bytes]:
         """Proof that entry `index` is among the first `size`; raises `ValueError`."""
         self._check(size)
+        self._check_kept(index)
         return merkle.inclusion_proof(index, size, self._stored)
 
     def consistency(self, old: int, new: int) -> list[bytes]:
         """Proof that the first `new` entries begin with the first `old`; raises `ValueError`."""
         self._check(new)
+        self._check_kept(old or new)  # the proof from nothing is empty
         return merkle.consistency_proof(old, new, self._stored)
 
     def _check(self, size: int) -> None:
@@ -128,9 +203,21 @@ class Log:
         if size > held:
             raise ValueError(f"this log has {held} entries, not {size}")
 
+    def _check_kept(self, index: int) -> None:
+        start = self.start()
+        if index < start:
+            raise Pruned(
+                f"entries of this log before {start} are sealed and pruned; a worker proves its "
+                "earlier work by the receipts that it keeps"
+            )
+
     def _stored(self, level: int, position: int) -> bytes:
         return bytes(self._database.read(_NODE, (self.owner, level, position))[0][0])
 
 
-_SIZE = "SELECT COALESCE(MAX(position) + 1, 0) FROM entries WHERE owner = ? ORDER BY 1"
+_SIZE = (
+    "SELECT COALESCE(MAX(position) + 1, (SELECT position FROM starts WHERE owner = ?), 0) "
+    "FROM entries WHERE owner = ? ORDER BY 1"
+)
+_START = "SELECT position FROM starts WHERE owner = ? ORDER BY 1"
 _NODE = "SELECT hash FROM nodes WHERE owner = ? AND level = ? AND position = ? ORDER BY hash"

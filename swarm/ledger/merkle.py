@@ -40,12 +40,22 @@ def completed_by(size: int, leaf: bytes, node: Node) -> list[tuple[int, int, byt
     return completed
 
 
+def peaks_of(size: int) -> list[tuple[int, int]]:
+    """(level, index) of the largest complete subtrees of `size` leaves, from left to right."""
+    return [
+        (level, (size >> level) - 1)
+        for level in reversed(range(size.bit_length()))
+        if size >> level & 1
+    ]
+
+
 class Peaks:
     """Computes the root of a growing tree in O(log n) memory from its largest complete subtrees."""
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._peaks: list[bytes] = []
+    def __init__(self, size: int = 0, peaks: Sequence[bytes] = ()) -> None:
+        """`peaks` are the hashes at `peaks_of(size)`."""
+        self.size = size
+        self._peaks = list(peaks)
 
     def append(self, leaf: bytes) -> None:
         """Add a leaf hash."""

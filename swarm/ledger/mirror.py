@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from swarm.envelope import Envelope, open_envelope
-from swarm.errors import SwarmError
+from swarm.errors import PeerError, SwarmError
 from swarm.ledger import merkle
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Also, Log
@@ -26,6 +27,18 @@ class Fork(SwarmError):
     def __init__(self, reason: str, evidence: ForkEvidence | None = None) -> None:
         super().__init__(reason)
         self.evidence = evidence
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a pruned log begins, and the hashes that stand for the entries before."""
+
+    start: int
+    peaks: Sequence[bytes]
+
+
+class WrongOrigin(PeerError):
+    """A pruned log was offered that does not lead to the head that its owner signed."""
 
 
 class LogMirror:
@@ -66,6 +79,7 @@ class LogMirror:
         entries: Sequence[bytes],
         proof: Sequence[bytes] = (),
         also: Also | None = None,
+        origin: Origin | None = None,
     ) -> None:
         """Append `entries` if the signed `head` covers them and all entries held so far.
 
@@ -73,13 +87,17 @@ class LogMirror:
         they are equal. The append is durable on return, in one transaction with `also`; an error
         changes nothing. A head older than the stored one is ignored. Raises `Fork` when the head
         contradicts the entries held.
+
+        With an `origin` the copy begins there anew: whoever offers the log has pruned entries that
+        this copy lacks. Then nothing is held that the head could contradict, so `WrongOrigin` is
+        raised instead.
         """
         if not isinstance(head.message, LogHead) or head.sender != self.log.owner:
             raise ValueError(f"not a head of the log of {self.log.owner}")
         target = head.message
 
         def run(connection: sqlite3.Connection) -> None:
-            held = self.log.size_within(connection)
+            held = self.log.size_within(connection) if origin is None else 0
             row = connection.execute(_HEAD, (self.log.owner,)).fetchone()
             known = open_envelope(row[0]) if row is not None else None
             if known is not None:
@@ -92,10 +110,17 @@ class LogMirror:
                     f"the log of {self.log.owner} shrank from {held} to {target.size} entries",
                     evidence,
                 )
+            if origin is not None:
+                self.log.begin_within(connection, origin.start, origin.peaks)
             self.log.append_within(connection, entries, also)
             size = self.log.size_within(connection)
             own = self.log.root_within(connection, size)
             if not merkle.verify_consistency(size, target.size, own, target.root, proof):
+                if origin is not None:
+                    raise WrongOrigin(
+                        f"the log of {self.log.owner} from entry {origin.start} on does not lead "
+                        f"to its signed head of {target.size} entries"
+                    )
                 raise Fork(
                     f"the log of {self.log.owner} forked: its head of {target.size} entries "
                     f"does not follow from the {size} held here",
@@ -105,7 +130,8 @@ class LogMirror:
                 before = known.expect(LogHead)
                 if before.size > size:
                     return  # keep the stored head until all its entries can be checked
-                if self.log.root_within(connection, before.size) != before.root:
+                known_here = before.size >= self.log.start_within(connection)
+                if known_here and self.log.root_within(connection, before.size) != before.root:
                     raise Fork(
                         f"the log of {self.log.owner} forked: it signed another head of "
                         f"{before.size} entries before",

@@ -74,17 +74,18 @@ def receipt_in(log: LogCopy, index: int) -> Receipt:
     def node(level: int, position: int) -> bytes:
         return nodes[(level, position)]
 
-    for size, raw in enumerate(log.entries):
+    start = log.origin.start
+    if index < start:
+        raise ValueError(f"entry {index} of {log.owner} is sealed and pruned")
+    nodes.update(zip(merkle.peaks_of(start), log.origin.peaks, strict=True))
+    for size, raw in enumerate(log.entries, start):
         for level, position, value in merkle.completed_by(size, merkle.leaf_hash(raw), node):
             nodes[(level, position)] = value
     for head in sorted(log.heads.values(), key=lambda head: -head.body.sequence):
         signed = head.expect(LogHead)
-        if (
-            index < signed.size <= len(log.entries)
-            and merkle.root(signed.size, node) == signed.root
-        ):
+        if index < signed.size <= log.size and merkle.root(signed.size, node) == signed.root:
             proof = merkle.inclusion_proof(index, signed.size, node)
-            return Receipt(envelope, log.entries[index], index, head, proof)
+            return Receipt(envelope, log.entries[index - start], index, head, proof)
     raise ValueError(f"no signed head of {log.owner} covers entry {index}")
 
 

@@ -218,6 +218,8 @@ async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
     if isinstance(request, wire.EntriesRequest):
         count = _fitting(log.entry_sizes(request.start, request.count))
         return wire.Entries(log.entries(request.start, count))
+    if isinstance(request, wire.OriginRequest):
+        return wire.Origin(log.start(), log.peaks())
     if isinstance(request, wire.InclusionsRequest):
         return wire.Proofs([log.inclusion(index, request.size) for index in request.indices])
     return wire.Proof(log.consistency(request.old, request.new))

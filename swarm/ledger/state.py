@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger import ruling
-from swarm.ledger.entries import Consumed, Entry, Evicted, Judged, Outcome, Reinstated
+from swarm.ledger.entries import (
+    Carried,
+    Consumed,
+    Entry,
+    Evicted,
+    Judged,
+    Outcome,
+    Reinstated,
+    decode,
+)
 from swarm.ledger.record import Rules, Standing, Work, refutation
 from swarm.manifest import RunManifest
 from swarm.messages import Eviction, Reinstatement
@@ -76,6 +85,27 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class Frontier:
+    """The newest sealed submissions: of this lineage and earlier ones, up to this step."""
+
+    lineage: int = -1
+    step: int = -1
+
+    def covers(self, entry: Judged) -> bool:
+        """Whether the submission of a verdict is sealed."""
+        return entry.lineage <= self.lineage and entry.step <= self.step
+
+
+@dataclass(frozen=True)
+class Base:
+    """The state of a run's sealed epochs."""
+
+    frontier: Frontier = Frontier()
+    totals: Mapping[str, Totals] = field(default_factory=dict)
+    """Final totals by worker."""
+
+
+@dataclass(frozen=True)
 class LedgerState:
     """The state of a run according to the logs. Every mapping is sorted by its keys."""
 
@@ -110,7 +140,12 @@ def is_disputed(records: Iterable[Record]) -> bool:
 
 
 def ledger_state(
-    records: Iterable[Record], authority: Authority, *, newest: tuple[int, int] = (0, 0)
+    records: Iterable[Record],
+    authority: Authority,
+    *,
+    newest: tuple[int, int] = (0, 0),
+    base: Base | None = None,
+    until: Frontier | None = None,
 ) -> LedgerState:
     """Compute the state from `records`.
 
@@ -123,13 +158,17 @@ def ledger_state(
     Of several submissions with one number, only one is credited: a submission of which a step took
     a group, else the submission whose validator is first in rank.
 
-    `newest` is the newest (lineage, step) that is known besides the records.
+    `newest` is the newest (lineage, step) that is known besides the records. With a `base`,
+    verdicts on sealed submissions are left out, and the totals begin with the sealed ones. `until`
+    leaves the submissions beyond it out of the totals.
     """
+    base = base or Base()
     rank = {validator: index for index, validator in enumerate(authority.validators)}
-    found = _sorted_out(records, rank, authority.trusted)
+    found = _sorted_out(records, rank, authority.trusted, base.frontier)
     verdicts: dict[bytes, Judged] = {}
     judges: dict[bytes, str] = {}
     totals: defaultdict[str, Totals] = defaultdict(Totals)
+    totals.update((worker, replace(total)) for worker, total in base.totals.items())
     claims: dict[tuple[str, int, int, int], tuple[bool, int, bytes]] = {}
     """The best accepted or quarantined submission, by (worker, lineage, step, number)."""
     refuted: defaultdict[str, list[Judged]] = defaultdict(list)
@@ -140,8 +179,9 @@ def ledger_state(
         held = verdicts.get(submission)
         if held is None or (held.outcome == "refused" and final.outcome != "refused"):
             verdicts[submission], judges[submission] = final, judge
-        total = totals[worker]
-        setattr(total, final.outcome, getattr(total, final.outcome) + 1)
+        if until is None or until.covers(final):
+            total = totals[worker]
+            setattr(total, final.outcome, getattr(total, final.outcome) + 1)
         refusal = refutation(by_validator.values(), trained=trained)
         if refusal is not None:
             refuted[worker].append(refusal)
@@ -151,8 +191,10 @@ def ledger_state(
             claims[number] = min(claim, claims.get(number, claim))
     credits = {name: verdicts[name] for name in sorted({claim[2] for claim in claims.values()})}
     works = _works(credits, refuted, found.cases)
-    standings = _standings(works, found, authority, newest)
+    standings = _standings(works, found, authority, newest, base.frontier)
     for submission, final in credits.items():
+        if until is not None and not until.covers(final):
+            continue
         total, tokens = totals[final.worker], final.tokens
         total.groups += final.groups
         total.samples += final.samples
@@ -198,7 +240,11 @@ def _works(
 
 
 def _standings(
-    works: Mapping[str, Work], found: _Sorted, authority: Authority, newest: tuple[int, int]
+    works: Mapping[str, Work],
+    found: _Sorted,
+    authority: Authority,
+    newest: tuple[int, int],
+    sealed: Frontier,
 ) -> dict[bytes, Standing]:
     """The standing of each credited submission."""
     newest_step = max(newest, found.newest)[1]
@@ -207,15 +253,18 @@ def _standings(
         eviction = _eviction_in_force(worker, found.expulsions.get(worker, ()), authority)
         evicted_at = None
         if eviction is not None:
-            case = found.cases.get((eviction.submission, worker), {})
-            evicted_at = min((entry.step for entry in case.values()), default=newest_step)
+            submission = eviction.expect(Eviction).submission
+            case = found.cases.get((submission, worker), {})
+            # An eviction whose case is sealed was before all submissions that are not.
+            unknown = sealed.step if eviction.raw in found.carried else newest_step
+            evicted_at = min((entry.step for entry in case.values()), default=unknown)
         standings |= work.standings(newest_step, evicted_at, authority.rules)
     return dict(sorted(standings.items()))
 
 
 def _eviction_in_force(
     worker: str, envelopes: Iterable[bytes], authority: Authority
-) -> Eviction | None:
+) -> Envelope | None:
     """A worker's newest eviction, unless its newest reinstatement is newer.
 
     An entry of a log may hold any bytes, so only the signed message says whom it is about.
@@ -235,7 +284,7 @@ def _eviction_in_force(
         )
         if allowed and (newest is None or envelope.body.issued_ms >= newest.body.issued_ms):
             newest = envelope
-    return newest.message if newest and isinstance(newest.message, Eviction) else None
+    return newest if newest and isinstance(newest.message, Eviction) else None
 
 
 _Cases = dict[tuple[bytes, str], dict[str, Judged]]
@@ -254,22 +303,34 @@ class _Sorted:
     """Signed evictions and reinstatements, by peer."""
     newest: tuple[int, int]
     """The newest (lineage, step) that was judged."""
+    carried: set[bytes]
+    """Signed expulsions that seals carry on."""
 
 
 def _sorted_out(
-    records: Iterable[Record], validators: Container[str], trusted: Container[str]
+    records: Iterable[Record],
+    validators: Container[str],
+    trusted: Container[str],
+    sealed: Frontier,
 ) -> _Sorted:
-    """Collect the verdicts on each submission, the outcomes of its groups, and the expulsions."""
+    """Collect the verdicts on each submission that is not sealed, the outcomes of its groups, and
+    the expulsions."""
     cases: _Cases = {}
     consumed: dict[bytes, list[Outcome]] = {}
     expulsions: defaultdict[str, set[bytes]] = defaultdict(set)
+    carried: set[bytes] = set()
     newest = (0, 0)
     for record in sorted(records, key=lambda record: (record.owner, record.index)):
         entry = record.entry
         if record.owner not in trusted:
             continue
+        if isinstance(entry, Carried):
+            entry = decode(entry.entry)
+            carried |= {entry.envelope} if isinstance(entry, Evicted) else set()
         if isinstance(entry, Judged) and record.owner in validators:
             newest = max(newest, (entry.lineage, entry.step))
+            if sealed.covers(entry):
+                continue
             by_validator = cases.setdefault((entry.submission, entry.worker), {})
             held = by_validator.setdefault(record.owner, entry)
             if ruling.supersedes(entry, held):
@@ -278,7 +339,7 @@ def _sorted_out(
             _merge(consumed, entry)
         elif isinstance(entry, (Evicted, Reinstated)):
             expulsions[entry.peer].add(entry.envelope)
-    return _Sorted(cases, consumed, expulsions, newest)
+    return _Sorted(cases, consumed, expulsions, newest, carried)
 
 
 _TAKEN: frozenset[Outcome] = frozenset({"consumed", "zero-advantage"})

@@ -77,6 +77,12 @@ class EntriesRequest(_Struct, frozen=True, tag="entries"):
     count: _Many
 
 
+class OriginRequest(_Struct, frozen=True, tag="origin"):
+    """Where the server's copy of a log begins."""
+
+    owner: _Owner
+
+
 class InclusionsRequest(_Struct, frozen=True, tag="inclusions"):
     """Proofs that the entries `indices` are among the first `size` entries of a log."""
 
@@ -141,6 +147,7 @@ class FaultFileRequest(_Struct, frozen=True, tag="fault_file"):
 Request = (
     HeadRequest
     | EntriesRequest
+    | OriginRequest
     | InclusionsRequest
     | ConsistencyRequest
     | VerdictsRequest
@@ -164,6 +171,13 @@ class Entries(_Struct, frozen=True, tag="entries"):
 
 
 _Hashes = Annotated[list[Digest], Meta(max_length=merkle.PROOF_LENGTH_MAX)]
+
+
+class Origin(_Struct, frozen=True, tag="origin"):
+    start: Count
+    """Index of the first entry that is not pruned."""
+    hashes: _Hashes
+    """The largest complete subtrees before it, from left to right."""
 
 
 class Proof(_Struct, frozen=True, tag="proof"):
@@ -241,6 +255,7 @@ class Refusal(_Struct, frozen=True, tag="refused"):
 Answer = (
     Head
     | Entries
+    | Origin
     | Proof
     | Proofs
     | Verdicts

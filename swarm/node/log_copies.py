@@ -13,7 +13,7 @@ from swarm.gossip.gossip import Gossip
 from swarm.identity import PeerId
 from swarm.ledger.client import LedgerClient, open_ledger
 from swarm.ledger.derived import deriving
-from swarm.ledger.entries import Evicted, Reinstated, decode
+from swarm.ledger.entries import decode, expulsions_in
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror
 from swarm.messages import LogHead
@@ -83,7 +83,10 @@ class LogCopies:
         held = self._log.size()
         for other, head in sorted(found.items()):
             signed = head.expect(LogHead)
-            if signed.size <= held and self._log.root(signed.size) != signed.root:
+            if (
+                self._log.start() <= signed.size <= held
+                and self._log.root(signed.size) != signed.root
+            ):
                 raise Fork(
                     f"this peer's own log is not the one it signed a head of {signed.size} "
                     f"entries for, which {other} holds; restore ledger.sqlite from a backup, or "
@@ -154,17 +157,21 @@ class LogCopies:
         if held >= size:
             await mirror.extend(head, [])
         while held < size:
-            raws = await client.entries(owner, held, size - held)
+            raws, origin = await client.entries_or_origin(owner, held, size - held)
+            if origin is not None:
+                skipped = origin.start - held
+                self._node.events.emit("ledger.skipped", owner=owner, entries=skipped)
+                held = origin.start
             try:
                 entries = [decode(raw) for raw in raws]
             except ValueError as error:
                 raise PeerError(f"{owner} has {error} in its log") from error
             held += len(raws)
             proof = await client.consistency(owner, held, size) if held < size else []
-            await mirror.extend(head, raws, proof, deriving(owner, entries))
-            for entry in entries:
-                if isinstance(entry, (Evicted, Reinstated)):
-                    self._on_expulsion(entry.envelope)
+            derive = deriving(owner, entries, anew=origin is not None)
+            await mirror.extend(head, raws, proof, derive, origin)
+            for raw in expulsions_in(entries):
+                self._on_expulsion(raw)
 
 
 def _size(head: Envelope) -> int:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
 from swarm.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, open_envelope
 from swarm.gossip.gossip import Gossip
 from swarm.ledger.derived import DerivedTables, deriving, keep_verdict
-from swarm.ledger.entries import Admitted, Entry, Evicted, Reinstated, judged
+from swarm.ledger.entries import Admitted, Entry, Evicted, Reinstated, Sealed, judged
 from swarm.ledger.faults import FaultStore
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
@@ -28,6 +28,7 @@ from swarm.messenger import Messenger
 from swarm.node.invites import Invites
 from swarm.node.log_copies import LogCopies
 from swarm.node.node import Node
+from swarm.node.sealing import Sealing
 from swarm.observable import Observable
 from swarm.run.admission import Sealer
 from swarm.run.registrar import Registrar
@@ -91,6 +92,9 @@ class TrustedPart:
         self._log = Log(self._database, node.peer_id)
         self._copies = LogCopies(
             node, run, gossip, self._database, self._log, on_expulsion=self._on_expulsion
+        )
+        self.sealing = Sealing(
+            node, run, self._database, newest=self._newest_step, append=self._append_block
         )
         self._appending = trio.Lock()
         self._reinstating = trio.Lock()
@@ -173,6 +177,14 @@ class TrustedPart:
             self._gossip.publish(eviction)
         return envelope
 
+    async def _append_block(self, work: Callable[[], Awaitable[tuple[range, Sealed]]]) -> Sealed:
+        """Let a seal be appended to this peer's log in its turn."""
+        await self._restored.wait()
+        async with self._appending:
+            written, seal = await work()
+        self._grown.set(written.stop)
+        return seal
+
     async def evict(
         self, peer: str, reason: str, submission: bytes, figure: float, threshold: float
     ) -> None:
@@ -240,8 +252,12 @@ class TrustedPart:
 
     def _stake_now(self, worker: str) -> int:
         """Return a worker's stake at the newest step."""
+        return self.stake(worker, self._newest_step()[1])
+
+    def _newest_step(self) -> tuple[int, int]:
+        """Return the (lineage, step) of the newest step order; (0, 0) without one."""
         orders = [each.message for each in self._newest() if isinstance(each.message, StepOrder)]
-        return self.stake(worker, orders[0].step if orders else 0)
+        return (orders[0].lineage, orders[0].step) if orders else (0, 0)
 
     def status(self) -> tuple[list[bytes], list[Present]]:
         """Return the newest manifest, checkpoint and step order, and the peers present.
@@ -306,6 +322,7 @@ class TrustedPart:
             await self._copies.restore()
             self._restored.set()
             nursery.start_soon(self._announce_heads)
+            nursery.start_soon(self.sealing.run)
             async for envelope in self._reinstatements:
                 await self._log_reinstatement(envelope)
 

@@ -37,6 +37,9 @@ NESTED = (
     messages.Evidence,
     messages.EnvironmentEvaluation,
     entries.TrainingFigures,
+    entries.SealedCapital,
+    entries.SealedLog,
+    entries.SealedRoot,
 )
 
 LOGGED: dict[str, type[msgspec.Struct]] = {
@@ -48,6 +51,9 @@ LOGGED: dict[str, type[msgspec.Struct]] = {
     "reinstated": entries.Reinstated,
     "checkpoint": entries.CheckpointPublished,
     "consumed": entries.Consumed,
+    "carried": entries.Carried,
+    "sealed_worker": entries.SealedWorker,
+    "sealed": entries.Sealed,
 }
 
 

@@ -350,6 +350,7 @@ def _ledger_frames() -> list[bytes]:
     frames: Sequence[Any] = [
         ledger.Head(envelope),
         ledger.Entries([entry, entry]),
+        ledger.Origin(3, [DIGEST, DIGEST]),
         ledger.Proof([DIGEST, DIGEST]),
         ledger.Proofs([[DIGEST], []]),
         ledger.Verdicts([ledger.LoggedVerdict(4, entry, envelope)]),
@@ -357,6 +358,7 @@ def _ledger_frames() -> list[bytes]:
         ledger.Expulsions([envelope]),
         ledger.Refusal("not here"),
         ledger.EntriesRequest(OWNER.peer_id, 0, 5),
+        ledger.OriginRequest(OWNER.peer_id),
         ledger.InclusionsRequest(OWNER.peer_id, [1, 2], 9),
     ]
     return [ledger.encoder.encode(frame) for frame in frames]
@@ -372,6 +374,22 @@ def _entries() -> list[bytes]:
             entries.Evicted(peer=WORKER.peer_id, reason="a reason", envelope=envelope),
             entries.CheckpointPublished(lineage=0, step=3, manifest=DIGEST),
             entries.Consumed(step=3, submission=DIGEST, outcomes=["consumed", "stale"]),
+            entries.Carried(index=3, entry=b"an entry"),
+            entries.SealedWorker(
+                worker=WORKER.peer_id,
+                final=3,
+                capitals=[entries.SealedCapital(submissions=1, entered=[-5, 3])],
+            ),
+            entries.Sealed(
+                epoch=1,
+                lineage=0,
+                step=3,
+                logs=[entries.SealedLog(owner=WORKER.peer_id, size=4, root=DIGEST, first=2)],
+                rules=DIGEST,
+                totals=DIGEST,
+                block=2,
+                earlier=[entries.SealedRoot(1, DIGEST)],
+            ),
         )
     ]
 

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from swarm.ledger.capital import UNITS_PER_NAT, rounded
+
 STAKES = (2.0, 8.0, 32.0, 128.0, 512.0, 2048.0, 8192.0)
 """λ is best at (true mean − honest mean) / mean square of the score: small for a small shift of a
 large mean, large for rare scores. Steps of 4 lose at most a third of the best growth rate."""
-
-UNITS_PER_NAT = 1000
-"""Gains are whole thousandths of a nat, so that their sums are exact on every machine."""
 
 
 def stakes(mean: float) -> list[float]:
@@ -43,11 +42,6 @@ def gains(scores: npt.NDArray[np.floating[Any]], mean: float) -> list[int]:
     return [rounded(float(np.log1p(stake * (scores - mean)).sum())) for stake in stakes(mean)]
 
 
-def rounded(nats: float) -> int:
-    """Whole thousandths of a nat, rounded down."""
-    return math.floor(nats * UNITS_PER_NAT)
-
-
 def log_mean(logs: Sequence[float]) -> float:
     """log of the mean of exp(logs); 0, the log of an untouched capital, if there are none."""
     if not logs:
@@ -56,12 +50,6 @@ def log_mean(logs: Sequence[float]) -> float:
     if top == -math.inf:
         return top
     return top + math.log(sum(math.exp(each - top) for each in logs) / len(logs))
-
-
-def log_sum(first: float, second: float) -> float:
-    """log(exp(first) + exp(second))."""
-    top = max(first, second)
-    return top if top == -math.inf else top + math.log1p(math.exp(min(first, second) - top))
 
 
 def log_e_value(bets: Sequence[int]) -> float:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from peers.validator.evidence.betting import rounded
+from swarm.ledger.capital import rounded
 
 TILTS = (-4.0, -2.0, -1.0, 1.0, 2.0, 4.0)
 """Negative tilts win if mismatches come with a low outcome, positive ones with a high outcome."""

@@ -23,16 +23,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 
-from peers.validator.evidence.betting import UNITS_PER_NAT, log_mean, log_sum
-from swarm.ledger.entries import Judged, Reinstated
+from peers.validator.evidence.betting import log_mean
+from swarm.ledger.capital import PROCESSES, Capitals
+from swarm.ledger.entries import Judged, Reinstated, SealedCapital
+from swarm.ledger.epochs import capitals_before
 from swarm.ledger.state import Record
 from swarm.messages import Evidence
-
-PROCESSES = ("sampler", "policy", "text", "selection")
-"""The fields of `Evidence` that hold bets."""
 
 WORDS = {
     "sampler": "tokens that the run's sampling would not draw",
@@ -41,31 +40,6 @@ WORDS = {
     "selection": "near ties that depend on the outcome of the rollout",
 }
 """What each process is evidence of, for an eviction's reason."""
-
-
-@dataclass
-class _Process:
-    """One process's bets in one validator's log."""
-
-    submissions: int = 0
-    entered: list[float] = field(default_factory=list)
-    """[bets] log of the capital entered so far, with its gains."""
-
-    def add(self, bets: Sequence[int]) -> None:
-        self.submissions += 1
-        entry = -math.log(self.submissions * (self.submissions + 1))
-        before = self.entered
-        if len(before) != len(bets):  # at first, and after a validator's change of version
-            before = [-math.inf] * len(bets)
-        self.entered = [
-            log_sum(entered, entry) + bet / UNITS_PER_NAT
-            for entered, bet in zip(before, bets, strict=True)
-        ]
-
-    def log_capitals(self) -> list[float]:
-        """[bets] log of the capital, cash included."""
-        cash = -math.log(self.submissions + 1)
-        return [log_sum(entered, cash) for entered in self.entered]
 
 
 @dataclass(frozen=True)
@@ -87,18 +61,17 @@ class WorkerEvidence:
     """The evidence of all validators' logs against one worker."""
 
     def __init__(self) -> None:
-        self._logs: dict[str, dict[str, _Process]] = {}
+        self._logs: dict[str, Capitals] = {}
 
     def add(self, log: str, evidence: Evidence) -> None:
-        """Add the evidence of the next verdict on the worker in a validator's log.
+        """Add the evidence of the next verdict on the worker in a validator's log."""
+        if evidence.sampler:
+            self._logs.setdefault(log, Capitals()).add(evidence)
 
-        A second opinion that confirms the first has no bets: each submission is bet on once.
-        """
-        if not evidence.sampler:
-            return
-        processes = self._logs.setdefault(log, {name: _Process() for name in PROCESSES})
-        for name in PROCESSES:
-            processes[name].add(getattr(evidence, name))
+    def begin(self, log: str, sealed: Sequence[SealedCapital]) -> None:
+        """Begin with the capitals that a seal of this log carries."""
+        if sealed:
+            self._logs[log] = Capitals.unsealed(sealed)
 
     def standing(self) -> Standing:
         """The worker's capital now."""
@@ -108,24 +81,30 @@ class WorkerEvidence:
 
     def _log_capital(self, process: str) -> float:
         """log of a process's capital. A bet that a log does not have is untouched there."""
-        by_log = [log[process].log_capitals() for log in self._logs.values()]
+        by_log = [log.of[process].log_capitals() for log in self._logs.values()]
         return log_mean([sum(bets) for bets in zip_longest(*by_log, fillvalue=0.0)])
 
 
 def evidence_in(records: Iterable[Record], worker: str) -> WorkerEvidence:
     """The evidence against a worker in validators' logs, each since its last reinstatement there.
 
-    Other entries than verdicts and reinstatements may be left out.
+    Other entries than verdicts, reinstatements and seals may be left out. Pruned verdicts count by
+    the seal that stands for them.
     """
-    entries: dict[str, list[Evidence]] = {}
+    by_log: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda record: (record.owner, record.index)):
-        of_log, entry = entries.setdefault(record.owner, []), record.entry
-        if isinstance(entry, Reinstated) and entry.peer == worker:
-            of_log.clear()
-        elif isinstance(entry, Judged) and entry.worker == worker and entry.evidence.tokens:
-            of_log.append(entry.evidence)
+        by_log.setdefault(record.owner, []).append(record)
     found = WorkerEvidence()
-    for owner, evidence in entries.items():
+    for owner, log in by_log.items():
+        sealed: Sequence[SealedCapital] = capitals_before(log).get(worker, [])
+        evidence: list[Evidence] = []
+        for entry in (record.entry for record in log):
+            if isinstance(entry, Reinstated) and entry.peer == worker:
+                evidence.clear()
+                sealed = []
+            elif isinstance(entry, Judged) and entry.worker == worker and entry.evidence.tokens:
+                evidence.append(entry.evidence)
+        found.begin(owner, sealed)
         for each in evidence:
             found.add(owner, each)
     return found

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from peers.validator.evidence.betting import (
     STAKES,
-    UNITS_PER_NAT,
     gains,
     log_e_value,
     log_mean,
     stakes,
 )
+from swarm.ledger.capital import UNITS_PER_NAT
 
 MEANS = st.floats(1e-6, 0.9)
 

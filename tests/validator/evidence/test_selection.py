@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.validator.evidence.betting import UNITS_PER_NAT, log_e_value
+from peers.validator.evidence.betting import log_e_value
 from peers.validator.evidence.selection import HONEST_TILT, TILTS, WINDOW_TIES, gains
+from swarm.ledger.capital import UNITS_PER_NAT
 
 GROUPS = st.lists(
     st.tuples(st.integers(0, 3), st.floats(-5, 5, allow_nan=False)), min_size=2, max_size=4

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.validator.evidence.betting import gains
-from peers.validator.evidence.worker import PROCESSES, WorkerEvidence
+from peers.validator.evidence.worker import WorkerEvidence
+from swarm.ledger.capital import PROCESSES
 from swarm.messages import Evidence
 
 MEAN = 0.01

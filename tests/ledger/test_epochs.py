@@ -1,0 +1,308 @@
+"""Sealed epochs: what a seal carries, who may prune, and who is believed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from peers.validator.records import Records
+from swarm.errors import PeerError
+from swarm.identity import Identity
+from swarm.ledger import epochs
+from swarm.ledger.client import open_ledger
+from swarm.ledger.entries import Carried, CheckpointPublished, Consumed, Sealed, SealedWorker
+from swarm.ledger.epochs import Epoch, records_of
+from swarm.ledger.state import Authority, Base, Frontier, Record, Totals, ledger_state
+from swarm.manifest import Limits, Thresholds
+from swarm.messages import CheckpointReference, Evidence, StepOrder, Verdict
+from swarm.node import sealing
+from tests.ledger.harness import (
+    ALICE,
+    BOB,
+    OWNER,
+    TRAINER,
+    WORKER,
+    Peer,
+    Swarm,
+    fetch,
+    identity,
+    in_virtual_time,
+    receipts,
+    sealed,
+    verdict_at,
+)
+from tests.network.harness import manifest, sealed_manifest
+
+EPOCH = 60
+EVE = identity(9)
+BETS = [5, -3, 2, 0, 0, 0, 0]
+EVIDENCE = Evidence(tokens=40, sampler=BETS, policy=BETS, text=BETS, selection=BETS)
+
+
+def a_swarm(folder: Path) -> Swarm:
+    swarm = Swarm(folder)
+    changed = msgspec.structs.replace(
+        manifest([TRAINER], [ALICE, BOB]),
+        thresholds=Thresholds(stake_steps=2),
+        limits=Limits(epoch_entries=EPOCH),
+    )
+    swarm.manifest = sealed_manifest(OWNER, changed)
+    return swarm
+
+
+def proven(number: int, step: int, worker: Identity) -> Callable[[int], Verdict]:
+    return verdict_at(number, worker, step=step, evidence=EVIDENCE)
+
+
+class Run:
+    """The trusted peers of a run, and what they write."""
+
+    def __init__(self, swarm: Swarm, peers: Sequence[Peer]) -> None:
+        self.swarm = swarm
+        self.peers = {peer.node.peer_id: peer for peer in peers}
+        self.step = 0
+        self.authority = Authority.of(OWNER.peer_id, swarm.manifest.message)  # type: ignore[arg-type]
+
+    async def advance(self, steps: int) -> None:
+        """Two judged and consumed submissions, and a policy, for each step."""
+        trainer = self.peers[TRAINER.peer_id].trusted
+        for _ in range(steps):
+            self.step += 1
+            for number, validator in enumerate((ALICE, BOB)):
+                if validator.peer_id in self.peers:
+                    name = 10 * self.step + number
+                    judge = self.peers[validator.peer_id].trusted
+                    await judge.append_verdict(proven(name, self.step, WORKER if number else EVE))
+                    await trainer.append(
+                        [
+                            Consumed(
+                                step=self.step,
+                                submission=name.to_bytes(32, "big"),
+                                outcomes=["consumed", "zero-advantage"],
+                            )
+                        ]
+                    )
+            await trainer.append(
+                [CheckpointPublished(lineage=0, step=self.step, manifest=bytes(32))]
+            )
+        self.order()
+
+    def order(self) -> None:
+        """The newest step's order is known to everybody."""
+        policy = CheckpointReference(lineage=0, step=self.step, digest=bytes(32), size_bytes=1)
+        order = StepOrder(
+            step=self.step, revision=1, checkpoint=policy, nonce=bytes(32), groups_wanted=1,
+            submissions_max=1,
+        )  # fmt: skip
+        envelope = sealed(TRAINER, order, self.swarm.run, sequence=1000 + self.step)
+        for peer in self.peers.values():
+            peer.run_node.order.set(envelope)
+
+    async def look(self, rounds: int = 4) -> None:
+        """Let everybody look at the logs a few times."""
+        await trio.sleep(rounds * sealing.LOOK_SECONDS + 5)
+
+    def logs(self, peer: Peer) -> list[list[Record]]:
+        """The logs that a peer holds."""
+        found = []
+        for owner in self.authority.trusted:
+            log = peer.trusted.log_of(owner)
+            assert log is not None
+            start = log.start()
+            found.append(records_of(owner, start, log.entries(start, 100_000)))
+        return found
+
+    def totals(self, peer: Peer) -> dict[str, Totals]:
+        """Every worker's totals, as they follow from the logs that a peer holds."""
+        logs = self.logs(peer)
+        base = epochs.base_of(logs, self.authority.trusted)
+        records = [record for log in logs for record in log]
+        return dict(ledger_state(records, self.authority, base=base).totals)
+
+    def starts(self, peer: Peer) -> list[int]:
+        return [log.start() for o in self.authority.trusted if (log := peer.trusted.log_of(o))]
+
+
+def standing(peer: Peer, worker: str) -> float:
+    return Records(peer.run_node.run, peer.trusted).standing(worker).log_capital
+
+
+def everything(main: Callable[[Run, Peer, Peer, Peer], Any], folder: Path) -> None:
+    """Run `main` with the trainer and both validators."""
+
+    async def run() -> None:
+        swarm = a_swarm(folder)
+        async with (
+            swarm.peer(TRAINER) as trainer,
+            swarm.peer(ALICE) as alice,
+            swarm.peer(BOB) as bob,
+        ):
+            await main(Run(swarm, [trainer, alice, bob]), trainer, alice, bob)
+
+    in_virtual_time(run)
+
+
+def test_a_sealed_epoch_is_pruned_and_nothing_that_counts_is_lost(tmp_path: Path) -> None:
+    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+        await run.advance(10)
+        await alice.trusted.evict(EVE.peer_id, "a lie", (100).to_bytes(32, "big"), 1.0, 0.0)
+        await run.advance(40)
+        await run.look(rounds=0)
+        whole = run.totals(trainer)
+        against = standing(bob, WORKER.peer_id)
+        await run.look()
+        for peer in (trainer, alice, bob):
+            assert min(run.starts(peer)) > 20, run.starts(peer)
+            assert run.totals(peer) == whole
+            assert not peer.events("ledger.false_seal") and not peer.events("ledger.forked")
+            assert standing(peer, WORKER.peer_id) == pytest.approx(against, abs=0.1)
+        # the logs go on, and proofs of what is left hold
+        await run.advance(30)
+        await run.look()
+        assert trainer.events("ledger.sealed")[-1]["epoch"] == 1
+        found = await receipts(alice.node, BOB.peer_id, WORKER.peer_id)
+        assert found and all(each.problem() is None for each in found)
+        assert run.totals(trainer)[WORKER.peer_id].accepted == 80
+        await fetch(bob.node, ALICE.peer_id)  # verified against the signed head
+        with pytest.raises(PeerError, match="sealed and pruned"):
+            async with open_ledger(bob.node.transport, ALICE.peer_id) as client:
+                await client.entries(ALICE.peer_id, 0, 1)
+
+    everything(main, tmp_path)
+
+
+def test_who_lost_its_disk_begins_with_the_newest_seal(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = a_swarm(tmp_path)
+        async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice:
+            async with swarm.peer(BOB) as bob:
+                run = Run(swarm, [trainer, alice, bob])
+                await run.advance(10)
+                await alice.trusted.evict(EVE.peer_id, "a lie", b"", 1.0, 0.0)
+                await run.advance(40)
+                await run.look()
+                size = bob.trusted.log_of(BOB.peer_id).size()  # type: ignore[union-attr]
+                against, whole = standing(bob, WORKER.peer_id), run.totals(alice)
+            shutil.rmtree(tmp_path / BOB.peer_id)
+            async with swarm.peer(BOB) as bob:
+                run.peers[BOB.peer_id] = bob
+                await bob.until(lambda: bool(bob.events("ledger.restored")), "it is restored")
+                await bob.until(lambda: run.starts(bob) == run.starts(alice), "all is mirrored")
+                assert bob.trusted.log_of(BOB.peer_id).size() >= size  # type: ignore[union-attr]
+                assert bob.run_node.run.evicted(EVE.peer_id) is not None
+                assert run.totals(bob) == whole
+                assert standing(bob, WORKER.peer_id) == pytest.approx(against, abs=0.01)
+                assert bob.trusted.stake(WORKER.peer_id, run.step) > 0
+                await run.advance(40)  # it takes part in the next seal, and prunes
+                await run.look()
+                assert len(bob.events("ledger.sealed")) == 1
+                assert not bob.events("ledger.false_seal")
+                assert run.starts(bob) == run.starts(trainer)
+
+    in_virtual_time(main)
+
+
+def test_a_peer_that_was_away_for_three_epochs_comes_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = a_swarm(tmp_path)
+        async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice:
+            async with swarm.peer(BOB) as bob:
+                run = Run(swarm, [trainer, alice, bob])
+                await run.advance(5)
+                await run.look(rounds=0)
+            del run.peers[BOB.peer_id]
+            for _ in range(4):
+                await run.advance(50)
+                await run.look()
+            assert len(alice.events("ledger.sealed")) == 4
+            starts = run.starts(alice)
+            assert min(starts[:2]) > 100, "two of three have sealed, and a later epoch"
+            async with swarm.peer(BOB) as bob:
+                run.peers[BOB.peer_id] = bob
+                run.order()
+                await bob.until(lambda: len(bob.events("ledger.skipped")) == 2, "it skips")
+                await run.look()
+                assert run.totals(bob) == run.totals(alice)
+                await run.advance(40)
+                await run.look()
+                assert bob.events("ledger.sealed")[-1]["epoch"] == 4
+                assert not bob.events("ledger.false_seal") + alice.events("ledger.false_seal")
+                assert not bob.events("ledger.forked")
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("what", ["credit", "root"])
+def test_a_false_seal_is_reported_and_nothing_is_pruned(tmp_path: Path, what: str) -> None:
+    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+        await run.advance(50)
+        await run.look(rounds=0)
+        block = honest_block(run, trainer)
+        seal = block[-1]
+        assert isinstance(seal, Sealed)
+        if what == "credit":
+            paid = next(entry for entry in block if isinstance(entry, SealedWorker))
+            more = msgspec.structs.replace(paid, final=paid.final + 1)
+            block = [more if entry is paid else entry for entry in block]
+            workers = {e.worker: e for e in block if isinstance(e, SealedWorker)}
+            totals = {w: totals_of(e) for w, e in workers.items()}
+            block[-1] = msgspec.structs.replace(seal, totals=epochs.totals_digest(totals))
+        else:
+            logs = [msgspec.structs.replace(log, root=bytes(32)) for log in seal.logs]
+            block[-1] = msgspec.structs.replace(seal, logs=logs)
+        await trainer.trusted.append(block)
+        await run.look()
+        for peer in (alice, bob):
+            (told,) = peer.events("ledger.false_seal")
+            assert told["owner"] == TRAINER.peer_id and told["epoch"] == 0
+            assert not peer.events("ledger.sealed")
+            assert run.starts(peer) == [0, 0, 0]
+        assert run.starts(trainer) == [0, 0, 0]
+
+    everything(main, tmp_path)
+
+
+def test_who_drops_an_eviction_from_its_seal_is_found_out(tmp_path: Path) -> None:
+    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+        await run.advance(5)
+        await alice.trusted.evict(EVE.peer_id, "a lie", b"", 1.0, 0.0)
+        await run.advance(45)
+        await run.look(rounds=0)
+        block = honest_block(run, alice)
+        assert any(isinstance(entry, Carried) for entry in block)
+        forged = [entry for entry in block if not isinstance(entry, Carried)]
+        seal = forged[-1]
+        assert isinstance(seal, Sealed)
+        forged[-1] = msgspec.structs.replace(seal, block=len(forged) - 1)
+        await trainer.trusted.append(honest_block(run, trainer))
+        await alice.trusted.append(forged)
+        await run.look()
+        for peer in (trainer, bob):
+            (told,) = peer.events("ledger.false_seal")
+            assert told["owner"] == ALICE.peer_id
+            log = peer.trusted.log_of(ALICE.peer_id)
+            assert log is not None and log.start() == 0, "what it dropped is still here"
+
+    everything(main, tmp_path)
+
+
+def honest_block(run: Run, peer: Peer) -> list[Any]:
+    """The block with which a peer would seal the logs that it holds."""
+    logs, sizes = run.logs(peer), {}
+    for log, owner in zip(logs, run.authority.trusted, strict=True):
+        sizes[owner] = (len(log), log)
+    roots = {o: peer.trusted.log_of(o).root(sizes[o][0]) for o in run.authority.trusted}  # type: ignore[union-attr]
+    frontier = Frontier(0, run.step - run.authority.rules.hold_steps)
+    epoch = Epoch.computed(0, frontier, sizes, roots, run.authority, Base())
+    return epoch.block(sizes[peer.node.peer_id][1], peer.node.peer_id)
+
+
+def totals_of(entry: SealedWorker) -> Totals:
+    names = ("accepted", "refused", "quarantined", "groups", "samples", "verified", "final", "void")
+    return Totals(**{name: getattr(entry, name) for name in names})
