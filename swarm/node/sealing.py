@@ -5,6 +5,7 @@ Nothing here is on the path of a step, so everything happens at the next look.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -57,7 +58,7 @@ class Sealing:
 
     async def look(self) -> None:
         """Seal, countersign and prune what is due now."""
-        authority = Authority.of(self._run.owner, self._run.manifest)
+        authority = Authority.of(self._run.owners, self._run.manifest)
         try:
             if authority.trusted[0] == self._me:
                 await self._seal(authority)
@@ -69,10 +70,10 @@ class Sealing:
 
     async def _seal(self, authority: Authority) -> None:
         seals = self._books.seals()
-        last = _last(seals, self._me)
+        last, own = _newest_agreed(seals, authority.trusted), _last(seals, self._me)
         entries = self._run.manifest.limits.epoch_entries
-        if not entries or (last is not None and not _agreed(seals, last, authority.trusted)):
-            return
+        if not entries or (own is not None and (last is None or own.epoch > last.epoch)):
+            return  # the others have not sealed the last one yet
         held = self._books.seal_at(last) if last is not None else None
         if self._books.grown_since(held, authority.trusted) < entries:
             return
@@ -81,7 +82,7 @@ class Sealing:
         before = epochs.frontier_of(held) if held is not None else Frontier(0, 0)
         if frontier.step <= before.step or frontier.lineage < before.lineage:
             return  # nothing new is final; after a rollback, not before the run is as far again
-        number = 1 + max((place.epoch for log in seals.values() for place in log), default=-1)
+        number = last.epoch + 1 if last is not None else 0
         await self._write(lambda: self._books.seal(number, frontier, authority, last))
 
     async def _countersign(self, authority: Authority) -> None:
@@ -99,8 +100,8 @@ class Sealing:
             and (lineage, step - authority.rules.hold_steps) >= (seal.lineage, seal.step)
             and all(self._books.holds(log) for log in seal.logs)
         )
-        previous = theirs[-2] if len(theirs) > 1 else None
-        if not may or (previous and not _agreed(seals, previous, authority.trusted)):
+        previous = _newest_agreed(seals, authority.trusted, before=seal.epoch)
+        if not may or seal.epoch != (previous.epoch + 1 if previous is not None else 0):
             return
         await self._write(lambda: self._books.countersign(place, previous, authority))
 
@@ -148,6 +149,14 @@ def _votes(seals: Seals, stated: bytes, trusted: Sequence[str]) -> int:
 
 def _agreed(seals: Seals, place: Place, trusted: Sequence[str]) -> bool:
     return _votes(seals, place.stated, trusted) > len(trusted) // 2
+
+
+def _newest_agreed(seals: Seals, trusted: Sequence[str], before: float = math.inf) -> Place | None:
+    """The newest seal, in any log, that more than half of the trusted peers have made, of an epoch
+    `before` another."""
+    places = [place for owner in trusted for place in seals.get(owner, ())]
+    agreed = [p for p in places if p.epoch < before and _agreed(seals, p, trusted)]
+    return max(agreed, key=lambda place: place.epoch, default=None)
 
 
 def _prunable(seals: Seals, own: Place, trusted: Sequence[str]) -> bool:

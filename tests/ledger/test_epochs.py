@@ -67,7 +67,7 @@ class Run:
         self.swarm = swarm
         self.peers = {peer.node.peer_id: peer for peer in peers}
         self.step = 0
-        self.authority = Authority.of(OWNER.peer_id, swarm.manifest.message)  # type: ignore[arg-type]
+        self.authority = Authority.of((OWNER.peer_id,), swarm.manifest.message)  # type: ignore[arg-type]
 
     async def advance(self, steps: int) -> None:
         """Two judged and consumed submissions, and a policy, for each step."""
