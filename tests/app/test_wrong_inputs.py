@@ -245,8 +245,8 @@ def test_a_manifest_of_another_envelope_version(
     for command in (["peer", "--home", tmp_path / "home", "--manifest"], ["run", "show"]):
         said = complaint(*command, file)
         assert (
-            f"needs another version of Swarm (this one reads envelopes of version {ENVELOPE_VERSION})"
-            in said
+            "needs another version of Swarm (this one reads envelopes of version "
+            f"{ENVELOPE_VERSION})" in said
         )
 
 
