@@ -8,6 +8,7 @@
 # make test-lm-eval  the test that needs lm-eval: installs it in build/lm-eval first
 # make test-deploy  checks of deploy/ by validators, which it installs in build/deploy first
 # make test-browser  the dashboard's page in Chromium; skipped without one
+# make test-nat  peers behind real NATs in network namespaces, as root; ARGS='-s' prints the table
 # make test-gpu  the tests that need a GPU with CUDA; they are skipped without one
 # make lint      style, types, and which room may import which
 
@@ -16,7 +17,7 @@ ARGS ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow test-verifiers test-vllm test-hivemind test-torchft test-lm-eval test-deploy test-browser test-gpu lint clean
+.PHONY: install demo test test-slow test-verifiers test-vllm test-hivemind test-torchft test-lm-eval test-deploy test-browser test-nat test-gpu lint clean
 
 install: .venv/installed
 
@@ -70,6 +71,9 @@ test-deploy: .venv/installed
 
 test-browser: .venv/installed
 	$(BIN)/python -m pytest -m browser -n0 -r s tests/dashboard $(ARGS)
+
+test-nat: .venv/installed
+	$(BIN)/python -m pytest -m nat -n0 -r s tests/nat $(ARGS)
 
 # One process: several would share the GPU's memory.
 test-gpu: .venv/installed

@@ -32,12 +32,12 @@ class SimulatedTransport(Endpoint):
     def bulk_addresses(self) -> Sequence[str]:
         return (f"http://{self.host}:{PORT + 1}",)
 
-    async def use_relay(self, address: str) -> None:
-        await self._reserve(address)
-        self._nursery.start_soon(self._keep_reservation, address, name=f"relay {address}")
+    async def use_relay(self, relay: PeerId, addresses: Sequence[str]) -> None:
+        address = addresses[0]
+        await self._reserve(relay, address)
+        self._nursery.start_soon(self._keep_reservation, relay, address, name=f"relay {relay}")
 
-    async def _reserve(self, address: str) -> None:
-        relay = PeerId(address.rpartition("/")[2])
+    async def _reserve(self, relay: PeerId, address: str) -> None:
         await self.connect(relay, [address])
         await self.connections[relay].round_trip()
         held = self.connections.get(relay)
@@ -48,22 +48,27 @@ class SimulatedTransport(Endpoint):
         held.peer.reserved_by[self.peer_id] = None
         self._reservations[relay] = address
 
-    async def _keep_reservation(self, address: str) -> None:
+    async def _keep_reservation(self, relay: PeerId, address: str) -> None:
         """Renew a reservation whenever the relay was lost."""
-        relay = PeerId(address.rpartition("/")[2])
         while True:
             await trio.sleep(limits.RELAY_RETRY_SECONDS)
             if relay not in self.connections:
                 self._reservations.pop(relay, None)
                 try:
-                    await self._reserve(address)
+                    await self._reserve(relay, address)
                 except (ConnectError, KeyError):
                     continue
 
     def reachability(self) -> Reachability:
         if self.line.reachability == "public":
             return Reachability.PUBLIC
-        return Reachability.PRIVATE if self._reservations else Reachability.UNKNOWN
+        return Reachability.RELAY_ONLY if self._reservations else Reachability.UNKNOWN
+
+    def reachability_reason(self) -> str:
+        return f"its line is {self.line.reachability}"
+
+    def wants_relay(self) -> bool:
+        return self.line.reachability != "public"
 
     # --- connections ---
 

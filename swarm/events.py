@@ -172,6 +172,13 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         f"some of the bootstrap addresses lead to no peer: {'; '.join(f['reasons'])}"
     ),
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
+    "transport.reachability": lambda f: (
+        f"others reach this peer: {f['reachability']} ({f['reason']})"
+    ),
+    "transport.relay_used": lambda f: f"relay {_short(f['relay'])} carries connections to here",
+    "transport.relay_refused": lambda f: (
+        f"relay {_short(f['relay'])} carries no connections to here: {f['reason']}"
+    ),
     "peer.metrics": lambda f: f"figures for Prometheus are at {f['url']}",
     "peer.run_found": lambda f: (
         f"found the run {f['run'].partition('/')[2]} of owner {_short(f['owner'])}"

@@ -61,8 +61,17 @@ class PeerSettings(pydantic.BaseModel):
     bootstrap: list[str] = []
     """Multiaddrs of peers that know the network, each ending in `/p2p/<peer id>`, or names of such
     peers, `/dnsaddr/example.org`. All are tried side by side."""
-    listen: list[str] = ["/ip4/0.0.0.0/tcp/0"]
-    """Multiaddrs to listen on; port 0 lets the system choose."""
+    listen: list[str] = []
+    """Multiaddrs to listen on; port 0 lets the system choose. Empty: a port of IPv4, and one of
+    IPv6 where this machine has a global address."""
+    announce: list[str] = []
+    """Multiaddrs to announce beside the detected ones: a forwarded port or a DNS name, such as
+    `/ip4/192.0.2.7/tcp/4001`."""
+    announce_bulk: list[str] = []
+    """Roots of the piece plane to announce beside the detected ones, such as
+    `http://192.0.2.7:4002`."""
+    announce_detected: bool = True
+    """Announce the addresses of this machine's interfaces, and those at which others reached it."""
     bulk_port: int = pydantic.Field(default=0, ge=0, le=65535)
     """TCP port of the piece plane; 0 lets the system choose."""
     uplink_mbps: float | None = pydantic.Field(default=None, gt=0)

@@ -273,12 +273,18 @@ class MemoryTransport(BaseTransport):
     def bulk_addresses(self) -> Sequence[str]:
         return (f"http://127.0.0.1:{self.port}",)
 
-    async def use_relay(self, address: str) -> None:
+    async def use_relay(self, relay: PeerId, addresses: Sequence[str]) -> None:
         """Always fail: all peers reach each other here, so there is nothing to relay."""
-        raise ConnectError(f"{address} relays nothing on a memory network")
+        raise ConnectError(f"{relay} relays nothing on a memory network")
 
     def reachability(self) -> Reachability:
         return Reachability.PUBLIC
+
+    def reachability_reason(self) -> str:
+        return "every peer of a memory network is"
+
+    def wants_relay(self) -> bool:
+        return False
 
     def connected(self) -> Sequence[PeerId]:
         return self._network.connected(self.peer_id)

@@ -38,7 +38,7 @@ class Line:
 
     addresses: Sequence[str]
     reachability: str
-    """"public", "private" or "unknown"."""
+    """A value of `swarm.transport.Reachability`."""
 
 
 def examine(
@@ -150,7 +150,9 @@ def _uplink(settings: PeerSettings) -> Finding:
 def _addresses(line: Line) -> Finding:
     meaning = {
         "public": "others can dial it",
-        "private": "others reach this peer through relays; it needs no configuration",
+        "port mapped": "others can dial it, at a forwarded port",
+        "punched": "others reach this peer through relays, then directly",
+        "relay only": "others reach this peer through relays; it needs no configuration",
     }.get(line.reachability, "not known yet whether others can dial it; either will do")
     shown = ", ".join(line.addresses[:2]) or "none"
     return Finding(

@@ -19,6 +19,8 @@ from swarm.run.manifest import load_manifest, run_id
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.transport.libp2p import open_libp2p, parse_multiaddr
+from swarm.transport.libp2p.addresses import default_listen
+from swarm.transport.libp2p.announced import Announced, announced
 from swarm.transport.libp2p.dnsaddr import check_bootstrap, expand
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
@@ -38,6 +40,7 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
         check_bootstrap(address)
     for address in settings.listen:
         parse_multiaddr(address)
+    _announced(settings, "")
     home = settings.home_path
     with ExitStack() as stack:
         try:
@@ -64,7 +67,8 @@ async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> Asyn
     async with (
         open_libp2p(
             identity,
-            listen=settings.listen,
+            listen=settings.listen or default_listen(),
+            announced=_announced(settings, identity.peer_id),
             bulk_port=settings.bulk_port,
             uplink_bytes_per_second=settings.uplink_mbps and settings.uplink_mbps * 1e6 / 8,
             world=world,
@@ -85,6 +89,15 @@ async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> Asyn
         ) as node,
     ):
         yield node
+
+
+def _announced(settings: PeerSettings, peer: str) -> Announced:
+    return announced(
+        settings.announce,
+        settings.announce_bulk,
+        detected=settings.announce_detected,
+        peer=peer,
+    )
 
 
 @asynccontextmanager

@@ -21,9 +21,13 @@ NEIGHBOUR_CHECK_SECONDS = 10.0
 """Interval between checks of a peer that has enough gossip neighbours."""
 
 RELAY_AFTER_SECONDS = 30.0
-"""Time after which a peer that no other has reached directly asks relays to forward connections."""
+"""Time after which a peer asks relays to forward connections though it does not know yet whether
+others can reach it directly."""
 
 RELAYS_USED = 2
+
+RELAY_ADDRESSES_USED = 4
+"""Addresses announced per relay: a peer that has only IPv4 or only IPv6 needs another one."""
 
 
 class Neighbours:
@@ -97,26 +101,44 @@ class Neighbours:
             await trio.sleep(NEIGHBOUR_SEARCH_SECONDS if wanted > 0 else NEIGHBOUR_CHECK_SECONDS)
 
     async def be_reachable(self) -> None:
-        """Ask relays to forward connections to this peer if it is behind NAT.
+        """Ask relays to forward connections to this peer while some peers cannot connect to it.
 
-        Hole punching later makes the connections direct.
+        Hole punching later makes the connections direct. Runs until cancelled.
         """
-        await trio.sleep(RELAY_AFTER_SECONDS)
-        transport = self._node.transport
-        if transport.reachability() is Reachability.PUBLIC or "relay" in self._node.settings.role:
+        if "relay" in self._node.settings.role:
             return
-        if not self._run.serves(self._node.peer_id, self._node.settings.role):
-            return  # no peer connects to a client
-        used = 0
+        transport = self._node.transport
+        surely_after = trio.current_time() + RELAY_AFTER_SECONDS
+        used: set[str] = set()
+        refused: set[str] = set()
+        while len(used) < RELAYS_USED:
+            unknown = transport.reachability() is Reachability.UNKNOWN
+            # No peer connects to a client.
+            serves = self._run.serves(self._node.peer_id, self._node.settings.role)
+            if serves and (
+                transport.wants_relay() or (unknown and trio.current_time() >= surely_after)
+            ):
+                await self._ask_relays(used, refused)
+            await trio.sleep(NEIGHBOUR_CHECK_SECONDS if not unknown else NEIGHBOUR_SEARCH_SECONDS)
+
+    async def _ask_relays(self, used: set[str], refused: set[str]) -> None:
+        """Ask known relays, until `RELAYS_USED` are used. A repeated refusal is not reported."""
         for envelope in self._node.records():
             record = envelope.expect(PeerRecord)
-            if "relay" not in record.roles or used >= RELAYS_USED or not record.addresses:
+            addresses = [each for each in record.addresses if "/p2p-circuit" not in each]
+            addresses.sort(key=lambda each: each.startswith(("/ip4/127.", "/ip6/::1/")))
+            relay = PeerId(envelope.sender)
+            if "relay" not in record.roles or relay in used or not addresses:
                 continue
+            if len(used) == RELAYS_USED:
+                return
             try:
-                await transport.use_relay(record.addresses[0])
-                used += 1
-                self._node.events.emit("transport.relay_used", relay=envelope.sender)
+                await self._node.transport.use_relay(relay, addresses[:RELAY_ADDRESSES_USED])
+                used.add(relay)
+                self._node.events.emit("transport.relay_used", relay=relay)
             except PeerError as error:
-                self._node.events.emit(
-                    "transport.relay_refused", relay=envelope.sender, reason=str(error)
-                )
+                if relay not in refused:
+                    refused.add(relay)
+                    self._node.events.emit(
+                        "transport.relay_refused", relay=relay, reason=str(error)
+                    )

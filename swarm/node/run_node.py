@@ -474,6 +474,7 @@ class RunNode:
                 tokens_per_second=heartbeat.tokens_per_second,
                 bytes_sent=heartbeat.bytes_sent,
                 bytes_received=heartbeat.bytes_received,
+                reachability=self.node.transport.reachability().value,
             )
             with trio.move_on_after(self.node.settings.status_seconds):
                 await self.status.changed.wait_change()

@@ -118,10 +118,17 @@ class Framing(enum.Enum):
 
 
 class Reachability(enum.Enum):
+    """How other peers reach this one."""
+
     UNKNOWN = "unknown"
     PUBLIC = "public"
-    PRIVATE = "private"
-    """Behind NAT: others reach it through a relay, or by hole punching."""
+    """At an address of its own."""
+    MAPPED = "port mapped"
+    """At a router's port that is forwarded to it."""
+    PUNCHED = "punched"
+    """Behind a NAT in which holes can be punched; the first connection goes through a relay."""
+    RELAY_ONLY = "relay only"
+    """Behind a NAT or a firewall that lets nobody in: only through relays."""
 
 
 class Stream(Protocol):
@@ -304,6 +311,14 @@ class Transport(BlobTransport, Protocol):
 
     def reachability(self) -> Reachability: ...
 
+    def reachability_reason(self) -> str:
+        """How the reachability is known, or why it is not: a clause for a person."""
+        ...
+
+    def wants_relay(self) -> bool:
+        """Whether some peers can reach this one only through a relay."""
+        ...
+
     def connected(self) -> Sequence[PeerId]:
         """Peers with a live connection, sorted."""
         ...
@@ -370,8 +385,8 @@ class Transport(BlobTransport, Protocol):
         """Answer the bulk plane with `service`. Call it at most once."""
         ...
 
-    async def use_relay(self, address: str) -> None:
-        """Let the relay at this multiaddr carry connections to this peer, from now on.
+    async def use_relay(self, relay: PeerId, addresses: Sequence[str]) -> None:
+        """Let the relay at these multiaddrs carry connections to this peer, from now on.
 
         Raises `ConnectError` when the relay cannot be reached or declines.
         """

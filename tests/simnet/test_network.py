@@ -489,8 +489,8 @@ def test_a_peer_behind_a_nat_is_reached_over_a_relay(here: str, there: str, dire
         assert bob.transport.reachability() is Reachability.UNKNOWN
         with pytest.raises(ConnectError, match="no answer within"):
             await alice.transport.connect(bob.id, own)
-        await bob.transport.use_relay(carol.transport.addresses()[0])
-        assert bob.transport.reachability() is Reachability.PRIVATE
+        await bob.transport.use_relay(carol.transport.peer_id, carol.transport.addresses())
+        assert bob.transport.reachability() is Reachability.RELAY_ONLY
         relayed = [address for address in bob.transport.addresses() if "p2p-circuit" in address]
         assert relayed == [f"{carol.transport.addresses()[0]}/p2p-circuit/p2p/{bob.id}"]
 
@@ -520,6 +520,6 @@ def test_a_relay_carries_only_for_those_who_reserved() -> None:
         with pytest.raises(ConnectError, match="has no reservation there"):
             await alice.transport.connect(bob.id, [circuit])
         with pytest.raises(ConnectError, match="it carries no connections"):
-            await bob.transport.use_relay(alice.transport.addresses()[0])
+            await bob.transport.use_relay(alice.transport.peer_id, alice.transport.addresses())
 
     run(main, bob=Line(reachability="cone"))

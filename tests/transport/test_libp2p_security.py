@@ -134,8 +134,8 @@ def test_a_peer_behind_a_relay_is_reached(tmp_path) -> None:
             relay = await peers.open(CAROL, relay=True)
             hidden = await peers.open(BOB, [])
             assert hidden.addresses() == ()
-            assert hidden.reachability() is Reachability.PRIVATE
-            await hidden.use_relay(relay.addresses()[0])
+            assert hidden.reachability() is Reachability.RELAY_ONLY
+            await hidden.use_relay(relay.peer_id, relay.addresses())
             (address,) = hidden.addresses()
             assert address.endswith(f"/p2p/{CAROL.peer_id}/p2p-circuit/p2p/{BOB.peer_id}")
             hidden.serve(ECHO, echo)
@@ -165,7 +165,7 @@ def test_a_relayed_connection_becomes_direct_where_it_can(tmp_path) -> None:
             peers = Peers(stack, tmp_path)
             relay = await peers.open(CAROL, relay=True)
             hidden = await peers.open(BOB)
-            await hidden.use_relay(relay.addresses()[0])
+            await hidden.use_relay(relay.peer_id, relay.addresses())
             relayed = hidden.addresses()[-1]
             assert "p2p-circuit" in relayed
             alice = await peers.open(ALICE)
@@ -233,7 +233,7 @@ def test_a_relay_that_declines_or_is_none_says_so(tmp_path) -> None:
             with pytest.raises(ConnectError, match="no reservation"):
                 await alice.connect(BOB.peer_id, [through])
             with pytest.raises(ConnectError, match=MALLORY.peer_id):
-                await alice.use_relay(plain.addresses()[0])
+                await alice.use_relay(plain.peer_id, plain.addresses())
             assert alice.addresses() == ()
 
     run(main)

@@ -18,6 +18,12 @@ def peer(
         list[str] | None, typer.Option(help="Multiaddr of a peer that knows the network.")
     ] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.")] = None,
+    announce: Annotated[
+        list[str] | None, typer.Option(help="Multiaddr to announce: a forwarded port, or a name.")
+    ] = None,
+    announce_bulk: Annotated[
+        list[str] | None, typer.Option(help="http://host:port of the piece plane to announce.")
+    ] = None,
     bulk_port: Annotated[int | None, typer.Option(help="TCP port of the piece plane.")] = None,
     uplink_mbps: Annotated[
         float | None, typer.Option(help="Upload limit for pieces, in megabits per second.")
@@ -55,6 +61,8 @@ def peer(
         "role": role,
         "bootstrap": bootstrap,
         "listen": listen,
+        "announce": announce,
+        "announce_bulk": announce_bulk,
         "bulk_port": bulk_port,
         "uplink_mbps": uplink_mbps,
         "home": home,

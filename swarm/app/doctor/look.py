@@ -16,6 +16,7 @@ from swarm.findings import Finding
 from swarm.identity import load_or_create
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
+from swarm.transport.libp2p.addresses import default_listen
 
 
 async def look(settings: PeerSettings) -> list[Finding]:
@@ -26,7 +27,9 @@ async def look(settings: PeerSettings) -> list[Finding]:
     if settings.bootstrap:
         ports = [each for each in found if each.topic == "port"]
         free = bool(ports) and not any(each.problem or "peer" in each.figures for each in ports)
-        outside, work = await _outside(settings, settings.listen if free else LOOPBACK)
+        outside, work = await _outside(
+            settings, (settings.listen or default_listen()) if free else LOOPBACK
+        )
         found += outside
     if not any(each.problem for each in found if each.topic == "packages"):
         found += await compute_findings(settings, work)

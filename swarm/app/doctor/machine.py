@@ -19,7 +19,12 @@ from swarm.app.health import examine as examine_health
 from swarm.findings import Finding, attempt
 from swarm.identity import load_or_create
 from swarm.settings import PeerSettings
-from swarm.transport.libp2p.addresses import check_port_free, host_and_port, parse_multiaddr
+from swarm.transport.libp2p.addresses import (
+    check_port_free,
+    default_listen,
+    host_and_port,
+    parse_multiaddr,
+)
 
 WRITTEN_BYTES = 16 << 20
 """Bytes written to measure the disk."""
@@ -64,7 +69,7 @@ def home_and_ports(settings: PeerSettings) -> Iterator[Finding]:
     try:
         health, _ = examine_health(home, ready=False)
     except Unwell:
-        for listen in settings.listen:
+        for listen in settings.listen or default_listen():
             yield attempt("port", partial(_port, listen, settings.bulk_port))
     else:
         text = f"a peer runs with {home} now: {', '.join(health.roles)}"

@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from swarm import __version__
 from swarm.app.refusals import REFUSALS
 from swarm.events import Event
-from swarm.transport import Traffic
+from swarm.transport import Reachability, Traffic
 
 Handler = Callable[[Mapping[str, Any]], None]
 """Takes the fields of one event."""
@@ -108,6 +108,21 @@ class Figures:
         made = self.gauge(name, words)
         self.on(event, lambda f: made.set(f[field]) if f.get(field) is not None else None)
 
+    def marks(
+        self, event: str, field: str, name: str, words: str, label: str, values: Iterable[str]
+    ) -> None:
+        """Make a gauge that is 1 at the newest value of a field, and 0 at its other values."""
+        made = self.gauge(name, words, label)
+        known = list(values)
+        for value in known:
+            made.labels(value).set(0)
+
+        def mark(fields: Mapping[str, Any]) -> None:
+            for value in known:
+                made.labels(value).set(value == fields[field])
+
+        self.on(event, mark)
+
     def times(self, event: str, name: str, words: str) -> None:
         """Make a histogram of an event's field `seconds`."""
         made = self.seconds(name, words)
@@ -148,6 +163,14 @@ def _any_peer(to: Figures) -> None:
     shown = "peer.status"
     to.shows(shown, "policy", "swarm_policy", "Policy that the peer holds; -1: none.")
     to.shows(shown, "step", "swarm_step", "Step that the peer works on; -1: none.")
+    to.marks(
+        "peer.status",
+        "reachability",
+        "swarm_reachability",
+        "1 at how other peers reach this one.",
+        "reachability",
+        [each.value for each in Reachability],
+    )
     to.times(
         "shardcast.checkpoint_complete",
         "swarm_checkpoint_fetch_seconds",

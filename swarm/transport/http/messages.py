@@ -67,6 +67,10 @@ PLAIN_HEAD_BYTES_MAX = 256
 ROOT_CHARACTERS_MAX = 300
 
 
+MISDIRECTED = 421
+"""HTTP status for a proof to another peer: both have this address, each in a private network."""
+
+
 class Unreachable(FetchError):
     """No connection to a root could be made: another root or a stream may work."""
 

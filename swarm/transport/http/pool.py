@@ -16,6 +16,7 @@ from swarm.transport import BUSY_STATUSES, BlobReference, FetchError, Traffic, r
 from swarm.transport.http import limits
 from swarm.transport.http.messages import (
     CHALLENGE_BYTES,
+    MISDIRECTED,
     Proof,
     Unreachable,
     blob_request,
@@ -309,6 +310,9 @@ class Pool:
         headers = [(b"content-length", b"%d" % len(proof))]
         await connection.request(b"POST", "/admission", headers, proof)
         status, size = await connection.response()
+        if status == MISDIRECTED:
+            self._note_unreachable(connection.root, peer)
+            raise Unreachable(f"{connection.root} is another peer's here")
         if status != 204:
             raise await connection.refusal(status, size)
         await connection.small_answer(size, 0)

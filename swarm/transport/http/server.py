@@ -18,6 +18,7 @@ from swarm.transport.http import limits
 from swarm.transport.http.messages import (
     BLOB_PATH,
     CHALLENGE_BYTES,
+    MISDIRECTED,
     answer_head,
     decode_proof,
     last_head,
@@ -212,7 +213,7 @@ class Session:
             raise FinalRefusal(400, "that is no proof") from error
         message = proof_message(self._serving.peer_id, challenge)
         if not verify(proof.peer, message, proof.signature):
-            raise FinalRefusal(403, "the proof does not hold")
+            raise FinalRefusal(MISDIRECTED, "the proof is for another peer")
         peer = PeerId(proof.peer)
         if not self._serving.service().admits(peer, proof.credential):
             raise FinalRefusal(403, "this peer is not admitted")

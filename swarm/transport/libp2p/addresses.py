@@ -19,6 +19,11 @@ from swarm.identity import InvalidPeerId, PeerId, public_key_of
 from swarm.transport import DialFailure
 from swarm.transport.libp2p.guard import innermost, reason_of
 
+LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+"""Beginnings of the addresses that only peers on the same machine can use."""
+
+CIRCUIT = "/p2p-circuit"
+
 RESOLVED_MAX = 4
 """IP addresses tried for one name."""
 
@@ -153,6 +158,35 @@ def expanded(addresses: Sequence[Multiaddr]) -> list[Multiaddr]:
         )
         result += [Multiaddr(f"/{name}/{host}/tcp/{port}") for host in hosts]
     return result
+
+
+def default_listen() -> list[str]:
+    """Any port of IPv4, and of IPv6 if this machine has a global address."""
+    result = ["/ip4/0.0.0.0/tcp/0"]
+    if any(is_global(address) for address in expanded([Multiaddr("/ip6/::/tcp/0")])):
+        result.append("/ip6/::/tcp/0")
+    return result
+
+
+def multiaddr(host: str, port: int) -> Multiaddr:
+    return Multiaddr(f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}")
+
+
+def by_relay(addresses: Sequence[str]) -> list[list[str]]:
+    """Relayed addresses, those of the same relay together."""
+    relays: dict[str, list[str]] = {}
+    for address in addresses:
+        relay = address.partition(CIRCUIT)[0].rpartition("/")[2]
+        relays.setdefault(relay, []).append(address)
+    return list(relays.values())
+
+
+def may_be_global(text: str) -> bool:
+    """Whether a multiaddr has a name or a global IP address."""
+    with contextlib.suppress(ValueError, IndexError):
+        _, kind, host = text.split("/")[:3]
+        return kind.startswith("dns") or ipaddress.ip_address(host).is_global
+    return False
 
 
 def is_global(address: Multiaddr) -> bool:

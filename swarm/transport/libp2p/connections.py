@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -26,10 +27,10 @@ from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
-from libp2p.relay.circuit_v2.dcutr import DCUtRProtocol
+from libp2p.relay.circuit_v2.dcutr import MAX_OBSERVED_ADDRS, DCUtRProtocol
 from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP_PROTOCOL
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
-from libp2p.transport.exceptions import MuxerUpgradeFailure
+from libp2p.transport.exceptions import MuxerUpgradeFailure, OpenConnectionError
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils import read_varint_prefixed_bytes_limited
@@ -38,7 +39,8 @@ from multiaddr import Multiaddr
 from swarm.identity import InvalidPeerId, PeerId, public_key_of
 from swarm.transport import limits
 from swarm.transport.libp2p import yamux
-from swarm.transport.libp2p.guard import Guard
+from swarm.transport.libp2p.addresses import LOOPBACK, host_and_port, multiaddr
+from swarm.transport.libp2p.guard import Guard, innermost
 from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
 from swarm.transport.libp2p.yamux import Unread, Yamux
 from swarm.transport.room import Door, NoRoom, connections_max, is_full, least_useful, origin_of
@@ -100,9 +102,10 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
     - A peer cannot be refused by its id.
     """
 
-    def __init__(self, guard: Guard, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, guard: Guard, tcp: TamedTCP, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, transports=[tcp], **kwargs)
         self.guard = guard
+        self.tcp = tcp
         self.refuses: Callable[[PeerId], bool] = lambda peer: False
         self.vouches: Callable[[PeerId], bool] = lambda peer: False
         self._door = Door()
@@ -131,6 +134,15 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
             log.debug("connection from %s refused: %r", host, error)
         finally:
             read_write_closer.stream.socket.close()
+
+    async def handshake(self, address: Multiaddr, peer: ID) -> None:
+        """Connect, let the other side prove that it is `peer`, and hang up. Raises `BROKEN`."""
+        raw = await self.tcp.dial(address)
+        try:
+            await self.upgrader.upgrade_security(raw, True, peer)
+        finally:
+            with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
+                await raw.close()
 
     def _let_go(self, connection: Any) -> None:
         """Close a connection to make room for another."""
@@ -272,7 +284,9 @@ class Connection(SwarmConn):  # type: ignore[misc]
 
 
 class Host(BasicHost):  # type: ignore[misc]
-    """libp2p's host, with bounded negotiation.
+    """libp2p's host, with bounded negotiation and the transport's addresses.
+
+    libp2p's own tells other peers to connect to 0.0.0.0 if it listens there.
 
     libp2p's own runs identify in a trio system task, in which an exception would end the process;
     here the guard runs it.
@@ -285,6 +299,14 @@ class Host(BasicHost):  # type: ignore[misc]
         self.multiselect_client = BoundedMultiselectClient()
         self.set_stream_handler(PING_PROTOCOL, handle_ping)  # the default remembers every peer
         self.remove_stream_handler(IDENTIFY_PUSH_PROTOCOL)  # up to 1 MiB at once on every stream
+
+    addresses: Callable[[], Sequence[str]] = staticmethod(lambda: ())
+    """The addresses that the transport announces, relayed ones included."""
+
+    def get_addrs(self) -> list[Multiaddr]:
+        direct = [each for each in self.addresses() if "/p2p-circuit" not in each]
+        remote = [each for each in direct if not each.startswith(LOOPBACK)]
+        return [Multiaddr(each) for each in remote or direct]
 
     async def _swarm_stream_handler(self, net_stream: Any) -> None:
         try:
@@ -349,10 +371,19 @@ class Upgrader(TransportUpgrader):  # type: ignore[misc]
         super().__init__(noise, {TProtocol(yamux.PROTOCOL): Yamux})
         self._guard = guard
         self._unread = Unread()
+        self.proved: Callable[[PeerId], None] = lambda peer: None
         for layer in (self.security_multistream, self.muxer_multistream):
             selector = layer._selector
             selector.multiselect = BoundedMultiselect(selector.multiselect.handlers)
             selector.multiselect_client = BoundedMultiselectClient()
+
+    async def upgrade_security(
+        self, raw_conn: Any, is_initiator: bool, peer_id: ID | None = None
+    ) -> Any:
+        secured = await super().upgrade_security(raw_conn, is_initiator, peer_id)
+        if not is_initiator:
+            self.proved(PeerId(str(secured.get_remote_peer())))
+        return secured
 
     async def upgrade_connection(self, conn: Any, peer_id: ID) -> Yamux:
         """Negotiate yamux; libp2p's own method ignores the muxer class it was given."""
@@ -365,14 +396,25 @@ class Upgrader(TransportUpgrader):  # type: ignore[misc]
 
 
 class TamedTCP(TCP):  # type: ignore[misc]
-    """Remembers the sockets it dialled: a cancelled libp2p does not close them."""
+    """Remembers the sockets it dialled: a cancelled libp2p does not close them. Dials from the
+    listening port where a NAT may be in between, so that it maps this port."""
 
     def __init__(self) -> None:
         super().__init__()
         self._dialled: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.source_for: Callable[[str], tuple[str, int] | None] = lambda host: None
 
     async def _dial_resolved(self, maddr: Any, source: Any = None) -> Any:
-        connection = await super()._dial_resolved(maddr, source)
+        # libp2p punches from its first listener, whatever the address family.
+        source = self.source_for(host_and_port(maddr)[0])
+        try:
+            connection = await super()._dial_resolved(maddr, source)
+        except OpenConnectionError as error:
+            cause = innermost(error)
+            if source is None or getattr(cause, "errno", None) != errno.EADDRNOTAVAIL:
+                raise
+            # The port has, or had a minute ago, another connection to the same place.
+            connection = await super()._dial_resolved(maddr)
         self._dialled.add(connection.stream.stream)
         return _Buffered(connection.stream, True)
 
@@ -383,7 +425,20 @@ class TamedTCP(TCP):  # type: ignore[misc]
 
 class HolePunching(DCUtRProtocol):  # type: ignore[misc]
     """DCUtR without its two-second poll over all connections: `Libp2pTransport` starts it when a
-    relayed connection is accepted, as the specification requires."""
+    relayed connection is accepted, as the specification requires. It tells the other side where
+    others see this peer; libp2p's own expects every NAT to keep the port."""
+
+    seen: Callable[[], list[tuple[str, int]]] = staticmethod(lambda: [])
+    """Where others see connections from this peer's listening port."""
+
+    def is_at_work(self, peer: PeerId) -> bool:
+        """Whether a hole is being punched to a peer."""
+        return ID.from_string(peer) in self._in_progress
+
+    async def _get_observed_addrs(self) -> list[bytes]:
+        seen = [multiaddr(*place).to_bytes() for place in self.seen()]
+        expected: list[bytes] = await super()._get_observed_addrs()
+        return list(dict.fromkeys(seen + expected))[:MAX_OBSERVED_ADDRS]
 
     async def _auto_drive_loop(self) -> None:
         return

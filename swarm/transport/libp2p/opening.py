@@ -24,6 +24,7 @@ from swarm.identity import Identity
 from swarm.transport import limits
 from swarm.transport.http.pace import Uplink
 from swarm.transport.libp2p.addresses import check_port_free, host_and_port, parse_multiaddr
+from swarm.transport.libp2p.announced import Announced
 from swarm.transport.libp2p.connections import HolePunching, Host, TamedSwarm, TamedTCP, Upgrader
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.relays import Circuits
@@ -59,12 +60,14 @@ async def open_libp2p(
     relay: bool = False,
     bulk_port: int = 0,
     uplink_bytes_per_second: float | None = None,
+    announced: Announced | None = None,
 ) -> AsyncIterator[Libp2pTransport]:
     """The transport of a peer on the real network, until the block ends.
 
     `listen`: TCP multiaddrs; none for a peer that only dials. `events`: receives contained faults
     of strangers. `relay`: carry connections for peers behind NAT. `bulk_port`: the port of HTTP, on
     the same interfaces (0: any). `uplink_bytes_per_second`: a limit on all blobs sent.
+    `announced`: addresses beside or instead of the detected ones.
     Raises `UserError` for a malformed address or a port in use.
     """
     addresses = _listen_addresses(listen, bulk_port)
@@ -84,10 +87,20 @@ async def open_libp2p(
         ):
             uplink = Uplink(uplink_bytes_per_second)
             transport = Libp2pTransport(
-                identity, host, punching, uplink, world=world, disk=disk, nursery=nursery
+                identity,
+                host,
+                punching,
+                uplink,
+                announced or Announced(),
+                events=events,
+                world=world,
+                disk=disk,
+                nursery=nursery,
             )
             try:
                 await transport.listen_http(addresses, bulk_port)
+                if addresses:
+                    nursery.start_soon(transport.reach.run)
                 yield transport
             finally:
                 with trio.move_on_after(limits.CLOSE_SECONDS, shield=True):
@@ -118,10 +131,10 @@ def _swarm(identity: Identity, tcp: TamedTCP, guard: Guard) -> TamedSwarm:
     noise_key = create_new_x25519_key_pair().private_key
     return TamedSwarm(
         guard,
+        tcp,
         peer_id,
         peerstore,
         Upgrader({NOISE_PROTOCOL: NoiseTransport(key_pair, noise_key)}, guard),
-        transports=[tcp],
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(
             max_connections=NO_LIMIT,  # `TamedSwarm` makes room itself

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -22,7 +22,7 @@ from multiaddr import Multiaddr
 
 from swarm.identity import PeerId
 from swarm.transport import ConnectError, StreamError, Transport, limits
-from swarm.transport.libp2p.addresses import require_peer
+from swarm.transport.libp2p.addresses import CIRCUIT, require_peer
 from swarm.transport.libp2p.connections import Host, TamedSwarm
 from swarm.transport.room import Held
 
@@ -35,22 +35,21 @@ class Relays:
     def __init__(self, host: Host, transport: Transport) -> None:
         self._host = host
         self._transport = transport
-        self._held: dict[str, Multiaddr] = {}
-        """Relays that hold a reservation for this peer, by the address given to `use_relay`."""
+        self._held: dict[PeerId, list[str]] = {}
+        """Relays that hold a reservation for this peer, with the addresses given to `use_relay`."""
 
-    def addresses(self) -> list[Multiaddr]:
+    def addresses(self) -> list[str]:
         """Addresses of the relays that hold a reservation for this peer now."""
-        return list(self._held.values())
+        return [address for addresses in self._held.values() for address in addresses]
 
-    async def keep_reservation(self, text: str) -> None:
+    async def keep_reservation(self, relay: PeerId, addresses: Sequence[str]) -> None:
         """Renew a reservation at half its lifetime, and after the relay was lost."""
-        _, relay = require_peer(text)
         while True:
             try:
-                expires = await self.reserve(text)
+                expires = await self.reserve(relay, addresses)
             except (ConnectError, StreamError) as error:
                 log.info("relay %s: %s", relay, error)
-                self._held.pop(text, None)
+                self._held.pop(relay, None)
                 await trio.sleep(limits.RELAY_RETRY_SECONDS)
                 continue
             renew_at = trio.current_time() + max(expires - time.time(), 0.0) / 2
@@ -61,23 +60,23 @@ class Relays:
                             break
                     else:
                         return  # this peer is closing
-                self._held.pop(text, None)
+                self._held.pop(relay, None)
 
-    async def reserve(self, text: str) -> float:
+    async def reserve(self, relay: PeerId, addresses: Sequence[str]) -> float:
         """Ask for a reservation; returns when it expires (seconds since the epoch)."""
-        address, relay = require_peer(text)
-        await self._transport.connect(relay, [text])
+        await self._transport.connect(relay, addresses)
         stream, reply = await self._ask_relay(relay, HopMessage(type=HopMessage.RESERVE))
         await stream.reset()
         if reply.status != StatusCode.OK:
             raise ConnectError(f"relay {relay} declines: {_status_name(reply.status)}")
-        self._held[text] = address
+        self._held[relay] = list(addresses)
         return float(reply.reservation.expire)
 
-    async def dial(self, peer: PeerId, text: str) -> None:
-        relay_text = text.partition("/p2p-circuit")[0]
-        _, relay = require_peer(relay_text)
-        await self._transport.connect(relay, [relay_text])
+    async def dial(self, peer: PeerId, texts: Sequence[str]) -> None:
+        """Open a circuit to a peer, by its addresses that are the same relay's."""
+        addresses = [text.partition(CIRCUIT)[0] for text in texts]
+        _, relay = require_peer(addresses[0])
+        await self._transport.connect(relay, addresses)
         request = HopMessage(
             type=HopMessage.CONNECT, peer=CircuitPeerId(id=ID.from_string(peer).to_bytes())
         )
@@ -89,7 +88,7 @@ class Relays:
             stream,
             initiator=True,
             connection_type=ConnectionType.RELAYED,
-            addresses=[Multiaddr(text)],
+            addresses=[Multiaddr(texts[0])],
         )
         await self._host.upgrade_outbound_connection(connection, ID.from_string(peer))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from swarm.errors import UserError
+from swarm.events import Events
 from swarm.identity import Identity, PeerId
 from swarm.transport import (
     Arrived,
@@ -37,16 +39,26 @@ from swarm.transport.http.messages import BLOB_PROTOCOL
 from swarm.transport.http.pace import Uplink
 from swarm.transport.http.serving import Serving
 from swarm.transport.libp2p.addresses import (
+    CIRCUIT,
+    by_relay,
     dial_failure,
     expanded,
+    host_and_port,
     is_global,
+    may_be_global,
+    multiaddr,
     parse_multiaddr,
     resolved,
     without_peer,
 )
+from swarm.transport.libp2p.announced import Announced
 from swarm.transport.libp2p.connections import Connection, HolePunching, Host, TamedSwarm
+from swarm.transport.libp2p.dial_back import FRAME_BYTES_MAX as DIAL_BACK_FRAME_BYTES_MAX
+from swarm.transport.libp2p.dial_back import PROTOCOL as DIAL_BACK_PROTOCOL
+from swarm.transport.libp2p.dial_back import DialBack
 from swarm.transport.libp2p.guard import BROKEN, reason_of
 from swarm.transport.libp2p.pieces import PiecePlane
+from swarm.transport.libp2p.reach import Ports, Reach
 from swarm.transport.libp2p.relays import Relays
 from swarm.world import Disk, Piece, Sink, World
 
@@ -55,6 +67,15 @@ log = logging.getLogger(__name__)
 BROKEN_STREAM = (*BROKEN, ValueError)
 """A broken connection or stream, or nonsense on it. Any other exception is our defect: not
 caught."""
+
+DIAL_STAGGER_SECONDS = 0.25
+"""Head start of each address before the next one (RFC 8305)."""
+
+DIRECT_SECONDS = 4.0
+"""Limit on all direct addresses of a peer that has relays; then these are asked."""
+
+PRIVATE_SECONDS = 1.0
+"""The same for a peer that has only private addresses: it answers soon, or is elsewhere."""
 
 READ_BYTES = 1 << 20
 """Bytes read from a stream at once."""
@@ -66,6 +87,13 @@ def _breaking() -> Iterator[None]:
         yield
     except BROKEN_STREAM as error:
         raise StreamError(f"the connection broke ({type(error).__name__})") from error
+
+
+def _head_start(direct: Sequence[str], relayed: Sequence[str]) -> float:
+    """The time for a peer's direct addresses before its relays are asked."""
+    if not relayed:
+        return limits.CONNECT_DEADLINE_SECONDS
+    return DIRECT_SECONDS if any(map(may_be_global, direct)) else PRIVATE_SECONDS
 
 
 class Libp2pBytes:
@@ -158,7 +186,9 @@ class Libp2pTransport(BaseTransport):
         host: Host,
         punching: HolePunching,
         uplink: Uplink,
+        announced: Announced,
         *,
+        events: Events | None,
         world: World,
         disk: Disk,
         nursery: trio.Nursery,
@@ -170,7 +200,17 @@ class Libp2pTransport(BaseTransport):
         self._connections: dict[PeerId, list[Connection]] = {}
         self._relays = Relays(host, self)
         self._dialling: dict[PeerId, trio.Lock] = {}
-        self._seen_direct_inbound = False
+        self._announced = announced
+        ports = Ports(self._ports, announced.ports())
+        self.reach = Reach(self, ports, self._own_hosts, world, events)
+        if not host.get_transport_addrs():
+            self.reach.conclude_deaf()
+        back = DialBack(self._swarm, self._seen_at, world.now)
+        self.serve(DIAL_BACK_PROTOCOL, back.serve, frame_bytes_max=DIAL_BACK_FRAME_BYTES_MAX)
+        self._swarm.upgrader.proved = self.reach.note_handshake
+        self._swarm.tcp.source_for = self.dial_source
+        host.addresses = self.addresses
+        punching.seen = lambda: self.reach.seen
         serving = Serving(identity.peer_id, disk, lambda: self._service, self.traffic, uplink)
         self._pieces = PiecePlane(identity, serving, lambda: self._credential, self)
         self.serve(BLOB_PROTOCOL, self._pieces.serve_stream)
@@ -193,26 +233,57 @@ class Libp2pTransport(BaseTransport):
     # --- addresses ---
 
     def addresses(self) -> Sequence[str]:
-        own = expanded(self._host.get_transport_addrs())
-        result = [f"{without_peer(address)}/p2p/{self.peer_id}" for address in own]
+        direct = list(self._announced.addresses)
+        if self._announced.detected:
+            direct += [f"{multiaddr(*place)}" for place in self.reach.outside]
+            direct += map(without_peer, expanded(self._host.get_transport_addrs()))
+        result = [f"{address}/p2p/{self.peer_id}" for address in dict.fromkeys(direct)]
         for relay in self._relays.addresses():
             result.append(f"{relay}/p2p-circuit/p2p/{self.peer_id}")
         return tuple(result)
 
     def bulk_addresses(self) -> Sequence[str]:
-        return tuple(self._pieces.roots)
+        detected = self._pieces.roots if self._announced.detected else ()
+        return tuple(dict.fromkeys([*self._announced.bulk, *detected]))
 
     def reachability(self) -> Reachability:
-        """PUBLIC once another peer has connected directly, or an address is global; PRIVATE if
-        this peer does not listen or is reached only through relays."""
-        if self._seen_direct_inbound:
-            return Reachability.PUBLIC
-        own = self._host.get_transport_addrs()
-        if not own:
-            return Reachability.PRIVATE
-        if any(is_global(address) for address in expanded(own)):
-            return Reachability.PUBLIC
-        return Reachability.PRIVATE if self._relays.addresses() else Reachability.UNKNOWN
+        return self.reach.state
+
+    def reachability_reason(self) -> str:
+        return self.reach.how
+
+    def wants_relay(self) -> bool:
+        return self.reach.wants_relay
+
+    def is_direct(self, peer: PeerId) -> bool:
+        """Whether a peer has a connection here that no relay carries."""
+        return self._seen_at(peer) is not None
+
+    def _seen_at(self, peer: PeerId) -> tuple[str, int] | None:
+        """Where a peer's direct connection comes from or goes to."""
+        for connection in self._connections.get(peer, ()):
+            seen = None if connection.relayed else connection.muxed_conn.get_remote_address()
+            if seen is not None:
+                return str(seen[0]), int(seen[1])
+        return None
+
+    def _ports(self) -> list[int]:
+        return list(dict.fromkeys(host_and_port(a)[1] for a in self._host.get_transport_addrs()))
+
+    def _own_hosts(self) -> set[str]:
+        return {host_and_port(a)[0] for a in expanded(self._host.get_transport_addrs())}
+
+    def dial_source(self, host: str) -> tuple[str, int] | None:
+        """The listener from which to dial a global address, so that a NAT maps its port; None to
+        dial from any port, as peers do that others reach without a NAT."""
+        name = "::" if ":" in host else "0.0.0.0"
+        if self.reach.state is Reachability.PUBLIC or not ipaddress.ip_address(host).is_global:
+            return None
+        for address in self._host.get_transport_addrs():
+            own, port = host_and_port(address)
+            if own == name and not any(is_global(a) for a in expanded([address])):
+                return own, port
+        return None
 
     # --- connections ---
 
@@ -236,30 +307,64 @@ class Libp2pTransport(BaseTransport):
         if peer == self.peer_id:
             raise ConnectError("a peer does not connect to itself")
         failures: list[DialFailure] = []
-        seconds = limits.CONNECT_DEADLINE_SECONDS
         lock = self._dialling.setdefault(peer, trio.Lock())
+        direct = [address for address in addresses if CIRCUIT not in address]
+        relayed = [address for address in addresses if CIRCUIT in address]
         try:
-            with trio.move_on_after(seconds) as scope:
+            with trio.move_on_after(limits.CONNECT_DEADLINE_SECONDS) as scope:
                 async with lock:
-                    for address in addresses[: limits.DIAL_ADDRESSES_MAX]:
-                        if peer in self._connections:
-                            return
-                        failure = await self._try_address(peer, address)
-                        if failure is None:
-                            return
-                        failures.append(failure)
+                    # Through a relay only if no direct connection comes about.
+                    seconds = _head_start(direct, relayed)
+                    if await self._race(peer, [[each] for each in direct], failures, seconds):
+                        return
+                    seconds = limits.DIAL_DEADLINE_SECONDS
+                    if await self._race(peer, by_relay(relayed), failures, seconds):
+                        return
         finally:
             if not lock.locked():
                 self._dialling.pop(peer, None)
         reasons = [str(failure) for failure in failures]
         if scope.cancelled_caught:
-            reasons.append(f"no answer within {seconds:g} s")
+            reasons.append(f"no answer within {limits.CONNECT_DEADLINE_SECONDS:g} s")
         raise ConnectError(
             f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}", failures
         )
 
-    async def _try_address(self, peer: PeerId, text: str) -> DialFailure | None:
+    async def _race(
+        self,
+        peer: PeerId,
+        ways: Sequence[Sequence[str]],
+        failures: list[DialFailure],
+        seconds: float,
+    ) -> bool:
+        """Try ways to a peer, each a moment after the one before or once that has failed, until one
+        connects; whether this peer is connected then. One silent address delays no other.
+
+        A way is a direct address, or the addresses through one relay.
+        """
+
+        async def attempt(way: Sequence[str], done: trio.Event) -> None:
+            failure = await self._try_way(peer, way)
+            if failure is None:
+                nursery.cancel_scope.cancel()
+            else:
+                failures.append(failure)
+            done.set()
+
+        if peer in self._connections:
+            return True
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for way in ways[: limits.DIAL_ADDRESSES_MAX]:
+                    failed = trio.Event()
+                    nursery.start_soon(attempt, way, failed)
+                    with trio.move_on_after(DIAL_STAGGER_SECONDS):
+                        await failed.wait()
+        return peer in self._connections
+
+    async def _try_way(self, peer: PeerId, way: Sequence[str]) -> DialFailure | None:
         """None when connected, else the failure."""
+        text = way[0]
         try:
             address, named = parse_multiaddr(text)
         except UserError:
@@ -268,8 +373,8 @@ class Libp2pTransport(BaseTransport):
             return DialFailure(text, "the address names another peer")
         with trio.move_on_after(limits.DIAL_DEADLINE_SECONDS) as scope:
             try:
-                if "/p2p-circuit" in text:
-                    await self._relays.dial(peer, text)
+                if CIRCUIT in text:
+                    await self._relays.dial(peer, way)
                 else:
                     # Not host.connect: it waits 250 ms after every successful dial ("happy
                     # eyeballs"), and blocks a peer for 60 s after a failed one.
@@ -310,8 +415,8 @@ class Libp2pTransport(BaseTransport):
             self._pieces.came(peer)
         relayed = connection.relayed
         inbound = not connection.muxed_conn.is_initiator
-        if inbound and not relayed:
-            self._seen_direct_inbound = True
+        if not (relayed or was_direct or first) and self._punching.is_at_work(peer):
+            self.reach.note_punched(peer)
         if first or (not relayed and not was_direct):
             self._emit(ConnectionEvent(peer, connected=True, relayed=relayed))
         if not relayed:
@@ -352,18 +457,21 @@ class Libp2pTransport(BaseTransport):
     async def _punch(self, peer: PeerId) -> None:
         """Try to replace a relayed connection by a direct one."""
         with trio.move_on_after(limits.CONNECT_DEADLINE_SECONDS * 3):
+            with contextlib.suppress(*BROKEN_STREAM, trio.TooSlowError):
+                # Its addresses: a plain connection to one of them needs no hole.
+                await self._host._identify_peer(ID.from_string(peer), reason="hole punching")
             direct = await self._punching.initiate_hole_punch(ID.from_string(peer))
             log.debug("hole punching to %s: %s", peer, direct)
 
     # --- relays ---
 
-    async def use_relay(self, address: str) -> None:
+    async def use_relay(self, relay: PeerId, addresses: Sequence[str]) -> None:
         """Let a relay carry connections to this peer until the transport ends.
 
         Raises `ConnectError` when the relay cannot be reached or declines now.
         """
-        await self._relays.reserve(address)
-        self._nursery.start_soon(self._relays.keep_reservation, address)
+        await self._relays.reserve(relay, addresses)
+        self._nursery.start_soon(self._relays.keep_reservation, relay, addresses)
 
     # --- streams ---
 

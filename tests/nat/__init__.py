@@ -1,0 +1,1 @@
+"""Peers behind real NATs, in network namespaces: `python -m tests.nat` prints the matrix."""
