@@ -50,7 +50,9 @@ REACH_SECONDS = 10.0
 
 REACHED = {
     Reachability.PUBLIC: "others can dial this machine",
-    Reachability.PRIVATE: "others reach this machine through relays; it needs no configuration",
+    Reachability.MAPPED: "others can dial this machine at a forwarded port",
+    Reachability.PUNCHED: "others reach this machine through relays, then directly",
+    Reachability.RELAY_ONLY: "others reach this machine through relays; it needs no configuration",
     Reachability.UNKNOWN: "not known yet whether others can dial this machine; either will do",
 }
 
@@ -203,7 +205,7 @@ def _seconds(seconds: float) -> str:
 
 def _reach(node: Node) -> Finding:
     reached = node.transport.reachability()
-    shown = ", ".join(list(node.transport.addresses())[:2]) or "no address"
+    shown = node.transport.reachability_reason()
     return Finding("reach", f"{REACHED[reached]} ({shown})", {"reachability": reached.value})
 
 
