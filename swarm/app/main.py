@@ -30,6 +30,7 @@ from swarm.app.commands import (
     train,
     trainer,
     tuning,
+    why,
 )
 from swarm.app.options import Version
 
@@ -49,6 +50,7 @@ def _swarm(version: Version = False) -> None:
 
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
+app.command("why")(why.why)
 app.command("dashboard")(dashboard.dashboard)
 app.command("train")(train.train)
 app.command("sft")(tuning.sft)

@@ -1,4 +1,4 @@
-"""What each failed check means for the contributor, and what to do: `swarm ledger why`.
+"""What each failed check means for the contributor, and what to do: `swarm why`.
 
 docs/troubleshooting.md has the same words. Names of checks are those in verdicts.
 """
@@ -30,7 +30,7 @@ REFUSALS: dict[str, Refusal] = {
         "the validator did not know your peer as admitted: its lease of 60 s had run out, or it "
         "was evicted before the verdict",
         "check that the clock is right (NTP) and the connection stable; for an eviction see "
-        "`swarm ledger why PEER`",
+        "`swarm why PEER`",
     ),
     "entry": Refusal(
         "the prompts and noise were drawn for another admission than the one in force, for example "

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from peers.validator.evidence.worker import WORDS, WorkerEvidence, evidence_in
+from swarm.app.dashboard.idle import why_worker
 from swarm.app.figures import figure
+from swarm.app.onlooker import RunStatus
 from swarm.app.refusals import REFUSALS, UNKNOWN
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Evicted, Judged, Reinstated
+from swarm.ledger.record import Rules
 from swarm.ledger.state import Record, Totals
 from swarm.messages import Eviction, Reinstatement, Verdict
 from swarm.run.run import Run
@@ -25,16 +29,26 @@ PREFIX_MIN = 4
 
 
 def resolve(prefix: str, names: Iterable[str], what: str) -> str:
-    """The only name that begins with a prefix; raises `UserError`."""
+    """The only name that begins with a prefix; raises a `UserError` that names near ones."""
+    names = list(names)
     found = sorted({name for name in names if name.startswith(prefix)})
     if len(prefix) < PREFIX_MIN or not found:
         raise UserError(
             f"the ledger has no {what} {prefix!r}; give at least {PREFIX_MIN} characters"
+            + _near(prefix, names)
         )
     if len(found) > 1 and prefix not in found:
         some = ", ".join(found[:3])
         raise UserError(f"{len(found)} {what}s begin with {prefix}: {some}; give more characters")
     return prefix if prefix in found else found[0]
+
+
+def _near(prefix: str, names: list[str]) -> str:
+    """Names of which the longest part agrees with a mistyped prefix."""
+    length = max(PREFIX_MIN, len(prefix))
+    begins = {name[:length] for name in names}
+    near = difflib.get_close_matches(prefix, sorted(begins), n=3, cutoff=0.75)
+    return f" (near it: {', '.join(near)})" if near else ""
 
 
 def submission_named(archive: Archive, prefix: str) -> bytes:
@@ -47,9 +61,9 @@ def submission_named(archive: Archive, prefix: str) -> bytes:
     return bytes.fromhex(resolve(prefix.lower(), names, "submission"))
 
 
-def peer_named(archive: Archive, prefix: str) -> str:
-    """The worker or evicted peer that a prefix names; raises `UserError`."""
-    names = set(archive.manifest.trusted_ids())
+def peer_named(archive: Archive, prefix: str, present: Iterable[str] = ()) -> str:
+    """The worker, the evicted or the present peer that a prefix names; raises `UserError`."""
+    names = {*archive.manifest.trusted_ids(), *present}
     for record in archive.records:
         if isinstance(record.entry, Judged):
             names.add(record.entry.worker)
@@ -210,8 +224,8 @@ def _expulsions(archive: Archive) -> list[Envelope]:
     return found
 
 
-def about_peer(archive: Archive, peer: str) -> dict[str, Any]:
-    """A worker's verdicts, credits and evidence, and its evictions."""
+def about_peer(archive: Archive, peer: str, status: RunStatus | None = None) -> dict[str, Any]:
+    """A peer's verdicts, credits and evidence, its evictions, and what it does now."""
     state = archive.state
     failed: Counter[str] = Counter()
     for record in archive.records:
@@ -230,11 +244,39 @@ def about_peer(archive: Archive, peer: str) -> dict[str, Any]:
         "totals": dataclasses.asdict(state.totals.get(peer) or Totals()),
         "failed": dict(sorted(failed.items())),
         "evidence": {"p_value": standing.p_value, "process": standing.process},
+        "stake": _stake(archive, peer),
+        "now": _now(peer, status) if status is not None else None,
         "evicted": eviction is not None,
         "history": [
             _expulsion(envelope)
             for envelope in sorted(evictions.values(), key=lambda each: each.body.issued_ms)
         ],
+    }
+
+
+def _stake(archive: Archive, peer: str) -> int:
+    """Tokens of a worker's recomputed work that count for it now."""
+    work = archive.state.works.get(peer)
+    if work is None:
+        return 0
+    newest = max(entry.step for entry in work.credited.values()) if work.credited else 0
+    return work.stake(newest + 1, Rules.of(archive.manifest))
+
+
+def _now(peer: str, status: RunStatus) -> dict[str, Any]:
+    """What the trusted peers last heard of a peer, and why it is idle."""
+    entry = status.present.get(peer)
+    if entry is None:
+        return {"standing": "unknown", "idle": "the trusted peers have heard nothing of it lately"}
+    beat = entry.heartbeat
+    return {
+        "standing": entry.standing,
+        "roles": list(beat.roles),
+        "doing": beat.doing,
+        "policy": beat.policy,
+        "tokens_per_second": beat.tokens_per_second,
+        "age_seconds": entry.age_seconds,
+        "idle": why_worker(entry, status.order),
     }
 
 
@@ -278,6 +320,9 @@ def peer_lines(told: dict[str, Any]) -> list[str]:
     ]
     for name, count in told["failed"].items():
         lines.append(f"         {count:,} × {printable(name)}: {REFUSALS.get(name, UNKNOWN).means}")
+    if told["stake"]:
+        lines.append(f"stake    {told['stake']:,} recomputed tokens")
+    lines += _now_lines(told["now"])
     evidence = told["evidence"]
     lines.append(
         f"evidence p <= {evidence['p_value']:.1e} that an honest peer ever looks like this "
@@ -293,6 +338,22 @@ def peer_lines(told: dict[str, Any]) -> list[str]:
             f"anyone can check the eviction: swarm ledger check-eviction {told['peer']}",
             f"only the run's owner can end it: swarm run reinstate {told['peer']} --reason …",
         ]
+    return lines
+
+
+def _now_lines(now: dict[str, Any] | None) -> list[str]:
+    if now is None:
+        return []
+    if "doing" not in now:
+        return [f"now      {now['idle']}"]
+    doing = printable(now["doing"]) or "nothing that it tells"
+    roles = printable(", ".join(now["roles"]))
+    lines = [
+        f"now      {now['standing']} as {roles}: {doing}; policy {now['policy']}, "
+        f"{now['tokens_per_second']:,.0f} tokens/s, {now['age_seconds']:.0f} s ago"
+    ]
+    if now["idle"]:
+        lines.append(f"idle     {now['idle']}")
     return lines
 
 

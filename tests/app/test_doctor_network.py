@@ -145,7 +145,11 @@ def test_an_invite_for_another_run_is_a_problem(tmp_path: Path) -> None:
     assert found.problem and "is not a whole invite" in found.text
 
 
-def test_a_starting_peer_makes_the_same_checks_in_the_background(tmp_path: Path) -> None:
+def test_a_starting_peer_makes_the_same_checks_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(at_start, "WRITTEN_BYTES", 4096)
+
     async def main() -> None:
         swarm = Swarm(tmp_path)
         async with swarm.peer(TRAINER) as trainer, swarm.apart(WORKER) as worker:

@@ -18,6 +18,7 @@ from swarm.app.why import (
     submission_lines,
     submission_named,
 )
+from swarm.app.why_step import about_step, step_lines
 from swarm.errors import UserError
 from swarm.ledger import proof_file
 from swarm.ledger.archive import Archive
@@ -303,9 +304,26 @@ def test_a_peer_is_explained_with_its_eviction(archive: Archive) -> None:
     assert f"swarm ledger check-eviction {WORKER.peer_id}" in page
 
 
+def test_a_step_is_explained_by_its_verdicts_and_the_trainers_log(archive: Archive) -> None:
+    opened = {"event": "trainer.step_opened", "time": 100.0, "step": 0, "groups_wanted": 8}
+    log = [opened, {**opened, "time": 103.5, "groups_wanted": 0}, {"event": "x", "time": "?"}]
+    told = about_step(archive, 0, events=log)
+    assert told["submissions"]["accepted"] == 3 and told["failed"] == {"proofs": 1}
+    assert told["workers"][WORKER.peer_id]["accepted"] == 3
+    page = "\n".join(step_lines(told))
+    assert "closed   3.5 s after it opened" in page
+    assert "1 × proofs: the policy, run again over your text" in page
+    assert "--logs FILE" in "\n".join(step_lines(about_step(archive, 0)))
+    with pytest.raises(UserError, match="has no work of step 7; it has steps 0 to 0"):
+        about_step(archive, 7)
+
+
 def test_prefixes_must_name_one(archive: Archive) -> None:
     with pytest.raises(UserError, match="submissions begin with 0000"):
         submission_named(archive, "0000")
+    near = LIE.hex()[:11] + "f"
+    with pytest.raises(UserError, match=rf"near it: .*{LIE.hex()[:12]}"):
+        submission_named(archive, near)
     for prefix in ("00", "ffff"):
         with pytest.raises(UserError, match="has no submission"):
             submission_named(archive, prefix)
@@ -339,7 +357,7 @@ def test_a_home_of_a_trusted_peer_can_be_read(tmp_path: Path) -> None:
     found = archive_in_home(home, None)
     assert found.logs[ALICE.peer_id].entries == archive.logs[ALICE.peer_id].entries
     assert problems(found) == ""
-    page = swarm("ledger", "why", LIE.hex()[:20], "--from", home).output
+    page = swarm("why", LIE.hex()[:20], "--from", home).output
     assert "the check proofs failed" in page and f"which only {ALICE.peer_id} keeps" in page
     assert "has no ledger.sqlite" in complaint("ledger", "verify", tmp_path)
 
@@ -355,10 +373,10 @@ def test_a_hostile_table_ends_no_command_with_a_traceback(archive: Archive, tmp_
     out = tmp_path / "out.csv"
     for command in (
         ("why", WORKER.peer_id),
-        ("prove", LIE.hex()),
-        ("export", "--out", out, "--format", "csv"),
+        ("ledger", "prove", LIE.hex()),
+        ("ledger", "export", "--out", out, "--format", "csv"),
     ):
-        said = complaint("ledger", *command, "--from", file)
+        said = complaint(*command, "--from", file)
         assert "a malformed log entry" in said and "swarm ledger verify" in said
     assert "malformed" in problems(read_export(file))
     verdict = next(row for row in rows if row["type"] == "verdict")

@@ -148,7 +148,7 @@ def test_validators_that_disagree_are_named_with_the_submission(tmp_path: Path) 
             for word in (
                 bytes(32).hex(), WORKER.peer_id, f"refused by {BOB.peer_id}",
                 f"accepted by {ALICE.peer_id}", "and 2 more", "swarm run update",
-                "swarm ledger why",
+                "swarm why",
             ):  # fmt: skip
                 assert word in page
 

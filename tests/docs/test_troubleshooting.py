@@ -57,7 +57,7 @@ def test_the_page_has_sentences() -> None:
 
 
 def test_every_check_that_refuses_is_explained() -> None:
-    """The page and `swarm ledger why` have the same words, for every name in a verdict."""
+    """The page and `swarm why` have the same words, for every name in a verdict."""
     checks = {
         check.name
         for module in (announcement, file, history, policy, standing)

@@ -1,4 +1,4 @@
-"""`swarm ledger verify`, `prove`, `export`, `why`, `check-eviction`: checking whole logs."""
+"""`swarm ledger verify`, `prove`, `export`, `check-eviction`: checking whole logs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def register(app: typer.Typer) -> None:
     app.command("verify")(verify)
     app.command("prove")(prove)
     app.command("export")(export)
-    app.command("why")(why)
     app.command("check-eviction")(check_eviction)
 
 
@@ -77,7 +76,7 @@ def verify(
     else:
         print(f"run {archive.run}, manifest version {archive.manifest.version}")
         print("\n".join([*audit_lines(found), *tally_lines(archive)]))
-    _report(archive)
+    report(archive)
     return 0 if sound else 1
 
 
@@ -168,7 +167,7 @@ def prove(
     from swarm.ledger.entries import Judged
 
     check_writable("--out", out, () if out == Path("-") else (".json",))
-    archive = _readable(source, bootstrap, run)
+    archive = readable(source, bootstrap, run)
     digest = submission_named(archive, submission)
     judge = archive.state.judges.get(digest)
     index = next(
@@ -207,38 +206,11 @@ def export(
     if format == "parquet":
         require_extra("infer", "swarm ledger export --format parquet")
     check_writable("--out", out, (f".{format}",))
-    archive = _readable(source, bootstrap, run)
+    archive = readable(source, bootstrap, run)
     rows = write_export(archive, out, format)
     print(f"{rows:,} rows in {out}")
-    _report(archive)
+    report(archive)
     return 1 if archive.problems else 0
-
-
-@exits
-def why(
-    what: Annotated[
-        str, typer.Argument(help="Hash of a submission or id of a peer, or its beginning.")
-    ],
-    source: Source = None,
-    bootstrap: Bootstrap = None,
-    run: WhichRun = None,
-    as_json: AsJson = False,
-) -> None:
-    """Explain what was judged by whom: what happened, what it means, what to do."""
-    from swarm.app import why as words
-
-    archive = _readable(source, bootstrap, run)
-    if what.startswith(PEER_PREFIX):
-        told = words.about_peer(archive, words.peer_named(archive, what))
-        lines = words.peer_lines(told)
-    else:
-        told = words.about_submission(archive, words.submission_named(archive, what))
-        lines = words.submission_lines(told)
-    if as_json:
-        print_json(told)
-    else:
-        print("\n".join(lines))
-    _report(archive)
 
 
 @exits
@@ -257,7 +229,7 @@ def check_eviction(
     """
     from swarm.app import eviction_check, why
 
-    archive = _readable(source, bootstrap, run)
+    archive = readable(source, bootstrap, run)
     found = eviction_check.newest_eviction(archive, why.peer_named(archive, peer))
     if eviction_check.is_proven_fault(archive, found):
         evidence = eviction_check.find_evidence(archive, found, source, bootstrap)
@@ -274,17 +246,17 @@ def check_eviction(
         for line in checked.lines:
             print(f"- {printable(line)}")
         print("confirmed" if checked.confirmed else "NOT CONFIRMED")
-    _report(archive)
+    report(archive)
     return 0 if checked.confirmed else 1
 
 
-PEER_PREFIX = "12D3"
-"""Every Ed25519 peer id begins with these characters; hashes are hexadecimal, without capitals."""
-
-
-def _readable(source: Path | None, bootstrap: list[str] | None, run: str | None) -> Archive:
+def readable(source: Path | None, bootstrap: list[str] | None, run: str | None) -> Archive:
     """The logs, with entries that this version of Swarm can read; raises `UserError`."""
-    archive = _archive(source, bootstrap, run)
+    return readable_archive(_archive(source, bootstrap, run))
+
+
+def readable_archive(archive: Archive) -> Archive:
+    """The logs, unless an entry cannot be read; raises `UserError`."""
     try:
         archive.state  # noqa: B018 - decodes the entries
     except ValueError as error:
@@ -305,6 +277,7 @@ def _archive(
     return archive
 
 
-def _report(archive: Archive) -> None:
+def report(archive: Archive) -> None:
+    """Say which logs are missing."""
     for problem in archive.problems:
         print(f"not complete: {printable(problem)}", file=sys.stderr)

@@ -226,7 +226,7 @@ def _contradiction_lines(told: dict[str, Any]) -> list[str]:
         lines.append(f"and {told['contradicting'] - len(shown):,} more disagreements")
     if shown:
         lines += [
-            "One of them is wrong. See both verdicts: swarm ledger why SUBMISSION. The owner can",
+            "One of them is wrong. See both verdicts: swarm why SUBMISSION. The owner can",
             "leave out the validator in the next manifest (swarm run update), and end the eviction",
             "of a worker that it refused (swarm run reinstate PEER --reason …).",
         ]

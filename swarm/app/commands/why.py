@@ -1,0 +1,85 @@
+"""`swarm why`: what happened to a submission, a peer or a step, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.app.commands.ledger_checks import Source, readable, readable_archive, report
+from swarm.app.exit import exits
+from swarm.app.options import AsJson, Bootstrap, WhichRun
+from swarm.app.output import print_json
+
+if TYPE_CHECKING:
+    from swarm.app.onlooker import RunStatus
+    from swarm.ledger.archive import Archive
+
+PEER_PREFIX = "12D3"
+"""Every Ed25519 peer id begins with these characters; hashes are hexadecimal, without capitals."""
+
+
+@exits
+def why(
+    what: Annotated[
+        str,
+        typer.Argument(help="Hash of a submission or id of a peer, or its beginning; or a step."),
+    ],
+    source: Source = None,
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    logs: Annotated[
+        Path | None,
+        typer.Option(help="The trainer's log in JSON, or a folder of logs: a step's times."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain what happened: to a submission, to a peer, or in a step (a number).
+
+    The answer is in the ledger. Of the network it also asks what a peer does now.
+    """
+    from swarm.app import why as words
+    from swarm.app.why_step import about_step, is_step, read_events, step_lines
+
+    archive, status = _asked(source, bootstrap, run)
+    if is_step(what):
+        told = about_step(archive, int(what), status, read_events(logs))
+        lines = step_lines(told)
+    elif what.startswith(PEER_PREFIX):
+        peer = words.peer_named(archive, what, status.present if status is not None else ())
+        told = words.about_peer(archive, peer, status)
+        lines = words.peer_lines(told)
+    else:
+        told = words.about_submission(archive, words.submission_named(archive, what))
+        lines = words.submission_lines(told)
+    if as_json:
+        print_json(told)
+    else:
+        print("\n".join(lines))
+    report(archive)
+
+
+def _asked(
+    source: Path | None, bootstrap: list[str] | None, run: str | None
+) -> tuple[Archive, RunStatus | None]:
+    """The logs and, from the network, the run's state now."""
+    if source is not None:
+        return readable(source, bootstrap, run), None
+    from swarm.app.archives import fetch_archive
+    from swarm.app.interrupt import run_until_interrupted
+    from swarm.app.local_node import last_bootstrap, visit
+    from swarm.app.onlooker import status_of
+    from swarm.errors import PeerError
+    from swarm.run.run import Run
+
+    async def ask() -> tuple[Archive, RunStatus | None]:
+        async with visit(bootstrap or last_bootstrap(), run, looks_on=True) as (node, found):
+            archive = await fetch_archive(node, found)
+            try:
+                return archive, await status_of(node, Run(found.manifest_envelope))
+            except PeerError:
+                return archive, None  # the logs of those that answered will do
+
+    archive, status = run_until_interrupted(ask)
+    return readable_archive(archive), status
