@@ -8,6 +8,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from peers.relay import RelaySettings
 from swarm.errors import UserError
 from swarm.events import Events, JsonLines, Lines
 from swarm.identity import load_or_create
@@ -21,6 +22,7 @@ from swarm.settings import PeerSettings
 from swarm.transport.libp2p import open_libp2p, parse_multiaddr
 from swarm.transport.libp2p.addresses import default_listen
 from swarm.transport.libp2p.announced import Announced, announced
+from swarm.transport.libp2p.circuits import CircuitLimits
 from swarm.transport.libp2p.dnsaddr import check_bootstrap, expand
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
@@ -69,6 +71,7 @@ async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> Asyn
             identity,
             listen=settings.listen or default_listen(),
             announced=_announced(settings, identity.peer_id),
+            circuit_limits=_circuit_limits(settings),
             bulk_port=settings.bulk_port,
             uplink_bytes_per_second=settings.uplink_mbps and settings.uplink_mbps * 1e6 / 8,
             world=world,
@@ -89,6 +92,17 @@ async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> Asyn
         ) as node,
     ):
         yield node
+
+
+def _circuit_limits(settings: PeerSettings) -> CircuitLimits:
+    given = settings.of("relay", RelaySettings)
+    return CircuitLimits(
+        circuit_bytes=given.circuit_megabytes * 10**6,
+        circuit_seconds=given.circuit_seconds,
+        circuits_per_peer=given.circuits_per_peer,
+        reservations=given.reservations,
+        bytes_per_second=given.carry_mbps and given.carry_mbps * 1e6 / 8,
+    )
 
 
 def _announced(settings: PeerSettings, peer: str) -> Announced:

@@ -27,7 +27,7 @@ SERVER = Kind("server", ip6=True, is_open=True)
 WORKING = ("direct", "reversed", "punched", "relayed")
 """Paths of cells in which weights were fetched and work was delivered."""
 
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 """Limit on the start of a process, on a busy machine."""
 
 SETTLED_SECONDS = 90.0

@@ -39,7 +39,6 @@ class Kind:
     """Rules for forwarded packets of its router."""
     ip4: bool = True
     ip6: bool = False
-    upnp: bool = False
     is_open: bool = False
     """Others can connect to it."""
 
@@ -90,7 +89,6 @@ KINDS = (
     Kind("carrier-grade", nat=MASQUERADE, carrier=True),
     Kind("no UDP", firewall=OUT_ONLY),
     Kind("only 80, 443", firewall=OUT_443),
-    Kind("UPnP", nat=MASQUERADE, upnp=True),
     Kind("IPv6 only", ip4=False, ip6=True, is_open=True),
     Kind("dual stack", nat=MASQUERADE, ip6=True),
 )
@@ -133,16 +131,12 @@ class Internet:
     def __init__(self) -> None:
         self._prefix = f"swarm{os.getpid()}"
         self._namespaces: list[str] = []
-        self._children: list[subprocess.Popen[bytes]] = []
         self._sites = 0
         self._core = self._namespace("net")
         for private in ("192.168.0.0/16", "100.64.0.0/10"):
             _ip(self._core, f"route add blackhole {private}")
 
     def close(self) -> None:
-        for child in self._children:
-            child.kill()
-            child.wait()
         for namespace in self._namespaces:
             _run("ip", "netns", "del", namespace)
 
@@ -205,8 +199,6 @@ class Internet:
                 self._link6(router, "lan", host, f"2600:{number}:1", "eth0")
                 _ip(outside, f"route add 2600:{number}:1::/64 via {public6}::2")
                 public6 = f"2600:{number}:1"
-            if kind.upnp:
-                self._upnp(router, public)
             addresses = [f"{private}.2"]
         else:
             self._wire(outside, outside_name, host, "eth0")
@@ -227,9 +219,6 @@ class Internet:
           iifname "wan" ct state established,related accept; iifname "wan" drop; }"""
         table = f"table ip n {{\n{rules}\n{closed}\n}}\n"
         _run("ip", "netns", "exec", namespace, "nft", "-f", "-", text=table)
-
-    def _upnp(self, router: str, public: str) -> None:
-        """Run miniupnpd on a router; without it, the site is one behind plain NAT."""
 
 
 @contextmanager

@@ -183,6 +183,17 @@ def _any_peer(to: Figures) -> None:
     )
 
 
+def _relay(to: Figures) -> None:
+    to.sorts(
+        "relay.limit_reached",
+        "limit",
+        "swarm_relay_limits_total",
+        "Reports that a carried connection reached a limit, by limit.",
+        "limit",
+        ("bytes", "time", "circuits per peer"),
+    )
+
+
 def _inference(to: Figures) -> None:
     made = "inference.submission_made"
     to.shows("peer.status", "tokens_per_second", "swarm_tokens_per_second", "Rate of generation.")
@@ -284,4 +295,5 @@ _BY_ROLE: dict[str, Callable[[Figures], None]] = {
     "validator": _validator,
     "trainer": _trainer,
     "replica": _replica,
+    "relay": _relay,
 }

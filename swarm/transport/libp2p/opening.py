@@ -12,7 +12,6 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pa
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
-from libp2p.relay.circuit_v2.resources import RelayLimits
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.tools.anyio_service import background_trio_service
@@ -25,26 +24,14 @@ from swarm.transport import limits
 from swarm.transport.http.pace import Uplink
 from swarm.transport.libp2p.addresses import check_port_free, host_and_port, parse_multiaddr
 from swarm.transport.libp2p.announced import Announced
+from swarm.transport.libp2p.circuits import CircuitLimits, Circuits
 from swarm.transport.libp2p.connections import HolePunching, Host, TamedSwarm, TamedTCP, Upgrader
 from swarm.transport.libp2p.guard import Guard
-from swarm.transport.libp2p.relays import Circuits
 from swarm.transport.libp2p.transport import Libp2pTransport
 from swarm.world import Disk, World
 
 HANDSHAKE_SECONDS = 10.0
 """From accepting a connection until its peer has proved its identity: four round trips."""
-
-RELAY_CIRCUITS_PER_PEER_MAX = 32
-"""Connections through this relay to one peer."""
-
-RELAY_CIRCUIT_SECONDS = 3600
-"""A relayed connection ends after this long; its peers reconnect."""
-
-RELAY_CIRCUIT_BYTES = 1 << 30
-"""Bytes of one relayed connection: control traffic and an occasional piece, not checkpoints."""
-
-RELAY_RESERVATION_SECONDS = 3600
-"""Lifetime of a reservation; its peer renews it after half of that."""
 
 NO_LIMIT = 1 << 30
 
@@ -61,13 +48,15 @@ async def open_libp2p(
     bulk_port: int = 0,
     uplink_bytes_per_second: float | None = None,
     announced: Announced | None = None,
+    circuit_limits: CircuitLimits | None = None,
 ) -> AsyncIterator[Libp2pTransport]:
     """The transport of a peer on the real network, until the block ends.
 
     `listen`: TCP multiaddrs; none for a peer that only dials. `events`: receives contained faults
     of strangers. `relay`: carry connections for peers behind NAT. `bulk_port`: the port of HTTP, on
     the same interfaces (0: any). `uplink_bytes_per_second`: a limit on all blobs sent.
-    `announced`: addresses beside or instead of the detected ones.
+    `announced`: addresses beside or instead of the detected ones. `circuit_limits`: how much a
+    relay carries.
     Raises `UserError` for a malformed address or a port in use.
     """
     addresses = _listen_addresses(listen, bulk_port)
@@ -77,11 +66,12 @@ async def open_libp2p(
     swarm = _swarm(identity, tcp, Guard(events))
     host = Host(swarm)
     punching = HolePunching(host)
+    circuits = Circuits(host, circuit_limits or CircuitLimits(), events, allow_hop=relay)
     async with host.run(addresses):
         if len(swarm.listeners) < len(addresses):
             raise UserError(f"cannot listen on {', '.join(listen)}; choose another with --listen")
         async with (
-            background_trio_service(_circuits(host, relay)),
+            background_trio_service(circuits),
             background_trio_service(punching),
             trio.open_nursery() as nursery,
         ):
@@ -99,6 +89,7 @@ async def open_libp2p(
             )
             try:
                 await transport.listen_http(addresses, bulk_port)
+                circuits.notify = transport.notices.tell
                 if addresses:
                     nursery.start_soon(transport.reach.run)
                 yield transport
@@ -145,18 +136,4 @@ def _swarm(identity: Identity, tcp: TamedTCP, guard: Guard) -> TamedSwarm:
             min_connections=0,
             auto_connect_interval=1e9,
         ),
-    )
-
-
-def _circuits(host: Host, relay: bool) -> Circuits:
-    return Circuits(
-        host,
-        RelayLimits(
-            duration=RELAY_CIRCUIT_SECONDS,
-            data=RELAY_CIRCUIT_BYTES,
-            max_circuit_conns=RELAY_CIRCUITS_PER_PEER_MAX,
-            max_reservations=limits.RELAY_RESERVATIONS_MAX,
-            reservation_ttl=RELAY_RESERVATION_SECONDS,
-        ),
-        allow_hop=relay,
     )

@@ -1,4 +1,4 @@
-"""Circuit relay v2: this peer as the client of relays, and as a relay (libp2p 0.8.1 repaired)."""
+"""Circuit relay v2: this peer as the client of relays, and the reservations of a relay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeerId
 from libp2p.relay.circuit_v2.protocol import PROTOCOL_ID as HOP_PROTOCOL
-from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
 from libp2p.relay.circuit_v2.protocol_buffer import StatusCode
 from libp2p.relay.circuit_v2.resources import RelayLimits, RelayResourceManager
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
@@ -23,10 +22,14 @@ from multiaddr import Multiaddr
 from swarm.identity import PeerId
 from swarm.transport import ConnectError, StreamError, Transport, limits
 from swarm.transport.libp2p.addresses import CIRCUIT, require_peer
-from swarm.transport.libp2p.connections import Host, TamedSwarm
+from swarm.transport.libp2p.connections import Host
 from swarm.transport.room import Held
 
 log = logging.getLogger(__name__)
+
+
+RELAYS_ASKED_MAX = 256
+"""Relays remembered; only their notices are heard."""
 
 
 class Relays:
@@ -37,6 +40,8 @@ class Relays:
         self._transport = transport
         self._held: dict[PeerId, list[str]] = {}
         """Relays that hold a reservation for this peer, with the addresses given to `use_relay`."""
+        self._asked: dict[PeerId, None] = {}
+        """Relays that were asked for anything, the newest last."""
 
     def addresses(self) -> list[str]:
         """Addresses of the relays that hold a reservation for this peer now."""
@@ -92,7 +97,15 @@ class Relays:
         )
         await self._host.upgrade_outbound_connection(connection, ID.from_string(peer))
 
+    def knows(self, relay: PeerId) -> bool:
+        """Whether this peer has asked a relay for anything."""
+        return relay in self._asked
+
     async def _ask_relay(self, relay: PeerId, request: HopMessage) -> tuple[INetStream, HopMessage]:
+        self._asked.pop(relay, None)
+        self._asked[relay] = None
+        if len(self._asked) > RELAYS_ASKED_MAX:
+            del self._asked[next(iter(self._asked))]
         with trio.move_on_after(limits.DIAL_DEADLINE_SECONDS):
             try:
                 stream = await self._host.new_stream(ID.from_string(relay), [HOP_PROTOCOL])
@@ -115,25 +128,6 @@ def _status_name(status: int) -> str:
 
 RELAY_STRANGERS_PER_RANGE_MAX = 16
 """Reservations of peers of one public /24 (IPv6: /48) that are not admitted (yet)."""
-
-
-class Circuits(CircuitV2Protocol):  # type: ignore[misc]
-    """libp2p's relay, with slots for admitted peers. libp2p's own lets any peer reserve in another
-    peer's name, and lets strangers take every slot."""
-
-    def __init__(self, host: Any, limits: RelayLimits, *, allow_hop: bool) -> None:
-        super().__init__(host, limits, allow_hop=allow_hop)
-        swarm: TamedSwarm = host.get_network()
-        self.resource_manager = Reservations(
-            limits, host, lambda peer: next(iter(swarm.connections.get(peer, ())), None)
-        )
-
-    async def _handle_reserve(self, stream: Any, message: HopMessage) -> None:
-        if message.peer.id and ID(message.peer.id) != stream.muxed_conn.peer_id:
-            denial = HopMessage(type=HopMessage.STATUS, status=StatusCode.PERMISSION_DENIED)
-            await write_delimited_msg(stream, denial)
-            return
-        await super()._handle_reserve(stream, message)
 
 
 class Reservations(RelayResourceManager):  # type: ignore[misc]

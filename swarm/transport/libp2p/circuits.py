@@ -1,0 +1,213 @@
+"""A relay: carries connections between peers, within limits, and says when one is reached.
+
+libp2p's own (0.8.1) keeps one circuit per peer in a table, so that the end of any circuit of a peer
+ends another one too; it has no limit on its whole rate, and writes its reasons into the carried
+stream, where they are garbage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, Limit, StopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as CircuitPeerId
+from libp2p.relay.circuit_v2.protocol import STOP_PROTOCOL_ID as STOP_PROTOCOL
+from libp2p.relay.circuit_v2.protocol import CircuitV2Protocol
+from libp2p.relay.circuit_v2.protocol_buffer import StatusCode
+from libp2p.relay.circuit_v2.resources import RelayLimits
+from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
+
+from swarm.events import Events, Rationed
+from swarm.identity import PeerId
+from swarm.rates import TokenBucket
+from swarm.transport import limits
+from swarm.transport.libp2p.connections import TamedSwarm
+from swarm.transport.libp2p.guard import BROKEN
+from swarm.transport.libp2p.relays import Reservations
+
+ANSWER_SECONDS = 15.0
+"""From a peer's wish for a circuit to the other peer's consent."""
+
+READ_BYTES = 64 * 1024
+
+RESERVATION_SECONDS = 3600
+"""Lifetime of a reservation; its peer renews it after half of that."""
+
+RATE_BURST_SECONDS = 0.5
+"""What a relay may carry at once, in seconds of its rate."""
+
+
+@dataclass(frozen=True)
+class CircuitLimits:
+    """How much a relay carries."""
+
+    circuit_bytes: int = 1024 * 10**6
+    """Bytes of one circuit, both ways: control traffic and pieces now and then, no checkpoints."""
+    circuit_seconds: int = 3600
+    """Lifetime of a circuit; its peers open another one."""
+    circuits_per_peer: int = 32
+    """Circuits to and from one peer at once."""
+    reservations: int = limits.RELAY_RESERVATIONS_MAX
+    """Peers behind NAT that the relay serves at once."""
+    bytes_per_second: float | None = None
+    """Bytes carried by all circuits together; None: no limit."""
+
+
+class LimitReached(Exception):
+    """A circuit has used up what the relay carries of it."""
+
+
+Notify = Callable[[PeerId, PeerId, str], None]
+"""Tells a peer that its circuit to another ended, and which limit was reached."""
+
+
+class Circuits(CircuitV2Protocol):  # type: ignore[misc]
+    """The relay of a host, if `allow_hop`, and the receiving end of circuits."""
+
+    def __init__(
+        self, host: Any, given: CircuitLimits, events: Events | None, *, allow_hop: bool
+    ) -> None:
+        own = RelayLimits(
+            duration=given.circuit_seconds,
+            data=given.circuit_bytes,
+            max_circuit_conns=given.circuits_per_peer,
+            max_reservations=given.reservations,
+            reservation_ttl=RESERVATION_SECONDS,
+        )
+        super().__init__(host, own, allow_hop=allow_hop)
+        swarm: TamedSwarm = host.get_network()
+        self.resource_manager = Reservations(
+            own, host, lambda peer: next(iter(swarm.connections.get(peer, ())), None)
+        )
+        self._given = given
+        self._open: Counter[ID] = Counter()
+        self._events = Rationed(events) if events is not None else None
+        rate = given.bytes_per_second
+        self._rate = rate and TokenBucket(rate, rate * RATE_BURST_SECONDS)
+        self.notify: Notify = lambda peer, other, limit: None
+
+    async def _handle_reserve(self, stream: Any, message: HopMessage) -> None:
+        """Reserve for the asker only; libp2p's own lets a peer reserve in another's name."""
+        if message.peer.id and ID(message.peer.id) != stream.muxed_conn.peer_id:
+            await self._send_status(stream, StatusCode.PERMISSION_DENIED, "another's name")
+            return
+        await super()._handle_reserve(stream, message)
+
+    async def _handle_connect(self, stream: Any, message: HopMessage) -> None:
+        """Connect the asker to a peer with a reservation, and carry until a limit is reached."""
+        source: ID = stream.muxed_conn.peer_id
+        target = ID(message.peer.id)
+        refused = self._refusal(source, target)
+        if refused is not None:
+            await self._send_status(stream, *refused)
+            await stream.close()
+            return
+        with self._counted(source, target):
+            onward = await self._consent(source, target)
+            if onward is None:
+                await self._send_status(stream, StatusCode.CONNECTION_FAILED, "no answer")
+                await stream.close()
+                return
+            await self._send_status(stream, StatusCode.OK, "", limit=self._limit)
+            try:
+                await self._carry(stream, onward)
+            except LimitReached as reached:
+                self._tell(str(reached))
+                for peer, other in ((source, target), (target, source)):
+                    self.notify(PeerId(str(peer)), PeerId(str(other)), str(reached))
+            finally:
+                with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
+                    for each in (stream, onward):
+                        with contextlib.suppress(*BROKEN):
+                            await each.reset()
+
+    @property
+    def _limit(self) -> Limit:
+        return Limit(duration=self._given.circuit_seconds, data=self._given.circuit_bytes)
+
+    def _refusal(self, source: ID, target: ID) -> tuple[StatusCode, str] | None:
+        """Why a circuit is refused, if it is."""
+        if self.resource_manager.get_reservation(target) is None:
+            return StatusCode.NO_RESERVATION, "the peer has no reservation here"
+        if any(self._open[peer] >= self._given.circuits_per_peer for peer in (source, target)):
+            self._tell("circuits per peer")
+            return StatusCode.RESOURCE_LIMIT_EXCEEDED, "the peer has too many circuits"
+        return None
+
+    @contextmanager
+    def _counted(self, *peers: ID) -> Iterator[None]:
+        self._open.update(peers)
+        try:
+            yield
+        finally:
+            self._open.subtract(peers)
+            self._open += Counter()  # forgets the peers without circuits
+
+    async def _consent(self, source: ID, target: ID) -> Any | None:
+        """A stream to the target, which agreed to a circuit from the source; None if it did not."""
+        wish = StopMessage(
+            type=StopMessage.CONNECT, peer=CircuitPeerId(id=source.to_bytes()), limit=self._limit
+        )
+        stream = None
+        with trio.move_on_after(ANSWER_SECONDS):
+            try:
+                stream = await self.host.new_stream(target, [STOP_PROTOCOL])
+                await write_delimited_msg(stream, wish)
+                answer = await read_delimited_msg(stream, StopMessage)
+                if answer.status == StatusCode.OK:
+                    return stream
+            except Exception as error:  # protobuf's, varint's and the stream's errors alike
+                self._network.guard.tell("circuit", str(target), str(error))
+        if stream is not None:
+            with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
+                await stream.reset()
+        return None
+
+    @property
+    def _network(self) -> TamedSwarm:
+        swarm: TamedSwarm = self.host.get_network()
+        return swarm
+
+    async def _carry(self, stream: Any, onward: Any) -> None:
+        """Carry bytes both ways until one side ends; raises `LimitReached`."""
+        left = self._given.circuit_bytes
+        reached = ""
+
+        async def pump(source: Any, sink: Any) -> None:
+            nonlocal left, reached
+            with contextlib.suppress(*BROKEN):
+                while data := await source.read(READ_BYTES):
+                    left -= len(data)
+                    if left < 0:
+                        reached = "bytes"
+                        break
+                    await self._wait(len(data))
+                    with trio.move_on_after(limits.STREAM_SEND_DEADLINE_SECONDS) as scope:
+                        await sink.write(data)
+                    if scope.cancelled_caught:
+                        break  # nobody reads
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(self._given.circuit_seconds) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pump, stream, onward)
+                nursery.start_soon(pump, onward, stream)
+        if scope.cancelled_caught or reached:
+            raise LimitReached(reached or "time")
+
+    async def _wait(self, size_bytes: int) -> None:
+        """Wait until the relay may carry so many bytes more."""
+        if self._rate:
+            self._rate.borrow(size_bytes, trio.current_time())
+            await trio.sleep(self._rate.debt_seconds(trio.current_time()))
+
+    def _tell(self, limit: str) -> None:
+        if self._events is not None:
+            self._events.emit("relay.limit_reached", limit=limit)
