@@ -3,12 +3,12 @@
     python -m benchmarks.operation month
 
 Production peers in virtual time (`simnet`): a bootstrap peer, a relay, a trainer, three validators
-and twelve workers, which train a policy every few minutes. About every second day each peer is
+and twelve workers, which train a policy every few minutes. About twice a week each peer is
 restarted, by a power cut or a killed process in turn. Each day a worker leaves for good, and a new
 one comes.
 
 A simulated second costs as much in which nothing happens. So a day is `DAY_SECONDS` long and holds
-50 steps, as many as INTELLECT-2 made in a day at its pace of 29 minutes. What expires by the clock
+20 steps: less than half of what INTELLECT-2 made in a day. What expires by the clock
 is held for a longer share of such a day, so it shows more, not less. An epoch of the ledger is
 sealed about once a day.
 
@@ -37,17 +37,17 @@ from simnet.simulation import Peer, Plan, Simulation
 from swarm.manifest import Limits, Thresholds
 
 DAYS = 30
-DAY_SECONDS = 600.0
+DAY_SECONDS = 240.0
 STEP_SECONDS = 12.0
 GROUPS_PER_STEP = 24
 """Six submissions of each step are trained on."""
 VALIDATORS, WORKERS = 3, 12
-EPOCH_ENTRIES = 800
+EPOCH_ENTRIES = 320
 """New entries of all logs after which they are sealed; a step makes about 16."""
 STAKE_STEPS = 20
 """A step's credit is final 30 steps later."""
-RESTARTS_PER_DAY = 9
-"""Of 18 peers: each is restarted about every second day."""
+RESTARTS_PER_DAY = 5
+"""Of 18 peers: each is restarted about twice a week."""
 DOWN_SECONDS = 20.0
 FLAT_SHARE_PER_WEEK = 0.01
 SEED = 1
@@ -100,7 +100,7 @@ Sample = dict[tuple[str, str], float]
 
 
 def measure(size: Size | None = None) -> Month:
-    """Simulate a month; takes about ten minutes of one core."""
+    """Simulate a month; takes about five minutes of one core."""
     size = size or Size()
     simulation = Simulation(SEED, workload=WORKLOAD)
     invariants = Invariants(simulation)

@@ -33,6 +33,9 @@ _TABLES = (
     "given BLOB NOT NULL, PRIMARY KEY (lineage, step))",
 )
 
+ORDERS_KEPT = 512
+"""Step orders kept from before the oldest batch."""
+
 REFUSED = -1
 """In place of the step that adopted an answer: it could not be adopted."""
 
@@ -223,6 +226,9 @@ class TrainerStore:
     async def drop_batches_before(self, lineage: int, step: int) -> None:
         """Delete the batches of older steps, which a durable state includes."""
         await self._write("DELETE FROM batches WHERE (lineage, step) < (?, ?)", (lineage, step))
+        await self._write(
+            "DELETE FROM orders WHERE (lineage, step) < (?, ?)", (lineage, step - ORDERS_KEPT)
+        )
         await self._write(
             "DELETE FROM state_values WHERE (lineage, step) < (?, ?)", (lineage, step)
         )

@@ -26,7 +26,7 @@ from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.identity import Identity
 from swarm.ledger.client import LedgerClient, fetch_log
-from swarm.ledger.entries import InviteRevoked, Redeemed
+from swarm.ledger.entries import InviteRevoked, Redeemed, unfolded
 from swarm.ledger.invites import is_valid
 from swarm.messages import INVITE_ID_BYTES, Invite
 from swarm.run.invites import TOKEN_PREFIX, invite_in, make_invite, revoke
@@ -140,7 +140,8 @@ def list_invites(run: OwnersRun, bootstrap: Sequence[str] | None, *, as_json: bo
     revoked: set[str] = set()
 
     async def read(client: LedgerClient) -> None:
-        for entry in await fetch_log(client):
+        records = await fetch_log(client)
+        for entry in unfolded(record.entry for record in records):
             if not isinstance(entry, (Redeemed, InviteRevoked)) or not is_valid(
                 entry, title_of(run.manifest).owners, run_id(run.manifest)
             ):

@@ -17,10 +17,11 @@ from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.ledger.client import LedgerClient, fetch_log, open_ledger
 from swarm.ledger.entries import Consumed, Evicted, Reinstated
+from swarm.ledger.epochs import base_of
 from swarm.ledger.forks import explained
 from swarm.ledger.receipts import Receipt, receipts_of, reinstatement_in_log
 from swarm.ledger.serving import own_client
-from swarm.ledger.state import Authority, LedgerState, Record, is_disputed, ledger_state
+from swarm.ledger.state import Authority, Base, LedgerState, Record, is_disputed, ledger_state
 from swarm.ledger.wire import Contradiction, Status
 from swarm.manifest import RunManifest
 from swarm.messages import Checkpoint, Evaluation, Eviction, Present, Reinstatement, StepOrder
@@ -151,6 +152,8 @@ async def record_of(node: Node, run: Run, worker: str) -> WorkerRecord:
     receipts: dict[str, list[Receipt]] = {}
     reinstatements: list[Record] = []
     problems: list[str] = []
+    pruned: list[int] = []
+    """Entries that validators have pruned: the receipts alone are not all of the record."""
     status = RunStatus(run)
 
     async def ask(client: LedgerClient) -> None:
@@ -158,6 +161,7 @@ async def record_of(node: Node, run: Run, worker: str) -> WorkerRecord:
         await _learn_expulsions(client, run, worker)
         if client.peer in run.manifest.validator_ids():
             receipts[client.peer] = await receipts_of(client, worker)
+            pruned.append((await client.origin(client.peer)).start)
             reinstated = await reinstatement_in_log(client, worker)
             reinstatements.extend([reinstated] if reinstated is not None else [])
 
@@ -165,10 +169,15 @@ async def record_of(node: Node, run: Run, worker: str) -> WorkerRecord:
     entries = [_logged(envelope, run) for envelope in run.expulsions_of(worker)]
     found = [receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())]
     entries += [each.record for each in found]
-    if is_disputed(entries):
+    authority, base = Authority.of(run.owners, run.manifest), Base()
+    if any(pruned):
+        logs = await _whole_logs(node, run, problems)
+        base = base_of(logs, authority.trusted)
+        entries += [record for log in logs for record in log]
+    elif is_disputed(entries):
         entries += await _consumed(node, run, problems)
     return WorkerRecord(
-        ledger_state(entries, Authority.of(run.owners, run.manifest), newest=status.newest()),
+        ledger_state(entries, authority, newest=status.newest(), base=base),
         found,
         reinstatements,
         run.evicted(worker),
@@ -185,14 +194,23 @@ def _logged(envelope: Envelope, run: Run) -> Record:
     return Record(run.manifest.trusted_ids()[0], 0, entry)
 
 
+async def _whole_logs(node: Node, run: Run, problems: list[str]) -> list[list[Record]]:
+    """Fetch the logs of all trusted peers that answer, as far as they are not pruned."""
+    found: list[list[Record]] = []
+
+    async def ask(client: LedgerClient) -> None:
+        found.append(await fetch_log(client))
+
+    await ask_all(node, run.manifest.trusted_ids(), ask, problems)
+    return found
+
+
 async def _consumed(node: Node, run: Run, problems: list[str]) -> list[Record]:
     """Fetch the trainers' records of consumed submissions."""
     found: list[Record] = []
 
     async def ask(client: LedgerClient) -> None:
-        for index, entry in enumerate(await fetch_log(client)):
-            if isinstance(entry, Consumed):
-                found.append(Record(client.peer, index, entry))
+        found.extend(r for r in await fetch_log(client) if isinstance(r.entry, Consumed))
 
     trainers = [peer for peer in run.manifest.trusted_ids() if run.manifest.is_trainer(peer)]
     await ask_all(node, trainers, ask, problems)

@@ -13,9 +13,10 @@ from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
 from swarm.identity import PeerId
 from swarm.ledger import merkle, wire
-from swarm.ledger.entries import Entry, decode
+from swarm.ledger.entries import decode
 from swarm.ledger.faults import FaultRecord, decode_record
 from swarm.ledger.mirror import Origin
+from swarm.ledger.state import Record
 from swarm.messages import LogHead
 from swarm.transport import Stream, StreamError, Transport
 
@@ -171,7 +172,7 @@ async def open_ledger(transport: Transport, peer: PeerId) -> AsyncIterator[Ledge
             await stream.reset()
 
 
-async def fetch_log(client: LedgerClient) -> list[Entry]:
+async def fetch_log(client: LedgerClient) -> list[Record]:
     """Fetch the log of a trusted peer, as far as it is not pruned, and verify it against the head
     it signed.
 
@@ -183,20 +184,20 @@ async def fetch_log(client: LedgerClient) -> list[Entry]:
     if size > FETCH_ENTRIES_MAX:
         raise PeerError(f"the log of {peer} has {size} entries, too many to pull whole")
     peaks = merkle.Peaks()
-    entries: list[Entry] = []
+    records: list[Record] = []
     while peaks.size < size:
         raws, origin = await client.entries_or_origin(peer, peaks.size, size - peaks.size)
         if origin is not None:
-            peaks = merkle.Peaks(origin.start, origin.peaks)
+            peaks, records = merkle.Peaks(origin.start, origin.peaks), []
         for raw in raws:
-            peaks.append(merkle.leaf_hash(raw))
             try:
-                entries.append(decode(raw))
+                records.append(Record(peer, peaks.size, decode(raw)))
             except ValueError as error:
                 raise PeerError(f"{peer} sent {error}") from error
+            peaks.append(merkle.leaf_hash(raw))
     if peaks.root() != head.root:
         raise PeerError(f"the log that {peer} sent is not the one it signed")
-    return entries
+    return records
 
 
 async def own_head(client: LedgerClient) -> Envelope:

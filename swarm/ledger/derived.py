@@ -299,7 +299,7 @@ def deriving(owner: str, entries: Sequence[Entry], *, anew: bool = False) -> Als
                 )
                 _keep_capitals(connection, owner, position, entry)
             if isinstance(entry, Carried):  # as if it were still at its own index
-                deriving(owner, [decode(entry.entry)])(connection, entry.index)
+                deriving(owner, [decode(entry.entry)])(connection, entry.position)
             if isinstance(entry, (Redeemed, InviteRevoked)):
                 authority = stakes.stored(connection)
                 invites.derive(connection, entry, authority.owners, authority.run)

@@ -168,7 +168,7 @@ class Consumed(_Struct, frozen=True, kw_only=True, tag="consumed"):
 class Carried(_Struct, frozen=True, kw_only=True, tag="carried"):
     """An entry of a sealed epoch that stays in force: admissions, invites, expulsions."""
 
-    index: Count
+    position: Count
     """Its index in this log, where it may be pruned."""
     entry: _Raw
 
@@ -281,13 +281,17 @@ def decode(raw: bytes) -> Entry:
         raise ValueError(f"a malformed log entry: {error}") from error
 
 
+def unfolded(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Entries, with those that a seal carries on in place of `Carried`."""
+    for entry in entries:
+        yield decode(entry.entry) if isinstance(entry, Carried) else entry
+
+
 def expulsions_in(entries: Iterable[Entry]) -> Iterator[bytes]:
     """The signed evictions and reinstatements in entries, also those that a seal carries on."""
-    for entry in entries:
+    for entry in unfolded(entries):
         if isinstance(entry, (Evicted, Reinstated)):
             yield entry.envelope
-        elif isinstance(entry, Carried):
-            yield from expulsions_in([decode(entry.entry)])
 
 
 def rewards_digest(rewards: Rewards) -> bytes:

@@ -210,7 +210,7 @@ class Epoch:
         covered = next(each for each in self.logs if each.owner == owner)
         earlier = last_seal(log)
         carried = [
-            Carried(index=index, entry=raw) for raw, index in _lasting(log, covered.first).items()
+            Carried(position=index, entry=raw) for raw, index in _lasting(log, covered.first).items()
         ]
         capitals = _capitals(log, earlier, owner, covered.first)
         workers = [
@@ -238,7 +238,7 @@ def _lasting(log: Sequence[Record], first: int) -> dict[bytes, int]:
     found: dict[bytes, int] = {}
     for record in log:
         if isinstance(record.entry, Carried):
-            found.setdefault(record.entry.entry, record.entry.index)
+            found.setdefault(record.entry.entry, record.entry.position)
         elif isinstance(record.entry, _LASTING) and record.index < first:
             found.setdefault(encode(record.entry), record.index)
     return dict(sorted(found.items(), key=lambda each: each[1]))

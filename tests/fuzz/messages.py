@@ -374,7 +374,7 @@ def _entries() -> list[bytes]:
             entries.Evicted(peer=WORKER.peer_id, reason="a reason", envelope=envelope),
             entries.CheckpointPublished(lineage=0, step=3, manifest=DIGEST),
             entries.Consumed(step=3, submission=DIGEST, outcomes=["consumed", "stale"]),
-            entries.Carried(index=3, entry=b"an entry"),
+            entries.Carried(position=3, entry=b"an entry"),
             entries.SealedWorker(
                 worker=WORKER.peer_id,
                 final=3,

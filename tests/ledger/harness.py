@@ -164,7 +164,7 @@ async def fetch(node: Node, peer: PeerId) -> list[Entry]:
     """The whole log of one trusted peer."""
     await node.reach(peer)
     async with open_ledger(node.transport, peer) as client:
-        return await fetch_log(client)
+        return [record.entry for record in await fetch_log(client)]
 
 
 async def receipts(node: Node, peer: PeerId, worker: str) -> list[Receipt]:

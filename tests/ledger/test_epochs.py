@@ -12,9 +12,13 @@ import pytest
 import trio
 
 from peers.validator.records import Records
+from swarm.app.archives import fetch_archive
+from swarm.app.onlooker import record_of
 from swarm.errors import PeerError
 from swarm.identity import Identity
 from swarm.ledger import epochs
+from swarm.ledger.archive import Archive
+from swarm.ledger.audit import audit
 from swarm.ledger.client import open_ledger
 from swarm.ledger.entries import Carried, CheckpointPublished, Consumed, Sealed, SealedWorker
 from swarm.ledger.epochs import Epoch, records_of
@@ -170,6 +174,12 @@ def test_a_sealed_epoch_is_pruned_and_nothing_that_counts_is_lost(tmp_path: Path
         assert found and all(each.problem() is None for each in found)
         assert run.totals(trainer)[WORKER.peer_id].accepted == 80
         await fetch(bob.node, ALICE.peer_id)  # verified against the signed head
+        # newcomers: a worker's record, a copy for audits
+        record = await record_of(bob.node, bob.run_node.run, WORKER.peer_id)
+        assert record.state.totals == run.totals(trainer)
+        archive = await fetch_archive(bob.node, bob.run_node.run)
+        assert archive.state.totals == run.totals(trainer)
+        assert all(found.sound for found in audit(Archive.of_rows(archive.rows())))
         with pytest.raises(PeerError, match="sealed and pruned"):
             async with open_ledger(bob.node.transport, ALICE.peer_id) as client:
                 await client.entries(ALICE.peer_id, 0, 1)
@@ -208,6 +218,7 @@ def test_who_lost_its_disk_begins_with_the_newest_seal(tmp_path: Path) -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.slow
 def test_a_peer_that_was_away_for_three_epochs_comes_back(tmp_path: Path) -> None:
     async def main() -> None:
         swarm = a_swarm(tmp_path)

@@ -8,7 +8,7 @@ from swarm.errors import PeerError
 from swarm.ledger import merkle
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.entries import CheckpointPublished, decode
-from swarm.ledger.wire import ENTRIES_MAX, RECEIPTS_MAX
+from swarm.ledger.wire import RECEIPTS_MAX
 from swarm.messages import LogHead
 
 
@@ -20,7 +20,8 @@ async def published_from(
     Returns the policies with figures among the entries, and checks their proofs to `head`. Raises
     `PeerError` when the answer does not hold.
     """
-    raws = await client.entries(owner, start, min(ENTRIES_MAX, head.size - start))
+    raws, origin = await client.entries_or_origin(owner, start, head.size - start)
+    start = origin.start if origin is not None else start  # the entries before are pruned
     found: dict[int, tuple[bytes, CheckpointPublished]] = {}
     for index, raw in enumerate(raws, start):
         try:
