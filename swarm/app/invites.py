@@ -83,6 +83,12 @@ def owners_run(place: Path) -> OwnersRun:
 
 def make_invites(run: OwnersRun, key: Path | None, *, expires: str, count: int) -> None:
     """Print `count` new tokens, one a line, and record their ids."""
+    for token in new_invites(run, key, expires=expires, count=count):
+        print(token)
+
+
+def new_invites(run: OwnersRun, key: Path | None, *, expires: str, count: int) -> list[str]:
+    """Make `count` tokens and record their ids, which are printed on standard error."""
     policy = manifest_in(run.manifest).admissions.policy
     if policy != "invite":
         raise UserError(
@@ -102,14 +108,14 @@ def make_invites(run: OwnersRun, key: Path | None, *, expires: str, count: int) 
         for each in made:
             line = Made(each.expect(Invite).id.hex(), each.body.expires_ms)
             file.write(msgspec.json.encode(line) + b"\n")
-    for token, each in zip(tokens, made, strict=True):
-        print(token)
+    for each in made:
         print(f"invite {each.expect(Invite).id.hex()}", file=sys.stderr)
     print(
         f"until {_moment(made[0].body.expires_ms)}; each admits one peer, started with "
-        "--invite TOKEN",
+        "--invite TOKEN or by a link",
         file=sys.stderr,
     )
+    return tokens
 
 
 def lifetime_seconds(text: str) -> float:

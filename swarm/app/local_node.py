@@ -13,7 +13,7 @@ from swarm.errors import UserError
 from swarm.events import Events, JsonLines, Lines
 from swarm.identity import load_or_create
 from swarm.node.assemble import assemble
-from swarm.node.joining import LAST_BOOTSTRAP, find_run, join_network
+from swarm.node.joining import LAST_BOOTSTRAP, EntryPoints, find_run, join_network
 from swarm.node.node import Node
 from swarm.roles import BOOTSTRAP
 from swarm.run.manifest import load_manifest, run_id
@@ -123,10 +123,26 @@ async def visit(
     looks_on: bool = False,
     listen: Sequence[str] = LOOPBACK,
 ) -> AsyncIterator[tuple[Node, Run]]:
-    """Open a node that has found a run, without joining it.
+    """Open a node that has found a run, without joining it; arguments as of `visit_network`.
 
-    The node's key and state are in `home`, by default a temporary folder. `looks_on`: see
-    `find_run`. `listen`: where it listens; by default, nobody else can reach it.
+    `looks_on`: see `find_run`.
+    """
+    async with visit_network(bootstrap, run, home=home, listen=listen) as (node, entry_points):
+        yield node, await find_run(node, entry_points, looks_on=looks_on)
+
+
+@asynccontextmanager
+async def visit_network(
+    bootstrap: Sequence[str] | None,
+    run: str | None = None,
+    *,
+    home: Path | None = None,
+    listen: Sequence[str] = LOOPBACK,
+) -> AsyncIterator[tuple[Node, EntryPoints]]:
+    """Open a node that is connected to bootstrap peers, those last used by default.
+
+    `run` is for `find_run`. The node's key and state are in `home`, by default a temporary folder.
+    `listen`: where it listens; by default, nobody else can reach it.
     """
     with tempfile.TemporaryDirectory(prefix="swarm-observer-") as momentary:
         settings = PeerSettings(
@@ -137,7 +153,7 @@ async def visit(
             run=run,
         )
         async with open_node(settings, events_sink=lambda event: None) as node:
-            yield node, await find_run(node, await join_network(node), looks_on=looks_on)
+            yield node, await join_network(node)
 
 
 def last_bootstrap(home: Path | None = None) -> list[str]:

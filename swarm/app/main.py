@@ -17,6 +17,7 @@ from swarm.app.commands import (
     eval,
     health,
     id,
+    join,
     judge,
     ledger,
     ledger_checks,
@@ -25,6 +26,8 @@ from swarm.app.commands import (
     proofs,
     rollouts,
     run,
+    run_link,
+    runs,
     status,
     synthesize,
     train,
@@ -64,6 +67,9 @@ app.command("health")(health.health)
 app.command("judge")(judge.judge)
 app.command("endpoint")(endpoint.endpoint)
 app.command("preflight")(preflight.preflight)
+app.command("join")(join.join)
+run.app.command("link")(run_link.run_link)
+app.command("runs")(runs.runs)
 app.add_typer(run.app, name="run")
 ledger_checks.register(ledger.app)
 app.add_typer(ledger.app, name="ledger")

@@ -14,7 +14,7 @@ from swarm.identity import PeerId
 from swarm.node.node import PEERS_MET, Node
 from swarm.run.admission import TRUSTED_ROLES
 from swarm.run.choice import choose_run, pin_owner
-from swarm.run.exchange import ask_for_manifests
+from swarm.run.exchange import list_runs
 from swarm.run.manifest import Outgrown
 from swarm.run.records import run_key
 from swarm.run.run import Run
@@ -223,7 +223,7 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
 
     async def ask(peer: PeerId) -> None:
         try:
-            for envelope in await ask_for_manifests(node.transport, peer, wanted=node.settings.run):
+            for envelope in await list_runs(node.transport, peer, node.settings.run):
                 held = known.get(envelope.body.run)
                 if held is None or title_of(held).precedence < title_of(envelope).precedence:
                     known[envelope.body.run] = envelope

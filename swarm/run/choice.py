@@ -37,6 +37,13 @@ def choose_run(manifests: Sequence[Envelope], wanted: str | None) -> Envelope:
         for envelope in manifests
         if wanted in (run_id(envelope), run_id(envelope).partition("/")[2])
     ]
+    owner, _, name = wanted.rpartition("/")
+    others = [each for each in map(run_id, manifests) if each.partition("/")[2] == name]
+    if owner and not matching and others:
+        raise UserError(
+            f"the run {name!r} is another owner's here ({', '.join(others)}), not that of {owner}; "
+            "ask whoever gave you the run's id or link, and check the bootstrap addresses"
+        )
     if len(matching) != 1:
         problem = "no run" if not matching else "several runs"
         raise UserError(f"the bootstrap peer knows {problem} named {wanted!r}; it knows: {names}")

@@ -27,7 +27,13 @@ BOOTSTRAP_SECONDS = 15.0
 new version to one of them, or restarts it with a new file."""
 
 LIST = b"list"
-"""Request for the newest manifest of every known run."""
+"""Request for the newest manifest of every known run, by id, the first `MANIFESTS_MAX` of them."""
+
+AFTER = b"list after "
+"""Request for the next `MANIFESTS_MAX`: those after the run whose id follows these bytes."""
+
+RUNS_MAX = 512
+"""Most runs that are read of one peer, in 8 answers. Each manifest is at most 64 KiB."""
 
 DIGEST_BYTES = 32
 
@@ -51,8 +57,10 @@ def serve_manifests(
         if asked is None:
             return
         found: Sequence[Envelope | None]
-        if asked == LIST:
-            found = newest()[:MANIFESTS_MAX]
+        if asked == LIST or (len(asked) != DIGEST_BYTES and asked.startswith(AFTER)):
+            after = asked.removeprefix(AFTER).decode("utf-8", "replace") if asked != LIST else ""
+            later = (each for each in newest() if run_id(each) > after)
+            found = sorted(later, key=run_id)[:MANIFESTS_MAX]
         elif len(asked) == DIGEST_BYTES:
             found = [version(asked)]
         else:
@@ -73,9 +81,9 @@ async def ask_for_manifests(
 ) -> list[Envelope]:
     """Request manifests from a connected peer and check their signatures; raises `PeerError`.
 
-    `asked` is `LIST` for the newest manifest of each run, a content digest for that version, or a
-    complete manifest. The peer accepts a complete manifest if it is newer, and answers with its
-    newest of that run.
+    `asked` is `LIST` or `AFTER` and a run's id for the newest manifests, a content digest for that
+    version, or a complete manifest. The peer accepts a complete manifest if it is newer, and
+    answers with its newest of that run.
 
     Runs of protocol versions that this build does not speak are left out. Raises `Outgrown` if one
     of them is `wanted`, a run's id or name, or if it is the only run in a list.
@@ -105,3 +113,22 @@ async def ask_for_manifests(
         if alone or wanted in (each.run, each.run.partition("/")[2]):
             raise each
     return [envelope for _, envelope in sorted(found.items())]
+
+
+async def list_runs(
+    transport: Transport, peer: PeerId, wanted: str | None = None
+) -> list[Envelope]:
+    """Request the newest manifest of every run that a connected peer knows, page by page.
+
+    Raises `PeerError`, and `Outgrown` as `ask_for_manifests` does. A peer of an earlier version
+    answers with the first page only.
+    """
+    found: dict[str, Envelope] = {}
+    asked = LIST
+    for _ in range(RUNS_MAX // MANIFESTS_MAX):
+        page = await ask_for_manifests(transport, peer, asked, wanted=wanted)
+        found |= {run_id(envelope): envelope for envelope in page}
+        if len(page) < MANIFESTS_MAX // 2:  # a full page may lack runs of other versions
+            break
+        asked = AFTER + run_id(page[-1]).encode()
+    return list(found.values())

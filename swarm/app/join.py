@@ -1,0 +1,146 @@
+"""Joining by an invite link: what it would do, the checks of this machine, the settings file."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm.app.doctor.look import look
+from swarm.app.figures import readable_bytes
+from swarm.app.interrupt import run_until_interrupted
+from swarm.app.links import Link, invite_of, parse_link
+from swarm.app.local_node import visit
+from swarm.app.onlooker import status_of
+from swarm.errors import PeerError, UserError
+from swarm.findings import Finding, lines
+from swarm.run.invites import check_token
+from swarm.run.run import Run
+from swarm.settings import PeerSettings, load_settings
+from swarm.tables import read_toml
+from swarm.untrusted import printable
+from swarm.world.home import make_home
+
+SETTINGS = "peer.toml"
+"""Settings file in a home that a link has made."""
+
+HEAD = "# Made by swarm join. You may add settings; docs/settings.md has them all.\n"
+
+
+@dataclass(frozen=True)
+class Joining:
+    """A link and the home that it is used with."""
+
+    link: Link
+    home: Path
+
+    @property
+    def path(self) -> Path:
+        return self.home / SETTINGS
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The settings that the link gives."""
+        invite = {"invite": self.link.invite} if self.link.invite else {}
+        return {
+            "role": [self.link.role],
+            "run": self.link.run,
+            "bootstrap": list(self.link.bootstrap),
+            "home": str(self.home),
+            **invite,
+        }
+
+    def held(self) -> dict[str, Any]:
+        """Read the settings file, empty if there is none. Raises `UserError`."""
+        return read_toml(self.path, str(self.path)) if self.path.exists() else {}
+
+    def write(self) -> None:
+        """Write the settings file, unless a person has added settings to it."""
+        held = self.held()
+        if held.items() >= self.table.items():
+            return
+        if held.keys() - self.table.keys() - {"invite"}:
+            print(f"{self.path} has settings of yours and stays as it is; the link's are used now")
+            return
+        make_home(self.home)
+        # JSON's texts and lists of texts are valid TOML.
+        text = HEAD + "".join(f"{key} = {json.dumps(each)}\n" for key, each in self.table.items())
+        temporary = self.path.with_suffix(".new")
+        # The invite is a secret, so nobody else may read it at any moment.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+
+
+def prepare(text: str, home: Path) -> Joining:
+    """Parse a link for a home; raises `UserError` if the home is of another run."""
+    joining = Joining(parse_link(text), home.expanduser().absolute())
+    run = joining.held().get("run", joining.link.run)
+    if run != joining.link.run:
+        raise UserError(
+            f"{joining.path} is of the run {printable(str(run), 200)}, and the link of "
+            f"{joining.link.run}; choose another folder with --home"
+        )
+    if not joining.held():  # a peer that was admitted before needs no valid invite
+        invite_of(joining.link, time.time())
+    return joining
+
+
+def settings_of(joining: Joining, flags: dict[str, Any]) -> PeerSettings:
+    """The peer's settings: its file, overruled by the link, overruled by flags."""
+    config = joining.path if joining.path.exists() else None
+    return load_settings(config, {**joining.table, **flags})
+
+
+def look_at(joining: Joining) -> bool:
+    """Print the run, what will happen, and the checks of this machine; False if one failed."""
+    settings = settings_of(joining, {})
+    for topic, text in run_until_interrupted(_run_lines, joining):
+        print(f"{topic:<10} {printable(text)}")
+    # The run was just looked at; the checks here are of this machine.
+    alone = settings.model_copy(update={"bootstrap": []})
+    found: list[Finding] = run_until_interrupted(look, alone)
+    for line in lines(found):
+        print(printable(line))
+    return not any(each.problem for each in found)
+
+
+async def _run_lines(joining: Joining) -> list[tuple[str, str]]:
+    link = joining.link
+    async with visit(link.bootstrap, link.run, looks_on=True) as (node, run):
+        check_token(link.invite, run)
+        told = _terms(run, link)
+        try:
+            status = await status_of(node, run)
+        except PeerError:
+            told.append(("progress", "no trusted peer of the run answers now; the peer will wait"))
+        else:
+            live = sum(each.standing == "live" for each in status.present.values())
+            step = f"step {status.order.step}" if status.order else "not begun"
+            told.append(("progress", f"{step} of {run.manifest.schedule.steps}, {live} peers"))
+            if status.checkpoint is not None:
+                size = readable_bytes(status.checkpoint.total_bytes)
+                told.append(("download", f"{size} for each policy that is fetched in full"))
+    settings = "is written" if not joining.path.exists() else "is there already"
+    told.append(("peer", f"role {link.role}, home {joining.home}, where {SETTINGS} {settings}"))
+    return told
+
+
+def _terms(run: Run, link: Link) -> list[tuple[str, str]]:
+    manifest = run.manifest
+    owner = f"{link.owner}, as the link says; another owner's manifest would be refused"
+    if run.owner != link.owner:
+        owner = f"{run.owner}, the successor of {link.owner}, whom the link names"
+    environments = ", ".join(f"{each.name} {each.version}" for each in manifest.environments)
+    return [
+        ("run", f"{manifest.name} ({manifest.model}), version {manifest.version} of its manifest"),
+        ("owner", owner),
+        ("tasks", f"{environments}; up to {manifest.sampling.max_new_tokens:,} tokens each"),
+        ("admission", manifest.admissions.policy),
+    ]

@@ -1,0 +1,134 @@
+"""`swarm runs`: the table of a network's runs, and lists that are long or hostile."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+
+from swarm.app.commands.runs import run_object, table
+from swarm.app.networks import Listed
+from swarm.app.onlooker import RunStatus
+from swarm.envelope import Envelope
+from swarm.errors import UserError
+from swarm.identity import Identity
+from swarm.manifest import Admissions
+from swarm.messages import Checkpoint, CheckpointReference, Heartbeat, Present, StepOrder
+from swarm.run.choice import choose_run
+from swarm.run.exchange import MANIFESTS_MAX, RUNS_MAX, list_runs, serve_manifests
+from swarm.run.manifest import run_id
+from swarm.run.run import Run
+from swarm.run.update import sign_manifest
+from tests.app.harness import bootstrap_peer, signed_manifest, swarm
+from tests.ledger.harness import InlineDisk
+from tests.memory_network import MemoryNetwork
+from tests.network.harness import in_virtual_time, manifest
+from tests.worlds import VirtualWorld
+
+OWNER, OTHER = Identity(bytes(32)), Identity(bytes([9]) * 32)
+STANDINGS: list[tuple[str, Literal["live", "gone"]]] = [
+    (OWNER.peer_id, "live"),
+    (OTHER.peer_id, "gone"),
+]
+SERVER, CLIENT = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
+
+
+def test_the_runs_of_a_network_are_listed(tmp_path: Path) -> None:
+    files = []
+    for owner, name in ((OWNER, "first"), (OTHER, "first"), (OWNER, "second")):
+        files.append(tmp_path / f"{owner.peer_id}-{name}")
+        files[-1].write_bytes(signed_manifest(tmp_path / "model", owner, name).raw)
+    with bootstrap_peer(tmp_path / "home", *files) as address:
+        told = json.loads(swarm("runs", "--bootstrap", address, "--json").output)
+        assert [each["name"] for each in told] == ["first", "first", "second"]
+        assert {each["run"] for each in told} == {each.name.replace("-", "/", 1) for each in files}
+        assert [each["answers"] for each in told] == [False] * 3, "no trainer runs"
+
+
+def test_a_run_of_that_name_by_another_owner_is_not_taken_for_it() -> None:
+    (here,) = named(1)
+    with pytest.raises(UserError, match=f"'run-0' is another owner's here .{OWNER.peer_id}/run-0"):
+        choose_run([here], f"{OTHER.peer_id}/run-0")
+    assert choose_run([here], run_id(here)) is here
+
+
+def test_a_row_has_progress_peers_and_what_a_policy_weighs() -> None:
+    trainer = Identity(bytes([3]) * 32)
+    message = msgspec.structs.replace(
+        manifest([trainer], [trainer]),
+        model="a\x1b[31m" + "x" * 99,
+        admissions=Admissions(policy="invite"),
+    )
+    run = Run(sign_manifest(OWNER, message, time.time()))
+    beat = Heartbeat(roles=["inference"])
+    reference = CheckpointReference(lineage=0, step=3, digest=bytes(32), size_bytes=10_000)
+    status = RunStatus(
+        run,
+        checkpoint=Checkpoint(reference=reference, total_bytes=62 * 10**9),
+        order=StepOrder(
+            step=5,
+            revision=0,
+            checkpoint=reference,
+            nonce=bytes(32),
+            groups_wanted=8,
+            submissions_max=1,
+        ),
+        present={
+            key: Present(peer=key, heartbeat=beat, age_seconds=1, standing=standing)
+            for key, standing in STANDINGS
+        },
+    )
+    head, first, ident, second, _ = table([Listed(run, status), Listed(run)])
+    assert head.plain.split()[0] == "NAME"
+    assert first.plain.split()[-6:] == ["of", "10", "1", "invite", "62.0", "GB"]
+    assert "\\x1b[31mxxx" in first.plain and "\x1b" not in first.plain
+    assert ident.plain.strip() == run.id
+    assert "no answer" in second.plain
+    assert run_object(Listed(run, status))["policy_bytes"] == 62 * 10**9
+
+
+def listed(manifests: Sequence[Envelope], tmp_path: Path) -> list[Envelope]:
+    """Ask a peer that knows these manifests for its runs."""
+    found: list[Envelope] = []
+
+    async def main() -> None:
+        network, world = MemoryNetwork(), VirtualWorld()
+        async with (
+            network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
+            network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
+        ):
+            serve_manifests(
+                server, newest=lambda: manifests, version=lambda _: None, hear=lambda _: None
+            )
+            await client.connect(SERVER.peer_id, server.addresses())
+            found.extend(await list_runs(client, SERVER.peer_id))
+
+    in_virtual_time(main)
+    return found
+
+
+def named(count: int) -> list[Envelope]:
+    message = manifest([SERVER], [SERVER])
+    return [
+        sign_manifest(OWNER, msgspec.structs.replace(message, name=f"run-{number}"), 1.0)
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, MANIFESTS_MAX, MANIFESTS_MAX + 1])
+def test_a_long_list_is_read_page_by_page(count: int, tmp_path: Path) -> None:
+    manifests = named(count)
+    assert {run_id(each) for each in listed(manifests, tmp_path)} == {
+        run_id(each) for each in manifests
+    }
+
+
+def test_a_list_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("swarm.run.exchange.RUNS_MAX", 2 * MANIFESTS_MAX)
+    assert RUNS_MAX > 2 * MANIFESTS_MAX
+    assert len(listed(named(3 * MANIFESTS_MAX), tmp_path)) == 2 * MANIFESTS_MAX
