@@ -171,6 +171,11 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "dht.bootstrap_partly_silent": lambda f: (
         f"some of the bootstrap addresses lead to no peer: {'; '.join(f['reasons'])}"
     ),
+    "alarm.raised": lambda f: f"alarm {f['alarm']} ({f['severity']}): {f['sentence']}; {f['do']}",
+    "alarm.cleared": lambda f: f"alarm {f['alarm']} is over: {f['sentence']}",
+    "alarm.undelivered": lambda f: (
+        f"alarm {f['alarm']} could not be given to the {f['to']}: {f['reason']}"
+    ),
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
     "transport.reachability": lambda f: (
         f"others reach this peer: {f['reachability']} ({f['reason']})"

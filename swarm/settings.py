@@ -51,6 +51,29 @@ class ComputeSettings(RoleSettings):
 RoleSettingsT = TypeVar("RoleSettingsT", bound=RoleSettings)
 
 
+class AlarmSettings(RoleSettings):
+    """The table `[alarms]`: whom to tell, and from which figures on."""
+
+    webhook: str = ""
+    """Address that gets each alarm as JSON by POST: https, or http on this machine. Empty: none."""
+    webhook_token_file: str = ""
+    """File with a secret that goes with each request, as `Authorization: Bearer …`."""
+    command: list[str] = []
+    """Program and arguments that run for each alarm, without a shell. It gets the alarm as JSON on
+    standard input, and as `SWARM_ALARM`, `SWARM_ALARM_STATE`, `SWARM_ALARM_SEVERITY` and
+    `SWARM_ALARM_TEXT`."""
+    severity: Literal["warn", "page"] = "warn"
+    """Lowest severity that goes to webhook and command. The log has all alarms."""
+    repeat_seconds: float = pydantic.Field(default=3600.0, ge=0)
+    """Interval at which webhook and command are told again of an alarm that lasts. 0: never."""
+    starved_seconds: float = pydantic.Field(default=600.0, gt=0)
+    """Time without work from which on a peer is starved."""
+    no_step_seconds: float = pydantic.Field(default=1800.0, gt=0)
+    """Time without a finished step from which on a run stands still."""
+    disk_free_share: float = pydantic.Field(default=0.05, ge=0, le=1)
+    """Free share of the home's disk below which the disk is low."""
+
+
 class PeerSettings(pydantic.BaseModel):
     """Settings of one peer. The field names are the keys of the TOML file."""
 
@@ -104,6 +127,8 @@ class PeerSettings(pydantic.BaseModel):
     """Where this peer is, in a word such as `eu-west`: shown beside it, for people."""
     quota_bytes: int | None = pydantic.Field(default=None, ge=0)
     """Largest size of the home in bytes; if unset, the disk's free space is the limit."""
+    alarms: AlarmSettings = AlarmSettings()
+    """Whom to tell when something goes wrong: a table of its own."""
     tables: dict[str, dict[str, Any]] = {}
     """Unvalidated tables of the roles, by role; in TOML each is a table of its own."""
 
@@ -139,6 +164,7 @@ def load_settings(config: Path | None, flags: dict[str, Any]) -> PeerSettings:
             raise UserError(f"{where}: unknown key {key!r}; there are: {', '.join(sorted(known))}")
     rest = {key: value for key, value in table.items() if key not in tables}
     rest |= {key: value for key, value in flags.items() if value not in (None, [], False)}
+    rest["alarms"] = _validated(AlarmSettings, rest.get("alarms", {}), f"{where}: [alarms]")
     return _validated(PeerSettings, {**rest, "tables": tables}, where)
 
 

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
+from swarm.app.alarms.ringing import ringing
+from swarm.app.alarms.settings import check as check_alarms
 from swarm.app.doctor.at_start import check_before_start, checking
 from swarm.app.health import beating
 from swarm.app.interrupt import run_until_interrupted
@@ -55,6 +57,7 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     if roles and not settings.bootstrap and not settings.manifest:
         raise UserError(NO_WAY_IN)
     check_tables(settings)
+    check_alarms(settings.alarms)
     check_before_start(settings)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
     with listening(settings) as metrics:
@@ -62,6 +65,7 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
             open_node(settings) as node,
             beating(node) as pulse,
             serving_metrics(metrics, node, pulse),
+            ringing(settings.alarms, node),
             checking(node),
         ):
             earned = Earned()

@@ -12,12 +12,12 @@ from typing import Any, get_args, get_origin
 import pydantic
 from pydantic_core import PydanticUndefined
 
-from swarm.settings import ROLE_GROUP, PeerSettings, RoleSettings
+from swarm.settings import ROLE_GROUP, AlarmSettings, PeerSettings, RoleSettings
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "settings.md"
-HIDDEN = {"tables"}
-"""Fields that are no keys: the roles' tables have sections of their own."""
+HIDDEN = {"alarms", "tables"}
+"""Fields that are no keys: tables have sections of their own."""
 
 HEAD = """# Settings
 
@@ -37,6 +37,7 @@ device = "cuda"
 def page() -> str:
     """The whole page."""
     parts = [HEAD, "## The peer\n", _table(PeerSettings)]
+    parts += ["## `[alarms]`\n", _table(AlarmSettings)]
     for name, model in role_models().items():
         parts += [f"## `[{name}]`\n", _table(model)]
     parts.append("Roles that are not listed have no settings.\n")

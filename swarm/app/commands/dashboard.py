@@ -27,6 +27,10 @@ def dashboard(
             "this machine alone."
         ),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with a table [alarms]: a webhook or a command to tell."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a run as a live web page, from signed messages and logs. Needs no admission.
@@ -37,11 +41,14 @@ def dashboard(
     import msgspec
     import trio
 
+    from swarm.app.alarms.settings import check
+    from swarm.app.alarms.watching import watching
     from swarm.app.dashboard.feed import Feed
     from swarm.app.dashboard.server import Dashboard, serve
     from swarm.app.dashboard.watch import Watcher, watch
     from swarm.app.local_node import visit
     from swarm.app.output import print_json
+    from swarm.settings import load_settings
     from swarm.transport.http.local_server import open_listener, required_keys
 
     async def show() -> None:
@@ -52,11 +59,16 @@ def dashboard(
                 print_json(msgspec.to_builtins(first, str_keys=True))
                 return
             feed = Feed(first)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch, watcher, feed)
+            async with (
+                watching(settings.alarms, node, joined.id) as amend,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(watch, watcher, feed, amend)
                 url = await nursery.start(serve, Dashboard(feed, watcher, tokens), listener)
                 print(f"dashboard at {url}", flush=True)
 
+    settings = load_settings(config, {})
+    check(settings.alarms)
     tokens = required_keys(listen, token_file, "--listen", "--token-file")
     listener = None if as_json else open_listener(listen)
     run_until_interrupted(show)

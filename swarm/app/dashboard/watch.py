@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -99,11 +100,16 @@ class Watcher:
                 self.history.learn_training(entry, order)
 
 
-async def watch(watcher: Watcher, feed: Feed) -> None:
-    """Keep a feed up to date until cancelled. A failure is shown beside the last state."""
+async def watch(
+    watcher: Watcher, feed: Feed, amend: Callable[[Snapshot], Snapshot] = lambda found: found
+) -> None:
+    """Keep a feed up to date until cancelled. A failure is shown beside the last state.
+
+    `amend` may add to each snapshot before it is shown.
+    """
     while True:
         try:
-            snapshot = await watcher.look()
+            snapshot = amend(await watcher.look())
         except PeerError as error:
             old = feed.snapshot
             head = msgspec.structs.replace(old.head, problems=[f"Out of date: {error}"])

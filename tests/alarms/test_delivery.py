@@ -1,0 +1,230 @@
+"""Alarms reach a webhook and a command; neither can hold a peer up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from swarm.app.alarms import delivery
+from swarm.app.alarms.board import Board
+from swarm.app.alarms.delivery import Delivery
+from swarm.app.alarms.settings import check
+from swarm.errors import UserError
+from swarm.settings import AlarmSettings
+
+
+class Server:
+    """An HTTP server on loopback that keeps what it gets, and answers from a list."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.heads: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.got = trio.Event()
+
+    async def __call__(self, stream: trio.SocketStream) -> None:
+        data = b""
+        while b"\r\n\r\n" not in data:
+            data += await stream.receive_some(1 << 16)
+        head, _, body = data.partition(b"\r\n\r\n")
+        length = next(
+            int(line.split(b":")[1])
+            for line in head.lower().split(b"\r\n")
+            if line.startswith(b"content-length")
+        )
+        while len(body) < length:
+            body += await stream.receive_some(1 << 16)
+        self.heads.append(head.decode())
+        self.bodies.append(json.loads(body))
+        status = self.statuses.pop(0) if self.statuses else 200
+        await stream.send_all(f"HTTP/1.1 {status} x\r\ncontent-length: 0\r\n\r\n".encode())
+        if not self.statuses:
+            self.got.set()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        async with trio.open_nursery() as nursery:
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(trio.serve_listeners, self, [listener])
+            yield f"http://127.0.0.1:{listener.socket.getsockname()[1]}/hook/secret-in-the-path"
+            nursery.cancel_scope.cancel()
+
+
+class Told:
+    """A board whose alarms are delivered, and the failures that go to the log."""
+
+    def __init__(self, settings: AlarmSettings) -> None:
+        self.board = Board(trio.current_time, lambda: 1e9)
+        self.failures: list[dict[str, Any]] = []
+        self.failed = trio.Event()
+        self.delivery = Delivery(settings, self.board, self.emit, "me")
+
+    def emit(self, name: str, **fields: Any) -> None:
+        self.failures.append(fields)
+        self.failed.set()
+
+
+@asynccontextmanager
+async def delivering(settings: AlarmSettings) -> AsyncIterator[Told]:
+    told = Told(settings)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(told.delivery.run)
+            yield told
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "WEBHOOK_PAUSES_SECONDS", (0.01, 0.01))
+
+
+def test_a_webhook_gets_the_alarm_with_the_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hush\n")
+    server = Server(500, 503, 200)
+
+    async def main() -> None:
+        async with server.listening() as url:
+            settings = AlarmSettings(webhook=url, webhook_token_file=str(tmp_path / "token"))
+            async with delivering(settings) as told:
+                told.board.sign("log_forked", "the log of …abc is forked", ["entry: 7"])
+                await server.got.wait()
+            assert told.failures == []
+
+    trio.run(main)
+    assert len(server.bodies) == 3, "a server in trouble is asked again"
+    body = server.bodies[-1]
+    assert body["state"] == "raised" and body["peer"] == "me"
+    assert body["alarm"]["name"] == "log_forked" and body["alarm"]["facts"] == ["entry: 7"]
+    assert body["text"].startswith("[page] the log of …abc is forked (its key")
+    assert "authorization: Bearer hush" in server.heads[-1].replace(
+        "Authorization", "authorization"
+    )
+
+
+@pytest.mark.parametrize(("statuses", "asked"), [((404,), 1), ((500, 500, 500), 3)])
+def test_a_webhook_that_fails_is_a_sentence_without_secrets(
+    statuses: tuple[int, ...], asked: int
+) -> None:
+    server = Server(*statuses)
+
+    async def main() -> None:
+        async with server.listening() as url, delivering(AlarmSettings(webhook=url)) as told:
+            told.board.sign("log_forked", "forked")
+            await told.failed.wait()
+            (failure,) = told.failures
+            assert failure["reason"] == f"127.0.0.1 answered with status {statuses[-1]}"
+
+    trio.run(main)
+    assert len(server.bodies) == asked
+
+
+def test_a_dead_webhook_delays_nobody_and_only_the_newest_state_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery, "WEBHOOK_SECONDS", 0.05)
+
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")  # accepts, never answers
+        url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
+        async with listener, delivering(AlarmSettings(webhook=url)) as told:
+            told.board.sign("disk_low", "full")
+            await trio.testing.wait_all_tasks_blocked()
+            for _ in range(1000):
+                told.board.sign("log_forked", "forked")
+                told.board.well("log_forked")
+            assert len(told.delivery._waiting) == 0, "what came and went meanwhile is not told"
+            await told.failed.wait()
+            assert told.failures[0]["reason"] == "127.0.0.1 did not answer within 0.05 s"
+
+    trio.run(main)
+
+
+def script(folder: Path, text: str) -> list[str]:
+    (folder / "script.py").write_text(text)
+    return [sys.executable, str(folder / "script.py"), "an argument; touch oops"]
+
+
+WRITE = """
+import json, os, pathlib, sys
+told = json.load(sys.stdin)
+keys = ("SWARM_ALARM", "SWARM_ALARM_STATE", "SWARM_ALARM_SEVERITY", "SWARM_ALARM_TEXT")
+found = [sys.argv[1], told["alarm"]["name"], *(os.environ[key] for key in keys)]
+pathlib.Path(sys.argv[0]).with_suffix(".told").write_text(json.dumps(found))
+print("x" * 1000000)
+sys.exit("that is all")
+"""
+
+
+def test_a_command_gets_the_alarm_and_its_output_is_bounded(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with delivering(AlarmSettings(command=script(tmp_path, WRITE))) as told:
+            told.board.sign("disk_low", "$(touch oops)")
+            await told.failed.wait()
+            reason = told.failures[0]["reason"]
+            assert "ended with status 1: xxx" in reason and len(reason) < 500
+
+    trio.run(main)
+    found = json.loads((tmp_path / "script.told").read_text())
+    assert found[:5] == ["an argument; touch oops", "disk_low", "disk_low", "raised", "page"]
+    assert "$(touch oops)" in found[5]
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["/nowhere/program"], "/nowhere/program cannot be started (No such file or directory)"),
+        (["/bin/sh", "-c", "sleep 60 & sleep 60"], "/bin/sh did not end within 0.2 s"),
+    ],
+)
+def test_a_command_that_fails_is_a_sentence(
+    command: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "COMMAND_SECONDS", 0.2)
+
+    async def main() -> None:
+        async with delivering(AlarmSettings(command=command)) as told:
+            told.board.sign("disk_low", "full")
+            await told.failed.wait()
+            assert told.failures[0]["reason"] == reason
+
+    trio.run(main)
+
+
+def test_a_lasting_alarm_is_told_again_and_a_mild_one_not_at_all() -> None:
+    server = Server(200, 200, 200)
+
+    async def main() -> None:
+        async with server.listening() as url:
+            settings = AlarmSettings(webhook=url, severity="page", repeat_seconds=0.05)
+            async with delivering(settings) as told:
+                told.board.sign("clock_wrong", "an hour")
+                told.board.sign("disk_low", "full")
+                await server.got.wait()
+
+    trio.run(main)
+    states = [(body["alarm"]["name"], body["state"]) for body in server.bodies[:3]]
+    assert states == [("disk_low", "raised"), ("disk_low", "repeated"), ("disk_low", "repeated")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"webhook": "http://example.org/hook/s3cret"}, "'example.org' is neither https nor on"),
+        ({"webhook": "file:///etc/passwd"}, "is neither https nor on this machine"),
+        ({"webhook_token_file": "/nowhere"}, "webhook_token_file /nowhere cannot be read"),
+        ({"webhook_token_file": "/dev/null"}, "must hold one line with the token"),
+        ({"command": [""]}, "command begins with an empty text"),
+    ],
+)
+def test_wrong_settings_are_a_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        check(AlarmSettings(**settings))
+    assert sentence in str(error.value) and "s3cret" not in str(error.value)
