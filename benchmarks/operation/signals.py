@@ -39,8 +39,8 @@ NAMES = [
 ]
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 SEED = 0
-STEPS = 340
-"""Steps of the run: a restart every 20 of them, since the others work on meanwhile."""
+STEPS = 204
+"""Steps of the run: a restart every twelve of them, since the others work on meanwhile."""
 AWAY_SECONDS = 1.0
 """Between a peer's end and its next start, as a supervisor waits."""
 
@@ -53,9 +53,13 @@ DEADLINE_SECONDS = 240.0
 SETTLE_SECONDS = 60.0
 """For the last verdicts and receipts, once the run is over."""
 
-READY = {"bootstrap": "peer.listening", "relay": "membership.admitted"}
-READY |= {"inference": "membership.admitted", "environment": "membership.admitted"}
-"""Event with which a peer of a role takes part again; of other roles `peer.status`."""
+READY = {
+    "bootstrap": "peer.listening",
+    "relay": "membership.admitted",
+    "inference": "membership.admitted",
+}
+"""Event with which a peer of a role takes part again; of trusted ones, whom nobody admits,
+`peer.status`."""
 
 Place = tuple[str, int, int]
 """(worker, step, number) of a submission."""
