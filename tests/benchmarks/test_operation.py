@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+from benchmarks.operation.__main__ import FIGURES
 from benchmarks.operation.processes import Connections, memory_of, open_files, processor_seconds
 from benchmarks.operation.report import spread_of
 
@@ -34,4 +35,4 @@ def test_an_unknown_figure_is_refused() -> None:
     command = [sys.executable, "-m", "benchmarks.operation", "sleeping"]
     told = subprocess.run(command, capture_output=True, text=True)
     assert told.returncode == 2
-    assert "there is no figure 'sleeping', only joining, scale, signals" in told.stderr
+    assert f"there is no figure 'sleeping', only {', '.join(FIGURES)}" in told.stderr
