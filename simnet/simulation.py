@@ -400,6 +400,7 @@ class Simulation:
         checkpoints_kept: int = 5,
         adapter: Adapter | None = None,
         environment_peers: Sequence[str] = (),
+        standbys: Sequence[str] = (),
         outer: Outer | None = None,
         values: Values | None = None,
         objective: Objective | None = None,
@@ -434,6 +435,7 @@ class Simulation:
             environment_peers=[
                 TrustedKey(peer=self.identity(name).peer_id) for name in environment_peers
             ],
+            standbys=[TrustedKey(peer=self.identity(name).peer_id) for name in standbys],
             outer=outer or Outer(),
             values=values or Values(),
         )

@@ -514,6 +514,21 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         + (", ".join(_short(trainer) for trainer in f["waiting_for"]) or "its record")
         + f"; it closes in {f['seconds_left']:.0f} s at the latest"
     ),
+    "standby.bundle_received": lambda f: (
+        f"has the trainer's state of step {f['step']}: {f['bytes'] / 1e6:.1f} MB in "
+        f"{f['seconds']:.1f} s"
+    ),
+    "standby.no_bundle": lambda f: (
+        f"no newer state from trainer {_short(f['remote'])}: {f['reason']}"
+    ),
+    "standby.unpacked": lambda f: f"takes the trainer's place, with its state of step {f['step']}",
+    "trainer.bundle_made": lambda f: (
+        f"the state of step {f['step']} is encrypted for the standbys: {f['bytes'] / 1e6:.1f} MB "
+        f"in {f['seconds']:.1f} s"
+    ),
+    "trainer.bundle_not_offered": lambda f: (
+        f"standby {_short(f['remote'])} got no bundle: {f['reason']}"
+    ),
     "trainer.alarm": lambda f: f"alarm in step {f['step']}: {f['sentence']}",
     "trainer.evaluated": lambda f: (
         f"held-out tasks {f['moment']} the run: accuracy {f['sampled']:.3f} sampled, "

@@ -546,6 +546,10 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     def is_standby(self, peer: str) -> bool:
         return peer in self.standby_ids()
 
+    def may_train(self, peer: str) -> bool:
+        """Whether a peer is a trainer, or may take a trainer's place."""
+        return self.is_trainer(peer) or self.is_standby(peer)
+
     def standby_ids(self) -> list[str]:
         """The standbys trusted in this version, in the manifest's order."""
         return [key.peer for key in self.standbys if key.from_version <= self.version]

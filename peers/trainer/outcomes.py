@@ -71,7 +71,8 @@ class Outcomes:
         """
         await self._log(verdicts, outcome)
         self.left_out[outcome] += sum(len(verdict.rewards) for verdict in verdicts)
-        self.forecast.waste(len(verdicts))
+        lineage = self.progress.lineage  # the orders of an older one are closed
+        self.forecast.waste(sum(verdict.lineage >= lineage for verdict in verdicts))
 
     def filtered(self, batch: Sequence[Accepted]) -> None:
         """Count the groups of a batch that the online filter leaves out."""

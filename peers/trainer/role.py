@@ -38,19 +38,27 @@ from peers.trainer.refusals import Refusals
 from peers.trainer.resuming import Resumption
 from peers.trainer.saving import SavedStates, State
 from peers.trainer.settings import TrainerSettings
+from peers.trainer.standby.following import StandingBy
+from peers.trainer.standby.offering import Offering
 from peers.trainer.states import StateValues
 from peers.trainer.steps import Steps, StepTimes
 from peers.trainer.store import TrainerStore
 from swarm.errors import SwarmError, UserError
 from swarm.gossip.topics import RUN, WORK
+from swarm.identity import PeerId
 from swarm.jobs.memory import MemoryPlan, fullest, shown
 from swarm.jobs.training import TrainingService, TrainingSetup
+from swarm.ledger.entries import CheckpointPublished
 from swarm.manifest import RunManifest
+from swarm.messages import Checkpoint, StepOrder
 from swarm.node.run_node import RunNode
 from swarm.run.bounds import check_batch
 from swarm.run.manifest import manifest_in
 from swarm.world import ChildDied, client
 from swarm.world.restarts import Restarts
+
+LINEAGES_LEFT = 15
+"""Lineages that a takeover leaves out: the trainer before may have rolled back unheard."""
 
 FINAL_WORD_SECONDS = 2.0
 """Time for the last order to spread before the trainer leaves."""
@@ -72,7 +80,7 @@ class TrainerRole:
         self._run = peer.run
         self._events = peer.node.events
         self._settings = settings = peer.node.settings.of("trainer", TrainerSettings)
-        trusted = peer.trusted_part("trainer")
+        self._trusted = trusted = peer.trusted_part("trainer")
         check_batch(self._run.manifest, f"run {self._run.id}")
         self._restarts = Restarts(self._events, "trainer")
         self._alarms = Alarms(settings.limits)
@@ -132,14 +140,19 @@ class TrainerRole:
             Merging(peer, progress, store, settings.exchange),
             self._restarts.succeeded,
         )
+        self._curricula = curricula
+        self._offering = Offering(peer, states, store, settings.standby_minutes * 60)
         self._resumption = Resumption(
             peer, progress, store, states, outcomes, accepted, publisher, steps
         )
         peer.gossip.listen(RunManifest, lambda _: progress.changed.touch())
 
     async def run(self) -> None:
-        """Train until every step of the run is done."""
+        """Train until every step of the run is done; a standby first waits for its turn."""
+        if self._run.manifest.is_standby(self._peer.peer_id):
+            await StandingBy(self._peer).until_trainer()
         await self._store.open()
+        await self._offering.open()
         async with trio.open_nursery() as nursery:
             await self._restarts.run(lambda: self._live(nursery))
             nursery.cancel_scope.cancel()
@@ -182,17 +195,20 @@ class TrainerRole:
 
     async def _begin(self, child: TrainerChild) -> None:
         """Begin the run from the base policy, or continue from the newest durable state."""
+        inherited = self._states.inherited()
         states = self._states.all()
-        newest = states[-1] if states else None
+        newest = inherited or (states[-1] if states else None)
         if newest is not None:
             self._continue_lineage(newest.lineage)
         self._steps.taught = self._progress.versions.follow(newest.step if newest else 0)
         manifest = manifest_in(self._steps.taught)
-        if newest is not None and not self._node.settings.resume and not self._begun:
+        if states and not inherited and not self._node.settings.resume and not self._begun:
             raise UserError(
-                f"this home has a trained state of step {newest.step} already; "
+                f"this home has a trained state of step {states[-1].step} already; "
                 "start the trainer with --resume, or with another --home"
             )
+        if newest is None:
+            await self._check_first()
         self._steps.merging.check(manifest)
         self._peer.status.doing = "loading"
         self._begun = True
@@ -201,6 +217,11 @@ class TrainerRole:
         if not self._orders.opened:
             orders = self._store.newest_orders(self._progress.lineage, STEPS_REMEMBERED)
             await self._state_values.restore(orders)
+        if inherited is not None:
+            await self._plan(child, manifest)
+            await self._inherit(child, manifest, inherited)
+            return
+        await self._states.drop_inherited()
         if newest is not None:
             await self._plan(child, manifest)
             why = await self._resumption.resume(
@@ -219,6 +240,48 @@ class TrainerRole:
         await child.start(manifest)
         self._progress.advance(0)
         await self._save_and_publish(child, 0)
+
+    async def _check_first(self) -> None:
+        """Refuse to begin a run that has begun: policies would be signed a second time.
+
+        Raises `UserError`.
+        """
+        newest = await self._newest_logged()
+        if newest is not None:
+            raise UserError(
+                f"run {self._run.id} has published policy {newest[1]} already, and this home has "
+                "no training state; restore the home from a backup, or let a standby take over "
+                "with swarm trainer takeover"
+            )
+
+    async def _newest_logged(self) -> tuple[int, int] | None:
+        """(lineage, step) of the newest policy that any trusted peer's log lists as published."""
+        await self._trusted.restored()
+        logged = [
+            (entry.lineage, entry.step)
+            for owner in self._run.manifest.trusted_ids()
+            for entry in self._outcomes.entries(PeerId(owner))
+            if isinstance(entry, CheckpointPublished)
+        ]
+        return max(logged, default=None)
+
+    async def _inherit(self, child: TrainerChild, manifest: RunManifest, state: State) -> None:
+        """Continue in the place of another trainer from its state, in a new lineage.
+
+        Its lineage is abandoned: rollouts of the steps since the state are stale, and whatever that
+        trainer may still sign there, nobody continues.
+        """
+        newest = await self._newest_logged() or (0, 0)
+        heard = [each.message for each in self._peer.newest()]
+        lineages = [each.order()[0] for each in heard if isinstance(each, (Checkpoint, StepOrder))]
+        await child.resume(manifest, state.folder, {})
+        self._states.loaded(state)
+        self._progress.advance(state.step)
+        order = await self._states.inherited_order()
+        self._curricula.restore([order] if order is not None else [])
+        self._progress.lineage = max(newest[0], state.lineage, *lineages) + LINEAGES_LEFT
+        await self._roll_back(child, state, f"took over from the trainer at step {newest[1]}")
+        await self._states.drop_inherited()
 
     async def _save_and_publish(self, child: TrainerChild, step: int) -> None:
         """Write the state of policy `step`, which begins a lineage, and publish it."""

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from peers.trainer.child import TrainerChild
 from peers.trainer.progress import Progress
 from peers.trainer.settings import TrainerSettings
 from swarm.jobs.training import Snapshot
+from swarm.messages import StepOrder
+from swarm.observable import Observable
 from swarm.world import Disk, World
 
 STATES = "trainer/states"
+INHERITED = "trainer/inherited"
+"""Folder of a state that this trainer, which was a standby, continues from."""
+ORDER = "order"
+"""File there: the step order that was newest at the trainer before."""
 ANCHORS_KEPT = 3
 """Older states kept, `ANCHORS_EVERY` steps apart, as targets of a rollback."""
 ANCHORS_EVERY = 10
@@ -24,9 +34,11 @@ class State(NamedTuple):
     lineage: int
     step: int
 
+    root: str = STATES
+
     @property
     def folder(self) -> str:
-        return f"{STATES}/{self.lineage}-{self.step}"
+        return f"{self.root}/{self.lineage}-{self.step}"
 
 
 @dataclass(eq=False)
@@ -42,14 +54,44 @@ class SavedStates:
     saved_at: float = 0.0
     """When it became durable, in the world's seconds."""
 
-    def all(self) -> list[State]:
-        """Complete states, oldest first."""
-        parts = [name.split("-") for name in self.disk.list(STATES)]
+    changed: Observable[State | None] = field(default_factory=lambda: Observable(None))
+    """The newest durable state, of this lineage or the one before it."""
+    _kept: set[State] = field(default_factory=set)
+
+    def all(self, root: str = STATES) -> list[State]:
+        """Complete states in a folder, oldest first."""
+        parts = [name.split("-") for name in self.disk.list(root)]
         return sorted(
-            State(int(part[0]), int(part[1]))
+            State(int(part[0]), int(part[1]), root)
             for part in parts
             if len(part) == 2 and part[0].isdigit() and part[1].isdigit()
         )
+
+    def inherited(self) -> State | None:
+        """The state of the trainer whose place this one has taken, unless a newer one is here."""
+        found = self.all(INHERITED)
+        own = self.all()
+        return found[-1] if found and (not own or own[-1].lineage <= found[-1].lineage) else None
+
+    async def inherited_order(self) -> StepOrder | None:
+        """The step order that was newest when the inherited state was bundled."""
+        path = f"{INHERITED}/{ORDER}"
+        if not self.disk.exists(path):
+            return None
+        return msgspec.msgpack.decode(await self.disk.read(path), type=StepOrder)
+
+    async def drop_inherited(self) -> None:
+        """Delete the inherited state: a state of a later lineage is durable."""
+        await self.disk.remove(INHERITED)
+
+    @contextmanager
+    def keeping(self, state: State) -> Iterator[None]:
+        """Do not delete this state inside the block."""
+        self._kept.add(state)
+        try:
+            yield
+        finally:
+            self._kept.discard(state)
 
     def due(self, step: int) -> bool:
         """Whether the state after step `step - 1` is to be written.
@@ -72,6 +114,7 @@ class SavedStates:
     def loaded(self, state: State) -> None:
         """Note that the child has loaded a state."""
         self.newest, self.saved_at = state.step, self.world.now()
+        self.changed.set(state)
 
     async def begin(
         self,
@@ -90,11 +133,12 @@ class SavedStates:
         if state is None:
             return
         self.newest, self.saved_at = state.step, self.world.now()
+        self.changed.set(state)
         older = self.all()[: -self.settings.states_kept]
         every = self.settings.states_every
         if not every and self.settings.alarm_action == "rollback":
             every = ANCHORS_EVERY
         anchors = [state for state in older if every and state.step % every == 0][-ANCHORS_KEPT:]
         for state in older:
-            if state not in anchors:
+            if state not in anchors and state not in self._kept:
                 await self.disk.remove(state.folder)

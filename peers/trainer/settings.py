@@ -78,6 +78,9 @@ class TrainerSettings(EvaluationSettings):
     states_every: int = pydantic.Field(default=0, ge=0)
     """Also keep the last three states of steps that this number divides, as targets of a rollback.
     0: none, or 10 where `alarm_action` is rollback."""
+    standby_minutes: float = pydantic.Field(default=1.0, ge=0)
+    """Least minutes between two bundles of the training state for the run's standbys. A takeover
+    loses the steps since the last one."""
     exchange: str = ""
     """Folder through which a replica on this machine merges the policy with those of other RL
     trainers; the same as its `replica.exchange`. Empty: none."""

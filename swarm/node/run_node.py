@@ -140,6 +140,8 @@ class RunNode:
         self._trusted: TrustedPart | None = None
         self._trusted_roles: set[str] = set()
         """Roles of this peer that have asked for it."""
+        self._led = run.manifest.is_trainer(node.peer_id)
+        """Whether this process was named as a trainer."""
         node.dht.serving = self.serves
         self._vouch_for_trusted()
         if node.peer_id in run.manifest.trusted_ids():
@@ -192,17 +194,23 @@ class RunNode:
         """Whether the newest manifest names this peer for a trusted role; the field that does."""
         manifest = self.run.manifest
         is_named, field = {
-            "trainer": (manifest.is_trainer, "trainers"),
+            "trainer": (manifest.may_train, "trainers"),
             "replica": (manifest.is_trainer, "trainers"),
             "validator": (manifest.is_validator, "validators"),
             "environment": (manifest.is_environment_peer, "environment_peers"),
-            "standby": (manifest.is_standby, "standbys"),
         }[role]
         return is_named(self.peer_id), field
 
     def _check_trust(self) -> None:
         """Raise `UserError` if the newest manifest has taken a role of this peer from it."""
         version, run = self.run.manifest.version, self.run.id
+        leads = self.run.manifest.is_trainer(self.peer_id)
+        if self._led and not leads and self.run.manifest.is_standby(self.peer_id):
+            raise UserError(
+                f"a standby has taken this trainer's place (version {version} of run {run}); start "
+                "it again, and it stands by"
+            )
+        self._led = leads
         for role in sorted(self._trusted_roles):
             is_named, field = self._is_named(role)
             if not is_named:

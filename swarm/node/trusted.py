@@ -140,6 +140,10 @@ class TrustedPart:
     def close(self) -> None:
         self._database.close()
 
+    async def restored(self) -> None:
+        """Wait until this disk has all entries of the own log that other trusted peers hold."""
+        await self._restored.wait()
+
     # --- appending ---------------------------------------------------------------------------
 
     async def append(self, entries: list[Entry]) -> None:

@@ -18,7 +18,7 @@ ROLES = ("bootstrap", "inference", "observer", "relay")
 """Roles that every run admits. `TRUSTED_ROLES` need no admission: the manifest names their peers.
 An owner can allow further roles. Others are refused, so that strangers cannot invent role names."""
 
-TRUSTED_ROLES = frozenset({"trainer", "validator", "environment", "replica", "standby"})
+TRUSTED_ROLES = frozenset({"trainer", "validator", "environment", "replica"})
 """Roles of the peers that the manifest names."""
 
 

@@ -13,6 +13,7 @@ from swarm.run.changes import NEVER, Change, changes, values_listed
 from swarm.run.exchange import ask_for_manifests
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, load_manifest, manifest_in
 from swarm.run.needs import with_needs
+from swarm.succession import taken_over
 from swarm.transport import Transport
 
 
@@ -23,23 +24,33 @@ def sign_manifest(
 
     Raises `UserError` if it is too large.
     """
+    complete = with_needs(manifest, f"run {manifest.name}")
+    return _sealed(signer, complete, wall_time, run or f"{signer.peer_id}/{manifest.name}")
+
+
+def sign_takeover(standby: Identity, held: Envelope, trainer: str, wall_time: float) -> Envelope:
+    """Sign the version in which a standby has taken the place of a trainer of `held`.
+
+    Raises `UserError` if it is too large.
+    """
+    new = taken_over(held, standby.peer_id, trainer)
+    return _sealed(standby, new, wall_time, held.body.run)
+
+
+def _sealed(signer: Identity, manifest: RunManifest, wall_time: float, run: str) -> Envelope:
     try:
-        return _sealed(signer, manifest, wall_time, run or f"{signer.peer_id}/{manifest.name}")
+        return seal(
+            signer,
+            manifest,
+            run=run,
+            sequence=int(wall_time * 1000),
+            wall_time=wall_time,
+            lifetime_seconds=MANIFEST_LIFETIME_SECONDS,
+        )
     except ValueError as error:
         raise UserError(
             f"{error}; shorten the manifest's lists, such as admissions.allowed"
         ) from error
-
-
-def _sealed(signer: Identity, manifest: RunManifest, wall_time: float, run: str) -> Envelope:
-    return seal(
-        signer,
-        with_needs(manifest, f"run {manifest.name}"),
-        run=run,
-        sequence=int(wall_time * 1000),
-        wall_time=wall_time,
-        lifetime_seconds=MANIFEST_LIFETIME_SECONDS,
-    )
 
 
 def signed_before(path: Path, owner: str, name: str) -> Envelope | None:

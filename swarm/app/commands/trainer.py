@@ -9,14 +9,14 @@ import typer
 
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
-from swarm.app.options import AsJson
+from swarm.app.options import AsJson, Bootstrap, WhichRun
 from swarm.app.output import plain, print_json
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan, fullest, shown, total
 from swarm.jobs.training import Sharding
 from swarm.manifest import ADAPTER_RANK_MAX, Schedule
 
-app = typer.Typer(help="The trainer's memory.", no_args_is_help=True)
+app = typer.Typer(help="The trainer's memory, and its place.", no_args_is_help=True)
 
 GB = 10**9
 
@@ -28,11 +28,6 @@ CONTEXT = 1 << 14
 
 OPTIMISERS = ("adamw", "adamw8bit", "offloaded")
 PAST_POLICIES = ("memory", "disk")
-
-
-@app.callback()
-def _trainer() -> None:
-    pass  # keeps `plan` a subcommand while it is the only one
 
 
 @app.command("plan")
@@ -171,6 +166,30 @@ def plan_command(
         _show(found)
     if found.problem:
         raise typer.Exit(1)
+
+
+@app.command("takeover")
+@exits
+def takeover_command(
+    home: Annotated[Path, typer.Option(help="The standby's home; its key signs the takeover.")],
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    trainer: Annotated[
+        str | None, typer.Option(help="The trainer to replace. [default: the run's first]")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a trainer that may still run.")
+    ] = False,
+) -> None:
+    """Let a standby take the trainer's place, once the trainer is gone.
+
+    The standby's process goes on from its newest bundle as soon as it hears of it. A trainer that
+    returns stops, and stands by when it is started again.
+    """
+    from swarm.app.interrupt import run_until_interrupted
+    from swarm.app.takeover import Takeover, take_over
+
+    run_until_interrupted(take_over, Takeover(home, bootstrap or [], run, trainer, force))
 
 
 def _longest(context: int | None, positions: int) -> int:

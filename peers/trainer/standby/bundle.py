@@ -1,0 +1,145 @@
+"""Bundles: a training state encrypted for the run's standbys, file by file.
+
+Each file is encrypted by XChaCha20-Poly1305 (libsodium's IETF construction) in chunks of 1 MiB. Its
+key is a keyed hash of its content, so a file that has not changed is encrypted to the same bytes,
+and its pieces are not sent again. Who gets a piece, even a relay, learns its size only. The secret
+from which the keys follow is in the bundle's *contents*, sealed to each standby's own key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta
+from nacl.bindings import (
+    crypto_aead_xchacha20poly1305_ietf_decrypt as decrypt,
+)
+from nacl.bindings import (
+    crypto_aead_xchacha20poly1305_ietf_encrypt as encrypt,
+)
+from nacl.exceptions import CryptoError
+
+from swarm.errors import DECODE_ERRORS, SwarmError
+from swarm.messages import Count, Digest
+from swarm.world import Disk
+
+BUNDLE_VERSION = 1
+CHUNK_BYTES = 1 << 20
+TAG_BYTES = 16
+FILES_MAX = 4096
+"""As many files as a checkpoint may have: one per rank and tensor shard."""
+
+CONTENTS_BYTES_MAX = 1 << 20
+
+
+class BadBundle(SwarmError):
+    """A bundle cannot be used. The message says why in one sentence."""
+
+
+class BundleFile(msgspec.Struct, array_like=True, frozen=True):
+    """One file of a state."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\Z")]
+    size_bytes: Count
+    digest: Digest
+    """BLAKE3-256 of the plain file."""
+
+
+class Contents(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """What a bundle holds. New fields go last, with a default."""
+
+    version: int = BUNDLE_VERSION
+    run: str
+    lineage: Count
+    step: Count
+    saved_ms: Count
+    """Wall time of the trainer when the bundle was made."""
+    secret: Digest
+    files: Annotated[list[BundleFile], Meta(max_length=FILES_MAX)]
+    order: bytes = b""
+    """The trainer's newest step order, as it stores it; empty: there is none."""
+
+
+def parse_contents(raw: bytes) -> Contents:
+    """Decode opened contents; raises `BadBundle`."""
+    try:
+        found = msgspec.msgpack.decode(raw, type=Contents)
+    except DECODE_ERRORS as error:
+        raise BadBundle(f"the contents of a bundle cannot be decoded: {error}") from error
+    if found.version != BUNDLE_VERSION:
+        raise BadBundle(
+            f"a bundle has version {found.version}, and this program reads {BUNDLE_VERSION}; run "
+            "the same version of Swarm on trainer and standby"
+        )
+    return found
+
+
+def file_name(index: int) -> str:
+    """Name of an encrypted file in a bundle's folder."""
+    return f"{index:04d}"
+
+
+async def encrypted(disk: Disk, folder: str, target: str, secret: bytes) -> list[BundleFile]:
+    """Encrypt the files of `folder` into the empty folder `target`, and list them.
+
+    Raises `OSError` if one is removed meanwhile, and `DiskFullError`.
+    """
+    files: list[BundleFile] = []
+    for name in disk.list(folder):
+        path = f"{folder}/{name}"
+        size = disk.size_bytes(path)
+        file = BundleFile(name, size, await disk.digest(path, 0, size))
+        out = f"{target}/{file_name(len(files))}"
+        starts = range(0, max(size, 1), CHUNK_BYTES)
+        await disk.allocate(out, size + len(starts) * TAG_BYTES)
+        key = _key_of(file, secret)
+        for number, start in enumerate(starts):
+            plain = await disk.read(path, start, min(CHUNK_BYTES, size - start))
+            sealed = encrypt(plain, _aad(file), _nonce(number), key)
+            await _put(disk, out, start + number * TAG_BYTES, sealed)
+        files.append(file)
+    return files
+
+
+async def decrypted(disk: Disk, folder: str, contents: Contents, target: str) -> None:
+    """Decrypt a bundle into the empty folder `target`, durably; raises `BadBundle`."""
+    for index, file in enumerate(contents.files):
+        path, out = f"{folder}/{file_name(index)}", f"{target}/{file.name}"
+        await disk.allocate(out, file.size_bytes)
+        key = _key_of(file, contents.secret)
+        for number, start in enumerate(range(0, max(file.size_bytes, 1), CHUNK_BYTES)):
+            size = min(CHUNK_BYTES, file.size_bytes - start)
+            sealed = await disk.read(path, start + number * TAG_BYTES, size + TAG_BYTES)
+            try:
+                plain = decrypt(sealed, _aad(file), _nonce(number), key)
+            except (CryptoError, ValueError) as error:
+                raise BadBundle(f"{file.name} of the bundle is damaged ({error})") from error
+            if plain:
+                await _put(disk, out, start, plain)
+        if await disk.digest(out, 0, file.size_bytes) != file.digest:
+            raise BadBundle(f"{file.name} of the bundle is not the file that was bundled")
+    await disk.sync(target)
+
+
+def _key_of(file: BundleFile, secret: bytes) -> bytes:
+    """A key for this content alone, so that a nonce may be the number of a chunk."""
+    return blake3(file.digest, key=secret).digest()
+
+
+def _aad(file: BundleFile) -> bytes:
+    return b"swarm/1/bundle" + file.size_bytes.to_bytes(8, "big")
+
+
+def _nonce(chunk: int) -> bytes:
+    return chunk.to_bytes(24, "big")
+
+
+async def _put(disk: Disk, path: str, offset: int, data: bytes) -> None:
+    sink = disk.sink(path, offset, len(data))
+    try:
+        sink.write(data)
+        await sink.commit(sink.finish())
+    finally:
+        sink.abandon()

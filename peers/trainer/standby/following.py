@@ -1,0 +1,153 @@
+"""The standby's side: it keeps the trainer's newest bundle until it takes the trainer's place."""
+
+from __future__ import annotations
+
+import trio
+
+from peers.trainer.saving import INHERITED, ORDER, State
+from peers.trainer.standby.asking import Asked, Offer, ask
+from peers.trainer.standby.bundle import BadBundle, Contents, decrypted, parse_contents
+from swarm.errors import PeerError, SwarmError
+from swarm.identity import PeerId
+from swarm.messages import Checkpoint
+from swarm.node.run_node import RunNode
+from swarm.shardcast.fetch.fetcher import Fetcher
+from swarm.shardcast.held import Change, Held
+from swarm.shardcast.store import CheckpointStore
+from swarm.transport import Source
+
+ROOT = "standby"
+NONE = State(-1, -1)
+
+RETRY_SECONDS = 5.0
+"""Pause before a trainer that failed to answer is asked again."""
+
+STALLED_SECONDS = 60.0
+"""A fetch without a new piece for this long is given up: the trainer may be gone, or has dropped
+the bundle for a newer one."""
+
+
+def _contents_file(state: State) -> str:
+    return f"{ROOT}/{state.lineage}-{state.step}.contents"
+
+
+class StandingBy:
+    """Follows the run's trainer. Its disk holds the newest whole bundle, and one in transfer."""
+
+    def __init__(self, peer: RunNode) -> None:
+        self._peer = peer
+        self._node = node = peer.node
+        self._store = CheckpointStore(node.disk, peer.run.id, node.events, keep=1, root=ROOT)
+        self._fetcher = Fetcher(node.world, node.transport, self._store, node.events)
+        self._stalling: trio.CancelScope | None = None
+        self._store.watch(self._on_piece)
+        self.newest = NONE
+        """State of the newest whole bundle."""
+
+    async def until_trainer(self) -> None:
+        """Follow the trainer until the run's manifest names this peer in its place.
+
+        The newest bundle is then a state on this disk (`SavedStates.inherited`).
+        """
+        run = self._peer.run
+        await self._store.recover()
+        for lineage, step in self._store.complete():
+            if self._node.disk.exists(_contents_file(State(lineage, step))):
+                self.newest = State(lineage, step)
+        self._peer.blobs.serve_also(
+            self._store, lambda client: client in run.manifest.standby_ids()
+        )
+        self._say()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow)
+            while not run.manifest.is_trainer(self._peer.peer_id):
+                await self._peer.versions.changed.wait_change()
+            nursery.cancel_scope.cancel()
+        if self.newest != NONE:
+            await self._unpack(self.newest)
+
+    # --- following ---------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            trainer = PeerId(self._peer.run.manifest.trainer_ids()[0])
+            try:
+                offer = await ask(self._peer, trainer, Asked(self.newest.lineage, self.newest.step))
+                if offer is not None:
+                    await self._take(trainer, offer)
+            except (SwarmError, OSError) as error:
+                self._node.events.emit("standby.no_bundle", remote=trainer, reason=str(error))
+                await trio.sleep(RETRY_SECONDS)
+
+    async def _take(self, trainer: PeerId, offer: Offer) -> None:
+        """Fetch a bundle; it replaces the one before once it is whole and durable."""
+        contents = self._opened(offer.sealed)
+        state = State(contents.lineage, contents.step)
+        reference = offer.reference
+        if State(reference.lineage, reference.step) != state or contents.run != self._peer.run.id:
+            raise BadBundle("the offered bundle and its contents belong to different states")
+        began = self._node.world.now()
+        with trio.CancelScope(deadline=trio.current_time() + STALLED_SECONDS) as self._stalling:
+            folder = await self._fetcher.fetch(
+                Checkpoint(reference=reference, total_bytes=offer.total_bytes),
+                lambda: self._sources(trainer),
+                name=f"the state of step {state.step}",
+            )
+        if self._stalling.cancelled_caught:
+            raise PeerError(
+                f"no piece of the state of step {state.step} has arrived for {STALLED_SECONDS:g} s"
+            )
+        await self._node.disk.sync(folder)
+        await self._node.disk.write(_contents_file(state), offer.sealed)
+        before, self.newest = self.newest, state
+        if before not in (NONE, state):
+            await self._node.disk.remove(_contents_file(before))
+            await self._store.withdraw((before.lineage, before.step))
+        self._node.events.emit(
+            "standby.bundle_received",
+            step=state.step,
+            lineage=state.lineage,
+            bytes=offer.total_bytes,
+            seconds=self._node.world.now() - began,
+        )
+        self._say()
+
+    def _on_piece(self, change: Change, held: Held, index: int) -> None:
+        if change == Change.PIECE and self._stalling is not None:
+            self._stalling.deadline = trio.current_time() + STALLED_SECONDS
+
+    def _sources(self, trainer: PeerId) -> list[Source]:
+        """The trainer, and the other standbys."""
+        others = [PeerId(each) for each in self._peer.run.manifest.standby_ids()]
+        found = []
+        for peer in [trainer, *(each for each in others if each != self._peer.peer_id)]:
+            record = self._node.record(peer)
+            found.append(Source(peer, tuple(record.bulk_addresses) if record else ()))
+        return found
+
+    def _opened(self, sealed: bytes) -> Contents:
+        raw = self._node.identity.unsealed(sealed)
+        if raw is None:
+            raise BadBundle("the contents of the bundle are not sealed to this peer's key")
+        return parse_contents(raw)
+
+    def _say(self) -> None:
+        has = f"the state of step {self.newest.step}" if self.newest != NONE else "no state yet"
+        self._peer.status.doing = f"standing by, with {has}"
+
+    # --- taking over -------------------------------------------------------------------------
+
+    async def _unpack(self, state: State) -> None:
+        """Decrypt a bundle to a state that the trainer continues from. Repeatable at any point."""
+        disk = self._node.disk
+        contents = self._opened(await disk.read(_contents_file(state)))
+        held = self._store.held((state.lineage, state.step))
+        assert held is not None and held.complete
+        aside = f"{INHERITED}.new"
+        await disk.remove(aside)
+        await disk.remove(INHERITED)
+        await decrypted(disk, held.folder, contents, f"{aside}/{state.lineage}-{state.step}")
+        if contents.order:
+            await disk.write(f"{aside}/{ORDER}", contents.order)
+        await disk.rename(aside, INHERITED)
+        self._node.events.emit("standby.unpacked", step=state.step, lineage=state.lineage)

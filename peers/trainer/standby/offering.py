@@ -1,0 +1,146 @@
+"""The trainer's side: it bundles its newest state when a standby asks for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import trio
+
+from peers.trainer.saving import SavedStates, State
+from peers.trainer.standby.asking import (
+    ANSWER_SECONDS,
+    FRAME_BYTES_MAX,
+    PROTOCOL,
+    REACH_SECONDS,
+    Asked,
+    Offer,
+)
+from peers.trainer.standby.bundle import Contents, encrypted
+from peers.trainer.store import TrainerStore
+from swarm.errors import DECODE_ERRORS, SwarmError
+from swarm.identity import sealed_for
+from swarm.node.run_node import RunNode
+from swarm.shardcast.held import Held
+from swarm.shardcast.store import CheckpointStore
+from swarm.transport import Stream, StreamError
+
+ROOT = "bundles"
+MAKING = "trainer/bundle"
+
+BUNDLES_KEPT = 2
+"""The newest, and one that a slow standby may still be fetching."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    state: State
+    held: Held
+    contents: Contents
+
+
+@dataclass(eq=False)
+class Offering:
+    """Makes bundles, and serves them to the run's standbys only."""
+
+    peer: RunNode
+    states: SavedStates
+    store: TrainerStore
+    seconds_min: float
+    """Least time between two bundles."""
+    _made: _Made | None = None
+    _made_at: float = 0.0
+    _secret: bytes = b""
+    _named: list[str] = field(default_factory=list)
+    """The standbys that know the secret."""
+    _making: trio.Lock = field(default_factory=trio.Lock)
+
+    def __post_init__(self) -> None:
+        node = self.peer.node
+        self._bundles = CheckpointStore(
+            node.disk, self.peer.run.id, node.events, keep=BUNDLES_KEPT, root=ROOT
+        )
+
+    async def open(self) -> None:
+        """Drop the bundles of an earlier process, whose secret is forgotten, and answer."""
+        disk = self.peer.node.disk
+        await disk.remove(ROOT)
+        await disk.remove(MAKING)
+        self.peer.blobs.serve_also(
+            self._bundles, lambda client: client in self.peer.run.manifest.standby_ids()
+        )
+        self.peer.node.transport.serve(PROTOCOL, self._answer, frame_bytes_max=FRAME_BYTES_MAX)
+
+    async def _answer(self, stream: Stream) -> None:
+        try:
+            with trio.fail_after(REACH_SECONDS):
+                raw = await stream.receive()
+            if raw is None or stream.peer not in self.peer.run.manifest.standby_ids():
+                return
+            asked = msgspec.msgpack.decode(raw, type=Asked)
+            made = await self._newer_than(State(asked.lineage, asked.step))
+            if made is not None and stream.peer in self._named:
+                contents = msgspec.msgpack.encode(made.contents)
+                sealed = sealed_for(stream.peer, contents)
+                total = made.held.manifest.total_bytes
+                offer = Offer(made.held.reference, total, sealed)
+                await stream.send(msgspec.msgpack.encode(offer))
+            await stream.end()
+        except (StreamError, SwarmError, OSError, trio.TooSlowError, *DECODE_ERRORS) as error:
+            self.peer.node.events.emit(
+                "trainer.bundle_not_offered", remote=stream.peer, reason=str(error)
+            )
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await stream.reset()
+
+    async def _newer_than(self, asked: State) -> _Made | None:
+        """Return a bundle of a state newer than `asked`; make it once it is due."""
+        world = self.peer.node.world
+        until = world.now() + ANSWER_SECONDS
+        while True:
+            async with self._making:
+                named = self.peer.run.manifest.standby_ids()
+                if self._made is not None and self._made.state > asked and named == self._named:
+                    return self._made
+                due = self._made_at + self.seconds_min if self._made else 0.0
+                newest = self.states.changed.value
+                if newest is not None and newest > asked and world.now() >= due:
+                    return await self._make(newest, named)
+            now = world.now()
+            if now >= until:
+                return None
+            wake = until if newest is None or newest <= asked else min(until, due)
+            with trio.move_on_after(wake - now):
+                await self.states.changed.wait_change()
+
+    async def _make(self, state: State, named: list[str]) -> _Made:
+        """Bundle a state. A new set of standbys gets a new secret."""
+        node = self.peer.node
+        if not self._secret or named != self._named:
+            self._secret, self._named = node.world.secret_bytes(32), list(named)
+        began = node.world.now()
+        with self.states.keeping(state):
+            await node.disk.remove(MAKING)
+            files = await encrypted(node.disk, state.folder, MAKING, self._secret)
+        orders = self.store.newest_orders(state.lineage, 1)
+        contents = Contents(
+            run=self.peer.run.id,
+            lineage=state.lineage,
+            step=state.step,
+            saved_ms=int(node.world.wall_time() * 1000),
+            secret=self._secret,
+            files=files,
+            order=msgspec.msgpack.encode(orders[0]) if orders else b"",
+        )
+        await self._bundles.withdraw((state.lineage, state.step))
+        held = await self._bundles.publish(MAKING, state.lineage, state.step)
+        self._made, self._made_at = _Made(state, held, contents), node.world.now()
+        node.events.emit(
+            "trainer.bundle_made",
+            step=state.step,
+            lineage=state.lineage,
+            bytes=held.manifest.total_bytes,
+            seconds=self._made_at - began,
+        )
+        return self._made

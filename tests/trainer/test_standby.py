@@ -1,0 +1,108 @@
+"""Bundles: what a standby gets, and what everybody else does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peers.trainer.standby.bundle import (
+    CHUNK_BYTES,
+    BadBundle,
+    BundleFile,
+    Contents,
+    decrypted,
+    encrypted,
+    file_name,
+    parse_contents,
+)
+from simnet.disk import SimulatedDisk
+from swarm.identity import Identity, sealed_for
+from swarm.world.disk import LocalDisk
+
+SECRET = bytes(range(32))
+STANDBY, OTHER = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
+
+
+def contents(files: list[BundleFile], secret: bytes = SECRET) -> Contents:
+    return Contents(run="o/r", lineage=0, step=3, saved_ms=0, secret=secret, files=files)
+
+
+async def bundled(disk: SimulatedDisk, files: dict[str, bytes]) -> list[BundleFile]:
+    for name, data in files.items():
+        await disk.write(f"state/{name}", data)
+    return await encrypted(disk, "state", "bundle", SECRET)
+
+
+def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    """On a real disk, at the sizes where chunks begin and end."""
+    sizes = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES]
+    plain = {f"part-{size}.safetensors": bytes([size % 251]) * size for size in sizes}
+
+    async def main() -> None:
+        disk = LocalDisk(tmp_path)
+        for name, data in plain.items():
+            await disk.write(f"state/{name}", data)
+        files = await encrypted(disk, "state", "bundle", SECRET)
+        for index in range(len(files)):
+            assert plain["part-1048576.safetensors"][:64] not in await disk.read(
+                f"bundle/{file_name(index)}"
+            )
+        await decrypted(disk, "bundle", contents(files), "out")
+        assert {name: await disk.read(f"out/{name}") for name in disk.list("out")} == plain
+
+    trio.run(main)
+
+
+@given(st.integers(0, 40), st.integers(0, 7))
+def test_a_changed_bit_is_found(place: int, bit: int) -> None:
+    async def main() -> None:
+        disk = SimulatedDisk()
+        files = await bundled(disk, {"state.json": b"what the trainer knows..."})
+        raw = bytearray(await disk.read("bundle/0000"))
+        raw[place] ^= 1 << bit
+        await disk.write("bundle/0000", bytes(raw))
+        with pytest.raises(BadBundle, match=r"state\.json of the bundle is damaged"):
+            await decrypted(disk, "bundle", contents(files), "out")
+
+    trio.run(main)
+
+
+def test_files_that_have_not_changed_are_encrypted_to_the_same_bytes() -> None:
+    """So their pieces are not sent again. Equal beginnings do not share a key stream."""
+
+    async def main() -> None:
+        disk = SimulatedDisk()
+        await bundled(disk, {"base": b"a" * 100, "moments": b"m" * 100})
+        first = [await disk.read(f"bundle/{file_name(index)}") for index in (0, 1)]
+        await bundled(disk, {"moments": b"m" * 99 + b"n"})
+        then = [await disk.read(f"bundle/{file_name(index)}") for index in (0, 1)]
+        assert first[0] == then[0] and first[1][:64] != then[1][:64]
+
+    trio.run(main)
+
+
+def test_only_the_named_standby_opens_the_contents() -> None:
+    raw = msgspec.msgpack.encode(contents([BundleFile("state.json", 3, bytes(32))]))
+    sealed = sealed_for(STANDBY.peer_id, raw)
+    assert SECRET not in sealed
+    assert STANDBY.unsealed(sealed) == raw
+    assert OTHER.unsealed(sealed) is None and STANDBY.unsealed(sealed[:-1]) is None
+    assert parse_contents(raw).files[0].name == "state.json"
+
+
+@pytest.mark.parametrize("name", ["../up", ".hidden", "", "a/b", "a\n"])
+def test_names_of_files_are_plain(name: str) -> None:
+    raw = msgspec.msgpack.encode(contents([BundleFile(name, 3, bytes(32))]))
+    with pytest.raises(BadBundle, match="cannot be decoded"):
+        parse_contents(raw)
+
+
+def test_another_version_of_a_bundle_is_refused() -> None:
+    raw = msgspec.msgpack.encode(msgspec.structs.replace(contents([]), version=9))
+    with pytest.raises(BadBundle, match="has version 9, and this program reads 1"):
+        parse_contents(raw)
