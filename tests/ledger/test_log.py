@@ -20,7 +20,7 @@ from swarm.ledger.entries import (
     decode,
     encode,
 )
-from swarm.ledger.log import Log
+from swarm.ledger.log import Log, Pruned
 from swarm.ledger.mirror import Fork, LogMirror
 from swarm.messages import LogHead
 from swarm.world.disk import LocalDisk
@@ -235,5 +235,44 @@ def test_a_head_seen_before_its_entries_came_is_not_forgotten(tmp_path: Path) ->
             await mirror.extend(signed(other, 2), other.entries(3, 5))
         other._database.close()
         close(log, mirror)
+
+    trio.run(main)
+
+
+# --- pruning ---
+
+
+@pytest.mark.parametrize("start", [1, 2, 5, 8, 12, 13])
+def test_a_pruned_log_proves_what_is_left_as_before(tmp_path: Path, start: int) -> None:
+    async def main() -> None:
+        whole, _ = await a_log(tmp_path / "whole")
+        pruned, disk = await a_log(tmp_path / "pruned")
+        for log in (whole, pruned):
+            await log.append([checkpoint(step) for step in range(13)])
+        database = disk.database("ledger.sqlite")
+        await database.transact(lambda connection: pruned.prune_within(connection, start))
+        for log in (whole, pruned):
+            await log.append([checkpoint(step) for step in range(13, 21)])
+        assert pruned.head() == whole.head()
+        for size in range(start, 22):
+            assert pruned.root(size) == whole.root(size)
+            for index in range(start, size):
+                assert pruned.inclusion(index, size) == whole.inclusion(index, size)
+                assert pruned.consistency(index, size) == whole.consistency(index, size)
+        for ask in (
+            lambda: pruned.entries(start - 1, 9),
+            lambda: pruned.inclusion(start - 1, 20),
+            lambda: pruned.consistency(start - 1, 20) if start > 1 else pruned.entries(0, 1),
+        ):
+            with pytest.raises(Pruned, match="sealed and pruned"):
+                ask()
+        # whoever begins there finds the same
+        begun, other = await a_log(tmp_path / "begun")
+        peaks = pruned.peaks()
+        await other.database("ledger.sqlite").transact(
+            lambda connection: begun.begin_within(connection, start, peaks)
+        )
+        await begun.append([decode(raw) for raw in pruned.entries(start, 99)])
+        assert begun.head() == whole.head()
 
     trio.run(main)
