@@ -210,7 +210,8 @@ class Epoch:
         covered = next(each for each in self.logs if each.owner == owner)
         earlier = last_seal(log)
         carried = [
-            Carried(position=index, entry=raw) for raw, index in _lasting(log, covered.first).items()
+            Carried(position=index, entry=raw)
+            for raw, index in _lasting(log, covered.first).items()
         ]
         capitals = _capitals(log, earlier, owner, covered.first)
         workers = [
