@@ -244,10 +244,8 @@ def test_a_manifest_of_another_envelope_version(
     file.write_bytes(of_the_future(tmp_path, monkeypatch).raw)
     for command in (["peer", "--home", tmp_path / "home", "--manifest"], ["run", "show"]):
         said = complaint(*command, file)
-        assert (
-            "needs another version of Swarm (this one reads envelopes of version "
-            f"{ENVELOPE_VERSION})" in said
-        )
+        assert "needs another version of Swarm" in said
+        assert f"(this one reads envelopes of version {ENVELOPE_VERSION})" in said
 
 
 def test_a_peer_of_another_envelope_version(
@@ -299,14 +297,15 @@ def test_runs_of_newer_builds_stand_beside_others(
                         home=str(tmp_path / "ours"),
                     )
                     async with open_node(ours, events_sink=lambda event: None) as node:
-                        return (await find_run(node, await join_network(node))).id
+                        try:
+                            return (await find_run(node, await join_network(node))).id
+                        except UserError as error:
+                            return str(error)
 
                 assert await found(None) == plain.body.run
-                with pytest.raises(UserError, match=sentence):
-                    await found("future")
+                assert sentence in await found("future")
                 del other.manifests["plain"]
-                with pytest.raises(UserError, match=sentence):
-                    await found(None)
+                assert sentence in await found(None)
 
     trio.run(main)
 
