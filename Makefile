@@ -9,6 +9,7 @@
 # make test-deploy  checks of deploy/ by validators, which it installs in build/deploy first
 # make test-browser  the dashboard's page in Chromium; skipped without one
 # make test-nat  peers behind real NATs in network namespaces, as root; ARGS='-s' prints the table
+# make test-upgrade  an older build beside this one: its revision, or a folder, in SWARM_OLDER
 # make test-gpu  the tests that need a GPU with CUDA; they are skipped without one
 # make lint      style, types, and which room may import which
 
@@ -17,7 +18,7 @@ ARGS ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow test-verifiers test-vllm test-hivemind test-torchft test-lm-eval test-deploy test-browser test-nat test-gpu lint clean
+.PHONY: install demo test test-slow test-verifiers test-vllm test-hivemind test-torchft test-lm-eval test-deploy test-browser test-nat test-upgrade test-gpu lint clean
 
 install: .venv/installed
 
@@ -74,6 +75,9 @@ test-browser: .venv/installed
 
 test-nat: .venv/installed
 	$(BIN)/python -m pytest -m nat -n0 -r s tests/nat $(ARGS)
+
+test-upgrade: .venv/installed
+	$(BIN)/python -m pytest -m upgrade -n0 -r s tests/upgrade $(ARGS)
 
 # One process: several would share the GPU's memory.
 test-gpu: .venv/installed

@@ -176,6 +176,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "alarm.undelivered": lambda f: (
         f"alarm {f['alarm']} could not be given to the {f['to']}: {f['reason']}"
     ),
+    "home.migrated": lambda f: f"the home has format {f['format']} now: {f['what']}",
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
     "transport.reachability": lambda f: (
         f"others reach this peer: {f['reachability']} ({f['reason']})"

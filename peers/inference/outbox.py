@@ -61,9 +61,6 @@ class Outbox:
                 "judged INTEGER NOT NULL DEFAULT 0, receipt BLOB, policies BLOB, "
                 "PRIMARY KEY (run, lineage, step, number)) WITHOUT ROWID"
             )
-            columns = {row[1] for row in connection.execute("PRAGMA table_info(made)")}
-            if "policies" not in columns:  # an earlier version of Swarm made the table
-                connection.execute("ALTER TABLE made ADD COLUMN policies BLOB")
 
         await self._node.database.transact(create)
 

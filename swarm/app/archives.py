@@ -24,6 +24,7 @@ from swarm.messages import LogHead
 from swarm.node.node import Node
 from swarm.run.choice import choose_run
 from swarm.run.run import Run
+from swarm.world.home_format import check_format
 
 FORMATS = ("jsonl", "csv", "parquet")
 
@@ -113,6 +114,7 @@ async def _copy_verdicts(client: LedgerClient, archive: Archive) -> None:
 
 def archive_in_home(home: Path, run: str | None) -> Archive:
     """Read the logs from the home of a trusted peer, also while it runs."""
+    check_format(home)
     if not (home / "ledger.sqlite").exists():
         raise UserError(f"{home} has no ledger.sqlite; only trainers and validators keep logs")
     manifests: dict[str, Envelope] = {}

@@ -103,6 +103,8 @@ class Person:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    build: Path = REPOSITORY
+    """Folder with the source of the build that the process runs."""
     output: list[str] = field(default_factory=list)
     """Lines of standard output, over all restarts."""
     complaints: list[str] = field(default_factory=list)
@@ -123,14 +125,21 @@ class Person:
             stderr=complaints_end,
             start_new_session=True,
             preexec_fn=partial(die_with_parent, os.getpid()),  # even if this process is killed
-            cwd=REPOSITORY,
-            env={**os.environ, **self.environment},
+            cwd=self.build,
+            env=self._variables(),
         )
         os.close(output_end)
         os.close(complaints_end)
         self.pid = child.pid
         self.status.set(None)
         nursery.start_soon(self._live, child, output, complaints)
+
+    def _variables(self) -> dict[str, str]:
+        variables = {**os.environ, **self.environment}
+        if self.build != REPOSITORY:  # for its children as well, which no fork server may start
+            variables["PYTHONPATH"] = str(self.build)
+            variables.pop(FORK_SERVER, None)
+        return variables
 
     async def _live(self, child: subprocess.Popen[bytes], output: int, complaints: int) -> None:
         watch = os.pidfd_open(child.pid)
