@@ -388,7 +388,7 @@ class RunNode:
         self.versions.changed.touch()
 
     def _on_outgrown(self, newer: NeedsNewer) -> None:
-        self.versions.outgrow(Outgrown(newer.run, newer.version, newer.needs))
+        self.versions.outgrow(Outgrown(newer.run, newer.version, newer.needs, newer.sender))
 
     async def run_over(self) -> None:
         """Wait until a trainer's step order ends the run."""

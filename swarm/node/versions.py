@@ -83,8 +83,11 @@ class Versions:
         return False
 
     def outgrow(self, outgrown: Outgrown) -> None:
-        """Note a version of the run that this build cannot follow; older ones are replays."""
-        if outgrown.run == self._run.id and outgrown.version > self._run.manifest.version:
+        """Note a version of the run that this build cannot follow, if who signed it owns the run or
+        may own it next. Older ones are replays."""
+        owners = (self._run.owner, *self._run.manifest.successors)
+        newer = outgrown.version > self._run.manifest.version
+        if outgrown.run == self._run.id and outgrown.signer in owners and newer:
             self._outgrown.set(outgrown)
 
     async def leave_outgrown(self) -> None:

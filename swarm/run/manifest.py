@@ -9,7 +9,7 @@ import blake3
 from swarm.envelope import ENVELOPE_VERSION, Dropped, Envelope, NeedsNewer, open_envelope
 from swarm.errors import UserError
 from swarm.manifest import RunManifest
-from swarm.protocol import protocol_problem
+from swarm.protocol import UPGRADE, protocol_problem
 from swarm.succession import Untitled, title_of
 
 MANIFEST_LIFETIME_SECONDS = 90 * 24 * 3600.0
@@ -43,10 +43,12 @@ def load_manifest(path: Path) -> Envelope:
 class Outgrown(UserError):
     """A version of a run's manifest needs a protocol version that this build does not speak."""
 
-    def __init__(self, run: str, version: int, needs: int) -> None:
+    def __init__(self, run: str, version: int, needs: int, signer: str) -> None:
         super().__init__(protocol_problem(run, needs) or run)
         self.run = run
         self.version = version
+        self.signer = signer
+        """Who signed it, the run's owner or not."""
 
 
 def check_manifest(raw: bytes, where: str) -> Envelope:
@@ -57,7 +59,9 @@ def check_manifest(raw: bytes, where: str) -> Envelope:
     try:
         envelope = open_envelope(raw)
     except NeedsNewer as newer:
-        raise Outgrown(newer.run, newer.version, newer.needs) from newer
+        if newer.run.partition("/")[0] != newer.sender:  # a successor, or a liar
+            raise UserError(f"{where} cannot be read ({newer}): upgrade with {UPGRADE}") from newer
+        raise Outgrown(newer.run, newer.version, newer.needs, newer.sender) from newer
     except Dropped as dropped:
         hint = {
             "unknown_version": "; it needs another version of Swarm "
@@ -70,7 +74,7 @@ def check_manifest(raw: bytes, where: str) -> Envelope:
         raise UserError(f"{where} holds a {envelope.body.kind}, not a run manifest")
     manifest = envelope.message
     if protocol_problem(envelope.body.run, manifest.needs) is not None:
-        raise Outgrown(envelope.body.run, manifest.version, manifest.needs)
+        raise Outgrown(envelope.body.run, manifest.version, manifest.needs, envelope.sender)
     try:
         title_of(envelope)
     except Untitled as error:

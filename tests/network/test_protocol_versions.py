@@ -25,6 +25,7 @@ from swarm.manifest import (
     Outer,
     ProcessRewards,
     RunManifest,
+    TrustedKey,
     Values,
 )
 from swarm.messages import Heartbeat
@@ -149,10 +150,12 @@ def test_a_run_that_needs_a_newer_build_says_so_in_one_sentence(readable: bool) 
 
 
 def test_nobody_says_that_about_another_owners_run() -> None:
-    with pytest.raises(Dropped, match="wrong_run"):
-        open_envelope(of_the_future(by=WORKER))
-    with pytest.raises(Dropped, match="wrong_run"):
-        open_envelope(of_the_future(run=f"{OWNER.peer_id}/other"))
+    """A successor may, so the sentence names the version; but the run is not taken for outgrown."""
+    with pytest.raises(
+        UserError, match=f"a file cannot be read .*version {NEWER}.*upgrade"
+    ) as said:
+        check_manifest(of_the_future(by=WORKER), "a file")
+    assert not isinstance(said.value, Outgrown)
 
 
 def test_a_build_that_left_old_versions_behind_refuses_their_runs(
@@ -183,6 +186,8 @@ USES: dict[str, dict[str, Any]] = {
         ]
     },
     "outer": {"outer": Outer(rounds=1)},
+    "standbys": {"standbys": [TrustedKey(peer=WORKER.peer_id)]},
+    "successors": {"successors": [WORKER.peer_id]},
     "values.estimate = continuations": {"values": Values(estimate="continuations")},
 }
 
@@ -244,6 +249,7 @@ def test_a_peer_leaves_a_run_that_outgrew_it(key: Identity, tmp_path: Path) -> N
                         await trio.sleep(5)
                         hears(peer, of_the_future(2))
                         hears(peer, of_the_future(9, by=WORKER, run=f"{WORKER.peer_id}/test"))
+                        hears(peer, of_the_future(9, by=WORKER))
                         await trio.sleep(5)
                         said.append("is still there")
                         hears(peer, of_the_future(4, readable=False))
