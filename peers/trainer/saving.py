@@ -12,12 +12,12 @@ import msgspec
 from peers.trainer.child import TrainerChild
 from peers.trainer.progress import Progress
 from peers.trainer.settings import TrainerSettings
+from peers.trainer.state_format import STATES
 from swarm.jobs.training import Snapshot
 from swarm.messages import StepOrder
 from swarm.observable import Observable
 from swarm.world import Disk, World
 
-STATES = "trainer/states"
 INHERITED = "trainer/inherited"
 """Folder of a state that this trainer, which was a standby, continues from."""
 ORDER = "order"

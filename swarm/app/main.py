@@ -33,6 +33,7 @@ from swarm.app.commands import (
     train,
     trainer,
     tuning,
+    upgrade_check,
     why,
 )
 from swarm.app.options import Version
@@ -63,6 +64,7 @@ app.command("eval")(eval.evaluate)
 app.command("id")(id.show_id)
 app.command("peer")(peer.peer)
 app.command("doctor")(doctor.doctor)
+app.command("upgrade-check")(upgrade_check.upgrade_check)
 app.command("health")(health.health)
 app.command("judge")(judge.judge)
 app.command("endpoint")(endpoint.endpoint)

@@ -34,6 +34,7 @@ TRAINER = (
 WORKER = (
     "CREATE TABLE made (run TEXT NOT NULL, lineage INTEGER NOT NULL, step INTEGER NOT NULL)",
     "INSERT INTO made VALUES ('a run', 3, 6)",
+    "CREATE TABLE manifests (run TEXT NOT NULL, version INTEGER NOT NULL, envelope BLOB NOT NULL)",
 )
 
 

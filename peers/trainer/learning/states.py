@@ -26,10 +26,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.ranks import Ranks
+from peers.trainer.state_format import STATE_FILE, STATE_VERSION
 from swarm.errors import DiskFullError, UserError
 
-STATE_VERSION = 2
-STATE_FILE = "state.json"
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 
 
