@@ -14,7 +14,6 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from peers.inference.preflight import Finding
 from peers.trainer.state_format import STATE_FILE, STATE_VERSION, STATES
 from swarm import __version__
 from swarm.app.archives import home_rows
@@ -24,6 +23,7 @@ from swarm.app.local_node import visit
 from swarm.app.onlooker import status_of
 from swarm.envelope import Dropped, open_envelope
 from swarm.errors import SwarmError, UserError, leaf_errors
+from swarm.findings import Finding
 from swarm.manifest import RunManifest
 from swarm.messages import Present
 from swarm.protocol import PROTOCOL_OLDEST, PROTOCOL_VERSION, UPGRADE

@@ -23,10 +23,10 @@ def upgrade_check(
 
     Exit status 1: a line begins with PROBLEM, and says what to do.
     """
-    from peers.inference.preflight import lines
     from swarm.app.interrupt import run_until_interrupted
     from swarm.app.output import print_json
     from swarm.app.upgrade_check import look
+    from swarm.findings import lines
     from swarm.settings import load_settings
     from swarm.untrusted import printable
 
