@@ -27,6 +27,11 @@ SERVER = Kind("server", ip6=True, is_open=True)
 WORKING = ("direct", "reversed", "punched", "relayed")
 """Paths of cells in which weights were fetched and work was delivered."""
 
+UNSOLVED = {
+    ("IPv6 only", "public"): "a peer that others reach over IPv4 has no relay, and no IPv6",
+}
+"""Cells that do not work, with the reason."""
+
 READY_SECONDS = 180.0
 """Limit on the start of a process, on a busy machine."""
 
@@ -230,6 +235,6 @@ def table(kinds: Sequence[Kind], cells: Sequence[dict[str, Any]]) -> str:
     names = [kind.name for kind in kinds]
     lines = ["| from \\ to | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for here in names:
-        row = [found.get((here, there), "") for there in names]
+        row = [found.get((here, there), "").replace("none", "unsolved") for there in names]
         lines.append(f"| **{here}** | " + " | ".join(row) + " |")
     return "\n".join(lines)

@@ -123,6 +123,38 @@ def test_any_bytes_are_a_question_or_a_broken_stream(data: bytes) -> None:
     trio.run(main)
 
 
+class Said:
+    """A stream to a peer that answers these bytes."""
+
+    def __init__(self, frame: bytes) -> None:
+        self._frame = frame
+
+    async def send(self, frame: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def receive(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self._frame
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("fe80::1%eth0", 1, [4001]),
+        Answer("0.0.0.0", 1, [4001]),
+        Answer("ff02::1", 1, [4001]),
+        Answer("example.org", 1, [4001]),
+        Answer("8.8.8.8", 0, []),
+        Answer("8.8.8.8", 1, [22]),
+        Answer("8.8.8.8", 1, [0]),
+    ],
+)
+def test_a_hostile_answer_breaks_the_stream_only(answer: Answer) -> None:
+    with pytest.raises(StreamError):
+        stream: Any = Said(msgspec.msgpack.encode(answer))
+        trio.run(ask, stream, [4001, SEEN])
+
+
 # --- over loopback -------------------------------------------------------------------------------
 
 

@@ -71,7 +71,9 @@ class _Buffered(RawConnection):  # type: ignore[misc]
         super().__init__(stream, initiator)
         self._remote: tuple[str, int] | None = None
         with contextlib.suppress(OSError):  # the connection is closed already
-            self._remote = stream.stream.socket.getpeername()[:2]
+            host, port = stream.stream.socket.getpeername()[:2]
+            # A listener at :: may accept IPv4, and shows it as ::ffff:192.0.2.7.
+            self._remote = (host.removeprefix("::ffff:") if "." in host else host), port
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """The remote host and port; libp2p's own method does not support IPv6."""

@@ -151,16 +151,24 @@ class DialBack:
         return False
 
 
+def _checked(answer: Answer, asked: Sequence[int]) -> Answer:
+    """The answer; raises `ValueError` if it names no host that a peer can have, or other ports."""
+    if answer.host:
+        ip = ipaddress.ip_address(answer.host)
+        if ip.is_unspecified or ip.is_multicast or "%" in answer.host or not answer.port:
+            raise ValueError("no address of a peer")
+    if not set(answer.reached) <= {each or answer.port for each in asked} - {SEEN}:
+        raise ValueError("ports that were not asked for")
+    return answer
+
+
 async def ask(stream: Stream, ports: Sequence[int]) -> Answer:
     """Ask the peer at the other end to dial back; raises `StreamError`."""
     with trio.move_on_after(ANSWER_SECONDS):
         await stream.send(_encode(Question(list(ports)[:PORTS_MAX])))
         frame = await stream.receive()
         try:
-            answer = _answer(frame or b"")
-            if answer.host:
-                ipaddress.ip_address(answer.host)
+            return _checked(_answer(frame or b""), ports)
         except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
             raise StreamError("that is no answer of dial-back") from error
-        return answer
     raise StreamError(f"no answer within {ANSWER_SECONDS:g} s")
