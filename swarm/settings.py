@@ -123,6 +123,11 @@ class PeerSettings(pydantic.BaseModel):
     metrics_key_file: str = ""
     """File with the keys that scrapers send, one a line. Needed unless `metrics` is this
     machine."""
+    dashboard: str = ""
+    """host:port of a web page that shows the run, such as `127.0.0.1:8080`. Empty: none."""
+    dashboard_token_file: str = ""
+    """File with the tokens that open the page, one a line. Needed unless `dashboard` is this
+    machine."""
     region: str = pydantic.Field(default="", pattern=r"^[a-z0-9-]{0,24}$")
     """Where this peer is, in a word such as `eu-west`: shown beside it, for people."""
     quota_bytes: int | None = pydantic.Field(default=None, ge=0)

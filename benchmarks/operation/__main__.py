@@ -14,7 +14,7 @@ from benchmarks.operation.report import Report, commit, this_machine, today
 from swarm.app.output import check_writable, print_json, write_json
 from swarm.errors import UserError
 
-FIGURES = ("joining", "month", "scale", "signals")
+FIGURES = ("joining", "month", "scale", "signals", "dashboard")
 
 
 def measured(figure: str) -> Report:

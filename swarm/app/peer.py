@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from swarm.app.alarms.ringing import ringing
 from swarm.app.alarms.settings import check as check_alarms
+from swarm.app.dashboard.in_peer import dashboard_listening, serving_dashboard
 from swarm.app.doctor.at_start import check_before_start, checking
 from swarm.app.health import beating
 from swarm.app.interrupt import run_until_interrupted
@@ -60,13 +61,14 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     check_alarms(settings.alarms)
     check_before_start(settings)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
-    with listening(settings) as metrics:
+    with listening(settings) as metrics, dashboard_listening(settings) as dashboard:
         async with (
             open_node(settings) as node,
             beating(node) as pulse,
             serving_metrics(metrics, node, pulse),
             ringing(settings.alarms, node),
             checking(node),
+            serving_dashboard(dashboard, node),
         ):
             earned = Earned()
             node.events.add_sink(earned)

@@ -31,6 +31,12 @@ def dashboard(
         Path | None,
         typer.Option(help="TOML file with a table [alarms]: a webhook or a command to tell."),
     ] = None,
+    rollouts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="HOME", help="Home of a validator or trainer here, to read rollouts from."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a run as a live web page, from signed messages and logs. Needs no admission.
@@ -53,7 +59,7 @@ def dashboard(
 
     async def show() -> None:
         async with visit(bootstrap, run, looks_on=True) as (node, joined):
-            watcher = Watcher(node, joined)
+            watcher = Watcher(node, joined, home=rollouts)
             first = await watcher.look()
             if listener is None:
                 print_json(msgspec.to_builtins(first, str_keys=True))

@@ -1,7 +1,7 @@
 "use strict";
 // The charts of figures by step, drawn by uPlot: one cursor and one zoom for all of them.
 
-const HEIGHT = 150;
+const HEIGHT = 150, MAIN_HEIGHT = 210;
 const style = getComputedStyle(document.documentElement);
 const colour = (name) => style.getPropertyValue(`--${name}`).trim();
 export const written = (value) => (Math.abs(value) >= 1000
@@ -19,8 +19,9 @@ function zoom(range) {
 
 class Chart {
   // series: { label, field, mark } with the name of a colour in page.css; a chart without data hides.
-  constructor(title, series, { bars = false, hint = "" } = {}) {
+  constructor(title, series, { bars = false, main = false, hint = "" } = {}) {
     Object.assign(this, { title, series, bars, plot: null, rows: [], at: null });
+    this.height = main ? MAIN_HEIGHT : HEIGHT;
     this.figure = document.createElement("figure");
     this.figure.tabIndex = 0;
     this.figure.title = hint;
@@ -33,7 +34,7 @@ class Chart {
     this.figure.append(caption, this.place);
     this.figure.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => {
-      if (this.plot && this.place.clientWidth) this.plot.setSize({ width: this.place.clientWidth, height: HEIGHT });
+      if (this.plot && this.place.clientWidth) this.plot.setSize({ width: this.place.clientWidth, height: this.height });
     }).observe(this.place);
     all.push(this);
   }
@@ -87,7 +88,7 @@ class Chart {
       ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4 };
     const self = this;
     return {
-      width: this.place.clientWidth || 320, height: HEIGHT, padding: [6, 8, 0, 0],
+      width: this.place.clientWidth || 320, height: this.height, padding: [6, 14, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: "steps" }, y: false, points: { size: 7 }, drag: { setScale: false, x: true, y: false } },
       scales: {
@@ -129,7 +130,7 @@ class Chart {
   read() {
     const last = this.rows[this.rows.length - 1], [step, row] = this.rows[this.at ?? -1] ?? last;
     const parts = this.shown.map(({ label, field, mark }) => {
-      const value = row[field] ?? (this.at === null ? this.newest(field) : null);
+      const value = row[field] ?? (this.at === null && !this.bars ? this.newest(field) : null);
       const part = document.createElement("span");
       part.className = `mark-${mark}`;
       part.textContent = `${label ? `${label} ` : ""}${typeof value === "number" ? written(value) : "–"}`;
@@ -154,7 +155,7 @@ const charts = [
     { label: "batch", field: "batch_reward", mark: "two" },
     { label: "held out", field: "held_out", mark: "three", sparse: true },
     { label: "accepted", field: "reward", mark: "mark" },
-  ], { hint: "accepted: by the validators' verdicts; batch: by the trainer's word; held out: on tasks never trained on" }),
+  ], { main: true, hint: "accepted: by the validators' verdicts; batch: by the trainer's word; held out: on tasks never trained on" }),
   new Chart("tokens per completion", [
     { label: "batch", field: "batch_length", mark: "two" },
     { label: "accepted", field: "length", mark: "mark" },

@@ -3,6 +3,7 @@ import { drawBroadcast, drawRegions } from "./broadcast.js";
 import { drawCharts } from "./charts.js";
 import { bar, byId, count, element } from "./dom.js";
 import { drawPeers } from "./peers.js";
+import "./rollouts.js";
 
 const REFUSALS_SHOWN = 8;
 const state = { head: {}, peers: new Map(), steps: new Map(), refusals: [] };
@@ -31,6 +32,7 @@ function drawHead() {
   }));
   const done = head.steps ? Math.min(1, (head.step ?? 0) / head.steps) : 0;
   byId("progress").replaceChildren(bar(done, `${Math.round(done * 100)} % of the steps`));
+  byId("rollouts").hidden = !head.rollouts;
   byId("trainer").textContent = head.trainer;
   byId("behind").hidden = !head.chain.length;
   byId("chain").replaceChildren(...head.chain.map((line) => element("li", line)));

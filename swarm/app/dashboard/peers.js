@@ -89,7 +89,7 @@ function detail(id, row) {
   const { arrival } = row;
   if (arrival) {
     const from = arrival.source ? `, ${percent(arrival.source_share)} from ${arrival.source}` : "";
-    facts.push(`Policy ${arrival.policy}: ${percent(arrival.held)} on its disk${from}; ${arrival.sources} sources.`);
+    facts.push(`Policy ${arrival.policy}: ${percent(arrival.held)} on its disk${from}; ${arrival.sources} ${arrival.sources === 1 ? "source" : "sources"}.`);
   }
   facts.push(...chain(row));
   if (record === null) facts.push("Asking the validators for its record…");
@@ -97,7 +97,7 @@ function detail(id, row) {
   else {
     if (record.eviction) facts.push(`Evicted: ${record.eviction}`);
     facts.push(`Submissions in all logs: ${count(record.accepted)} accepted, ${count(record.refused)} refused, ${count(record.quarantined)} quarantined; ${count(record.groups)} groups.`,
-      `Credited tokens: ${count(record.final)} final, ${count(record.held)} held until an eviction could no longer void them, ${count(record.void)} void; ${count(record.verified)} recomputed.`);
+      `Credited tokens: ${count(record.final)} final, ${count(record.held)} held, which an eviction would void, ${count(record.void)} void; ${count(record.verified)} recomputed.`);
     facts.push(...record.problems);
   }
   const list = element("ul");

@@ -15,7 +15,7 @@ from swarm.errors import PeerError
 from swarm.ledger.state import Totals
 from swarm.untrusted import printable
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 75.0
 """Deadline of one answer."""
 
 KEPT_SECONDS = 10.0

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hmac
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.resources import files
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peers.endpoint.connections import serve_connections
 from swarm.app.dashboard.feed import Feed
+from swarm.app.dashboard.reading import read_rollouts
 from swarm.app.dashboard.requests import Kept, record
 from swarm.app.dashboard.watch import Watcher
 from swarm.errors import PeerError
@@ -54,6 +56,7 @@ PARTS = {
     "/charts.js": ("charts.js", "text/javascript"),
     "/broadcast.js": ("broadcast.js", "text/javascript"),
     "/peers.js": ("peers.js", "text/javascript"),
+    "/rollouts.js": ("rollouts.js", "text/javascript"),
     "/uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript"),
     "/uPlot.min.css": ("uPlot.min.css", "text/css"),
 }
@@ -79,8 +82,22 @@ class Dashboard:
             peer, watcher = request.query_params.get("peer", ""), self.watcher
             if watcher is None or peer not in self.feed.snapshot.peers:
                 return PlainTextResponse("no such peer is known here", 404)
+            return await answered(f"record {peer}", lambda: record(watcher, peer))
+
+        async def rollouts(request: Request) -> Response:
+            step, watcher = request.query_params.get("step", ""), self.watcher
+            if watcher is None or (home := watcher.home) is None:
+                return PlainTextResponse("no rollouts can be read here", 404)
+            if step and not (step.isascii() and step.isdecimal() and len(step) < 16):
+                return PlainTextResponse("step must be a number, or empty for the newest", 400)
+            number = int(step) if step else None
+            return await answered(
+                f"rollouts {step}", lambda: read_rollouts(home, watcher.run.id, number)
+            )
+
+        async def answered(question: str, answer: Callable[[], Awaitable[bytes]]) -> Response:
             try:
-                found = await kept.get(f"record {peer}", lambda: record(watcher, peer))
+                found = await kept.get(question, answer)
             except PeerError as error:
                 return PlainTextResponse(printable(str(error)), 503)
             return Response(found, media_type="application/json")
@@ -95,6 +112,7 @@ class Dashboard:
                 *(Route(path, _part(*part), methods=["GET"]) for path, part in PARTS.items()),
                 Route("/snapshot.json", snapshot),
                 Route("/record.json", one_record),
+                Route("/rollouts.json", rollouts),
                 Route("/events", _Streams(self.feed), methods=["GET"]),
                 Route("/favicon.ico", icon),
             ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import trio
@@ -45,10 +46,14 @@ class Watcher:
 
     node: Node
     run: Run
+    home: Path | None = None
+    """Home of a trusted peer, whose rollouts can be read; None: there are none to read."""
     history: History = field(default_factory=History)
-    builder: Builder = field(default_factory=Builder)
     read: dict[str, int] = field(default_factory=dict)
     """Index of the next entry to read, by the owner of the log."""
+
+    def __post_init__(self) -> None:
+        self.builder = Builder(rollouts=self.home is not None)
 
     async def look(self) -> Snapshot:
         """Ask the trusted peers what is new; raises `PeerError` when none answers."""
@@ -115,4 +120,9 @@ async def watch(
             head = msgspec.structs.replace(old.head, problems=[f"Out of date: {error}"])
             snapshot = msgspec.structs.replace(old, head=head)
         feed.publish(snapshot)
-        await trio.sleep(INTERVAL_SECONDS + len(snapshot.peers) / PEERS_PER_SECOND)
+        await trio.sleep(pause_seconds(len(snapshot.peers)))
+
+
+def pause_seconds(peers: int) -> float:
+    """The pause between two looks at a run with so many peers."""
+    return INTERVAL_SECONDS + peers / PEERS_PER_SECOND
