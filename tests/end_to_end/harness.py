@@ -359,10 +359,7 @@ def tiny_manifest(
 
 
 class Swarm:
-    """Peers by name: bootstrap, relay, trainer, validator(-1, -2…), inference-1, inference-2…
-
-    Another trainer, such as trainer-2, is a standby.
-    """
+    """Peers by name: bootstrap, relay, trainer, validator(-1, -2…), inference-1, inference-2…"""
 
     def __init__(
         self,
@@ -423,11 +420,6 @@ class Swarm:
             adapter=adapter or Adapter(),
             objective=objective or manifest.objective,
             values=values or manifest.values,
-            standbys=[
-                TrustedKey(peer=peer.identity.peer_id)
-                for peer in self.of_role("trainer")
-                if peer.name != "trainer"
-            ],
         )
         envelope = sign_manifest(owner, manifest, time.time())
         self.run = envelope.body.run

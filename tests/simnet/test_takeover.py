@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 import trio
 
@@ -130,34 +128,3 @@ def test_a_trainer_that_is_replaced_while_it_trains_stops() -> None:
 
     run_virtual(main, seed=1, limit_seconds=3600)
     scene.check()
-
-
-@pytest.mark.slow
-def test_twenty_peers_and_machines_that_die_at_any_instant(seed: int = 0) -> None:
-    """Trainer and standby lose power again and again, also while bundles are made and taken."""
-    scene = Scene(100 + seed, workers=15)
-
-    async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            chance, peers = Random(seed), scene.simulation.peers
-            await scene.until("standby standby.bundle_received")
-            for _ in range(4):
-                struck = peers[chance.choice(["trainer", "standby"])]
-                await trio.sleep(chance.uniform(0, 15))
-                await struck.crash()
-                await trio.sleep(chance.uniform(0, 3))
-                await struck.start(resume=True)
-            await peers["trainer"].crash()
-            await trio.sleep(chance.uniform(0, 20))
-            scene.takeover("standby", "trainer")
-            for _ in range(3):
-                await trio.sleep(chance.uniform(0, 6))
-                await peers["standby"].crash()
-                await peers["standby"].start(resume=True)
-            await scene.until("standby trainer.step_trained", scene.trained("standby") + 2)
-            await peers["trainer"].start(resume=True)
-            await scene.until("standby trainer.step_trained", scene.trained("standby") + 5)
-
-    run_virtual(main, seed=seed, limit_seconds=3600)
-    assert all("taken this trainer's" in each for each in scene.simulation.violations)
