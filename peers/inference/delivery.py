@@ -237,6 +237,7 @@ class Deliveries:
         if acknowledged:
             self._events.emit(
                 "inference.submission_delivered",
+                submission=offered.digest,
                 step=offered.step,
                 number=offered.number,
                 validator=validator,

@@ -515,6 +515,7 @@ class InferenceRole:
         self._restarts.succeeded()
         self._events.emit(
             "inference.submission_made",
+            submission=made.digest,
             step=order.step,
             policy=order.policy,
             number=number,

@@ -124,6 +124,13 @@ class Collector:
             if await self._fetch(PeerId(envelope.sender), verdict):
                 await self._hold(envelope, verdict)
                 await self.accepted.take_in(envelope, verdict)
+                self._events.emit(
+                    "trainer.submission_pooled",
+                    submission=verdict.submission,
+                    worker=verdict.worker,
+                    step=verdict.step,
+                    number=verdict.number,
+                )
             else:
                 await self.outcomes.stale([verdict])
             self._settle(verdict)

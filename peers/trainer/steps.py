@@ -165,6 +165,11 @@ class Steps:
             for found in evaluated.environments:
                 environments.setdefault(found.label, {})["evaluation"] = found.reward
         self.peer.node.events.emit(
+            "trainer.trained_on",
+            step=step,
+            submissions=[accepted.digest for accepted in trained.batch],
+        )
+        self.peer.node.events.emit(
             "trainer.step_trained", **{**figures, "environments": environments, "step": step}
         )
         await child.record(step, figures, environments)

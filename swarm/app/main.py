@@ -30,6 +30,7 @@ from swarm.app.commands import (
     runs,
     status,
     synthesize,
+    trace,
     train,
     trainer,
     tuning,
@@ -55,6 +56,7 @@ def _swarm(version: Version = False) -> None:
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("why")(why.why)
+app.command("trace")(trace.trace)
 app.command("dashboard")(dashboard.dashboard)
 app.command("train")(train.train)
 app.command("sft")(tuning.sft)

@@ -28,13 +28,13 @@ PREFIX_MIN = 4
 """Fewest characters of a hash or peer id that are looked up."""
 
 
-def resolve(prefix: str, names: Iterable[str], what: str) -> str:
+def resolve(prefix: str, names: Iterable[str], what: str, where: str = "the ledger") -> str:
     """The only name that begins with a prefix; raises a `UserError` that names near ones."""
     names = list(names)
     found = sorted({name for name in names if name.startswith(prefix)})
     if len(prefix) < PREFIX_MIN or not found:
         raise UserError(
-            f"the ledger has no {what} {prefix!r}; give at least {PREFIX_MIN} characters"
+            f"{where} has no {what} {prefix!r}; give at least {PREFIX_MIN} characters"
             + _near(prefix, names)
         )
     if len(found) > 1 and prefix not in found:

@@ -89,7 +89,12 @@ def test_weights_and_biases_gets_them(tmp_path: Path, monkeypatch: pytest.Monkey
     pytest.importorskip("wandb", reason="an option of the trainer, installed by who wants it")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    Metrics(wandb="project", run="owner/demo").record(0, FIGURES)
+    first = Metrics(wandb="project", run="owner/demo")
+    first.record(0, FIGURES)
+    first._wandb.finish()
+    resumed = Metrics(wandb="project", run="owner/demo")
+    resumed.record(0, FIGURES)
+    assert first._wandb.id == resumed._wandb.id == "demo", "a restart continues the same run"
     assert list((tmp_path / "wandb").glob("offline-run-*-demo"))
 
 
