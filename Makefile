@@ -63,7 +63,7 @@ test-lm-eval: .venv/installed
 	build/lm-eval/bin/python -m pip install -q lm-eval==0.4.13
 	$(BIN)/python -m pytest -m lm_eval tests/evaluation $(ARGS)
 
-# kubectl, cloud-init and systemd are the machine's own; their tests are skipped without them.
+# kubectl, cloud-init, promtool and systemd are the machine's own; their tests are skipped without them.
 test-deploy: .venv/installed
 	$(BIN)/python -m venv build/deploy
 	build/deploy/bin/python -m pip install -q kubernetes-validate==1.37.0 check-jsonschema==0.39.0 \

@@ -80,6 +80,11 @@ def test_yaml_is_tidy() -> None:
     tool("yamllint", "--strict", "-d", f"{{extends: default, rules: {{{rules}}}}}", DEPLOY)
 
 
+def test_prometheus_takes_its_files() -> None:
+    tool("promtool", "check", "config", DEPLOY / "prometheus/prometheus.yml")
+    tool("promtool", "check", "rules", DEPLOY / "prometheus/alerts.yml")
+
+
 def test_scripts_are_clean() -> None:
     tool("shellcheck", DEPLOY / "place-key.sh", *sorted((DEPLOY / "slurm").glob("*.sbatch")))
 
