@@ -425,6 +425,13 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         f"trusted peer {_short(f['owner'])} sealed epoch {f['epoch']} of the ledger falsely, so it "
         f"is not pruned here: {f['reason']}"
     ),
+    "ledger.sealed": lambda f: (
+        f"epoch {f['epoch']} of the ledger is sealed, up to step {f['step']}"
+    ),
+    "ledger.pruned": lambda f: (
+        f"{f['entries']} entries of the log of trusted peer {_short(f['owner'])}, sealed up to "
+        f"epoch {f['epoch']}, were deleted here"
+    ),
     "ledger.skipped": lambda f: (
         f"{f['entries']} entries of the log of trusted peer {_short(f['owner'])} were sealed and "
         "pruned while this peer lacked them; it trusts the seal of the others"

@@ -52,6 +52,7 @@ class Earned:
 
 async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     """Run a peer until it is cancelled, has left, or all its roles have finished."""
+    check_before_start(settings)  # first: a role without its packages cannot be loaded
     roles = [load_role(name) for name in settings.role if name != BOOTSTRAP]
     if not settings.role:
         raise UserError("no role given; use --role inference, for example")
@@ -59,7 +60,6 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
         raise UserError(NO_WAY_IN)
     check_tables(settings)
     check_alarms(settings.alarms)
-    check_before_start(settings)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
     with listening(settings) as metrics, dashboard_listening(settings) as dashboard:
         async with (
