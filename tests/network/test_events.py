@@ -19,7 +19,7 @@ from tests.worlds import VirtualWorld
 FOR_THE_CURIOUS = re.compile(
     r"compute\.(child_said|child_started|fork_server_missing)|dht\.|gossip\.|ledger\.not_spread"
     r"|messenger\.|peer\.status|shardcast\.(checkpoint_found|checkpoint_removed|delta_encoded|neighbour|piece_)"
-    r"|transport\."
+    r"|trainer\.(submission_pooled|trained_on)|transport\."
 )
 """Shown with `--verbose` alone. Any other event needs a sentence in `swarm/events.py`."""
 
