@@ -275,7 +275,7 @@ def _keep_capitals(connection: sqlite3.Connection, owner: str, position: int, se
     for worker in [decode(raw) for (raw,) in rows]:
         if isinstance(worker, SealedWorker) and worker.capitals:
             connection.execute(
-                "INSERT INTO sealed_capitals (worker, owner, position, capitals) "
+                "INSERT OR REPLACE INTO sealed_capitals (worker, owner, position, capitals) "
                 "VALUES (?, ?, ?, ?)",
                 (worker.worker, owner, covered.first, msgspec.msgpack.encode(worker.capitals)),
             )

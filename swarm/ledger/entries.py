@@ -259,6 +259,9 @@ Entry: TypeAlias = (
     | Sealed
 )
 
+LASTING = (Admitted, Redeemed, InviteRevoked, Evicted, Reinstated)
+"""Entries that stay in force beyond their epoch. A seal carries no others."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
@@ -276,9 +279,13 @@ def decode(raw: bytes) -> Entry:
     if len(raw) > ENTRY_BYTES_MAX:
         raise ValueError(f"a log entry of {len(raw)} bytes; at most {ENTRY_BYTES_MAX} are allowed")
     try:
-        return _decoder.decode(raw)
+        entry = _decoder.decode(raw)
+        carried = _decoder.decode(entry.entry) if isinstance(entry, Carried) else None
     except DECODE_ERRORS as error:
         raise ValueError(f"a malformed log entry: {error}") from error
+    if carried is not None and not isinstance(carried, LASTING):
+        raise ValueError("a malformed log entry: what it carries on does not stay in force")
+    return entry
 
 
 def unfolded(entries: Iterable[Entry]) -> Iterator[Entry]:

@@ -17,16 +17,13 @@ from blake3 import blake3
 from swarm.ledger import stakes
 from swarm.ledger.capital import Capitals
 from swarm.ledger.entries import (
+    LASTING,
     SEALED_ROOTS_MAX,
-    Admitted,
     Carried,
     CheckpointPublished,
     Consumed,
     Entry,
-    Evicted,
-    InviteRevoked,
     Judged,
-    Redeemed,
     Reinstated,
     Sealed,
     SealedCapital,
@@ -37,9 +34,6 @@ from swarm.ledger.entries import (
     encode,
 )
 from swarm.ledger.state import Authority, Base, Frontier, Record, Totals, ledger_state
-
-_LASTING = (Admitted, Redeemed, InviteRevoked, Evicted, Reinstated)
-"""Entries that stay in force beyond their epoch."""
 
 _TOTALS = tuple(each.name for each in fields(Totals) if each.name != "held")
 """Sealed credit is final or void, never held."""
@@ -240,7 +234,7 @@ def _lasting(log: Sequence[Record], first: int) -> dict[bytes, int]:
     for record in log:
         if isinstance(record.entry, Carried):
             found.setdefault(record.entry.entry, record.entry.position)
-        elif isinstance(record.entry, _LASTING) and record.index < first:
+        elif isinstance(record.entry, LASTING) and record.index < first:
             found.setdefault(encode(record.entry), record.index)
     return dict(sorted(found.items(), key=lambda each: each[1]))
 

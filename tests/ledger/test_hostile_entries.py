@@ -9,7 +9,19 @@ import trio
 
 from peers.validator.records import Records
 from swarm.identity import Identity
-from swarm.ledger.entries import Entry, Evicted, InviteRevoked, Redeemed, Reinstated
+from swarm.ledger.entries import (
+    Carried,
+    Entry,
+    Evicted,
+    InviteRevoked,
+    Redeemed,
+    Reinstated,
+    Sealed,
+    SealedCapital,
+    SealedLog,
+    SealedWorker,
+    encode,
+)
 from swarm.messages import Eviction, Invite, Reinstatement
 from swarm.run.invites import invite_in, make_invite, revoke
 from tests.ledger.harness import (
@@ -30,6 +42,11 @@ from tests.ledger.test_state import judged, state
 from tests.worlds import WALL
 
 ANOTHER = identity(77)
+COVERED = SealedLog(owner=BOB.peer_id, size=1, root=bytes(32), first=1)
+SEALED = Sealed(
+    epoch=0, lineage=0, step=0, logs=[COVERED], rules=bytes(32), totals=bytes(32), block=2
+)
+SEAL = encode(SEALED)
 
 
 def size_of(peer: Peer, owner: Identity) -> int:
@@ -160,6 +177,38 @@ def test_only_the_owners_messages_redeem_and_revoke_invites(tmp_path: Path) -> N
             await alice.trusted.invites.revoke(revoke(OWNER, swarm.run, id_, WALL).raw)
             await bob.until(lambda: bob.trusted.invites.is_revoked(id_), "alice's log arrives")
             assert bob.trusted.invites.holder(id_) == WORKER.peer_id
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("junk", [b"junk", encode(Carried(position=0, entry=b"")), SEAL])
+def test_a_seal_that_carries_anything_stops_nobody(tmp_path: Path, junk: bytes) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+            own = bob.trusted.log_of(BOB.peer_id)
+            assert own is not None
+            await own.append([Carried(position=0, entry=junk)])
+            await bob.trusted.append_verdict(verdict_at(0))
+            await alice.until(lambda: bool(alice.events("ledger.mirror_failed")), "it is refused")
+
+    in_virtual_time(main)
+
+
+def test_a_block_that_names_a_worker_twice_stops_nobody(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(BOB) as bob:
+            own = bob.trusted.log_of(BOB.peer_id)
+            assert own is not None
+            await bob.trusted.append_verdict(verdict_at(0))
+            database = bob.trusted._database  # it does what no honest peer does
+            await database.transact(lambda connection: own.prune_within(connection, 1))
+            bets = [SealedCapital(submissions=1, entered=[0] * 7)]
+            await own.append([*[SealedWorker(worker=WORKER.peer_id, capitals=bets)] * 2, SEALED])
+            await bob.trusted.append_verdict(verdict_at(1))
+            async with swarm.peer(ALICE) as alice:
+                await alice.until(lambda: size_of(alice, BOB) == own.size(), "bob's log arrives")
 
     in_virtual_time(main)
 
