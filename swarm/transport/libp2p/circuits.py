@@ -117,7 +117,7 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
                 return
             await self._send_status(stream, StatusCode.OK, "", limit=self._limit)
             try:
-                await self._carry(stream, onward)
+                await self.carry(stream, onward)
             except LimitReached as reached:
                 self._tell(str(reached))
                 for peer, other in ((source, target), (target, source)):
@@ -175,7 +175,7 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
         swarm: TamedSwarm = self.host.get_network()
         return swarm
 
-    async def _carry(self, stream: Any, onward: Any) -> None:
+    async def carry(self, stream: Any, onward: Any) -> None:
         """Carry bytes both ways until one side ends; raises `LimitReached`."""
         left = self._given.circuit_bytes
         reached = ""
