@@ -29,6 +29,7 @@ WORKING = ("direct", "reversed", "punched", "relayed")
 
 UNSOLVED = {
     ("IPv6 only", "public"): "a peer that others reach over IPv4 has no relay, and no IPv6",
+    ("only 80, 443", "public"): "a peer that others reach over IPv4 has no relay, and no such port",
 }
 """Cells that do not work, with the reason."""
 
