@@ -1,0 +1,44 @@
+"""`swarm run succeed` against a running bootstrap peer: the run gets an owner who was named."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from swarm.identity import Identity, load_or_create
+from swarm.run.manifest import load_manifest, manifest_in
+from swarm.run.update import sign_manifest
+from swarm.succession import title_of
+from tests.app.harness import bootstrap_peer, complaint, signed_manifest, swarm
+
+OWNER = Identity(bytes([7]) * 32)
+
+
+def test_a_successor_becomes_the_owner_of_a_running_run(tmp_path: Path) -> None:
+    heir = load_or_create(tmp_path / "heir.key")
+    manifest = manifest_in(signed_manifest(tmp_path, OWNER))
+    named = replace(manifest, successors=[heir.peer_id])
+    path = tmp_path / "run.manifest"
+    path.write_bytes(sign_manifest(OWNER, named, time.time()).raw)
+    first = path.read_bytes()
+    with bootstrap_peer(tmp_path / "home", path) as multiaddr:
+
+        def succeed(key: str) -> tuple[str | Path, ...]:
+            words = ("run", "succeed", path, "--owner-key", tmp_path / key)
+            return (*words, "--bootstrap", multiaddr)
+
+        load_or_create(tmp_path / "another.key")
+        assert "is neither the owner" in complaint(*succeed("another.key"))
+        assert path.read_bytes() == first
+
+        done = swarm(*succeed("heir.key"))
+        assert done.status == 0, done.errors
+        assert f"owner {OWNER.peer_id} → {heir.peer_id}; the run's id stays" in done.output
+        assert f"bootstrap peer {multiaddr.rpartition('/')[2]} has it" in done.output
+        assert title_of(load_manifest(path)).owner == heir.peer_id
+
+        # With the file of before, the command meets the new owner's version in the network.
+        path.write_bytes(first)
+        assert "owns run" in complaint(*succeed("heir.key"))
