@@ -68,8 +68,10 @@ class Books:
         return seal
 
     def holds(self, covered: SealedLog) -> bool:
-        """Whether this peer holds all entries of a log that a seal covers."""
-        return Log(self._database, covered.owner).size() >= covered.size
+        """Whether this peer can check what a seal says of a log: it holds all entries that the
+        seal covers and an earlier one did not."""
+        log = Log(self._database, covered.owner)
+        return log.start() <= covered.size <= log.size()
 
     def grown_since(self, seal: Sealed | None, trusted: Sequence[str]) -> int:
         """New entries of all logs together since a seal."""

@@ -77,10 +77,8 @@ class Sealing:
         held = self._books.seal_at(last) if last is not None else None
         if self._books.grown_since(held, authority.trusted) < entries:
             return
-        lineage, newest = self._newest()
-        frontier = Frontier(lineage, newest - authority.rules.hold_steps)
-        before = epochs.frontier_of(held) if held is not None else Frontier(0, 0)
-        if frontier.step <= before.step or frontier.lineage < before.lineage:
+        frontier = self._final(authority)
+        if not _is_later(frontier, held):
             return  # nothing new is final; after a rollback, not before the run is as far again
         number = last.epoch + 1 if last is not None else 0
         await self._write(lambda: self._books.seal(number, frontier, authority, last))
@@ -92,18 +90,25 @@ class Sealing:
         if not theirs or (mine is not None and mine.epoch >= theirs[-1].epoch):
             return
         place = theirs[-1]
-        seal = self._books.seal_at(place)
-        lineage, step = self._newest()
+        seal, final = self._books.seal_at(place), self._final(authority)
+        previous = _newest_agreed(seals, authority.trusted, before=seal.epoch)
+        held = self._books.seal_at(previous) if previous is not None else None
         may = (
             seal.rules == epochs.rules_digest(authority)
             and sorted(authority.trusted) == [log.owner for log in seal.logs]
-            and (lineage, step - authority.rules.hold_steps) >= (seal.lineage, seal.step)
+            and final.lineage >= seal.lineage
+            and final.step >= seal.step
+            and _is_later(epochs.frontier_of(seal), held)
             and all(self._books.holds(log) for log in seal.logs)
         )
-        previous = _newest_agreed(seals, authority.trusted, before=seal.epoch)
         if not may or seal.epoch != (previous.epoch + 1 if previous is not None else 0):
             return
         await self._write(lambda: self._books.countersign(place, previous, authority))
+
+    def _final(self, authority: Authority) -> Frontier:
+        """The newest submissions whose credit is final, as far as this peer knows."""
+        lineage, newest = self._newest()
+        return Frontier(lineage, newest - authority.rules.hold_steps)
 
     async def _write(self, work: Callable[[], Awaitable[tuple[range, Sealed]]]) -> None:
         seal = await self._append(work)
@@ -136,6 +141,12 @@ class Sealing:
 
 
 Seals = Mapping[str, Sequence[Place]]
+
+
+def _is_later(frontier: Frontier, held: Sealed | None) -> bool:
+    """Whether a seal up to `frontier` may follow the one held: it covers all that this covers."""
+    before = epochs.frontier_of(held) if held is not None else Frontier(0, 0)
+    return frontier.step > before.step and frontier.lineage >= before.lineage
 
 
 def _last(seals: Seals, owner: str) -> Place | None:

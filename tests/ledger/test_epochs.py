@@ -71,6 +71,7 @@ class Run:
         self.swarm = swarm
         self.peers = {peer.node.peer_id: peer for peer in peers}
         self.step = 0
+        self.lineage = 0
         self.authority = Authority.of((OWNER.peer_id,), swarm.manifest.message)  # type: ignore[arg-type]
 
     async def advance(self, steps: int) -> None:
@@ -93,13 +94,15 @@ class Run:
                         ]
                     )
             await trainer.append(
-                [CheckpointPublished(lineage=0, step=self.step, manifest=bytes(32))]
+                [CheckpointPublished(lineage=self.lineage, step=self.step, manifest=bytes(32))]
             )
         self.order()
 
     def order(self) -> None:
         """The newest step's order is known to everybody."""
-        policy = CheckpointReference(lineage=0, step=self.step, digest=bytes(32), size_bytes=1)
+        policy = CheckpointReference(
+            lineage=self.lineage, step=self.step, digest=bytes(32), size_bytes=1
+        )
         order = StepOrder(
             step=self.step, revision=1, checkpoint=policy, nonce=bytes(32), groups_wanted=1,
             submissions_max=1,
@@ -275,6 +278,37 @@ def test_a_false_seal_is_reported_and_nothing_is_pruned(tmp_path: Path, what: st
             assert not peer.events("ledger.sealed")
             assert run.starts(peer) == [0, 0, 0]
         assert run.starts(trainer) == [0, 0, 0]
+
+    everything(main, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"step": 10**6}, {"step": 1}, {"logs": 1}], ids=["future", "past", "pruned"]
+)
+def test_a_second_seal_that_nobody_can_check_stops_nobody(
+    tmp_path: Path, wrong: dict[str, int]
+) -> None:
+    """After a rollback, the first trusted peer seals the old lineage for ever, or what it sealed
+    before, or names sizes of which the others hold no hashes."""
+
+    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+        await run.advance(50)
+        await run.look()
+        starts = run.starts(alice)
+        assert min(starts) > 20
+        last = epochs.last_seal(run.logs(trainer)[0])
+        assert last is not None
+        run.lineage = 1
+        await run.advance(2)
+        logs = last.logs
+        if "logs" in wrong:
+            logs = [msgspec.structs.replace(log, size=log.first - 9) for log in logs]
+        lie = {"epoch": 1, "step": wrong.get("step", last.step + 1), "logs": logs, "block": 0}
+        await trainer.trusted.append([msgspec.structs.replace(last, **lie)])
+        await run.look()
+        for peer in (alice, bob):
+            assert len(peer.events("ledger.sealed")) == 1 and run.starts(peer) == starts
+            assert not peer.events("ledger.false_seal")
 
     everything(main, tmp_path)
 
