@@ -66,8 +66,7 @@ class Joining:
             print(f"{self.path} has settings of yours and stays as it is; the link's are used now")
             return
         make_home(self.home)
-        # JSON's texts and lists of texts are valid TOML.
-        text = HEAD + "".join(f"{key} = {json.dumps(each)}\n" for key, each in self.table.items())
+        text = HEAD + "".join(f"{key} = {_toml(each)}\n" for key, each in self.table.items())
         temporary = self.path.with_suffix(".new")
         # The invite is a secret, so nobody else may read it at any moment.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -76,6 +75,11 @@ class Joining:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path)
+
+
+def _toml(value: str | list[str]) -> str:
+    """JSON's texts and lists of texts are TOML, but for surrogate pairs and DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def prepare(text: str, home: Path) -> Joining:

@@ -131,7 +131,8 @@ class LineService:
         await trio.sleep(BUSY_SAMPLE_SECONDS)
         if moved.sent + moved.received - before > BUSY_BYTES_PER_SECOND * BUSY_SAMPLE_SECONDS:
             return "its line is busy with pieces"
-        if self._measuring not in (None, peer):  # another peer began meanwhile
+        # Another peer began meanwhile, or this one opened more streams at once.
+        if self._measuring not in (None, peer) or self._streams >= STREAMS:
             return "it measures with another peer"
         now = self._world.now()
         if not self._networks.of(self._transport.network_of(peer) or peer).take(wanted, now):

@@ -44,6 +44,13 @@ def test_the_settings_are_written_once_and_belong_to_the_person_then(tmp_path: P
     assert (settings.uplink_mbps, settings.bootstrap, settings.verbose) == (5, [NOBODY], True)
 
 
+@pytest.mark.parametrize("name", ["\U0001f41d", "a\x7fb", "d\u00e9j\u00e0 vu", 'a"b'])
+def test_a_home_of_any_name_is_read_again(name: str, tmp_path: Path) -> None:
+    prepare(link(), tmp_path / name).write()
+    again = prepare(link(), tmp_path / name)
+    assert again.held()["home"] == str(tmp_path / name)
+
+
 def test_a_home_is_of_one_run(tmp_path: Path) -> None:
     prepare(link(), tmp_path).write()
     with pytest.raises(UserError, match="choose another folder with --home"):

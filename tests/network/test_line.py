@@ -76,6 +76,25 @@ def test_an_hour_gives_each_peer_only_so_many_bytes(tmp_path) -> None:
     in_virtual_time(main)
 
 
+def test_streams_that_are_opened_at_once_are_counted(tmp_path) -> None:
+    offered: list[int] = []
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as (asking, other):
+            LineService(other, VirtualWorld())
+
+            async def ask() -> None:
+                _, offer = await line._open(asking, other.peer_id, line.STREAM_BYTES_MAX)
+                offered.append(offer.size_bytes)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(4 * line.STREAMS):
+                    nursery.start_soon(ask)
+
+    in_virtual_time(main)
+    assert sum(map(bool, offered)) == line.STREAMS
+
+
 def test_identities_are_free_but_an_hour_has_a_bound_for_all(tmp_path) -> None:
     async def main() -> None:
         async with two_peers(tmp_path) as (_, other):
