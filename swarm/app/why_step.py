@@ -44,7 +44,8 @@ def about_step(
     ]
     order = status.order if status is not None else None
     open_now = order is not None and order.step == step
-    if not judged and not open_now:
+    trained = _trained_on(archive, step)
+    if not judged and not open_now and not trained:
         raise UserError(f"the ledger has no work of step {step}; {_known(archive, order)}")
     first = {
         entry.submission: archive.state.verdicts.get(entry.submission, entry) for _, entry in judged
@@ -73,7 +74,7 @@ def about_step(
         "verdict_times": _verdict_times(archive, [record for record, _ in judged]),
         "reward": statistics.fmean(rewards) if rewards else None,
         "used": _used(archive, set(first)),
-        "trained": _trained_on(archive, step),
+        "trained": trained,
         "phases": _phases(step, events),
     }
 
@@ -183,10 +184,13 @@ def step_lines(told: dict[str, Any]) -> list[str]:
     """Format what is known about a step."""
     policies = ", ".join(map(str, told["policies"])) or "not known"
     outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(told["submissions"].items()))
+    generated = f"generated with policy {policies}"
+    if not told["submissions"] and not told["open"]:
+        generated = "which asked for no work: enough groups were left from earlier steps"
     lines = [
-        f"step     {told['step']}, generated with policy {policies}"
+        f"step     {told['step']}, {generated}"
         + (f"; it is open, and wants {told['groups_wanted']:,} groups" if told["open"] else ""),
-        f"arrived  {outcomes or 'nothing yet'}; {told['groups']:,} groups accepted",
+        f"arrived  {outcomes or 'nothing'}; {told['groups']:,} groups accepted",
     ]
     for name, count in told["failed"].items():
         lines.append(f"         {count:,} × {printable(name)}: {REFUSALS.get(name, UNKNOWN).means}")
