@@ -8,14 +8,14 @@ from typing import TypeAlias
 
 import trio
 
-from swarm.envelope import open_envelope
+from swarm.envelope import Envelope, open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import PeerId
 from swarm.node.node import PEERS_MET, Node
 from swarm.run.admission import TRUSTED_ROLES
 from swarm.run.choice import choose_run, pin_owner
 from swarm.run.exchange import list_runs
-from swarm.run.manifest import Outgrown
+from swarm.run.manifest import Outgrown, manifest_in
 from swarm.run.records import run_key
 from swarm.run.run import Run
 from swarm.succession import title_of
@@ -209,6 +209,20 @@ async def join_dht(node: Node, entry_points: EntryPoints) -> None:
             node.events.emit("dht.bootstrap_failed", reason=str(error))
 
 
+def is_outgrown(outgrown: Outgrown, known: Mapping[str, Envelope], wanted: str | None) -> bool:
+    """Whether a run that needs a newer build is the one to join, as far as one can know.
+
+    An old version handed out again, or a stranger's run of the same name, keeps nobody out.
+    """
+    held = known.get(outgrown.run)
+    if held is not None and manifest_in(held).version >= outgrown.version:
+        return False
+    if not known or outgrown.run == wanted:
+        return True
+    found = any(wanted in (run, run.partition("/")[2]) for run in known)
+    return wanted is not None and not found
+
+
 async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = False) -> Run:
     """Find the run to join, and enter the DHT as the run's broadcast mode requires.
 
@@ -237,8 +251,9 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
         async with trio.open_nursery() as nursery:
             for peer in entry_points:
                 nursery.start_soon(ask, peer)
-    if outgrown and (node.settings.run or not known):
-        raise outgrown[0]
+    for error in outgrown:
+        if is_outgrown(error, known, node.settings.run):
+            raise error
     if not known and problems:
         raise UserError(f"no peer provided a run manifest: {'; '.join(problems)}")
     manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)

@@ -151,8 +151,16 @@ def _migrate(home: Path, staged: Path, migration: Migration, becomes: int) -> No
     names = []
     for name in migration.databases:
         if (home / name).exists():
-            with _copied(home / name, staged / name) as connection:
-                migration.change(name, connection)
+            try:
+                with _copied(home / name, staged / name) as connection:
+                    migration.change(name, connection)
+            except sqlite3.OperationalError:
+                raise  # the disk or this program, not the file
+            except sqlite3.DatabaseError as error:
+                raise UserError(
+                    f"{home / name} is damaged, and cannot be migrated to format {becomes} "
+                    f"({error}); nothing was changed; docs/deployment.md says what is lost with it"
+                ) from error
             names.append(name)
     sync_path(staged)
     _write(staged / INDEX, json.dumps({"format": becomes, "files": names}))

@@ -218,7 +218,10 @@ def test_a_lasting_alarm_is_told_again_and_a_mild_one_not_at_all() -> None:
     ("settings", "sentence"),
     [
         ({"webhook": "http://example.org/hook/s3cret"}, "'example.org' is neither https nor on"),
-        ({"webhook": "file:///etc/passwd"}, "is neither https nor on this machine"),
+        ({"webhook": "file://host/etc/passwd"}, "is neither https nor on this machine"),
+        ({"webhook": "file:///etc/passwd"}, "webhook is no address of a host"),
+        ({"webhook": "https://[::1/s3cret"}, "webhook is no address of a host"),
+        ({"webhook": "https://a:99999/s3cret"}, "webhook is no address of a host"),
         ({"webhook_token_file": "/nowhere"}, "webhook_token_file /nowhere cannot be read"),
         ({"webhook_token_file": "/dev/null"}, "must hold one line with the token"),
         ({"command": [""]}, "command begins with an empty text"),

@@ -29,6 +29,7 @@ from swarm.manifest import (
     Values,
 )
 from swarm.messages import Heartbeat
+from swarm.node.joining import is_outgrown
 from swarm.protocol import PROTOCOL_OLDEST, PROTOCOL_VERSION, protocol_problem
 from swarm.run.admission import NotAdmitted
 from swarm.run.manifest import Outgrown, check_manifest
@@ -203,6 +204,19 @@ def test_a_signed_run_needs_what_its_features_need() -> None:
     assert with_needs(replace(PLAIN, needs=PROTOCOL_VERSION)).needs == PROTOCOL_VERSION
     with pytest.raises(UserError, match=f"run.toml: needs is {NEWER}"):
         with_needs(replace(PLAIN, needs=NEWER), "run.toml")
+
+
+def test_no_old_version_and_no_stranger_keeps_a_peer_out_of_a_run() -> None:
+    held = {RUN_ID: sealed_manifest(OWNER, replace(PLAIN, version=3))}
+    name = RUN_ID.partition("/")[2]
+    old, new = (Outgrown(RUN_ID, version, NEWER, OWNER.peer_id) for version in (3, 4))
+    strangers = Outgrown(f"{WORKER.peer_id}/{name}", 9, NEWER, WORKER.peer_id)
+    for wanted in (None, name, RUN_ID):
+        assert not is_outgrown(old, held, wanted)
+        assert not is_outgrown(strangers, held, wanted)
+    assert is_outgrown(new, held, RUN_ID)
+    assert is_outgrown(strangers, held, "another name")
+    assert is_outgrown(strangers, {}, None)
 
 
 def test_the_place_of_needs_on_the_wire_is_fixed() -> None:

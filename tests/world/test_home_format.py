@@ -165,3 +165,13 @@ def _die_at(instant: int) -> None:
         setattr(os, name, dying(getattr(os, name)))
     shutil.rmtree = dying(shutil.rmtree)
     setattr(sqlite3, "connect", dying(sqlite3.connect))  # noqa: B010 (mypy)
+
+
+def test_a_damaged_database_is_a_sentence_and_stays(tmp_path: Path) -> None:
+    home = home_of_format_1(tmp_path / "home")
+    (home / "peer.sqlite-wal").unlink()
+    (home / "peer.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(UserError, match=r"peer\.sqlite is damaged, and cannot be migrated"):
+        open_format(home)
+    assert (home / "peer.sqlite").read_bytes().startswith(b"no database")
+    assert format_of(home) == 1

@@ -15,7 +15,15 @@ TOKEN_CHARACTERS_MAX = 4096
 def check(settings: AlarmSettings) -> None:
     """Raise `UserError` for a webhook, token file or command that cannot work."""
     if settings.webhook:
-        parts = urlsplit(settings.webhook)
+        try:
+            parts = urlsplit(settings.webhook)
+            whole = bool(parts.hostname) and parts.port != 0 and " " not in parts.netloc
+        except ValueError:  # an unfinished IPv6 address, a port that is none
+            whole = False
+        if not whole:
+            raise UserError(
+                "[alarms]: webhook is no address of a host; write it as https://HOST/PATH"
+            )
         if parts.scheme != "https" and not (parts.scheme == "http" and is_local(parts.hostname)):
             raise UserError(
                 f"[alarms]: webhook at {host_of(settings.webhook)!r} is neither https nor on this "
