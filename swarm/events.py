@@ -176,6 +176,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "alarm.undelivered": lambda f: (
         f"alarm {f['alarm']} could not be given to the {f['to']}: {f['reason']}"
     ),
+    "traces.undelivered": lambda f: (
+        f"spans could not be given to the collector at {f['host']} and are dropped; the peer goes "
+        "on, and further ones are tried"
+    ),
     "home.migrated": lambda f: f"the home has format {f['format']} now: {f['what']}",
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
     "transport.reachability": lambda f: (

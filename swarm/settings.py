@@ -74,6 +74,14 @@ class AlarmSettings(RoleSettings):
     """Free share of the home's disk below which the disk is low."""
 
 
+class TraceSettings(RoleSettings):
+    """The table `[traces]`: where the spans of submissions go."""
+
+    endpoint: str = ""
+    """Address at which an OpenTelemetry collector takes spans by OTLP/HTTP, such as
+    `http://127.0.0.1:4318/v1/traces`: https, or http on this machine. Empty: none."""
+
+
 class PeerSettings(pydantic.BaseModel):
     """Settings of one peer. The field names are the keys of the TOML file."""
 
@@ -134,6 +142,8 @@ class PeerSettings(pydantic.BaseModel):
     """Largest size of the home in bytes; if unset, the disk's free space is the limit."""
     alarms: AlarmSettings = AlarmSettings()
     """Whom to tell when something goes wrong: a table of its own."""
+    traces: TraceSettings = TraceSettings()
+    """Where the spans of submissions go: a table of its own."""
     tables: dict[str, dict[str, Any]] = {}
     """Unvalidated tables of the roles, by role; in TOML each is a table of its own."""
 
@@ -170,6 +180,7 @@ def load_settings(config: Path | None, flags: dict[str, Any]) -> PeerSettings:
     rest = {key: value for key, value in table.items() if key not in tables}
     rest |= {key: value for key, value in flags.items() if value not in (None, [], False)}
     rest["alarms"] = _validated(AlarmSettings, rest.get("alarms", {}), f"{where}: [alarms]")
+    rest["traces"] = _validated(TraceSettings, rest.get("traces", {}), f"{where}: [traces]")
     return _validated(PeerSettings, {**rest, "tables": tables}, where)
 
 

@@ -19,6 +19,8 @@ from swarm.app.dashboard.in_peer import dashboard_listening, serving_dashboard
 from swarm.app.doctor.at_start import check_before_start, checking
 from swarm.app.health import beating
 from swarm.app.interrupt import run_until_interrupted
+from swarm.app.live_traces import check as check_traces
+from swarm.app.live_traces import tracing
 from swarm.app.local_node import open_node
 from swarm.app.metrics.server import listening, serving_metrics
 from swarm.errors import UserError
@@ -60,12 +62,14 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
         raise UserError(NO_WAY_IN)
     check_tables(settings)
     check_alarms(settings.alarms)
+    check_traces(settings.traces)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
     with listening(settings) as metrics, dashboard_listening(settings) as dashboard:
         async with (
             open_node(settings) as node,
             beating(node) as pulse,
             serving_metrics(metrics, node, pulse),
+            tracing(settings.traces, node.events),
             ringing(settings.alarms, node),
             checking(node),
             serving_dashboard(dashboard, node),

@@ -61,29 +61,46 @@ def trace_of(events: Iterable[Mapping[str, Any]], prefix: str) -> tuple[str, lis
     """
     found: dict[str, list[Mapping[str, Any]]] = {}
     for event in events:
-        if event["event"] not in LASTING and event["event"] not in MOMENTS:
-            continue
-        if not (_is_number(event.get("time")) and isinstance(event.get("peer"), str)):
-            continue
-        several = event.get("submissions")
-        for submission in several if isinstance(several, list) else [event.get("submission")]:
-            if isinstance(submission, str) and submission.startswith(prefix.lower()):
+        for submission in submissions_of(event):
+            if submission.startswith(prefix.lower()):
                 found.setdefault(submission, []).append(event)
     submission = resolve(prefix.lower(), found, "submission", "the folder of logs")
     spans: list[Span] = []
-    before: float | None = None
     for event in sorted(found[submission], key=lambda each: float(each["time"])):
-        ended = float(event["time"])
-        seconds = event.get("seconds")
-        if event["event"] in LASTING:
-            began = ended - max(0.0, float(seconds)) if _is_number(seconds) else ended
-            name = LASTING[event["event"]]
-        else:
-            began, name = (ended if before is None else before), MOMENTS[event["event"]]
-        before = ended
-        kept = {key: event[key] for key in SHOWN if isinstance(event.get(key), (str, int, float))}
-        spans.append(Span(name, event["event"], event["peer"], began, ended, kept))
+        spans.append(span_of(event, spans[-1].ended if spans else None))
     return submission, spans
+
+
+def submissions_of(event: Mapping[str, Any]) -> list[str]:
+    """The hashes that an event of a submission's way names; empty for any other event."""
+    if event["event"] not in LASTING and event["event"] not in MOMENTS:
+        return []
+    if not (_is_number(event.get("time")) and isinstance(event.get("peer"), str)):
+        return []
+    several = event.get("submissions")
+    named = several if isinstance(several, list) else [event.get("submission")]
+    return [submission for submission in named if isinstance(submission, str)]
+
+
+def span_of(event: Mapping[str, Any], before: float | None) -> Span:
+    """The span that an event ends; `before` is the time of the submission's event before it."""
+    ended = float(event["time"])
+    seconds = event.get("seconds")
+    if event["event"] in LASTING:
+        began = ended - max(0.0, float(seconds)) if _is_number(seconds) else ended
+        name = LASTING[event["event"]]
+    else:
+        began, name = (ended if before is None else before), MOMENTS[event["event"]]
+    kept = {key: event[key] for key in SHOWN if isinstance(event.get(key), (str, int, float))}
+    return Span(name, event["event"], event["peer"], began, ended, kept)
+
+
+def ids(submission: str, span: Span) -> tuple[str, str]:
+    """Trace id and span id in hex. They depend on the event alone, so that a log and a peer that
+    sends its spans itself have the same."""
+    identity = f"{submission} {span.peer} {span.event} {span.ended}"
+    span_id = blake3(identity.encode()).hexdigest()[: 2 * SPAN_ID_BYTES]
+    return submission[: 2 * TRACE_ID_BYTES], span_id
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -113,14 +130,13 @@ def as_otlp(submission: str, spans: list[Span]) -> dict[str, Any]:
 
     https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
     """
-    trace_id = submission[: 2 * TRACE_ID_BYTES]
     by_peer: dict[str, list[dict[str, Any]]] = {}
     for span in spans:
-        identity = f"{submission} {span.peer} {span.event} {span.ended}"
+        trace_id, span_id = ids(submission, span)
         by_peer.setdefault(span.peer, []).append(
             {
                 "traceId": trace_id,
-                "spanId": blake3(identity.encode()).hexdigest()[: 2 * SPAN_ID_BYTES],
+                "spanId": span_id,
                 "name": span.name,
                 "kind": 1,
                 "startTimeUnixNano": str(int(span.began * 1e9)),
