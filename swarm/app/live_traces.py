@@ -62,7 +62,7 @@ async def tracing(settings: TraceSettings, events: Events) -> AsyncIterator[None
     logger = logging.getLogger("opentelemetry")
     logger.propagate = False  # the event below is the one line that a dead collector gets
     logger.addHandler(logging.NullHandler())
-    exporter = _Exporter(settings.endpoint, events)
+    exporter = Exporter(settings.endpoint, events)
     processor = _library("sdk.trace.export").BatchSpanProcessor(
         exporter,
         max_queue_size=QUEUE_SPANS_MAX,
@@ -117,12 +117,12 @@ def _readable(submission: str, span: Span) -> Any:
     )
 
 
-class _Exporter:
+class Exporter:
     """OpenTelemetry's OTLP/HTTP exporter; its first failure after a success becomes an event."""
 
-    def __init__(self, endpoint: str, events: Events) -> None:
+    def __init__(self, endpoint: str, events: Events, seconds: float = REQUEST_SECONDS) -> None:
         module = _library("exporter.otlp.proto.http.trace_exporter")
-        self._exporter = module.OTLPSpanExporter(endpoint, timeout=REQUEST_SECONDS)
+        self._exporter = module.OTLPSpanExporter(endpoint, timeout=seconds)
         self._success = _library("sdk.trace.export").SpanExportResult.SUCCESS
         self._events = Rationed(events)
         self._host = host_of(endpoint)

@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from swarm.app.live_traces import check, tracing
+from swarm.app.live_traces import Exporter, check, tracing
 from swarm.app.trace import as_otlp, trace_of
 from swarm.errors import UserError
 from swarm.events import Event, Events, to_json
@@ -95,10 +95,21 @@ def test_a_collector_gets_the_spans_of_swarm_trace() -> None:
 
 @needs_extra
 def test_a_dead_collector_is_one_event() -> None:
-    with socket.socket() as closed:  # bound, and nobody listens
+    """Bound, and nobody listens: of two batches that fail, the first is said."""
+    heard: list[Event] = []
+
+    async def main(endpoint: str) -> None:
+        events = Events(Machine(), "worker")
+        events.add_sink(heard.append)
+        exporter = Exporter(endpoint, events, seconds=0.1)
+        for _ in range(2):
+            await trio.to_thread.run_sync(exporter.export, ())
+        await trio.testing.wait_all_tasks_blocked()
+
+    with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        heard = way(f"http://127.0.0.1:{closed.getsockname()[1]}/v1/traces")
-    assert len([event for event in heard if event.name == "traces.undelivered"]) <= 1
+        trio.run(main, f"http://127.0.0.1:{closed.getsockname()[1]}/v1/traces")
+    assert [event.name for event in heard] == ["traces.undelivered"]
 
 
 def test_an_endpoint_is_https_or_here() -> None:
