@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import socket
@@ -69,11 +70,11 @@ def way(endpoint: str) -> list[Event]:
 
 @needs_extra
 def test_a_collector_gets_the_spans_of_swarm_trace() -> None:
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
+    service = importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     with collector() as (endpoint, bodies):
         heard = way(endpoint)
-    (resource,) = ExportTraceServiceRequest.FromString(b"".join(bodies)).resource_spans
+    request = service.ExportTraceServiceRequest.FromString(b"".join(bodies))
+    (resource,) = request.resource_spans
     got = [
         (
             span.trace_id.hex(),
