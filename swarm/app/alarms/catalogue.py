@@ -54,7 +54,7 @@ CATALOGUE: dict[str, Kind] = {
     "validators_disagree": Kind(
         "page",
         "a validator accepts after recomputing what another refuses",
-        "compare the two validators' engines and hardware; swarm ledger why SUBMISSION has both",
+        "compare the two validators' engines and hardware; swarm why SUBMISSION has both",
         quiet_seconds=60 * MINUTE,
         alert="SwarmValidatorsDisagree",
     ),
@@ -74,7 +74,7 @@ CATALOGUE: dict[str, Kind] = {
     "refusals_rise": Kind(
         "warn",
         "more than a fifth of the last 50 verdicts refuse (a worker: of its last 20 receipts)",
-        "swarm ledger why SUBMISSION says which check and what it means",
+        "swarm why SUBMISSION says which check and what it means",
         quiet_seconds=10 * MINUTE,
         alert="SwarmRefusalsRise",
     ),
@@ -92,7 +92,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "log_forked": Kind(
         "page",
-        "a trusted peer's log contradicts what it signed before",
+        "a trusted peer's log contradicts what it signed before, or is sealed falsely",
         "its key is stolen or its disk was restored: the owner removes it from the manifest",
         quiet_seconds=24 * 60 * MINUTE,
         alert="SwarmLogForked",
