@@ -1,6 +1,7 @@
 # make install   set up .venv (done by the others when needed)
 # make demo      a whole swarm on this machine; ARGS='--steps 100 --cheat wrong-weights'
 # make test      the tests;  make test-slow  those that take minutes
+# make test-long those for which CI has no time: run them before a release
 # make test-verifiers  the tests that need verifiers: installs two versions of it in build/verifiers
 # make test-vllm the tests that need vLLM: installs its CPU build in build/vllm first (3.5 GB)
 # make test-hivemind, make test-torchft  the tests that need these backends of the outer loop:
@@ -18,7 +19,7 @@ ARGS ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow test-verifiers test-vllm test-hivemind test-torchft test-lm-eval test-deploy test-browser test-nat test-upgrade test-gpu lint clean
+.PHONY: install demo test test-slow test-long test-verifiers test-vllm test-hivemind test-torchft test-lm-eval test-deploy test-browser test-nat test-upgrade test-gpu lint clean
 
 install: .venv/installed
 
@@ -33,6 +34,9 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	$(PYTEST) -m slow $(ARGS)
+
+test-long: .venv/installed
+	$(PYTEST) -m long $(ARGS)
 
 # Each version of verifiers has a Python of its own; the tests run under Swarm's and start children.
 VERIFIERS := $(BIN)/swarm environment install verifiers --home build/verifiers

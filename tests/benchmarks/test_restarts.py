@@ -19,7 +19,7 @@ def test_a_restart_is_watched_until_the_next_one_or_for_a_minute() -> None:
     assert watched(31.0, 50.0, times) == (31.0, 80.0), "no step came between"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_restarts_keeps_its_books_and_leaves_no_process_behind(tmp_path: Path) -> None:
     arguments = ["--submissions", "120", "--peers", "validator", "trainer"]
     done = subprocess.run(

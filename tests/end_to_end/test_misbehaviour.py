@@ -48,7 +48,7 @@ def test_a_worker_with_altered_weights_is_refused_and_put_out(
     trio.run(main)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_next_validator_takes_over_from_a_silent_one(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:

@@ -81,7 +81,7 @@ async def strike(peer: Peer, source: str) -> list[str]:
     return protocols
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_role_is_harmed_by_strangers(tmp_path: Path, base: Path, fork_server: Path) -> None:
     async def main() -> None:
         async with swarm(tmp_path, base, fork_server, names=ROLES, steps=100_000) as peers:

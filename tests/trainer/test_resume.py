@@ -107,7 +107,7 @@ def test_killed_at_any_instant_it_has_the_same_losses_to_the_last_bit(
     lives = 0
     while not (broken / "states" / str(STEPS)).exists():
         # longer ones with time: a machine that has grown slower than it was gets on all the same
-        be_killed(broken, base, every, draw.uniform(0, whole_seconds * 1.08**lives / 3))
+        be_killed(broken, base, every, draw.uniform(0, whole_seconds * 1.08**lives / 8))
         lives += 1
         assert lives < 60
     be_killed(broken, base, every, 60)  # one more, so that the last step's note is there

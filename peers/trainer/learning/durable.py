@@ -22,6 +22,7 @@ def whole_folder(
     """
     ranks = ranks or Ranks()
     aside = folder.with_name(folder.name + ".aside")
+    replaced = folder.with_name(folder.name + ".replaced.aside")
     new = [parent for parent in folder.parents if not parent.exists()]
     with _together(ranks, saving):
         if ranks.rank == 0:
@@ -36,11 +37,13 @@ def whole_folder(
         with _together(ranks, saving):
             if ranks.rank == 0:
                 sync_path(aside)
-                if folder.exists():
-                    shutil.rmtree(folder)
+                if folder.exists():  # away whole: a half deleted one would look complete
+                    shutil.rmtree(replaced, ignore_errors=True)
+                    folder.rename(replaced)
                 aside.rename(folder)
                 for parent in (folder, *new):
                     sync_path(parent.parent)
+                shutil.rmtree(replaced, ignore_errors=True)
     finally:
         if ranks.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
