@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from blake3 import blake3
 
-from swarm.app.why import resolve
+from swarm.app.prefixes import resolve
 from swarm.untrusted import printable
 
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8

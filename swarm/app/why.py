@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,9 +12,9 @@ from peers.validator.evidence.worker import WORDS, WorkerEvidence, evidence_in
 from swarm.app.dashboard.idle import why_worker
 from swarm.app.figures import figure
 from swarm.app.onlooker import RunStatus
+from swarm.app.prefixes import resolve
 from swarm.app.refusals import REFUSALS, UNKNOWN
 from swarm.envelope import Dropped, Envelope, open_envelope
-from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Evicted, Judged, Reinstated
 from swarm.ledger.record import Rules
@@ -23,32 +22,6 @@ from swarm.ledger.state import Record, Totals
 from swarm.messages import Eviction, Reinstatement, Verdict
 from swarm.run.run import Run
 from swarm.untrusted import printable
-
-PREFIX_MIN = 4
-"""Fewest characters of a hash or peer id that are looked up."""
-
-
-def resolve(prefix: str, names: Iterable[str], what: str, where: str = "the ledger") -> str:
-    """The only name that begins with a prefix; raises a `UserError` that names near ones."""
-    names = list(names)
-    found = sorted({name for name in names if name.startswith(prefix)})
-    if len(prefix) < PREFIX_MIN or not found:
-        raise UserError(
-            f"{where} has no {what} {prefix!r}; give at least {PREFIX_MIN} characters"
-            + _near(prefix, names)
-        )
-    if len(found) > 1 and prefix not in found:
-        some = ", ".join(found[:3])
-        raise UserError(f"{len(found)} {what}s begin with {prefix}: {some}; give more characters")
-    return prefix if prefix in found else found[0]
-
-
-def _near(prefix: str, names: list[str]) -> str:
-    """Names of which the longest part agrees with a mistyped prefix."""
-    length = max(PREFIX_MIN, len(prefix))
-    begins = {name[:length] for name in names}
-    near = difflib.get_close_matches(prefix, sorted(begins), n=3, cutoff=0.75)
-    return f" (near it: {', '.join(near)})" if near else ""
 
 
 def submission_named(archive: Archive, prefix: str) -> bytes:

@@ -297,7 +297,8 @@ def test_dashboard_and_alerts_use_the_names_that_exist() -> None:
         name for each in expressions for name in re.findall(r"\b(?:swarm|process)_\w+|\bup\b", each)
     }
     assert used <= known, used - known
-    events = {text for each in expressions for text in re.findall(r'event="([^"]*)"', each)}
+    named = [text for each in expressions for text in re.findall(r'event=~?"([^"]*)"', each)]
+    events = {name for text in named for name in text.split("|")}
     assert set(_emitted(events)) == events and len(events) > 2
     for each in expressions:
         for name, chosen in re.findall(r"(\w+)\{([^}]*)\}", each):

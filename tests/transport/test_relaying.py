@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from libp2p import new_host
 
 from swarm.events import Event, Events
 from swarm.identity import Identity
@@ -17,7 +16,7 @@ from swarm.transport.libp2p.circuits import CircuitLimits, Circuits
 from swarm.transport.libp2p.notices import PROTOCOL as NOTICE_PROTOCOL
 from tests.network.harness import identity
 from tests.transport.harness import ALICE, BOB, CAROL, MALLORY
-from tests.transport.test_libp2p_security import ECHO, Peers, echo, run
+from tests.transport.test_libp2p_security import ECHO, Peers, echo, plaintext_host, run
 from tests.worlds import VirtualWorld
 
 
@@ -128,7 +127,7 @@ class Carried:
 def test_all_circuits_together_keep_to_the_rate() -> None:
     async def main() -> None:
         limits = CircuitLimits(bytes_per_second=400_000)
-        relay = Circuits(new_host(), limits, None, allow_hop=True)
+        relay = Circuits(plaintext_host(CAROL), limits, None, allow_hop=True)
 
         async def send(size_bytes: int) -> None:
             alice, near = trio.testing.memory_stream_pair()
