@@ -17,12 +17,20 @@ from swarm.identity import Identity, PeerId, load_or_create
 from swarm.ledger.client import LedgerClient
 from swarm.node.node import Node
 from swarm.run.exchange import ask_for_manifests
+from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.manifest import content_digest, manifest_in
 from swarm.run.run import Run
 from swarm.run.update import sign_takeover
 
 GONE_SECONDS = 60.0
 """A trainer that no trusted peer has heard for this long is gone: six heartbeats."""
+
+LISTENING_SECONDS = 2 * HEARTBEAT_SECONDS
+"""Time to listen for a trainer that no trusted peer reports, because they were started after it was
+lost, or because it has only just started. A trainer that lives sends four digests meanwhile."""
+
+ASKING_SECONDS = 5.0
+"""Time from one question for signs of life to the next."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +59,10 @@ async def take_over(wanted: Takeover) -> None:
     bootstrap = list(wanted.bootstrap) or last_bootstrap(wanted.home)
     async with visit(bootstrap, wanted.run, looks_on=True) as (node, run):
         status = RunStatus(run)
-        answered = await _ask_all(node, status)
+        answered = await ask_all_trusted(node, status)
         trainer = _trainer(run, standby.peer_id, wanted.trainer)
         if not wanted.force:
-            _check_gone(status, trainer, [each for each in answered if each != standby.peer_id])
+            await until_gone(node, status, answered, trainer, standby.peer_id)
         envelope = _signed(run, standby, trainer)
         taken = await _hand_over(node, run, envelope)
     print(f"run {run.id}: version {run.manifest.version} → {run.manifest.version + 1}")
@@ -70,7 +78,7 @@ async def take_over(wanted: Takeover) -> None:
         print(f"this peer was {shown.heartbeat.doing}; it goes on from there")
 
 
-async def _ask_all(node: Node, status: RunStatus) -> list[str]:
+async def ask_all_trusted(node: Node, status: RunStatus) -> list[str]:
     """Ask all trusted peers for the run's status; return those that answered."""
     answered: list[str] = []
 
@@ -98,22 +106,52 @@ def _trainer(run: Run, standby: str, named: str | None) -> str:
     return trainer
 
 
-def _check_gone(status: RunStatus, trainer: str, answered: Sequence[str]) -> None:
-    """Raise `UserError` unless other trusted peers answer and have not heard the trainer."""
-    if not answered:
-        raise UserError(
-            f"no other trusted peer of run {status.run.id} answered within "
-            f"{STATUS_SECONDS_MAX:g} s, so the trainer may only be cut off from here; try again, "
-            "or use --force if you know that it is off"
-        )
-    present = status.present.get(trainer)
-    age = 0.0 if trainer in answered else present.age_seconds if present else GONE_SECONDS
-    if age < GONE_SECONDS:
+async def until_gone(
+    node: Node, status: RunStatus, answered: Sequence[str], trainer: str, asker: str
+) -> None:
+    """Make sure that a trainer is gone, from the first answers of the trusted peers on.
+
+    The word of a trusted peer that heard it `GONE_SECONDS` ago suffices. That nobody reports it
+    does not: then this listens for `LISTENING_SECONDS`. Raises `UserError` if the trainer lives, or
+    if no trusted peer but `asker` answers.
+    """
+    until = node.world.now() + LISTENING_SECONDS
+    told = False
+    while True:
+        age = _silence(status, answered, trainer, asker)
+        if age is not None or node.world.now() >= until:
+            break
+        if not told:
+            told = True
+            print(
+                f"no trusted peer reports trainer {trainer}; listening for "
+                f"{LISTENING_SECONDS:g} s for a sign of life"
+            )
+        await trio.sleep(ASKING_SECONDS)
+        answered = await ask_all_trusted(node, status)
+    if age is not None and age < GONE_SECONDS:
         raise UserError(
             f"trainer {trainer} was heard {age:.0f} s ago; stop it first, and wait "
             f"{GONE_SECONDS:g} s. With --force it is replaced while it trains: it stops, and the "
             "steps since its last bundle are lost"
         )
+
+
+def _silence(status: RunStatus, answered: Sequence[str], trainer: str, asker: str) -> float | None:
+    """Seconds since a trainer's last sign of life; None if no trusted peer reports it.
+
+    Raises `UserError` unless a trusted peer other than `asker` has answered.
+    """
+    if not set(answered) - {asker}:
+        raise UserError(
+            f"no other trusted peer of run {status.run.id} answered within "
+            f"{STATUS_SECONDS_MAX:g} s, so the trainer may only be cut off from here; try again, "
+            "or use --force if you know that it is off"
+        )
+    if trainer in answered:
+        return 0.0
+    present = status.present.get(trainer)
+    return None if present is None else present.age_seconds
 
 
 def _signed(run: Run, standby: Identity, trainer: str) -> Envelope:

@@ -9,7 +9,10 @@ from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
+from swarm.app.onlooker import RunStatus
+from swarm.app.takeover import LISTENING_SECONDS, ask_all_trusted, until_gone
 from swarm.envelope import Envelope
+from swarm.errors import UserError
 from swarm.events import Event
 from swarm.run.update import sign_takeover
 
@@ -55,6 +58,7 @@ class Scene:
                 for name in ("trainer", "standby")
             ),
             *(Plan(name, ["inference"], hardware=Hardware()) for name in self.workers),
+            Plan("relay", ["relay"]),
         ]
         for plan in plans:
             await self.simulation.add(plan).start()
@@ -128,3 +132,76 @@ def test_a_trainer_that_is_replaced_while_it_trains_stops() -> None:
 
     run_virtual(main, seed=1, limit_seconds=3600)
     scene.check()
+
+
+async def look_for_trainer(scene: Scene) -> None:
+    """Ask whether the trainer is gone, as `swarm trainer takeover` does."""
+    part = scene.simulation.peers["relay"].part
+    assert part is not None
+    status = RunStatus(part.run)
+    answered = await ask_all_trusted(part.node, status)
+    me = scene.simulation.identity("standby").peer_id
+    trainer = scene.simulation.identity("trainer").peer_id
+    await until_gone(part.node, status, answered, trainer, me)
+
+
+def test_a_trainer_is_gone_once_it_was_not_heard_for_a_minute() -> None:
+    scene = Scene(6, workers=0)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            await scene.until("trainer trainer.step_opened")
+            with pytest.raises(UserError, match=r"was heard 0 s ago"):
+                await look_for_trainer(scene)
+            await trio.sleep(10)
+            await scene.simulation.peers["trainer"].kill()
+            await trio.sleep(10)
+            with pytest.raises(
+                UserError, match=r"was heard [12]\d s ago; stop it first, and wait 60"
+            ):
+                await look_for_trainer(scene)
+            await trio.sleep(65)
+            await look_for_trainer(scene)
+
+    run_virtual(main, seed=1, limit_seconds=600)
+    assert not scene.simulation.violations
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_trainer_that_nobody_reports_is_listened_for(
+    returns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The validators were started after it was lost, or it has not been heard yet."""
+    scene = Scene(7, workers=0)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            await scene.until("trainer trainer.step_opened")
+            peers = scene.simulation.peers
+            for name in TRUSTED:
+                await peers[name].kill()
+            with pytest.raises(UserError, match=r"no other trusted peer of run .* answered within"):
+                await look_for_trainer(scene)
+            for name in VALIDATORS:
+                await peers[name].start(resume=True)
+            await trio.sleep(5)
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                if not returns:
+                    await look_for_trainer(scene)
+                    assert trio.current_time() - began >= LISTENING_SECONDS
+                    return
+                nursery.start_soon(start_later, peers["trainer"], 8.0)
+                with pytest.raises(UserError, match=r"was heard \d s ago"):
+                    await look_for_trainer(scene)
+
+    run_virtual(main, seed=1, limit_seconds=600)
+    assert not scene.simulation.violations
+    assert "listening for 20 s for a sign of life" in capsys.readouterr().out
+
+
+async def start_later(peer: Peer, seconds: float) -> None:
+    await trio.sleep(seconds)
+    await peer.start(resume=True)

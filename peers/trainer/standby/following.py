@@ -20,7 +20,8 @@ ROOT = "standby"
 NONE = State(-1, -1)
 
 RETRY_SECONDS = 5.0
-"""Pause before a trainer that failed to answer is asked again."""
+"""Pause before a trainer that failed to answer is asked again, and least time from one question to
+the next if it offers nothing: it should hold back its answer for longer, and may not."""
 
 STALLED_SECONDS = 60.0
 """A fetch without a new piece for this long is given up: the trainer may be gone, or has dropped
@@ -71,10 +72,13 @@ class StandingBy:
     async def _follow(self) -> None:
         while True:
             trainer = PeerId(self._peer.run.manifest.trainer_ids()[0])
+            asked_at = trio.current_time()
             try:
                 offer = await ask(self._peer, trainer, Asked(self.newest.lineage, self.newest.step))
                 if offer is not None:
                     await self._take(trainer, offer)
+                else:
+                    await trio.sleep_until(asked_at + RETRY_SECONDS)
             except (SwarmError, OSError) as error:
                 self._node.events.emit("standby.no_bundle", remote=trainer, reason=str(error))
                 await trio.sleep(RETRY_SECONDS)
@@ -86,6 +90,10 @@ class StandingBy:
         reference = offer.reference
         if State(reference.lineage, reference.step) != state or contents.run != self._peer.run.id:
             raise BadBundle("the offered bundle and its contents belong to different states")
+        if state <= self.newest:
+            raise BadBundle(
+                f"the offered state of step {state.step} is not newer than the one held"
+            )
         began = self._node.world.now()
         with trio.CancelScope(deadline=trio.current_time() + STALLED_SECONDS) as self._stalling:
             folder = await self._fetcher.fetch(
@@ -100,7 +108,7 @@ class StandingBy:
         await self._node.disk.sync(folder)
         await self._node.disk.write(_contents_file(state), offer.sealed)
         before, self.newest = self.newest, state
-        if before not in (NONE, state):
+        if before != NONE:
             await self._node.disk.remove(_contents_file(before))
             await self._store.withdraw((before.lineage, before.step))
         self._node.events.emit(
