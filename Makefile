@@ -19,6 +19,9 @@ ARGS ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
+# The tests start hundreds of Pythons: compiled modules are kept, though the shell may say not to.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: install demo test test-slow test-long test-verifiers test-vllm test-hivemind test-torchft test-lm-eval test-deploy test-browser test-nat test-upgrade test-gpu lint clean
 
 install: .venv/installed
