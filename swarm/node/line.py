@@ -50,10 +50,17 @@ HOUR = 3600.0
 
 NETWORK_BYTES_PER_HOUR = 32 << 20
 """Bytes in one direction that a peer serves to one network (/24, IPv6: /48) in an hour; peers of
-private networks count one by one."""
+private and relayed addresses count one by one."""
+
+UNPLACED_BYTES_PER_HOUR = 128 << 20
+"""The same for all peers of private and relayed addresses together: identities are free there, so
+they shall not use up what networks get."""
 
 BYTES_PER_HOUR = 256 << 20
 """The same for all askers together: 0.6 Mbit/s on average."""
+
+STREAM_BYTES_MIN = STREAM_BYTES_MAX // 8
+"""What a stream costs at least. One that moves nothing holds up others for `MEASURE_SECONDS`."""
 
 NETWORKS_MAX = 1024
 
@@ -84,6 +91,28 @@ _ask_decoder = msgspec.msgpack.Decoder(Ask)
 _offer_decoder = msgspec.msgpack.Decoder(Offer)
 
 
+class _Charge:
+    """The bytes of one stream. All are taken beforehand, because streams run side by side."""
+
+    def __init__(self, budgets: Sequence[tuple[TokenBucket, str]], size: int) -> None:
+        self._budgets = budgets
+        self._size = size
+
+    def take(self, now: float) -> str:
+        """Take the bytes out of every budget, or out of none; returns the reason to decline."""
+        for number, (budget, reason) in enumerate(self._budgets):
+            if not budget.take(self._size, now):
+                for taken, _ in self._budgets[:number]:
+                    taken.give_back(self._size)
+                return reason
+        return ""
+
+    def settle(self, moved: int) -> None:
+        """Give back what was not moved."""
+        for budget, _ in self._budgets:
+            budget.give_back(max(0, self._size - moved))
+
+
 class LineService:
     """Lets other peers measure their line to this one, one peer at a time, within bounds."""
 
@@ -93,6 +122,7 @@ class LineService:
         self._networks = TokenBuckets(
             NETWORK_BYTES_PER_HOUR / HOUR, NETWORK_BYTES_PER_HOUR, NETWORKS_MAX
         )
+        self._unplaced = TokenBucket(UNPLACED_BYTES_PER_HOUR / HOUR, UNPLACED_BYTES_PER_HOUR)
         self._all = TokenBucket(BYTES_PER_HOUR / HOUR, BYTES_PER_HOUR)
         self._measuring: PeerId | None = None
         self._streams = 0
@@ -105,25 +135,20 @@ class LineService:
                 wanted = _ask_decoder.decode(raw or b"").size_bytes
             except DECODE_ERRORS:
                 wanted = 0
-            reason = await self._refusal(stream.peer, wanted) if wanted else ""
-            if not wanted or reason:
-                await self._offer(stream, 0, reason)
-                await stream.end()
+            if not wanted:
+                await self._decline(stream, "")
                 return
-            self._measuring = stream.peer
-            self._streams += 1
-            try:
-                await self._offer(stream, wanted, "")
-                await self._return(stream, wanted)
-            finally:
-                self._streams -= 1
-                if not self._streams:
-                    self._measuring = None
+            charge = _Charge(self._budgets(stream.peer), max(wanted, STREAM_BYTES_MIN))
+            reason = await self._busy(stream.peer) or charge.take(self._world.now())
+            if reason:
+                await self._decline(stream, reason)
+            else:
+                await self._measure(stream, wanted, charge)
             return
         await stream.reset()
 
-    async def _refusal(self, peer: PeerId, wanted: int) -> str:
-        """Why this peer does not measure now; empty if it does, and the bytes are counted."""
+    async def _busy(self, peer: PeerId) -> str:
+        """Why this peer does not measure now; empty if it can."""
         if self._measuring not in (None, peer) or self._streams >= STREAMS:
             return "it measures with another peer"
         moved = self._transport.traffic
@@ -134,28 +159,48 @@ class LineService:
         # Another peer began meanwhile, or this one opened more streams at once.
         if self._measuring not in (None, peer) or self._streams >= STREAMS:
             return "it measures with another peer"
-        now = self._world.now()
-        if not self._networks.of(self._transport.network_of(peer) or peer).take(wanted, now):
-            return "this network has measured enough in this hour"
-        if not self._all.take(wanted, now):
-            return "it has measured with many peers in this hour"
-        self._transport.expect(peer, wanted + wanted // 16)  # with the frames' heads
         return ""
+
+    def _budgets(self, peer: PeerId) -> Sequence[tuple[TokenBucket, str]]:
+        """What a peer's bytes are taken from, with the reasons to decline."""
+        network = self._transport.network_of(peer)
+        many = "it has measured with many peers in this hour"
+        budgets = [
+            (self._networks.of(network or peer), "this network has measured enough in this hour"),
+            (self._all, many),
+        ]
+        return budgets if network else [*budgets, (self._unplaced, many)]
+
+    async def _measure(self, stream: Stream, wanted: int, charge: _Charge) -> None:
+        """Return what the asker sends."""
+        self._measuring = stream.peer
+        self._streams += 1
+        self._transport.expect(stream.peer, wanted + wanted // 16)  # with the frames' heads
+        received = 0
+        try:
+            await self._offer(stream, wanted, "")
+            while (frame := await stream.receive()) is not None:
+                received += len(frame)
+                if received > wanted:
+                    await stream.reset()
+                    return
+            for frame in frames_of(received):
+                await stream.send(frame)
+            await stream.end()
+        finally:
+            charge.settle(max(received, STREAM_BYTES_MIN))
+            self._transport.expect(stream.peer, min(received, wanted) - wanted)
+            self._streams -= 1
+            if not self._streams:
+                self._measuring = None
+
+    async def _decline(self, stream: Stream, reason: str) -> None:
+        await self._offer(stream, 0, reason)
+        await stream.end()
 
     async def _offer(self, stream: Stream, size: int, reason: str) -> None:
         wall_ms = max(0, int(self._world.wall_time() * 1000))
         await stream.send(_encoder.encode(Offer(wall_ms, size, reason)))
-
-    async def _return(self, stream: Stream, size: int) -> None:
-        received = 0
-        while (frame := await stream.receive()) is not None:
-            received += len(frame)
-            if received > size:
-                await stream.reset()
-                return
-        for frame in frames_of(received):
-            await stream.send(frame)
-        await stream.end()
 
 
 def frames_of(size: int) -> Sequence[bytes]:

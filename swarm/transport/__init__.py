@@ -343,7 +343,10 @@ class Transport(BlobTransport, Protocol):
         ...
 
     def expect(self, peer: PeerId, size_bytes: int) -> None:
-        """Read so many bytes of a connected peer besides what a stranger may send at its rate."""
+        """Read so many bytes of a connected peer besides what a stranger may send at its rate.
+
+        A negative size takes back what did not come.
+        """
         ...
 
     def network_of(self, peer: PeerId) -> str:

@@ -301,7 +301,8 @@ class Libp2pTransport(BaseTransport):
 
     def expect(self, peer: PeerId, size_bytes: int) -> None:
         for connection in self._connections.get(peer, ()):
-            connection.muxed_conn.expected_bytes += size_bytes
+            muxed = connection.muxed_conn
+            muxed.expected_bytes = max(0, muxed.expected_bytes + size_bytes)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
