@@ -12,7 +12,7 @@ measurement is a sentence for a person, and no decision of a peer depends on it.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
 from swarm.identity import PeerId
-from swarm.rates import TokenBucket, TokenBuckets
+from swarm.rates import Charge, HourlyBytes, NetworkBudgets, Spent
 from swarm.transport import Stream, Transport
 from swarm.world import World
 
@@ -46,23 +46,17 @@ MEASURE_SECONDS = 6.0
 CLOCK_SECONDS = 4.0
 """Deadline of a comparison of clocks."""
 
-HOUR = 3600.0
-
-NETWORK_BYTES_PER_HOUR = 32 << 20
-"""Bytes in one direction that a peer serves to one network (/24, IPv6: /48) in an hour; peers of
-private and relayed addresses count one by one."""
-
-UNPLACED_BYTES_PER_HOUR = 128 << 20
-"""The same for all peers of private and relayed addresses together: identities are free there, so
-they shall not use up what networks get."""
-
-BYTES_PER_HOUR = 256 << 20
-"""The same for all askers together: 0.6 Mbit/s on average."""
+HOURLY = HourlyBytes(network=32 << 20, unplaced=128 << 20, all=256 << 20)
+"""Bytes in one direction that a peer serves in an hour. All together: 0.6 Mbit/s on average."""
 
 STREAM_BYTES_MIN = STREAM_BYTES_MAX // 8
 """What a stream costs at least. One that moves nothing holds up others for `MEASURE_SECONDS`."""
 
-NETWORKS_MAX = 1024
+SPENT: Mapping[Spent, str] = {
+    "": "",
+    "network": "this network has measured enough in this hour",
+    "all": "it has measured with many peers in this hour",
+}
 
 BUSY_SAMPLE_SECONDS = 0.25
 BUSY_BYTES_PER_SECOND = 1e6
@@ -91,39 +85,13 @@ _ask_decoder = msgspec.msgpack.Decoder(Ask)
 _offer_decoder = msgspec.msgpack.Decoder(Offer)
 
 
-class _Charge:
-    """The bytes of one stream. All are taken beforehand, because streams run side by side."""
-
-    def __init__(self, budgets: Sequence[tuple[TokenBucket, str]], size: int) -> None:
-        self._budgets = budgets
-        self._size = size
-
-    def take(self, now: float) -> str:
-        """Take the bytes out of every budget, or out of none; returns the reason to decline."""
-        for number, (budget, reason) in enumerate(self._budgets):
-            if not budget.take(self._size, now):
-                for taken, _ in self._budgets[:number]:
-                    taken.give_back(self._size)
-                return reason
-        return ""
-
-    def settle(self, moved: int) -> None:
-        """Give back what was not moved."""
-        for budget, _ in self._budgets:
-            budget.give_back(max(0, self._size - moved))
-
-
 class LineService:
     """Lets other peers measure their line to this one, one peer at a time, within bounds."""
 
     def __init__(self, transport: Transport, world: World) -> None:
         self._transport = transport
         self._world = world
-        self._networks = TokenBuckets(
-            NETWORK_BYTES_PER_HOUR / HOUR, NETWORK_BYTES_PER_HOUR, NETWORKS_MAX
-        )
-        self._unplaced = TokenBucket(UNPLACED_BYTES_PER_HOUR / HOUR, UNPLACED_BYTES_PER_HOUR)
-        self._all = TokenBucket(BYTES_PER_HOUR / HOUR, BYTES_PER_HOUR)
+        self._budgets = NetworkBudgets(HOURLY)
         self._measuring: PeerId | None = None
         self._streams = 0
         transport.serve(PROTOCOL, self._answer, frame_bytes_max=FRAME_BYTES)
@@ -138,8 +106,9 @@ class LineService:
             if not wanted:
                 await self._decline(stream, "")
                 return
-            charge = _Charge(self._budgets(stream.peer), max(wanted, STREAM_BYTES_MIN))
-            reason = await self._busy(stream.peer) or charge.take(self._world.now())
+            peer, size = stream.peer, max(wanted, STREAM_BYTES_MIN)
+            charge = self._budgets.charge(peer, self._transport.network_of(peer), size)
+            reason = await self._busy(peer) or SPENT[charge.take(self._world.now())]
             if reason:
                 await self._decline(stream, reason)
             else:
@@ -161,17 +130,7 @@ class LineService:
             return "it measures with another peer"
         return ""
 
-    def _budgets(self, peer: PeerId) -> Sequence[tuple[TokenBucket, str]]:
-        """What a peer's bytes are taken from, with the reasons to decline."""
-        network = self._transport.network_of(peer)
-        many = "it has measured with many peers in this hour"
-        budgets = [
-            (self._networks.of(network or peer), "this network has measured enough in this hour"),
-            (self._all, many),
-        ]
-        return budgets if network else [*budgets, (self._unplaced, many)]
-
-    async def _measure(self, stream: Stream, wanted: int, charge: _Charge) -> None:
+    async def _measure(self, stream: Stream, wanted: int, charge: Charge) -> None:
         """Return what the asker sends."""
         self._measuring = stream.peer
         self._streams += 1

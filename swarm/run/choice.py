@@ -16,13 +16,18 @@ from swarm.world import Disk
 
 _PINS = "pinned-runs.json"
 
+NAMES_MAX = 10
+"""Most runs that an error names."""
+
 
 def choose_run(manifests: Sequence[Envelope], wanted: str | None) -> Envelope:
     """Choose the run to join: the one that `wanted` (`--run`) names, or the only one.
 
     Raises `UserError`.
     """
-    names = ", ".join(run_id(envelope) for envelope in manifests) or "none"
+    names = ", ".join(run_id(envelope) for envelope in manifests[:NAMES_MAX]) or "none"
+    if len(manifests) > NAMES_MAX:
+        names += f" and {len(manifests) - NAMES_MAX} more (swarm runs lists them)"
     if wanted is None:
         if len(manifests) == 1:
             return manifests[0]
@@ -41,8 +46,9 @@ def choose_run(manifests: Sequence[Envelope], wanted: str | None) -> Envelope:
     others = [each for each in map(run_id, manifests) if each.partition("/")[2] == name]
     if owner and not matching and others:
         raise UserError(
-            f"the run {name!r} is another owner's here ({', '.join(others)}), not that of {owner}; "
-            "ask whoever gave you the run's id or link, and check the bootstrap addresses"
+            f"the run {name!r} is another owner's here ({', '.join(others[:NAMES_MAX])}), "
+            f"not that of {owner}; ask whoever gave you the run's id or link, and check the "
+            "bootstrap addresses"
         )
     if len(matching) != 1:
         problem = "no run" if not matching else "several runs"

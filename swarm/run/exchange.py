@@ -7,6 +7,7 @@ digest, and accepts newer ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import trio
 
@@ -14,6 +15,7 @@ from swarm.envelope import ENVELOPE_BYTES_MAX, Envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import PeerId
 from swarm.messenger import REQUEST_DEADLINE_SECONDS
+from swarm.rates import HourlyBytes, NetworkBudgets
 from swarm.run.manifest import Outgrown, check_manifest, run_id
 from swarm.transport import Stream, Transport
 
@@ -37,6 +39,10 @@ RUNS_MAX = 512
 
 DIGEST_BYTES = 32
 
+HOURLY_LISTS = HourlyBytes(network=256 << 20, unplaced=1 << 30, all=2 << 30)
+"""Bytes of lists that a peer sends in an hour: a request of a few bytes gets up to 4 MiB. A run is
+3 KiB, so a network gets 80,000 of them."""
+
 
 def serve_manifests(
     transport: Transport,
@@ -50,7 +56,10 @@ def serve_manifests(
     `newest` returns the newest manifest of each known run. `version` finds a manifest by its
     content digest. `hear` accepts a manifest that a peer brings, and returns the newest known one
     of its run.
+
+    A peer whose network has used up `HOURLY_LISTS` gets no list: its stream is reset.
     """
+    budgets = NetworkBudgets(HOURLY_LISTS)
 
     async def answer(stream: Stream) -> None:
         asked = await stream.receive()
@@ -60,7 +69,12 @@ def serve_manifests(
         if asked == LIST or (len(asked) != DIGEST_BYTES and asked.startswith(AFTER)):
             after = asked.removeprefix(AFTER).decode("utf-8", "replace") if asked != LIST else ""
             later = (each for each in newest() if run_id(each) > after)
-            found = sorted(later, key=run_id)[:MANIFESTS_MAX]
+            found = page = sorted(later, key=run_id)[:MANIFESTS_MAX]
+            size = sum(len(envelope.raw) for envelope in page)
+            network = transport.network_of(stream.peer)
+            if budgets.charge(stream.peer, network, size).take(trio.current_time()):
+                await stream.reset()
+                return
         elif len(asked) == DIGEST_BYTES:
             found = [version(asked)]
         else:
@@ -88,31 +102,9 @@ async def ask_for_manifests(
     Runs of protocol versions that this build does not speak are left out. Raises `Outgrown` if one
     of them is `wanted`, a run's id or name, or if it is the only run in a list.
     """
-    found: dict[str, Envelope] = {}
-    outgrown: list[Outgrown] = []
-    try:
-        with trio.fail_after(REQUEST_DEADLINE_SECONDS):
-            stream = await transport.open_stream(peer, PROTOCOL)
-            await stream.send(asked)
-            await stream.end()
-            while (raw := await stream.receive()) is not None:
-                if len(found) + len(outgrown) == MANIFESTS_MAX:
-                    break
-                try:
-                    envelope = check_manifest(raw, f"what {peer} sent")
-                except Outgrown as error:
-                    outgrown.append(error)
-                    continue
-                except UserError as error:
-                    raise PeerError(str(error)) from error
-                found[run_id(envelope)] = envelope
-    except trio.TooSlowError as error:
-        raise PeerError(f"{peer} did not list its runs in time") from error
-    for each in outgrown:
-        alone = asked == LIST and wanted is None and not found
-        if alone or wanted in (each.run, each.run.partition("/")[2]):
-            raise each
-    return [envelope for _, envelope in sorted(found.items())]
+    page = await _ask(transport, peer, asked)
+    _raise_outgrown(page, wanted, alone=asked == LIST and wanted is None)
+    return sorted(page.found.values(), key=run_id)
 
 
 async def list_runs(
@@ -121,14 +113,81 @@ async def list_runs(
     """Request the newest manifest of every run that a connected peer knows, page by page.
 
     Raises `PeerError`, and `Outgrown` as `ask_for_manifests` does. A peer of an earlier version
-    answers with the first page only.
+    answers with the first page only. Of a list longer than `RUNS_MAX`, the run whose id is `wanted`
+    is read as well.
     """
-    found: dict[str, Envelope] = {}
-    asked = LIST
+    runs = _Page()
+    asked, last = LIST, ""
     for _ in range(RUNS_MAX // MANIFESTS_MAX):
-        page = await ask_for_manifests(transport, peer, asked, wanted=wanted)
-        found |= {run_id(envelope): envelope for envelope in page}
-        if len(page) < MANIFESTS_MAX // 2:  # a full page may lack runs of other versions
+        page = await _ask(transport, peer, asked)
+        runs.add(page)
+        if page.frames < MANIFESTS_MAX or page.last <= last:
             break
-        asked = AFTER + run_id(page[-1]).encode()
-    return list(found.values())
+        last = page.last
+        asked = AFTER + last.encode()
+    else:
+        if wanted is not None and "/" in wanted and wanted not in runs.found:
+            runs.add(await _ask(transport, peer, AFTER + wanted[:-1].encode()))
+    _raise_outgrown(runs, wanted, alone=wanted is None)
+    return list(runs.found.values())
+
+
+@dataclass
+class _Page:
+    """What a peer answered to one request or more."""
+
+    found: dict[str, Envelope] = field(default_factory=dict)
+    outgrown: list[Outgrown] = field(default_factory=list)
+    frames: int = 0
+    """With those that this build cannot read."""
+
+    @property
+    def last(self) -> str:
+        """The last run's id; empty if there is none."""
+        return max([*self.found, *(each.run for each in self.outgrown)], default="")
+
+    def add(self, other: _Page) -> None:
+        self.found |= other.found
+        self.outgrown += other.outgrown
+
+
+async def _ask(transport: Transport, peer: PeerId, asked: bytes) -> _Page:
+    """Send one request; raises `PeerError`, also if nothing of the answer can be read."""
+    page = _Page()
+    problem: UserError | None = None
+    try:
+        with trio.fail_after(REQUEST_DEADLINE_SECONDS):
+            stream = await transport.open_stream(peer, PROTOCOL)
+            await stream.send(asked)
+            await stream.end()
+            while (raw := await stream.receive()) is not None:
+                if page.frames == MANIFESTS_MAX:
+                    await stream.reset()
+                    break
+                page.frames += 1
+                try:
+                    envelope = check_manifest(raw, f"what {peer} sent")
+                    page.found[run_id(envelope)] = envelope
+                except Outgrown as error:
+                    page.outgrown.append(error)
+                except UserError as error:
+                    # One owner's manifest that this build cannot read hides nobody else's.
+                    problem = error
+    except trio.TooSlowError as error:
+        raise PeerError(f"{peer} did not list its runs in time") from error
+    if problem is not None and not page.last:
+        raise PeerError(str(problem)) from problem
+    return page
+
+
+def _raise_outgrown(page: _Page, wanted: str | None, *, alone: bool) -> None:
+    """Raise the `Outgrown` of the run that is wanted; with `alone`, also that of the only runs."""
+
+    def is_wanted(run: str) -> bool:
+        return wanted in (run, run.partition("/")[2])
+
+    if any(map(is_wanted, page.found)):  # a stranger's run of the same name does not count
+        return
+    for each in page.outgrown:
+        if (alone and not page.found) or is_wanted(each.run):
+            raise each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -15,19 +16,20 @@ from swarm.app.commands.runs import run_object, table
 from swarm.app.networks import Listed
 from swarm.app.onlooker import RunStatus
 from swarm.envelope import Envelope
-from swarm.errors import UserError
+from swarm.errors import PeerError, UserError
 from swarm.identity import Identity
 from swarm.manifest import Admissions
 from swarm.messages import Checkpoint, CheckpointReference, Heartbeat, Present, StepOrder
+from swarm.rates import HourlyBytes
 from swarm.run.choice import choose_run
 from swarm.run.exchange import MANIFESTS_MAX, RUNS_MAX, list_runs, serve_manifests
-from swarm.run.manifest import run_id
+from swarm.run.manifest import Outgrown, run_id
 from swarm.run.run import Run
 from swarm.run.update import sign_manifest
 from tests.app.harness import bootstrap_peer, signed_manifest, swarm
 from tests.ledger.harness import InlineDisk
 from tests.memory_network import MemoryNetwork
-from tests.network.harness import in_virtual_time, manifest
+from tests.network.harness import in_virtual_time, manifest, sealed_manifest
 from tests.worlds import VirtualWorld
 
 OWNER, OTHER = Identity(bytes(32)), Identity(bytes([9]) * 32)
@@ -92,9 +94,12 @@ def test_a_row_has_progress_peers_and_what_a_policy_weighs() -> None:
     assert run_object(Listed(run, status))["policy_bytes"] == 62 * 10**9
 
 
-def listed(manifests: Sequence[Envelope], tmp_path: Path) -> list[Envelope]:
+def listed(
+    manifests: Sequence[Envelope], tmp_path: Path, wanted: str | None = None, times: int = 1
+) -> list[Envelope]:
     """Ask a peer that knows these manifests for its runs."""
     found: list[Envelope] = []
+    problems: list[Exception] = []
 
     async def main() -> None:
         network, world = MemoryNetwork(), VirtualWorld()
@@ -106,9 +111,15 @@ def listed(manifests: Sequence[Envelope], tmp_path: Path) -> list[Envelope]:
                 server, newest=lambda: manifests, version=lambda _: None, hear=lambda _: None
             )
             await client.connect(SERVER.peer_id, server.addresses())
-            found.extend(await list_runs(client, SERVER.peer_id))
+            for _ in range(times):
+                try:
+                    found[:] = await list_runs(client, SERVER.peer_id, wanted)
+                except (PeerError, Outgrown) as error:  # not inside a group
+                    problems.append(error)
 
     in_virtual_time(main)
+    for problem in problems:
+        raise problem
     return found
 
 
@@ -132,3 +143,54 @@ def test_a_list_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr("swarm.run.exchange.RUNS_MAX", 2 * MANIFESTS_MAX)
     assert RUNS_MAX > 2 * MANIFESTS_MAX
     assert len(listed(named(3 * MANIFESTS_MAX), tmp_path)) == 2 * MANIFESTS_MAX
+
+
+def test_a_run_beyond_the_end_of_a_list_is_found_by_its_id(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("swarm.run.exchange.RUNS_MAX", MANIFESTS_MAX)
+    manifests = named(3 * MANIFESTS_MAX)
+    last = max(run_id(each) for each in manifests)
+    assert last in {run_id(each) for each in listed(manifests, tmp_path, last)}
+
+
+@pytest.mark.parametrize("count", [MANIFESTS_MAX // 2 + 1, MANIFESTS_MAX, 2 * MANIFESTS_MAX])
+def test_a_strangers_runs_that_cannot_be_read_hide_no_others(count: int, tmp_path: Path) -> None:
+    message = manifest([SERVER], [SERVER])
+    first, last = sorted((OWNER, OTHER), key=lambda each: each.peer_id)
+    newer = [
+        sealed_manifest(first, msgspec.structs.replace(message, name=f"run-{number}", needs=99))
+        for number in range(count)
+    ]
+    readable = sealed_manifest(last, msgspec.structs.replace(message, name="run-0"))
+    assert listed([*newer, readable], tmp_path) == [readable]
+    assert listed([*newer, readable], tmp_path, "run-0") == [readable]
+    with pytest.raises(Outgrown):
+        listed([*newer, readable], tmp_path, run_id(newer[-1]))
+    with pytest.raises(Outgrown):
+        listed(newer, tmp_path)
+
+
+def test_one_damaged_manifest_hides_no_others(tmp_path: Path) -> None:
+    manifests = sorted(named(3), key=run_id)
+    manifests[1] = dataclasses.replace(manifests[1], raw=manifests[1].raw[:-1])
+    assert listed(manifests, tmp_path) == [manifests[0], manifests[2]]
+    with pytest.raises(PeerError, match="is damaged"):
+        listed(manifests[1:2], tmp_path)
+
+
+def test_lists_have_an_hourly_budget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    manifests = named(3)
+    size = sum(len(each.raw) for each in manifests)
+    monkeypatch.setattr(
+        "swarm.run.exchange.HOURLY_LISTS", HourlyBytes(3 * size, 9 * size, 9 * size)
+    )
+    assert len(listed(manifests, tmp_path, times=3)) == 3
+    with pytest.raises(PeerError):
+        listed(manifests, tmp_path, times=4)
+
+
+def test_an_error_names_some_of_many_runs() -> None:
+    with pytest.raises(UserError, match=r"and 40 more \(swarm runs lists them\)$") as error:
+        choose_run(named(50), None)
+    assert str(error.value).count(OWNER.peer_id) == 10

@@ -11,9 +11,9 @@ import trio
 import trio.testing
 
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.node import line
 from swarm.node.line import Ask, Declined, LineService, Offer, measure_line, read_clock
+from swarm.rates import HOUR
 from swarm.transport import Stream, Transport
 from tests.memory_network import MemoryNetwork
 from tests.network.harness import identity
@@ -69,9 +69,9 @@ def test_an_hour_gives_each_peer_only_so_many_bytes(tmp_path) -> None:
                 for _ in range(100):
                     reading = await measure_line(asking, VirtualWorld(), other.peer_id)
                     measured += reading.moved_bytes
-            assert measured == 2 * line.NETWORK_BYTES_PER_HOUR
+            assert measured == 2 * line.HOURLY.network
             await read_clock(asking, VirtualWorld(), other.peer_id)  # costs nothing
-            await trio.sleep(line.HOUR)
+            await trio.sleep(HOUR)
             await measure_line(asking, VirtualWorld(), other.peer_id)
 
     in_virtual_time(main)
@@ -96,40 +96,11 @@ def test_streams_that_are_opened_at_once_are_counted(tmp_path) -> None:
     assert sum(map(bool, offered)) == line.STREAMS
 
 
-def test_identities_are_free_but_an_hour_has_a_bound_for_all(tmp_path) -> None:
-    async def main() -> None:
-        async with two_peers(tmp_path) as (_, other):
-            service = LineService(other, VirtualWorld())
-            granted = sum(asked(service, identity(number).peer_id) for number in range(3, 1000))
-            assert granted * line.STREAM_BYTES_MAX == line.UNPLACED_BYTES_PER_HOUR
-
-    in_virtual_time(main)
-
-
-def test_relayed_identities_leave_networks_their_share(tmp_path, monkeypatch) -> None:
-    async def main() -> None:
-        async with two_peers(tmp_path) as (_, other):
-            service = LineService(other, VirtualWorld())
-            while any(asked(service, identity(number).peer_id) for number in range(3, 200)):
-                pass
-            monkeypatch.setattr(other, "network_of", lambda _: "192.0.2.0/24")
-            granted = sum(asked(service, identity(number).peer_id) for number in range(3, 200))
-            assert granted * line.STREAM_BYTES_MAX == line.NETWORK_BYTES_PER_HOUR
-
-    in_virtual_time(main)
-
-
-def asked(service: LineService, peer: PeerId) -> bool:
-    """Whether the budgets allow a peer one more stream."""
-    charge = line._Charge(service._budgets(peer), line.STREAM_BYTES_MAX)
-    return not charge.take(trio.current_time())
-
-
 def test_only_what_was_moved_is_counted(tmp_path) -> None:
     async def main() -> None:
         async with two_peers(tmp_path) as (asking, other):
             LineService(other, VirtualWorld())
-            for _ in range(2 * line.NETWORK_BYTES_PER_HOUR // line.STREAM_BYTES_MAX):
+            for _ in range(2 * line.HOURLY.network // line.STREAM_BYTES_MAX):
                 stream, offer = await line._open(asking, other.peer_id, line.STREAM_BYTES_MAX)
                 assert offer.size_bytes == line.STREAM_BYTES_MAX, offer.reason
                 await stream.reset()
@@ -144,7 +115,7 @@ def test_asking_without_moving_bytes_ends_as_well(tmp_path, size: int) -> None:
         async with two_peers(tmp_path) as (asking, other):
             LineService(other, VirtualWorld())
             with pytest.raises(Declined, match="measured enough in this hour"):
-                for _ in range(10 * line.NETWORK_BYTES_PER_HOUR // line.STREAM_BYTES_MIN):
+                for _ in range(10 * line.HOURLY.network // line.STREAM_BYTES_MIN):
                     stream, offer = await line._open(asking, other.peer_id, size)
                     if not offer.size_bytes:
                         raise Declined(offer.reason)
