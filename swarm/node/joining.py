@@ -37,6 +37,9 @@ ENTRY_GRACE_SECONDS = 1.0
 LOOK_UP_SECONDS = 900.0
 """Interval at which a peer looks up the names of its bootstrap addresses again."""
 
+LOOK_UP_AGAIN_SECONDS = 60.0
+"""The same after a name had no answer."""
+
 ITSELF = "that is this peer itself"
 
 NOT_ITSELF = "give the address of another peer"
@@ -76,7 +79,7 @@ async def join_network(node: Node) -> EntryPoints:
     if not answered and met:
         attempt = Attempt(node)
         answered = await attempt.run(settings.bootstrap, met, BOOTSTRAP_DEADLINE_SECONDS)
-        if answered and not answered.keys() & _by_peer(node.bootstrap).keys():
+        if answered and not answered.keys() & by_peer(node.bootstrap).keys():
             node.events.emit("dht.joined_through_others", peers=len(answered))
     if not answered:
         silent = f"no answer within {BOOTSTRAP_DEADLINE_SECONDS:g} s"
@@ -91,7 +94,7 @@ async def join_network(node: Node) -> EntryPoints:
             + "; ".join(f"{failure} ({failure.advice})" for failure in tried)
         )
     failed = [str(why) for each in settings.bootstrap for why in attempt.failures_of(each)]
-    if failed and answered.keys() & _by_peer(node.bootstrap).keys():
+    if failed and answered.keys() & by_peer(node.bootstrap).keys():
         node.events.emit("dht.bootstrap_partly_silent", reasons=failed)
     await node.disk.write(LAST_BOOTSTRAP, "\n".join(settings.bootstrap).encode())
     return answered
@@ -103,8 +106,6 @@ class Attempt:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._failures: list[DialFailure] = []
-        self._behind: dict[str, Sequence[str]] = {}
-        """Addresses that each name of the settings stands for."""
         self._peers: dict[PeerId, list[str]] = {}
         self._dialling: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
 
@@ -127,8 +128,9 @@ class Attempt:
 
     def failures_of(self, text: str) -> list[DialFailure]:
         """Why an address of the settings has led to no peer so far; empty if that is open."""
-        meant = {text, *self._behind.get(text, ())}
-        if _by_peer(self._behind.get(text, ())).keys() & set(self._node.transport.connected()):
+        found = self._node.expanded.get(text, ())
+        meant = {text, *found}
+        if by_peer(found).keys() & set(self._node.transport.connected()):
             return []
         return [each for each in self._failures if each.address in meant]
 
@@ -138,9 +140,8 @@ class Attempt:
         except ConnectError as error:
             self._failures += error.failures
             return
-        self._behind[text] = found
-        self._node.bootstrap = list(dict.fromkeys([*self._node.bootstrap, *found]))
-        for peer, addresses in _by_peer(found).items():
+        self._node.expanded[text] = found
+        for peer, addresses in by_peer(found).items():
             if peer == self._node.peer_id:
                 self._failures += [DialFailure(each, ITSELF, NOT_ITSELF) for each in addresses]
             else:
@@ -162,19 +163,28 @@ class Attempt:
 async def keep_looking_up(node: Node) -> None:
     """Look up the names of the bootstrap addresses again and again, until cancelled.
 
-    So a peer that runs for weeks finds the bootstrap peers that have replaced the first ones.
+    So a peer that runs for weeks finds the bootstrap peers that have replaced the first ones. While
+    a name has no answer, its last one counts.
     """
-    names = [each for each in node.settings.bootstrap if each not in node.bootstrap]
+    answered = False
+
+    async def look_up(name: str) -> None:
+        nonlocal answered
+        try:
+            node.expanded[name] = await node.expand(name)
+        except ConnectError as error:
+            answered = False
+            node.events.emit("dht.bootstrap_failed", reason=str(error))
+
+    names = [each for each in node.settings.bootstrap if node.expanded.get(each) != [each]]
+    answered = all(name in node.expanded for name in names)
     while names:
-        await trio.sleep(LOOK_UP_SECONDS)
-        found = [each for each in node.settings.bootstrap if each not in names]
-        for name in names:
-            try:
-                found += await node.expand(name)
-            except ConnectError as error:
-                node.events.emit("dht.bootstrap_failed", reason=str(error))
-        if found:
-            node.bootstrap = list(dict.fromkeys(found))
+        await trio.sleep(LOOK_UP_SECONDS if answered else LOOK_UP_AGAIN_SECONDS)
+        before, answered = node.bootstrap, True
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(look_up, name)
+        if node.bootstrap != before:
             node.dht.enter_through(node.bootstrap)
 
 
@@ -187,10 +197,11 @@ async def _peers_met(node: Node) -> EntryPoints:
         (await node.disk.read(name)).decode().split() if node.disk.exists(name) else []
         for name in (LAST_BOOTSTRAP, PEERS_MET)
     ]
-    return _by_peer(met) if last == list(node.settings.bootstrap) else {}
+    return by_peer(met) if last == list(node.settings.bootstrap) else {}
 
 
-def _by_peer(addresses: Sequence[str]) -> dict[PeerId, list[str]]:
+def by_peer(addresses: Sequence[str]) -> dict[PeerId, list[str]]:
+    """Group addresses by the peer whose they are."""
     found: dict[PeerId, list[str]] = {}
     for address in addresses:
         found.setdefault(PeerId(address.rpartition("/p2p/")[2]), []).append(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -119,9 +120,8 @@ class Node:
     database: Database
     sequencer: Sequencer
     expand: Expand = expand_nothing
-    bootstrap: list[str] = field(default_factory=list)
-    """Addresses of bootstrap peers: those of the settings, names replaced by what they stand
-    for."""
+    expanded: dict[str, Sequence[str]] = field(default_factory=dict)
+    """What each bootstrap address of the settings stood for when its name was last answered."""
     manifests: dict[str, Envelope] = field(default_factory=dict)
     """Signed run manifests that this peer hands out, by run id."""
     part: Part | None = None
@@ -140,6 +140,13 @@ class Node:
     @property
     def peer_id(self) -> PeerId:
         return self.identity.peer_id
+
+    @property
+    def bootstrap(self) -> list[str]:
+        """Addresses of bootstrap peers: those of the settings, names replaced by what they stand
+        for."""
+        found = (self.expanded.get(text, ()) for text in self.settings.bootstrap)
+        return list(dict.fromkeys(itertools.chain.from_iterable(found)))
 
     async def seal(self, message: Message, lifetime_seconds: float, run: str = "") -> Envelope:
         """Sign a message as this peer."""

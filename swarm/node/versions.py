@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -11,6 +11,7 @@ from swarm.errors import PeerError
 from swarm.identity import PeerId
 from swarm.manifest import RunManifest
 from swarm.messages import StepOrder
+from swarm.node.joining import by_peer
 from swarm.node.node import Node
 from swarm.observable import Observable
 from swarm.run.exchange import BOOTSTRAP_SECONDS, ask_for_manifests
@@ -114,20 +115,23 @@ class Versions:
         cancelled."""
         while True:
             await trio.sleep(BOOTSTRAP_SECONDS)
-            for address in self._node.bootstrap:
-                peer = PeerId(address.rpartition("/p2p/")[2])
-                if peer == self._node.peer_id:
-                    continue
-                try:
-                    if peer not in self._node.transport.connected():
-                        await self._node.transport.connect(peer, [address])
-                    mine = self._run.manifest_envelope
-                    for newer in await ask_for_manifests(
-                        self._node.transport, peer, mine.raw, wanted=self._run.id
-                    ):
-                        if newer.body.run == self._run.id:
-                            self._hear(newer)
-                except Outgrown as outgrown:
-                    self.outgrow(outgrown)
-                except PeerError as error:
-                    self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
+            # Side by side: a name may list peers that are long gone, and each costs a deadline.
+            with trio.move_on_after(BOOTSTRAP_SECONDS):
+                async with trio.open_nursery() as nursery:
+                    for peer, addresses in by_peer(self._node.bootstrap).items():
+                        if peer != self._node.peer_id:
+                            nursery.start_soon(self._compare_with, peer, addresses)
+
+    async def _compare_with(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        mine = self._run.manifest_envelope
+        try:
+            await self._node.transport.connect(peer, addresses)
+            for newer in await ask_for_manifests(
+                self._node.transport, peer, mine.raw, wanted=self._run.id
+            ):
+                if newer.body.run == self._run.id:
+                    self._hear(newer)
+        except Outgrown as outgrown:
+            self.outgrow(outgrown)
+        except PeerError as error:
+            self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))

@@ -22,7 +22,7 @@ from swarm.app.local_node import open_node
 from swarm.errors import PeerError, UserError
 from swarm.events import Event
 from swarm.identity import Identity
-from swarm.node.joining import join_network, keep_looking_up
+from swarm.node.joining import join_network
 from swarm.node.node import Node
 from swarm.settings import PeerSettings
 from swarm.transport import ConnectError
@@ -230,31 +230,5 @@ def test_a_list_is_tried_side_by_side_and_the_dead_are_named(tmp_path: Path) -> 
                     await join_network(node)
                 for address in silent:
                     assert f"{address}: " in str(error.value)
-
-    trio.run(main)
-
-
-def test_a_peer_that_runs_for_weeks_finds_the_peers_that_a_name_now_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("swarm.node.joining.LOOK_UP_SECONDS", 0.01)
-    zone: Zone = {"_dnsaddr.example.org": [f"dnsaddr={FIRST}"]}
-
-    async def main() -> None:
-        names = Names(zone)
-        found: list[list[str]] = []
-        async with (
-            peer(tmp_path, "bootstrap", names, FIRST, "/dnsaddr/example.org") as (node, _),
-            trio.open_nursery() as nursery,
-        ):
-            node.bootstrap = [FIRST]
-            monkeypatch.setattr(node.dht, "enter_through", found.append)
-            zone["_dnsaddr.example.org"] = [f"dnsaddr={SECOND}"]
-            nursery.start_soon(keep_looking_up, node)
-            with trio.fail_after(10):
-                while not found:
-                    await trio.lowlevel.checkpoint()
-            assert found[0] == node.bootstrap == [FIRST, SECOND]
-            nursery.cancel_scope.cancel()
 
     trio.run(main)

@@ -1,0 +1,100 @@
+"""Bootstrap peers over weeks: names that change, names without an answer, peers long gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import trio
+
+from swarm.identity import Identity
+from swarm.node import joining
+from swarm.node.joining import keep_looking_up
+from swarm.run.exchange import BOOTSTRAP_SECONDS
+from swarm.run.run import Run
+from swarm.settings import PeerSettings
+from swarm.transport import ConnectError, DialFailure
+from tests.ledger.harness import ALICE, OWNER, TRAINER, Swarm, in_virtual_time
+from tests.network.harness import identity, sealed
+
+FIRST, SECOND, THIRD = (
+    f"/ip4/192.0.2.{number}/tcp/4001/p2p/{identity(number).peer_id}" for number in (1, 2, 3)
+)
+NAME, OTHER = "/dnsaddr/example.org", "/dnsaddr/other.example.org"
+
+
+class Zone:
+    """Names and their peers; counts the questions."""
+
+    def __init__(self) -> None:
+        self.peers: dict[str, Sequence[str]] = {}
+        self.asked = 0
+
+    async def __call__(self, text: str) -> Sequence[str]:
+        self.asked += 1
+        await trio.sleep(1.0)
+        if text not in self.peers:
+            raise ConnectError(f"{text}: no answer", [DialFailure(text, "no answer")])
+        return self.peers[text]
+
+
+def test_a_name_follows_its_records_and_keeps_its_last_answer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Swarm(tmp_path).apart(ALICE) as peer, trio.open_nursery() as nursery:
+            node, zone = peer.node, Zone()
+            node.settings = PeerSettings(role=["observer"], bootstrap=[FIRST, NAME, OTHER])
+            node.expand = zone
+            node.expanded |= {FIRST: [FIRST], NAME: [SECOND], OTHER: [SECOND]}
+            zone.peers |= {NAME: [THIRD], OTHER: [SECOND]}
+            nursery.start_soon(keep_looking_up, node)
+            await trio.sleep(joining.LOOK_UP_SECONDS + 2)
+            assert node.bootstrap == [FIRST, THIRD, SECOND]
+            assert list(node.dht._bootstrap_addresses) == node.bootstrap
+            del zone.peers[NAME]
+            zone.peers[OTHER] = []
+            await trio.sleep(joining.LOOK_UP_SECONDS + 2)
+            assert node.bootstrap == [FIRST, THIRD]
+            assert list(node.dht._bootstrap_addresses) == node.bootstrap
+            assert len(peer.events("dht.bootstrap_failed")) == 1
+            zone.peers[NAME] = [SECOND]  # asked again soon, not after a quarter of an hour
+            await trio.sleep(joining.LOOK_UP_AGAIN_SECONDS + 2)
+            assert node.bootstrap == [FIRST, SECOND]
+            asked = zone.asked
+            await trio.sleep(joining.LOOK_UP_SECONDS - 5)
+            assert zone.asked == asked
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_silent_bootstrap_peers_delay_no_manifest(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        gone = [identity(number) for number in range(60, 66)]
+        message = msgspec.structs.replace(Run(swarm.manifest).manifest, version=2)
+        newer = sealed(OWNER, message, swarm.run, sequence=2)
+        async with trio.open_nursery() as nursery, swarm.apart(TRAINER) as living:
+
+            async def stalled(key: Identity, *, task_status: trio.TaskStatus[str]) -> None:
+                async with swarm.apart(key) as peer:
+                    task_status.started(peer.node.transport.addresses()[0])
+                    await trio.sleep_forever()
+
+            addresses = [await nursery.start(stalled, key) for key in gone]
+            living.run_node.hear_manifest(newer)
+            addresses += living.node.transport.addresses()
+            async with swarm.apart(ALICE) as peer:
+                for key in gone:
+                    swarm.network.stall(key.peer_id, ALICE.peer_id)
+                peer.node.settings = PeerSettings(role=["validator"], bootstrap=addresses)
+                peer.node.expanded |= {each: [each] for each in addresses}
+                nursery.start_soon(peer.run_node.versions.compare_with_bootstrap)
+                await trio.sleep(BOOTSTRAP_SECONDS + 1)
+                assert peer.run_node.run.manifest.version == 2
+                await trio.sleep(BOOTSTRAP_SECONDS)
+                silent = peer.events("dht.bootstrap_silent")
+                assert {each["remote"] for each in silent} == {each.peer_id for each in gone}
+                nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
