@@ -248,9 +248,8 @@ def prune(
         )
     if receipts:
         connection.execute("DELETE FROM verdicts WHERE position < ?", (covered.first,))
-    for table in ("balances", "contradictions"):
-        connection.execute(f"DELETE FROM {table} WHERE step <= ?", (seal.step,))
     log.prune_within(connection, covered.first)
+    stakes.forget(connection, epochs.frontier_of(seal))
     _keep_capitals(connection, log.owner, position, seal)
     return covered.first - start
 

@@ -117,14 +117,15 @@ def base_of(logs: Iterable[Sequence[Record]], trusted: Sequence[str]) -> Base:
     held = [log for log in logs if log and log[0].owner in trusted]
     if all(log[0].index == 0 for log in held):
         return Base()
-    votes = Counter(stated(seal) for log in held for _, seal in seals_in(log))
+    # One vote for each log, however often it repeats a seal.
+    votes = Counter(said for log in held for said in {stated(seal) for _, seal in seals_in(log)})
     agreed = [
-        (seal.epoch, at, log)
+        ((seal.epoch, seal.lineage, seal.step), at, log)
         for log in held
         for at, seal in seals_in(log)
         if votes[stated(seal)] > len(trusted) // 2
     ]
-    for _, at, log in sorted(agreed, key=lambda each: -each[0]):
+    for _, at, log in sorted(agreed, key=lambda each: each[0], reverse=True):
         base = base_at(log, at)
         if base is not None:
             return base
@@ -207,7 +208,7 @@ class Epoch:
             Carried(position=index, entry=raw)
             for raw, index in _lasting(log, covered.first).items()
         ]
-        capitals = _capitals(log, earlier, owner, covered.first)
+        capitals = _capitals(log, owner, covered.first)
         workers = [
             _sealed_worker(worker, total, capitals.get(worker, Capitals()).sealed())
             for worker, total in sorted(self.totals.items())
@@ -239,17 +240,22 @@ def _lasting(log: Sequence[Record], first: int) -> dict[bytes, int]:
     return dict(sorted(found.items(), key=lambda each: each[1]))
 
 
-def _capitals(
-    log: Sequence[Record], earlier: Sealed | None, owner: str, first: int
-) -> dict[str, Capitals]:
-    """Each worker's capitals from the entries before `first`, beginning with the earlier seal."""
+def _capitals(log: Sequence[Record], owner: str, first: int) -> dict[str, Capitals]:
+    """Each worker's capitals from the entries before `first`.
+
+    They begin with the newest seal that does not go beyond `first`: after a rollback, a seal that
+    the peers did not agree on may name a later entry than the one that follows it.
+    """
     found: defaultdict[str, Capitals] = defaultdict(Capitals)
     start = 0
-    if earlier is not None and (covered := earlier.log(owner)) is not None:
-        start = covered.first
-        for entry in _block(log, earlier):
-            if isinstance(entry, SealedWorker):
-                found[entry.worker] = Capitals.unsealed(entry.capitals)
+    for _, seal in reversed(seals_in(log)):
+        covered = seal.log(owner)
+        if covered is not None and covered.first <= first:
+            start = covered.first
+            for entry in _block(log, seal):
+                if isinstance(entry, SealedWorker):
+                    found[entry.worker] = Capitals.unsealed(entry.capitals)
+            break
     for record in log:
         entry = record.entry
         if not start <= record.index < first:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from swarm.errors import SwarmError
 from swarm.ledger import epochs
+from swarm.ledger.agreement import Place
 from swarm.ledger.derived import deriving, prune
 from swarm.ledger.entries import Sealed, SealedLog, decode, encode
 from swarm.ledger.epochs import Epoch
@@ -30,17 +30,6 @@ class FalseSeal(SwarmError):
         super().__init__(reason)
         self.owner = owner
         self.epoch = epoch
-
-
-@dataclass(frozen=True)
-class Place:
-    """A seal in a log."""
-
-    owner: str
-    position: int
-    epoch: int
-    stated: bytes
-    """`swarm.ledger.epochs.stated`."""
 
 
 class Books:
@@ -75,9 +64,7 @@ class Books:
 
     def grown_since(self, seal: Sealed | None, trusted: Sequence[str]) -> int:
         """New entries of all logs together since a seal."""
-        covered = {log.owner: log.size for log in seal.logs} if seal is not None else {}
-        sizes = {owner: Log(self._database, owner).size() for owner in trusted}
-        return sum(max(0, size - covered.get(owner, 0)) for owner, size in sizes.items())
+        return growth({owner: Log(self._database, owner).size() for owner in trusted}, seal)
 
     async def seal(
         self, number: int, frontier: Frontier, authority: Authority, previous: Place | None
@@ -202,6 +189,12 @@ class Books:
             (owner, start, stop),
         )
         return [bytes(raw) for (raw,) in rows]
+
+
+def growth(sizes: Mapping[str, int], seal: Sealed | None) -> int:
+    """Entries of all logs together, of these sizes, that a seal does not cover."""
+    covered = {log.owner: log.size for log in seal.logs} if seal is not None else {}
+    return sum(max(0, size - covered.get(owner, 0)) for owner, size in sizes.items())
 
 
 def _difference(seal: Sealed, own: Sealed) -> str:

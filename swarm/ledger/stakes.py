@@ -12,15 +12,16 @@ the owner changes them, all balances are computed again.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 import msgspec
 
 from swarm.ledger import ruling
 from swarm.ledger.entries import Judged, decode
 from swarm.ledger.record import Rules
-from swarm.ledger.state import Authority, Record, ledger_state
+from swarm.ledger.state import Authority, Frontier, Record, ledger_state
 
 TABLES = (
     "authority (raw BLOB NOT NULL)",
@@ -31,6 +32,13 @@ TABLES = (
     "contradictions (worker TEXT, submission BLOB, refuses TEXT, accepts TEXT, step INTEGER, "
     "PRIMARY KEY (worker, submission, refuses, accepts)) WITHOUT ROWID",
 )
+
+
+_PLACES = (
+    "SELECT p.worker, p.step, p.number, p.owner, p.position, e.entry FROM verdict_places p "
+    "JOIN entries e ON e.owner = p.owner AND e.position = p.position"
+)
+_BY_NUMBER = "ORDER BY p.worker, p.step, p.number, p.owner, p.position"
 
 
 class _Stored(msgspec.Struct, array_like=True, frozen=True):
@@ -81,14 +89,8 @@ def follow(connection: sqlite3.Connection, raw: bytes, *, anew: bool = False) ->
         connection.execute(f"DELETE FROM {table}")
     connection.execute("INSERT INTO authority (raw) VALUES (?)", (raw,))
     authority = stored(connection)
-    rows = connection.execute(
-        "SELECT p.worker, p.step, p.number, p.owner, p.position, e.entry FROM verdict_places p "
-        "JOIN entries e ON e.owner = p.owner AND e.position = p.position "
-        "ORDER BY p.worker, p.step, p.number, p.owner, p.position"
-    )
-    for (_, step, _), group in groupby(rows, key=lambda row: row[:3]):
-        records = [Record(owner, position, decode(raw)) for *_, owner, position, raw in group]
-        _settle(connection, step, [], records, authority)
+    rows = connection.execute(f"{_PLACES} {_BY_NUMBER}")
+    _settle_all(connection, rows, authority, Frontier())
 
 
 def derive(connection: sqlite3.Connection, owner: str, position: int, entry: Judged) -> None:
@@ -114,6 +116,31 @@ def _records(connection: sqlite3.Connection, number: tuple[str, int, int]) -> li
         number,
     )
     return [Record(owner, position, decode(raw)) for owner, position, raw in rows]
+
+
+def forget(connection: sqlite3.Connection, sealed: Frontier) -> None:
+    """Delete the balances and contradictions of sealed submissions.
+
+    A step that a rollback repeats has verdicts in both lineages, of which one may be sealed.
+    """
+    for table in ("balances", "contradictions"):
+        connection.execute(f"DELETE FROM {table} WHERE step <= ?", (sealed.step,))
+    rows = connection.execute(f"{_PLACES} WHERE p.step <= ? {_BY_NUMBER}", (sealed.step,))
+    _settle_all(connection, rows, stored(connection), sealed)
+
+
+def _settle_all(
+    connection: sqlite3.Connection,
+    rows: Iterable[tuple[Any, ...]],
+    authority: Authority,
+    sealed: Frontier,
+) -> None:
+    """Write what the verdicts on each number decide, without those on sealed submissions."""
+    for (_, step, _), group in groupby(rows, key=lambda row: row[:3]):
+        records = [Record(owner, position, decode(raw)) for *_, owner, position, raw in group]
+        kept = [record for record in records if not sealed.covers(_judged(record))]
+        if kept:
+            _settle(connection, step, [], kept, authority)
 
 
 def _settle(

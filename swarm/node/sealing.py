@@ -5,16 +5,15 @@ Nothing here is on the path of a step, so everything happens at the next look.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
 
 import trio
 
 from swarm.events import Events
-from swarm.ledger import epochs
+from swarm.ledger import agreement, epochs
+from swarm.ledger.agreement import Place, Seals
 from swarm.ledger.entries import Sealed
-from swarm.ledger.sealing import Books, FalseSeal, Place
+from swarm.ledger.sealing import Books, FalseSeal, growth
 from swarm.ledger.state import Authority, Frontier
 from swarm.node.node import Node
 from swarm.run.run import Run
@@ -23,7 +22,10 @@ from swarm.world import Database
 LOOK_SECONDS = 60.0
 """Time between two looks at the logs."""
 
-T = TypeVar("T")
+UNSEALED_SECONDS = 900.0
+"""Time after which this peer reports that most have not made the seal that it has made; also the
+time between two such reports."""
+
 Append = Callable[[Callable[[], Awaitable[tuple[range, Sealed]]]], Awaitable[Sealed]]
 """Appends a block to the own log in its turn."""
 
@@ -43,12 +45,15 @@ class Sealing:
         """`newest` is the newest known (lineage, step)."""
         self._me = node.peer_id
         self._run = run
+        self._world = node.world
         self._events: Events = node.events
         self._books = Books(database, node.peer_id)
         self._newest = newest
         self._append = append
         self._accused: set[tuple[str, int]] = set()
         """(owner, epoch) of false seals that were reported."""
+        self._waiting: tuple[bytes, float] | None = None
+        """What this peer has sealed and most have not, and since when, or when it said so."""
 
     async def run(self) -> None:
         """Look at the logs from time to time, until cancelled."""
@@ -63,35 +68,50 @@ class Sealing:
             if authority.trusted[0] == self._me:
                 await self._seal(authority)
             else:
-                await self._countersign(authority)
+                await self._follow(authority)
         except FalseSeal as false:
             self._accuse(false)
         await self._prune(authority)
+        self._complain(authority)
 
     async def _seal(self, authority: Authority) -> None:
+        """Seal what is due as the first trusted peer: what others have sealed already if most may
+        still agree on it (an earlier first peer began), else all that is final."""
         seals = self._books.seals()
-        last, own = _newest_agreed(seals, authority.trusted), _last(seals, self._me)
+        last = agreement.newest_agreed(seals, authority.trusted)
+        number = last.epoch + 1 if last is not None else 0
+        mine = [place for place in seals.get(self._me, ()) if place.epoch >= number]
         entries = self._run.manifest.limits.epoch_entries
-        if not entries or (own is not None and (last is None or own.epoch > last.epoch)):
+        if not entries or not all(agreement.is_lost(seals, p, authority) for p in mine):
             return  # the others have not sealed the last one yet
         held = self._books.seal_at(last) if last is not None else None
+        for place in agreement.adoptable(seals, number, authority):
+            covered = {log.owner: log.size for log in place.says.logs}
+            due = growth(covered, held) >= entries and (place.owner, number) not in self._accused
+            if due and await self._countersign(place, seals, authority):
+                return
         if self._books.grown_since(held, authority.trusted) < entries:
             return
         frontier = self._final(authority)
         if not _is_later(frontier, held):
             return  # nothing new is final; after a rollback, not before the run is as far again
-        number = last.epoch + 1 if last is not None else 0
         await self._write(lambda: self._books.seal(number, frontier, authority, last))
 
-    async def _countersign(self, authority: Authority) -> None:
-        """Seal what the first trusted peer has sealed, once this peer can check it."""
+    async def _follow(self, authority: Authority) -> None:
+        """Seal what the first trusted peer has sealed last."""
         seals = self._books.seals()
-        theirs, mine = seals.get(authority.trusted[0], []), _last(seals, self._me)
-        if not theirs or (mine is not None and mine.epoch >= theirs[-1].epoch):
-            return
-        place = theirs[-1]
+        if theirs := seals.get(authority.trusted[0]):
+            await self._countersign(theirs[-1], seals, authority)
+
+    async def _countersign(self, place: Place, seals: Seals, authority: Authority) -> bool:
+        """Seal what another has sealed, if this peer can check it and may; returns whether it did.
+
+        Raises `FalseSeal`.
+        """
+        if not agreement.may_follow(seals, self._me, place, authority):
+            return False
         seal, final = self._books.seal_at(place), self._final(authority)
-        previous = _newest_agreed(seals, authority.trusted, before=seal.epoch)
+        previous = agreement.newest_agreed(seals, authority.trusted, before=seal.epoch)
         held = self._books.seal_at(previous) if previous is not None else None
         may = (
             seal.rules == epochs.rules_digest(authority)
@@ -102,8 +122,25 @@ class Sealing:
             and all(self._books.holds(log) for log in seal.logs)
         )
         if not may or seal.epoch != (previous.epoch + 1 if previous is not None else 0):
-            return
+            return False
         await self._write(lambda: self._books.countersign(place, previous, authority))
+        return True
+
+    def _complain(self, authority: Authority) -> None:
+        """Report the peers that do not make the seal that this peer has made, after a while."""
+        seals = self._books.seals()
+        mine = seals.get(self._me, [])
+        if not mine or agreement.agreed(seals, mine[-1], authority.trusted):
+            self._waiting = None
+            return
+        now, stated = self._world.now(), mine[-1].stated
+        if self._waiting is None or self._waiting[0] != stated:
+            self._waiting = (stated, now)
+        elif now >= self._waiting[1] + UNSEALED_SECONDS:
+            self._waiting = (stated, now)
+            done = agreement.voters(seals, stated, authority.trusted)
+            missing = [peer for peer in authority.trusted if peer not in done]
+            self._events.emit("ledger.not_sealed", epoch=mine[-1].epoch, missing=missing)
 
     def _final(self, authority: Authority) -> Frontier:
         """The newest submissions whose credit is final, as far as this peer knows."""
@@ -117,7 +154,7 @@ class Sealing:
     async def _prune(self, authority: Authority) -> None:
         seals = self._books.seals()
         for own in reversed(seals.get(self._me, [])):
-            if not _prunable(seals, own, authority.trusted):
+            if not agreement.prunable(seals, own, authority.trusted):
                 continue
             for owner in authority.trusted:
                 place = next((p for p in seals.get(owner, ()) if p.stated == own.stated), None)
@@ -140,40 +177,7 @@ class Sealing:
             )
 
 
-Seals = Mapping[str, Sequence[Place]]
-
-
 def _is_later(frontier: Frontier, held: Sealed | None) -> bool:
     """Whether a seal up to `frontier` may follow the one held: it covers all that this covers."""
     before = epochs.frontier_of(held) if held is not None else Frontier(0, 0)
     return frontier.step > before.step and frontier.lineage >= before.lineage
-
-
-def _last(seals: Seals, owner: str) -> Place | None:
-    return seals[owner][-1] if owner in seals else None
-
-
-def _votes(seals: Seals, stated: bytes, trusted: Sequence[str]) -> int:
-    """How many trusted peers have sealed the same."""
-    return sum(any(p.stated == stated for p in seals.get(owner, ())) for owner in trusted)
-
-
-def _agreed(seals: Seals, place: Place, trusted: Sequence[str]) -> bool:
-    return _votes(seals, place.stated, trusted) > len(trusted) // 2
-
-
-def _newest_agreed(seals: Seals, trusted: Sequence[str], before: float = math.inf) -> Place | None:
-    """The newest seal, in any log, that more than half of the trusted peers have made, of an epoch
-    `before` another."""
-    places = [place for owner in trusted for place in seals.get(owner, ())]
-    agreed = [p for p in places if p.epoch < before and _agreed(seals, p, trusted)]
-    return max(agreed, key=lambda place: place.epoch, default=None)
-
-
-def _prunable(seals: Seals, own: Place, trusted: Sequence[str]) -> bool:
-    """Whether what an epoch seals may be pruned: all trusted peers have sealed it, or more than
-    half have sealed it and a later one."""
-    if _votes(seals, own.stated, trusted) == len(trusted):
-        return True
-    later = [place for log in seals.values() for place in log if place.epoch > own.epoch]
-    return _agreed(seals, own, trusted) and any(_agreed(seals, p, trusted) for p in later)

@@ -49,10 +49,10 @@ BETS = [5, -3, 2, 0, 0, 0, 0]
 EVIDENCE = Evidence(tokens=40, sampler=BETS, policy=BETS, text=BETS, selection=BETS)
 
 
-def a_swarm(folder: Path) -> Swarm:
+def a_swarm(folder: Path, validators: Sequence[Identity] = (ALICE, BOB)) -> Swarm:
     swarm = Swarm(folder)
     changed = msgspec.structs.replace(
-        manifest([TRAINER], [ALICE, BOB]),
+        manifest([TRAINER], validators),
         thresholds=Thresholds(stake_steps=2),
         limits=Limits(epoch_entries=EPOCH),
     )
@@ -313,6 +313,36 @@ def test_a_second_seal_that_nobody_can_check_stops_nobody(
     everything(main, tmp_path)
 
 
+def test_a_repeated_step_keeps_its_stakes_when_the_first_attempt_is_pruned(tmp_path: Path) -> None:
+    """A rollback after the seal, and before the pruning: balances are kept by step."""
+
+    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+        await run.advance(50)
+        await run.look(rounds=0)
+        sealed_at = run.step - run.authority.rules.hold_steps
+        await trainer.trusted.append(honest_block(run, trainer))
+        run.lineage, run.step = 1, sealed_at - 3  # the trainer goes back, and repeats steps
+        again = run.step + 1
+
+        await bob.trusted.append_verdict(
+            verdict_at(9000, WORKER, step=again, lineage=1, evidence=EVIDENCE)
+        )
+        await run.look(rounds=0)
+        # The seal of the old lineage is still good, and the others sign it now.
+        run.lineage, run.step = 1, sealed_at + run.authority.rules.hold_steps
+        run.order()
+        await run.look()
+        for peer in (trainer, alice, bob):
+            assert min(run.starts(peer)) > 20, run.starts(peer)
+            rows = peer.trusted.tables._database.read(
+                "SELECT tokens FROM balances WHERE worker = ? AND step = ? ORDER BY 1",
+                (WORKER.peer_id, again),
+            )
+            assert rows == [(40,)], "of the new lineage, not of the old one"
+
+    everything(main, tmp_path)
+
+
 def test_who_drops_an_eviction_from_its_seal_is_found_out(tmp_path: Path) -> None:
     async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
         await run.advance(5)
@@ -337,13 +367,14 @@ def test_who_drops_an_eviction_from_its_seal_is_found_out(tmp_path: Path) -> Non
     everything(main, tmp_path)
 
 
-def honest_block(run: Run, peer: Peer) -> list[Any]:
-    """The block with which a peer would seal the logs that it holds."""
+def honest_block(run: Run, peer: Peer, *, less: int = 0) -> list[Any]:
+    """The block with which a peer would seal the logs that it holds, up to `less` steps before
+    the last that it could seal."""
     logs, sizes = run.logs(peer), {}
     for log, owner in zip(logs, run.authority.trusted, strict=True):
         sizes[owner] = (len(log), log)
     roots = {o: peer.trusted.log_of(o).root(sizes[o][0]) for o in run.authority.trusted}  # type: ignore[union-attr]
-    frontier = Frontier(0, run.step - run.authority.rules.hold_steps)
+    frontier = Frontier(run.lineage, run.step - run.authority.rules.hold_steps - less)
     epoch = Epoch.computed(0, frontier, sizes, roots, run.authority, Base())
     return epoch.block(sizes[peer.node.peer_id][1], peer.node.peer_id)
 

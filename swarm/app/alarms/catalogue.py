@@ -97,6 +97,14 @@ CATALOGUE: dict[str, Kind] = {
         quiet_seconds=24 * 60 * MINUTE,
         alert="SwarmLogForked",
     ),
+    "not_sealed": Kind(
+        "warn",
+        "most trusted peers do not seal the ledger's epoch that this peer has sealed for 15 "
+        "minutes",
+        "see whether the peers that the sentence names are up, and why they disagree; replace one "
+        "that is gone for good",
+        quiet_seconds=30 * MINUTE,
+    ),
     "trusted_silent": Kind(
         "warn",
         "a trusted peer fails to answer three times in 5 minutes, or is gone",

@@ -30,6 +30,7 @@ SIGNS = {
     "membership.clock_behind_manifest": "clock_wrong",
     "ledger.forked": "log_forked",
     "ledger.false_seal": "log_forked",
+    "ledger.not_sealed": "not_sealed",
     "membership.trusted_silent": "trusted_silent",
     "membership.trusted_over_rate": "key_abused",
     "compute.child_died": "children_die",
