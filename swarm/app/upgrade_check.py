@@ -18,7 +18,6 @@ from peers.trainer.state_format import STATE_FILE, STATE_VERSION, STATES
 from swarm import __version__
 from swarm.app.archives import home_rows
 from swarm.app.doctor.engine import task_of
-from swarm.app.health import Unwell, examine
 from swarm.app.local_node import visit
 from swarm.app.onlooker import status_of
 from swarm.envelope import Dropped, open_envelope
@@ -28,6 +27,7 @@ from swarm.manifest import RunManifest
 from swarm.messages import Present
 from swarm.protocol import PROTOCOL_OLDEST, PROTOCOL_VERSION, UPGRADE
 from swarm.settings import PeerSettings
+from swarm.world.home import holder_of
 from swarm.world.home_format import HOME_FORMAT, bytes_needed, check_format, due
 
 CHECKPOINTS = "checkpoints"
@@ -64,12 +64,9 @@ def _home(home: Path) -> Iterator[Finding]:
         yield from _states(home)
     except UserError as error:
         yield Finding("home", str(error), {}, problem=True)
-    try:
-        health, _ = examine(home, ready=False)
-    except Unwell:
-        return
-    text = f"a peer runs with {home} now ({', '.join(health.roles)}): stop it by SIGTERM first"
-    yield Finding("running", text, {"peer": health.peer})
+    if holder := holder_of(home):
+        text = f"{home} is in use by {holder}: stop that one by SIGTERM first"
+        yield Finding("running", text, {"by": holder})
 
 
 def _format(home: Path) -> Finding:

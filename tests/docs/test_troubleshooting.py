@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,19 +15,27 @@ from swarm.app.refusals import REFUSALS
 from swarm.node.trusted import UNGRADED
 from tests.docs.pages import ROOT, text
 
+UPGRADES = ("swarm/app/upgrade_check.py", "swarm/protocol.py", "swarm/world/home_format.py")
+"""Modules whose sentences say what to do, and are all explained under "Upgrades"."""
+
+DEMAND = re.compile(r"[:;,] (so )?(end the run|free|install|keep|restore|start|stop|upgrade)\b")
+
 
 def _sentences() -> Iterator[str]:
     """Every text in an expression of the source, `…` standing for values."""
     for room in ("swarm", "peers"):
         for path in sorted((ROOT / room).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.JoinedStr):
-                    yield "".join(
-                        str(part.value) if isinstance(part, ast.Constant) else "…"
-                        for part in node.values
-                    )
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield node.value
+            yield from _sentences_of(path)
+
+
+def _sentences_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def said() -> list[str]:
@@ -54,6 +63,17 @@ def test_the_program_says_it(sentence: str, source: list[str]) -> None:
 def test_the_page_has_sentences() -> None:
     assert len(said()) > 40
     assert len(set(said())) == len(said())
+
+
+@pytest.mark.parametrize("module", UPGRADES)
+def test_every_sentence_about_an_upgrade_is_explained(module: str) -> None:
+    path = ROOT / module
+    found, page = set(_sentences_of(path)), said()
+    whole = {each for each in found if not any(each in other for other in found - {each})}
+    demands = [each for each in whole if DEMAND.search(each) and "\n" not in each]
+    assert demands
+    for demand in demands:
+        assert any(_pattern(each).search(demand) for each in page), demand
 
 
 def test_every_check_that_refuses_is_explained() -> None:

@@ -20,6 +20,7 @@ from swarm.identity import load_or_create
 from swarm.ledger.entries import Consumed, Judged, decode
 from swarm.ledger.log import Log
 from swarm.world.disk import LocalDisk
+from swarm.world.home import LOCK
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +76,7 @@ def processes_of(folder: Path) -> dict[int, set[str]]:
 
 
 def kill(folder: Path, name: str) -> None:
-    lock = str(folder / "peers" / name / "lock")
+    lock = str(folder / "peers" / name / LOCK)
     (pid,) = (pid for pid, files in processes_of(folder).items() if lock in files)
     os.kill(pid, signal.SIGKILL)
 
