@@ -60,7 +60,8 @@ class Ports:
 
     listening: Callable[[], Sequence[int]]
     forwarded: list[int] = field(default_factory=list)
-    """Ports of a router or proxy that lead here: announced by the user, or mapped by UPnP."""
+    """Ports of a router or proxy that lead here: announced by the user, or
+    mapped at its request."""
 
     def asked(self) -> list[int]:
         """The ports to be dialled back, the user's first."""
@@ -93,7 +94,11 @@ class Reach:
         """Hosts and ports that are no interface's, at which this peer was reached."""
         self.seen: list[tuple[str, int]] = []
         """Where others see connections from the port at which this peer listens."""
+        self.shut = trio.Event()
+        """Set once it is known that not everybody can simply connect."""
         self._awaited: dict[PeerId, trio.Event] = {}
+        self._waiting = trio.CancelScope()
+        self._is_stale = False
 
     def note_handshake(self, peer: PeerId) -> None:
         """Note that a peer has proved itself on a connection to the listener."""
@@ -104,6 +109,11 @@ class Reach:
         """Note that this peer does not listen."""
         self.wants_relay = True
         self._conclude(Reachability.RELAY_ONLY, "this peer does not listen")
+
+    def look_again(self) -> None:
+        """Note that other ports are forwarded than before: ask soon."""
+        self._is_stale = True
+        self._waiting.cancel()
 
     def note_punched(self, peer: PeerId) -> None:
         """Note that a relayed connection became direct by hole punching."""
@@ -116,8 +126,9 @@ class Reach:
         with self._transport.connection_events() as events:
             while True:
                 asked_at = trio.current_time()
+                self._is_stale = False
                 pause = await self._round()
-                with trio.move_on_at(asked_at + pause):
+                with trio.move_on_at(asked_at + (0 if self._is_stale else pause)) as self._waiting:
                     # Without an answer the next connection is worth a question.
                     async for event in events:
                         if pause == RETRY_SECONDS and event.connected and not event.relayed:
@@ -224,5 +235,7 @@ class Reach:
     def _conclude(self, state: Reachability, how: str) -> None:
         changed = state is not self.state
         self.state, self.how = state, how
+        if state in (Reachability.PUNCHED, Reachability.RELAY_ONLY):
+            self.shut.set()
         if changed and self._events is not None:
             self._events.emit("transport.reachability", reachability=state.value, reason=how)

@@ -56,6 +56,7 @@ from swarm.transport.libp2p.connections import Connection, HolePunching, Host, T
 from swarm.transport.libp2p.dial_back import FRAME_BYTES_MAX as DIAL_BACK_FRAME_BYTES_MAX
 from swarm.transport.libp2p.dial_back import PROTOCOL as DIAL_BACK_PROTOCOL
 from swarm.transport.libp2p.dial_back import DialBack
+from swarm.transport.libp2p.forwarding import Forwarding
 from swarm.transport.libp2p.guard import BROKEN, reason_of
 from swarm.transport.libp2p.notices import FRAME_BYTES_MAX as NOTICE_FRAME_BYTES_MAX
 from swarm.transport.libp2p.notices import PROTOCOL as NOTICE_PROTOCOL
@@ -219,6 +220,9 @@ class Libp2pTransport(BaseTransport):
         serving = Serving(identity.peer_id, disk, lambda: self._service, self.traffic, uplink)
         self._pieces = PiecePlane(identity, serving, lambda: self._credential, self)
         self.serve(BLOB_PROTOCOL, self._pieces.serve_stream)
+        self.forwarding = Forwarding(
+            host.get_transport_addrs, lambda: self._pieces.roots, self.reach, events
+        )
         self._swarm.refuses = self._is_banned
         self._swarm.vouches = self._is_vouched
         self._swarm.register_notifee(_Notifee(self))
@@ -248,14 +252,16 @@ class Libp2pTransport(BaseTransport):
         return tuple(result)
 
     def bulk_addresses(self) -> Sequence[str]:
-        detected = self._pieces.roots if self._announced.detected else ()
+        detected: list[str] = []
+        if self._announced.detected:
+            detected = self.forwarding.bulk_roots() + self._pieces.roots
         return tuple(dict.fromkeys([*self._announced.bulk, *detected]))
 
     def reachability(self) -> Reachability:
         return self.reach.state
 
     def reachability_reason(self) -> str:
-        return self.reach.how
+        return self.reach.how + self.forwarding.clause()
 
     def wants_relay(self) -> bool:
         return self.reach.wants_relay
