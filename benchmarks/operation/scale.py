@@ -1,18 +1,29 @@
 """A thousand workers of one trainer and three validators, in simulation.
 
-All peers join within `JOIN_SECONDS`. After `SETTLE_SECONDS` every worker hands in a submission a
-minute, and everything of the next `MEASURED_SECONDS` is counted. The invariants of every simulation
-hold throughout (`simnet.invariants`).
+All peers join, settle, and then everything is counted for a while (`Durations`), in which every
+worker hands in a submission a minute. The invariants of every simulation hold throughout
+(`simnet.invariants`). A line of progress goes to standard error every
+`PROGRESS_SECONDS`, so that a run that is cut short has shown something:
+
+    python -m benchmarks.operation.scale 300 --settle 20 --measured 60
+
+simulates other numbers of workers and other durations.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import os
+import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import trio
 
+from benchmarks.operation.processes import memory_of
 from benchmarks.operation.report import Spread, spread_of
 from simnet.compute.setting import Hardware
 from simnet.lines import Weather
@@ -21,28 +32,45 @@ from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_ove
 from simnet.scenarios.steady import WORKER, WORKLOAD
 from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
+from swarm.app.output import print_json
 from swarm.events import Event
 
 WORKERS = 1000
 VALIDATORS = 3
 RELAYS = 20
-JOIN_SECONDS = 60.0
 ADMITTED_SECONDS = 120.0
 """Deadline for everybody's admission, from the start of the last peer."""
 
-SETTLE_SECONDS = 60.0
-MEASURED_SECONDS = 120.0
 SAMPLE_SECONDS = 5.0
 """Between two counts of connections and of submissions without a verdict."""
 
+PROGRESS_SECONDS = 10.0
+"""Of virtual time."""
+
 CHECKER = Hardware(prefill_tokens_per_second=400_000.0)
 """A validator's machine: it checks twelve submissions a second of the six that it gets."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Durations:
+    """Seconds of virtual time."""
+
+    join: float = 60.0
+    """Within which all peers start."""
+    settle: float = 60.0
+    measured: float = 120.0
 
 
 class Scale(msgspec.Struct, frozen=True):
     """Rates are per second of virtual time, in the measured interval."""
 
     workers: int
+    durations: Durations
+    virtual_seconds: float
+    processor_seconds: float
+    """Of the whole simulation."""
+    resident_mib: float
+    """Of the simulation at its end."""
     admitted_seconds: Spread
     """From a worker's start to its first admission."""
     connections_trusted: Spread
@@ -55,9 +83,9 @@ class Scale(msgspec.Struct, frozen=True):
     verdicts: float
     waiting: Spread
     """Submissions that were acknowledged and have no receipt yet, at all samples."""
-    receipt_seconds: Spread
-    """From the acknowledgement to the receipt."""
-    receipt_seconds_p99: float
+    receipt_seconds: Spread | None
+    """From the acknowledgement to the receipt; None if no receipt came."""
+    receipt_seconds_p99: float | None
     messages_worker: Spread
     """Control messages that a worker sends, per second."""
     messages_trusted: Spread
@@ -86,15 +114,18 @@ class Receipts:
 
 
 def measure() -> Scale:
-    return measured(WORKERS)
+    return measured(WORKERS, Durations())
 
 
-def measured(workers: int, checker: Hardware = CHECKER) -> Scale:
+def measured(workers: int, durations: Durations, checker: Hardware = CHECKER) -> Scale:
     """Simulate this many workers; `checker` is each validator's machine."""
     found: list[Scale] = []
 
     async def run(simulation: Simulation, peers: int) -> dict[str, Any]:
-        found.append(await _run(simulation, workers, checker))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_show_progress, simulation)
+            found.append(await _run(simulation, workers, durations, checker))
+            nursery.cancel_scope.cancel()
         return {}
 
     peers = workers + VALIDATORS + RELAYS + 2
@@ -102,7 +133,30 @@ def measured(workers: int, checker: Hardware = CHECKER) -> Scale:
     return msgspec.structs.replace(found[0], violations=report["violations"])
 
 
-async def _run(simulation: Simulation, count: int, checker: Hardware) -> Scale:
+async def _show_progress(simulation: Simulation) -> None:
+    """Print a line of totals now and then."""
+    while True:
+        await trio.sleep(PROGRESS_SECONDS)
+        counts, network = simulation.trace.counts, simulation.network
+        peers = [peer for peer in simulation.peers.values() if peer.node is not None]
+        line = {
+            "virtual_seconds": round(simulation.now()),
+            "processor_seconds": round(time.process_time()),
+            "resident_mib": round(memory_of(os.getpid()).resident),
+            "peers": len(peers),
+            "admitted": counts["membership.admitted"],
+            "connections": spread_of(_connections(peers)),
+            "made": network.connections_made,
+            "messages": network.messages,
+            "submissions": counts["inference.submission_delivered"],
+            "verdicts": counts["validator.verdict"],
+        }
+        print(msgspec.json.encode(line).decode(), file=sys.stderr, flush=True)
+
+
+async def _run(
+    simulation: Simulation, count: int, durations: Durations, checker: Hardware
+) -> Scale:
     validators = [f"validator-{number}" for number in range(VALIDATORS)]
     await start_bootstrap(
         simulation, trainers=["trainer"], validators=validators, steps=100_000,
@@ -121,15 +175,16 @@ async def _run(simulation: Simulation, count: int, checker: Hardware) -> Scale:
     listening = simulation.expect("peer.listening", names)
     admitted = simulation.expect("membership.admitted", names)
     receipts = Receipts(simulation)
-    await start_over_time(simulation, [*relays, *workers], JOIN_SECONDS)
+    await start_over_time(simulation, [*relays, *workers], durations.join)
     await simulation.meet(admitted, ADMITTED_SECONDS)
-    await trio.sleep(SETTLE_SECONDS)
+    await trio.sleep(durations.settle)
     joined = [admitted.times[name] - listening.times[name] for name in admitted.times]
-    return await _measured(simulation, joined, trusted, workers, receipts)
+    return await _measured(simulation, durations, joined, trusted, workers, receipts)
 
 
 async def _measured(
     simulation: Simulation,
+    durations: Durations,
     joined: list[float],
     trusted: list[Peer],
     workers: list[Peer],
@@ -142,7 +197,7 @@ async def _measured(
     held_trusted: list[int] = []
     held_workers: list[int] = []
     waiting: list[int] = []
-    for _ in range(round(MEASURED_SECONDS / SAMPLE_SECONDS)):
+    for _ in range(round(durations.measured / SAMPLE_SECONDS)):
         await trio.sleep(SAMPLE_SECONDS)
         held_trusted += _connections(trusted)
         held_workers += _connections(workers)
@@ -151,23 +206,27 @@ async def _measured(
     sent = network.messages_by_sender - sent
 
     def rate(peers: Sequence[Peer]) -> Spread:
-        return spread_of(sent[peer.id] / MEASURED_SECONDS for peer in peers)
+        return spread_of(sent[peer.id] / durations.measured for peer in peers)
 
     seconds = sorted(receipts.seconds)
     return Scale(
         workers=len(workers),
+        durations=durations,
+        virtual_seconds=round(simulation.now(), 1),
+        processor_seconds=round(time.process_time(), 1),
+        resident_mib=round(memory_of(os.getpid()).resident),
         admitted_seconds=spread_of(joined),
         connections_trusted=spread_of(held_trusted),
         connections_worker=spread_of(held_workers),
-        new_connections=round((network.connections_made - joins) / MEASURED_SECONDS, 2),
-        submissions=round(happened["inference.submission_delivered"] / MEASURED_SECONDS, 2),
-        verdicts=round(happened["validator.verdict"] / MEASURED_SECONDS, 2),
+        new_connections=round((network.connections_made - joins) / durations.measured, 2),
+        submissions=round(happened["inference.submission_delivered"] / durations.measured, 2),
+        verdicts=round(happened["validator.verdict"] / durations.measured, 2),
         waiting=spread_of(waiting),
-        receipt_seconds=spread_of(seconds),
-        receipt_seconds_p99=round(seconds[int(0.99 * (len(seconds) - 1))], 2),
+        receipt_seconds=spread_of(seconds) if seconds else None,
+        receipt_seconds_p99=round(seconds[int(0.99 * (len(seconds) - 1))], 2) if seconds else None,
         messages_worker=rate(workers),
         messages_trusted=rate(trusted),
-        bytes_per_peer=round((network.bytes_sent - bytes_sent) / MEASURED_SECONDS / len(sent)),
+        bytes_per_peer=round((network.bytes_sent - bytes_sent) / durations.measured / len(sent)),
         leases_lost=happened["membership.lease_lost"],
         violations=[],
     )
@@ -175,3 +234,17 @@ async def _measured(
 
 def _connections(peers: Sequence[Peer]) -> list[int]:
     return [len(peer.node.transport.connected()) for peer in peers if peer.node is not None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Workers of one trainer, in simulation.")
+    parser.add_argument("workers", type=int)
+    for name, seconds in dataclasses.asdict(Durations()).items():
+        parser.add_argument(f"--{name}", type=float, default=seconds, metavar="SECONDS")
+    options = vars(parser.parse_args())
+    result = measured(options.pop("workers"), Durations(**options))
+    print_json(msgspec.to_builtins(result))
+
+
+if __name__ == "__main__":
+    main()

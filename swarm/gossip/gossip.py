@@ -102,14 +102,15 @@ class Gossip:
         run: str,
         topics: Sequence[str],
         *,
-        records: Callable[[], Sequence[Envelope]],
+        records: Callable[[int], Sequence[Envelope]],
         learn_record: Callable[[Envelope], None],
         admits: Callable[[PeerId, bytes], bool],
         compare_clock: Callable[[PeerId, float], None] = lambda _peer, _seconds: None,
     ) -> None:
-        """`records()`: peer records to send to newcomers. `learn_record(record)`: receives theirs,
-        with checked signatures. `admits(peer, admission)`: whether the admission that a peer shows
-        is valid. `compare_clock(peer, seconds)`: receives how far ahead a neighbour's clock is."""
+        """`records(most)`: some peer records to send to newcomers. `learn_record(record)`: receives
+        theirs, with checked signatures. `admits(peer, admission)`: whether the admission that a
+        peer shows is valid. `compare_clock(peer, seconds)`: receives how far ahead a neighbour's
+        clock is."""
         self._transport = transport
         self._world = world
         self._gate = gate
@@ -198,15 +199,24 @@ class Gossip:
     # --- conversations -----------------------------------------------------------------------
 
     def _open_more(self, nursery: trio.Nursery) -> None:
-        """Start conversations with connected peers while slots are free."""
-        now = self._world.now()
-        self._slots.open_at = math.inf
+        """Start conversations with connected peers: with the trusted ones, and random others."""
+        slots, now = self._slots, self._world.now()
+        slots.open_at = math.inf
+        lacks = slots.lacks()
+        due: list[PeerId] = []
         for peer in self._transport.connected():
-            opens_at = self._slots.opens_at(peer)
-            if opens_at <= now:
+            trusted = slots.trusts(peer)
+            if not trusted and lacks <= 0:
+                continue  # when a conversation or an attempt ends, it is looked at again
+            opens_at = slots.opens_at(peer)
+            if opens_at > now:
+                slots.open_at = min(slots.open_at, opens_at)
+            elif trusted:
                 nursery.start_soon(self._open, peer)
             else:
-                self._slots.open_at = min(self._slots.open_at, opens_at)
+                due.append(peer)
+        for peer in self._world.random.sample(due, min(len(due), max(0, lacks))):
+            nursery.start_soon(self._open, peer)
 
     async def _open(self, peer: PeerId) -> None:
         """Start a conversation."""
@@ -216,11 +226,12 @@ class Gossip:
         try:
             with trio.fail_after(REQUEST_DEADLINE_SECONDS):
                 stream = await self._transport.open_stream(peer, PROTOCOL)
+            refusal.full = True  # until the peer greets
+            await self._converse(stream, opened=True)
         except (StreamError, trio.TooSlowError) as error:
             self._events.emit("gossip.not_spoken", remote=peer, reason=str(error))
-            return
-        refusal.full = True  # until the peer greets
-        await self._converse(stream, opened=True)
+        finally:
+            self._slots.opened(peer)
 
     async def _converse(self, stream: Stream, *, opened: bool = False) -> None:
         peer = stream.peer
@@ -238,9 +249,7 @@ class Gossip:
             stream, opened=opened, range_=self._transport.network_of(peer), now=self._world.now()
         )
         # A random sample: if all peers sent the same records, all would dial the same few peers.
-        known = self._records()
-        count = min(len(known), RECORDS_EXCHANGED)
-        records = [record.raw for record in self._world.random.sample(known, count)]
+        records = [record.raw for record in self._records(RECORDS_EXCHANGED)]
         wall_ms = int(self._world.wall_time() * 1000)
         self._post(
             neighbour, Hello(self._run, wall_ms, sorted(self._topics), records, self._admission)

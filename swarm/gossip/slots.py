@@ -19,6 +19,15 @@ NEIGHBOURS_MAX = 32
 NEIGHBOURS_WANTED = 8
 """A peer with fewer neighbours dials more of the peers that it knows of."""
 
+STARTED_UNTIL = 16
+"""A peer with as many admitted neighbours starts no more conversations, unless it is trusted; it
+accepts others', up to `NEIGHBOURS_MAX`. If all peers filled all slots, newcomers would be refused
+everywhere."""
+
+OPENING_MAX = 8
+"""Attempts to start a conversation at a time. Of many peers that join at once, most refuse one
+another, so without this bound greetings would be most of everybody's work."""
+
 TRUSTED_TAKE = 16
 """Slots that trusted peers may take from others; the rest stays for workers."""
 
@@ -68,6 +77,8 @@ class Slots:
         self.neighbours: dict[PeerId, Neighbour] = {}
         self.greeting: dict[PeerId, Neighbour] = {}
         """Peers that have not sent `hello` yet; then their rank decides whether they get a slot."""
+        self.opening: set[PeerId] = set()
+        """Peers that this one has asked for a conversation, until they greet or refuse."""
         self.admitted = False
         """Whether this peer has an admission to show."""
         self.open_at = 0.0
@@ -136,6 +147,7 @@ class Slots:
         del self.greeting[neighbour.peer]
         self.neighbours[neighbour.peer] = neighbour
         self._refusals.pop(neighbour.peer, None)
+        self.opened(neighbour.peer)
 
     def is_full(self) -> bool:
         return len(self.neighbours) >= NEIGHBOURS_MAX
@@ -179,20 +191,21 @@ class Slots:
             self._refusals.popitem(last=False)
         return refusal
 
-    def _has_room(self, peer: PeerId) -> bool:
-        """Whether a peer that is not a neighbour might get a slot."""
-        if not self.is_full() or self.trusts(peer):
-            return True
-        return any(self.rank(n) == STRANGER for n in self.neighbours.values())
+    def lacks(self) -> int:
+        """How many more conversations with untrusted peers to start now."""
+        trusted = self.trusts(self._transport.peer_id)
+        members = sum(self.rank(each) > STRANGER for each in self.neighbours.values())
+        wanted = (NEIGHBOURS_MAX if trusted else STARTED_UNTIL) - members
+        return min(wanted, OPENING_MAX) - len(self.opening)
 
     def opens_at(self, peer: PeerId) -> float:
-        """When this side may start a conversation; infinity while it may not."""
+        """When this side may start a conversation, if it lacks any; infinity while it may not."""
         yields = self._transport.peer_id > peer
         if (
             peer in self.neighbours
             or peer in self.greeting
+            or peer in self.opening
             or (yields and not self.admitted and not self.trusts(self._transport.peer_id))
-            or not self._has_room(peer)
         ):
             return math.inf
         refusal = self._refusals.get(peer)
@@ -205,13 +218,21 @@ class Slots:
         return refusal.retry_at + pause
 
     def may_open(self, peer: PeerId) -> bool:
-        return self.opens_at(peer) <= self._world.now()
+        due = self.opens_at(peer) <= self._world.now()
+        return due and (self.trusts(peer) or self.lacks() > 0)
 
     def attempt(self, peer: PeerId) -> Refusal:
         """Count an attempt to start a conversation as refused until the peer greets."""
+        self.opening.add(peer)
         refusal = self._refusal(peer)
         pause = min(BAN_SECONDS, RETRY_SECONDS * 2**refusal.times)
         refusal.times = min(refusal.times + 1, 10)
         refusal.retry_at = self._world.now() + pause
         self.open_at = min(self.open_at, refusal.retry_at)
         return refusal
+
+    def opened(self, peer: PeerId) -> None:
+        """Note that an attempt is over: another peer may be asked."""
+        if peer in self.opening:
+            self.opening.remove(peer)
+            self.open_at = 0.0

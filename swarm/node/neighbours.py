@@ -47,13 +47,16 @@ class Neighbours:
         known.pop(self._node.peer_id, None)
         return {peer: record for peer, record in known.items() if self.deals_with(peer, record)}
 
-    def records(self) -> list[Envelope]:
-        """Return the peer records to give to neighbours."""
-        return [
-            envelope
-            for envelope in self._node.records()
-            if self._run.serves(envelope.sender, envelope.expect(PeerRecord).roles)
-        ]
+    def some_records(self, most: int) -> list[Envelope]:
+        """Draw peer records to give to a new neighbour."""
+        known = self._node.records()
+        chosen: list[Envelope] = []
+        for envelope in self._node.world.random.sample(known, len(known)):
+            if len(chosen) == most:
+                break
+            if self._run.serves(envelope.sender, envelope.expect(PeerRecord).roles):
+                chosen.append(envelope)
+        return chosen
 
     async def meet(self) -> PeerId | None:
         """Connect to one more random peer of the run. Called when there is uplink to spare.

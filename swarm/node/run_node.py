@@ -91,7 +91,7 @@ class RunNode:
             node.events,
             run.id,
             topics,
-            records=self._neighbours.records,
+            records=self._neighbours.some_records,
             learn_record=node.learn_record,
             admits=lambda peer, shown: admits(run, peer, shown, node.world.wall_time()),
             compare_clock=self._clock.compare,

@@ -147,7 +147,7 @@ class Member:
             self.events,
             self.run.id,
             topics,
-            records=lambda: [],
+            records=lambda most: [],
             learn_record=lambda _: None,
             admits=lambda peer, _: network.admits(peer),
             compare_clock=clock.compare,
