@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 
 import trio
 
 from swarm.gossip.gossip import ADMITTED_SECONDS
 from swarm.gossip.slots import (
     NEIGHBOURS_MAX,
+    OPENING_MAX,
+    STARTED_UNTIL,
     STRANGER_SECONDS,
     STRANGERS_MAX,
     STRANGERS_PER_RANGE_MAX,
     YIELD_SECONDS,
+    Slots,
 )
 from swarm.messages import Acknowledgement, Admission, Checkpoint
 from tests.network.harness import (
@@ -158,3 +162,39 @@ def test_an_admission_that_is_shown_opens_what_was_closed() -> None:
     after = next(n for n in range(5000, 6000) if identity(n).peer_id > VALIDATOR.peer_id)
     for number in (before, after):
         in_virtual_time(partial(main, number))
+
+
+def test_peers_leave_slots_free_for_newcomers() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            keys = [identity(1000 + number) for number in range(2 * STARTED_UNTIL)]
+            newcomer_key, worker_key, *keys = sorted(keys, key=lambda key: key.peer_id)
+            worker = await run.add(worker_key)  # its id is the least, so it starts
+            for key in keys:
+                await (await run.add(key)).reach(worker.id)
+            await trio.sleep(60)
+            assert len(worker.gossip.neighbours()) == STARTED_UNTIL
+            newcomer = await run.add(newcomer_key)
+            await newcomer.reach(worker.id)
+            await trio.sleep(SOME_SECONDS)
+            assert newcomer.id in worker.gossip.neighbours()
+
+    in_virtual_time(main)
+
+
+def test_a_peer_starts_few_conversations_at_a_time() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            worker = await run.add(identity(1000))
+            slots = Slots(worker.transport, worker.world, worker.run.trusts)
+            drawn = (identity(2000 + number).peer_id for number in range(1000))
+            greater = (peer for peer in drawn if peer > worker.id)  # with these it starts
+            for peer in islice(greater, OPENING_MAX):
+                assert slots.may_open(peer)
+                slots.attempt(peer)
+            another = next(greater)
+            assert not slots.may_open(another)
+            slots.opened(peer)
+            assert slots.may_open(another)
+
+    in_virtual_time(main)
