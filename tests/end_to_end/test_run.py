@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import trio
 
+from tests.app.harness import swarm as command
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
 
@@ -13,6 +15,8 @@ from tests.end_to_end.ledgers import check_accounts
 def test_a_run_completes_and_every_rollout_is_accounted_for(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
+    logs = tmp_path / "logs"
+
     async def main() -> Path:
         names = ["bootstrap", "relay", "trainer", "validator", "inference-1", "inference-2"]
         async with swarm(tmp_path, base, fork_server, names=names, steps=6) as peers:
@@ -33,9 +37,14 @@ def test_a_run_completes_and_every_rollout_is_accounted_for(
             for worker in peers.of_role("inference"):
                 if worker.identity.peer_id in accounts.state.totals:
                     assert worker.heard("inference.receipt", outcome="accepted")
+            logs.mkdir()
+            for name, peer in peers.peers.items():
+                lines = [f"{json.dumps(event)}\n" for event in peer.events]
+                (logs / f"{name}.jsonl").write_text("".join(lines))
             return folder
 
     folder = trio.run(main)
+    check_trace_of_a_trained_submission(logs)
 
     from transformers import AutoModelForCausalLM
 
@@ -43,3 +52,28 @@ def test_a_run_completes_and_every_rollout_is_accounted_for(
     untrained = AutoModelForCausalLM.from_pretrained(base).state_dict()
     assert trained.keys() == untrained.keys()
     assert any(not trained[name].equal(untrained[name]) for name in trained)
+
+
+def check_trace_of_a_trained_submission(logs: Path) -> None:
+    """`swarm trace` finds its whole way in the logs, each hop on the peer that made it."""
+    told = [json.loads(line) for line in (logs / "trainer.jsonl").read_text().splitlines()]
+    submission = next(e for e in told if e["event"] == "trainer.trained_on")["submissions"][0]
+    found = json.loads(command("trace", submission[:16], "--logs", logs, "--json").output)
+    assert found["submission"] == submission
+    at = {span["event"]: (span["began"], span["ended"], span["peer"]) for span in found["spans"]}
+    made, delivered, judged, heard, pooled, trained = (
+        at[event]
+        for event in (
+            "inference.submission_made",
+            "inference.submission_delivered",
+            "validator.verdict",
+            "inference.receipt",
+            "trainer.submission_pooled",
+            "trainer.trained_on",
+        )
+    )
+    assert made[2] == delivered[2] == heard[2]
+    assert pooled[2] == trained[2]
+    assert len({made[2], judged[2], trained[2]}) == 3
+    assert made[1] <= delivered[1] and judged[1] <= pooled[1] <= trained[1]
+    assert made[0] < made[1] and judged[0] < judged[1]
