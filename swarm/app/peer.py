@@ -70,9 +70,9 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
             beating(node) as pulse,
             serving_metrics(metrics, node, pulse),
             tracing(settings.traces, node.events),
-            ringing(settings.alarms, node),
+            ringing(settings.alarms, node) as alarms,
             checking(node),
-            serving_dashboard(dashboard, node),
+            serving_dashboard(dashboard, node, alarms),
         ):
             earned = Earned()
             node.events.add_sink(earned)

@@ -11,9 +11,12 @@ from swarm.app.alarms.board import Alarm, Board
 from swarm.app.alarms.catalogue import CATALOGUE
 from swarm.app.alarms.from_events import RECEIPTS, SIGNS, FromEvents
 from swarm.app.alarms.from_run import FromRun
+from swarm.app.dashboard.building import Builder
+from swarm.app.dashboard.history import History
 from swarm.app.dashboard.snapshot import Head, Snapshot, StepRow
 from swarm.events import Event
 from swarm.settings import AlarmSettings
+from tests.dashboard.harness import order, present, status_with
 
 
 class Clock:
@@ -156,12 +159,24 @@ def test_a_falling_reward_and_refusals_ring() -> None:
     assert watched.names == ["refusals_rise"], "quiet clears it"
 
 
-def test_the_pages_problems_ring() -> None:
+def test_what_is_wrong_with_the_run_rings() -> None:
     watched = Watched()
     run = FromRun(watched.board, AlarmSettings())
-    problems = ["The log of x is forked: y.", "Validators disagree about 2 submissions."]
-    run.read(Snapshot(Head("run", problems=problems)), 0.0)
+    status = status_with([present("evil", "inference")], order())
+    status.forks["x"] = "y"
+    status.contradicting = 2
+    found = Builder().snapshot(status, History(), ["a log says Validators disagree, is forked"])
+    run.read(found, 0.0)
     assert sorted(watched.names) == ["log_forked", "validators_disagree"]
+    assert found.head.signs["log_forked"] == "the log of x is forked: y"
+    assert len(found.head.problems) == 1
+
+
+def test_no_peers_words_ring() -> None:
+    watched = Watched()
+    words = "the log of x is forked; Validators disagree"
+    FromRun(watched.board, AlarmSettings()).read(Snapshot(Head("run", problems=[words])), 0.0)
+    assert not watched.names
 
 
 def test_the_worst_comes_first() -> None:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from swarm.app.alarms.watching import watching
+from swarm.app.alarms.ringing import ringing
+from swarm.app.alarms.watching import peers_page, watching
 from swarm.app.dashboard.snapshot import Head, Snapshot
 from swarm.settings import AlarmSettings
 from tests.ledger.harness import WORKER, Swarm, in_virtual_time
+
+FORKED = Snapshot(Head("run", signs={"log_forked": "the log of x is forked: y"}))
 
 
 def test_an_alarm_of_a_run_is_on_the_page_and_in_the_log(
@@ -21,11 +24,34 @@ def test_an_alarm_of_a_run_is_on_the_page_and_in_the_log(
             run.apart(WORKER) as peer,
             watching(AlarmSettings(), peer.node, run.run) as amend,
         ):
-            problem = "The log of x is forked: y."
             for _ in range(2):
-                shown = amend(Snapshot(Head(run.run, problems=[problem])))
-                assert shown.head.problems == [f"Alarm log_forked: {problem}", problem]
+                (shown,) = amend(FORKED).head.alarms
+                assert (shown.name, shown.sentence) == ("log_forked", "the log of x is forked: y")
             assert len(peer.events("alarm.raised")) == 1
 
     in_virtual_time(main)
-    assert "alarm log_forked (page): The log of x is forked: y.; its key" in capsys.readouterr().err
+    assert "alarm log_forked (page): the log of x is forked: y; its key" in capsys.readouterr().err
+
+
+def test_a_peers_page_shows_its_own_alarms_and_those_of_the_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            Swarm(tmp_path).apart(WORKER) as peer,
+            ringing(AlarmSettings(disk_free_share=0.0), peer.node) as own,
+        ):
+            amend = peers_page(AlarmSettings(), peer.node, own)
+            own.sign("clock_wrong", "by an hour")
+            own.sign("log_forked", "of z")
+            assert [(each.name, each.sentence) for each in amend(FORKED).head.alarms] == [
+                ("log_forked", "of z"),
+                ("clock_wrong", "by an hour"),
+            ]
+            own.well("log_forked")
+            assert {each.name for each in amend(FORKED).head.alarms} == {
+                "log_forked",
+                "clock_wrong",
+            }
+            raised = [each["alarm"] for each in peer.events("alarm.raised")]
+            assert raised == ["clock_wrong", "log_forked"], "the run's are on the page alone"
+
+    in_virtual_time(main)

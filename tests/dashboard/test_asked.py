@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from swarm.app.alarms.board import Board
 from swarm.app.dashboard.feed import Feed
 from swarm.app.dashboard.in_peer import PeerDashboard, dashboard_listening
 from swarm.app.dashboard.reading import ROLLOUTS_SHOWN, newest_rollouts, read_rollouts
@@ -107,7 +108,9 @@ def test_a_peer_shows_its_run_from_its_own_node(tmp_path: Path) -> None:
             with dashboard_listening(settings) as dashboard:
                 assert dashboard is not None
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(dashboard.serve, trainer.node)
+                    alarms = Board(trainer.node.world.now, trainer.node.world.wall_time)
+                    alarms.sign("disk_low", "1 GB is free")
+                    nursery.start_soon(dashboard.serve, trainer.node, alarms)
                     await trio.testing.wait_all_tasks_blocked()
                     trainer.node.events.add_sink(notice)
                     trainer.node.events.emit("peer.run_found", run=lab.run, owner="")
@@ -126,6 +129,7 @@ def test_a_peer_shows_its_run_from_its_own_node(tmp_path: Path) -> None:
             async with event_stream(http) as stream:
                 told = await until(stream, b'"entropy":1.25')
             assert b'"rollouts":true' in told
+            assert b'"name":"disk_low"' in told
             for path in (
                 f"/record.json?peer={TRAINER.peer_id}",
                 "/rollouts.json",

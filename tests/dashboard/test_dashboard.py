@@ -78,6 +78,7 @@ def test_figures_come_from_receipts_proven_to_be_in_the_logs(tmp_path: Path) -> 
             found = await watcher.look()
             assert (found.steps[2].accepted, found.steps[3].refused) == (70, 1)
             assert [each.detail for each in found.refusals] == ["bad proofs"]
+            assert found.head.counted_from == 2, "where the reading of the logs began"
 
     in_virtual_time(main)
 

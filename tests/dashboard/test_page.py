@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
+from swarm.app.alarms.board import Alarm
 from swarm.app.dashboard.feed import Feed
-from tests.dashboard.harness import example, serving
+from tests.dashboard.harness import HOSTILE, example, serving
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = (
@@ -43,7 +45,10 @@ class EndingFeed(Feed):
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_the_page_shows_a_run_and_hostile_text_as_text(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(EndingFeed(example())) as http:
+        shown = example()
+        alarm = Alarm("log_forked", "page", f"x {HOSTILE}", 1.8e9, [], "see its owner")
+        head = replace(shown.head, alarms=[alarm], counted_from=2, signs={"log_forked": "once"})
+        async with serving(EndingFeed(replace(shown, head=head))) as http:
             command = [str(BROWSER), *FLAGS, f"--user-data-dir={tmp_path}", str(http.base_url)]
             run = partial(subprocess.run, command, capture_output=True, text=True, timeout=120)
             done.append(await trio.to_thread.run_sync(run))
@@ -53,7 +58,9 @@ def test_the_page_shows_a_run_and_hostile_text_as_text(tmp_path: Path) -> None:
     page, log = done[0].stdout, done[0].stderr
     assert "connection lost: trying again" in page, log
     assert "CONSOLE" not in log, log
-    assert "<img" not in page and page.count("&lt;img src=x onerror=alert(1)&gt;") == 3
+    assert "<img" not in page and page.count("&lt;img src=x onerror=alert(1)&gt;") == 4
+    assert "<b>log forked</b> since " in page and "see its owner</p>" in page and "once" not in page
+    assert 'complete from step <span id="counted-from">2</span> on' in page
     assert page.count('<tr tabindex="0">') == 4 and page.count("<canvas") == 5
     assert "3 of 10" in page and "The trainer waits for 8 groups of step 3" in page
     assert 'aria-sort="ascending"' in page and "<th>eu-west</th>" in page

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -28,6 +28,11 @@ class Alarm(msgspec.Struct, frozen=True):
     facts: list[str]
     do: str
     """What a person can do."""
+
+
+def worst_first(alarms: Iterable[Alarm]) -> list[Alarm]:
+    """Sort alarms by severity, then by age."""
+    return sorted(alarms, key=lambda each: (each.severity != "page", each.since, each.name))
 
 
 Changed = Callable[[Alarm, State], None]
@@ -59,8 +64,7 @@ class Board:
     @property
     def active(self) -> list[Alarm]:
         """Alarms that are raised now, the worst first, then the oldest."""
-        found = self._active.values()
-        return sorted(found, key=lambda each: (each.severity != "page", each.since, each.name))
+        return worst_first(self._active.values())
 
     def sign(self, name: str, sentence: str, facts: Sequence[str] = ()) -> None:
         """Count one sign of an alarm, which may raise it; a raised one takes the new sentence."""

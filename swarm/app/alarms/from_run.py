@@ -29,9 +29,6 @@ BEHIND_SHARE = 1 / 3
 SIGN_SECONDS = 60.0
 """Interval at which a state that lasts counts as a sign."""
 
-PROBLEMS = {"is forked": "log_forked", "Validators disagree": "validators_disagree"}
-"""Words of the page's problems, and the alarms that they stand for."""
-
 
 class FromRun:
     """Reads each snapshot, and counts signs on a board."""
@@ -46,10 +43,8 @@ class FromRun:
 
     def read(self, snapshot: Snapshot, now: float) -> None:
         """Take the newest snapshot; `now` in seconds that only grow."""
-        for problem in snapshot.head.problems:
-            for words, name in PROBLEMS.items():
-                if words in problem:
-                    self._board.sign(name, problem)
+        for name, sentence in snapshot.head.signs.items():
+            self._board.sign(name, sentence)
         self._pace(snapshot, now)
         self._rewards([each.reward for _, each in sorted(snapshot.steps.items())])
         self._refusals(snapshot)

@@ -52,13 +52,13 @@ async def telling(settings: AlarmSettings, node: Node, run_id: str = "") -> Asyn
 
 
 @asynccontextmanager
-async def ringing(settings: AlarmSettings, node: Node) -> AsyncIterator[None]:
+async def ringing(settings: AlarmSettings, node: Node) -> AsyncIterator[Board]:
     """Raise the alarms of a peer inside the block, from its events and its disk."""
     async with telling(settings, node) as board, trio.open_nursery() as nursery:
         signs = FromEvents(board, settings, node.settings.home_path)
         node.events.add_sink(signs)
         nursery.start_soon(_look, board, signs, node)
-        yield
+        yield board
         nursery.cancel_scope.cancel()
 
 

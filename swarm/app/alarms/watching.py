@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from swarm.app.alarms.board import Alarm, Board, worst_first
 from swarm.app.alarms.from_run import FromRun
 from swarm.app.alarms.ringing import telling
 from swarm.app.dashboard.snapshot import Snapshot
@@ -21,8 +22,8 @@ async def watching(
 ) -> AsyncIterator[Callable[[Snapshot], Snapshot]]:
     """Raise the alarms of a run inside the block, from the snapshots that go through the result.
 
-    The result adds the alarms that are raised to a snapshot's problems. They also go to standard
-    error, since a node that looks on shows no events.
+    The result adds the alarms that are raised to a snapshot. They also go to standard error, since
+    a node that looks on shows no events.
     """
     lines = Lines()
     node.events.add_sink(lambda event: lines(event) if event.name.startswith("alarm.") else None)
@@ -31,9 +32,27 @@ async def watching(
 
         def amend(snapshot: Snapshot) -> Snapshot:
             signs.read(snapshot, node.world.now())
-            shown = [f"Alarm {each.name}: {each.sentence}" for each in board.active]
-            problems = list(dict.fromkeys([*shown, *snapshot.head.problems]))
-            head = msgspec.structs.replace(snapshot.head, problems=problems)
-            return msgspec.structs.replace(snapshot, head=head)
+            return _with_alarms(snapshot, board.active)
 
         yield amend
+
+
+def peers_page(settings: AlarmSettings, node: Node, own: Board) -> Callable[[Snapshot], Snapshot]:
+    """Return what adds alarms to the snapshots of a peer's own page: the peer's, and the run's.
+
+    The run's are on the page alone. A peer's alarms are sent from what the peer itself sees.
+    """
+    seen = Board(node.world.now, node.world.wall_time)
+    signs = FromRun(seen, settings)
+
+    def amend(snapshot: Snapshot) -> Snapshot:
+        signs.read(snapshot, node.world.now())
+        by_name = {each.name: each for each in (*seen.active, *own.active)}
+        return _with_alarms(snapshot, worst_first(by_name.values()))
+
+    return amend
+
+
+def _with_alarms(snapshot: Snapshot, alarms: list[Alarm]) -> Snapshot:
+    head = msgspec.structs.replace(snapshot.head, alarms=alarms)
+    return msgspec.structs.replace(snapshot, head=head)

@@ -54,11 +54,6 @@ class Builder:
     def _head(self, status: RunStatus, history: History, problems: list[str]) -> Head:
         order, checkpoint, evaluation = status.order, status.checkpoint, status.evaluation
         why, chain = why_trainer(status, history)
-        found = [f"The log of {peer} is forked: {why}." for peer, why in status.forks.items()]
-        if status.contradicting:
-            found.append(
-                f"Validators disagree about {status.contradicting:,} submissions: see swarm status."
-            )
         return Head(
             run=printable(status.run.id),
             step=order.step if order else None,
@@ -70,7 +65,9 @@ class Builder:
             held_out_policy=evaluation.reference.step if evaluation else None,
             trainer=why,
             chain=chain,
-            problems=[printable(each) for each in (*found, *problems)][:PROBLEMS_SHOWN],
+            problems=[printable(each) for each in problems][:PROBLEMS_SHOWN],
+            signs=_signs(status),
+            counted_from=history.complete_from,
             rollouts=self._rollouts,
         )
 
@@ -111,6 +108,18 @@ class Builder:
             kept[number] = held
         self._steps = kept
         return {number: row for number, (_, row) in kept.items()}
+
+
+def _signs(status: RunStatus) -> dict[str, str]:
+    found: dict[str, str] = {}
+    forks = [f"the log of {peer} is forked: {why}" for peer, why in status.forks.items()]
+    if forks:
+        found["log_forked"] = printable("; ".join(forks))
+    if status.contradicting:
+        found["validators_disagree"] = (
+            f"validators disagree about {status.contradicting:,} submissions: see swarm status"
+        )
+    return found
 
 
 def _peer_row(

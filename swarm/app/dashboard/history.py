@@ -88,6 +88,8 @@ class History:
         self.refusals: deque[NotAccepted] = deque(maxlen=REFUSALS_KEPT)
         self.trained: dict[int, Trained] = {}
         """By step, of which the figures are: the policy that it made is one higher."""
+        self.complete_from = 0
+        """Step from which on the workers' figures lack no verdict."""
         self.evaluations: dict[int, float] = {}
         """Mean reward on held-out tasks by policy, as far as the dashboard was there."""
 
@@ -112,6 +114,17 @@ class History:
             return
         step.learn(verdict)
         self._learn_worker(verdict, by)
+
+    def begin(self, verdicts: Sequence[Verdict], order: StepOrder) -> None:
+        """Note where the reading of a log begins, by its first verdicts that are read.
+
+        Its older ones may be pruned, or too many to read.
+        """
+        # A refused submission may name any step.
+        steps = [each.step for each in verdicts if each.outcome != "refused"]
+        if steps:
+            first = max(steps[0], order.step - STEPS_KEPT + 1)
+            self.complete_from = max(self.complete_from, first)
 
     def learn_training(self, entry: CheckpointPublished, order: StepOrder) -> None:
         """Take a trainer's figures of the step that made a policy.

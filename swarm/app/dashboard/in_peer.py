@@ -19,6 +19,7 @@ from swarm.settings import PeerSettings
 from swarm.transport.http.local_server import open_listener, required_keys
 
 if TYPE_CHECKING:
+    from swarm.app.alarms.board import Board
     from swarm.node.node import Node
 
 log = logging.getLogger(__name__)
@@ -48,8 +49,12 @@ class PeerDashboard:
     def close(self) -> None:
         self._listener.close()
 
-    async def serve(self, node: Node) -> None:
-        """Serve from the moment that the peer takes part in a run, until cancelled."""
+    async def serve(self, node: Node, alarms: Board) -> None:
+        """Serve from the moment that the peer takes part in a run, until cancelled.
+
+        `alarms`: the peer's own, for the head of the page.
+        """
+        from swarm.app.alarms.watching import peers_page
         from swarm.app.dashboard.feed import Feed
         from swarm.app.dashboard.server import Dashboard, serve
         from swarm.app.dashboard.snapshot import Head, Snapshot
@@ -69,9 +74,10 @@ class PeerDashboard:
         watcher = Watcher(node, Run(node.part.run.manifest_envelope), home=self._home)
         head = Head(run=watcher.run.id, trainer="Asking the run's trusted peers.")
         feed = Feed(Snapshot(head))
+        amend = peers_page(node.settings.alarms, node, alarms)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch, watcher, feed)
+                nursery.start_soon(watch, watcher, feed, amend)
                 page = Dashboard(feed, watcher, self._tokens)
                 url = await nursery.start(serve, page, self._listener)
                 node.events.emit("peer.dashboard", url=url)
@@ -93,10 +99,12 @@ def dashboard_listening(settings: PeerSettings) -> Iterator[PeerDashboard | None
 
 
 @asynccontextmanager
-async def serving_dashboard(dashboard: PeerDashboard | None, node: Node) -> AsyncIterator[None]:
+async def serving_dashboard(
+    dashboard: PeerDashboard | None, node: Node, alarms: Board
+) -> AsyncIterator[None]:
     """Serve inside the block, if a dashboard is wanted."""
     async with trio.open_nursery() as nursery:
         if dashboard is not None:
-            nursery.start_soon(dashboard.serve, node)
+            nursery.start_soon(dashboard.serve, node, alarms)
         yield
         nursery.cancel_scope.cancel()

@@ -36,10 +36,20 @@ function drawHead() {
   byId("trainer").textContent = head.trainer;
   byId("behind").hidden = !head.chain.length;
   byId("chain").replaceChildren(...head.chain.map((line) => element("li", line)));
-  const shown = [...byId("problems").children].map((each) => each.textContent);
-  if (shown.join("\n") !== head.problems.join("\n")) {
-    byId("problems").replaceChildren(...head.problems.map((line) => element("li", line)));
-  }
+  const raised = new Set(head.alarms.map((each) => each.name));
+  const signs = Object.entries(head.signs).filter(([name]) => !raised.has(name)).map(([, line]) => element("li", line));
+  const found = [...head.alarms.map(alarm), ...signs, ...head.problems.map((line) => element("li", line))];
+  const text = (items) => [...items].map((each) => each.textContent).join("\n");
+  if (text(byId("problems").children) !== text(found)) byId("problems").replaceChildren(...found);
+  byId("peers-note").hidden = !head.counted_from;
+  byId("counted-from").textContent = count(head.counted_from);
+}
+
+function alarm(each) {
+  const made = element("li", undefined, each.severity);
+  made.append(element("b", each.name.replaceAll("_", " ")), ` since ${new Date(each.since * 1000).toLocaleString()}: ${each.sentence}`,
+    element("p", each.do, "note"));
+  return made;
 }
 
 // --- refusals -------------------------------------------------------------------------------

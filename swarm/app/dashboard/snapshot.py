@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from swarm.app.alarms.board import Alarm
+
 
 class _Part(msgspec.Struct, frozen=True):
     """Sent to the page as a JSON object."""
@@ -28,7 +30,13 @@ class Head(_Part, frozen=True):
     chain: list[str] = []
     """The facts behind `trainer`."""
     problems: list[str] = []
-    """Sentences on what is wrong: forked logs, validators that disagree, silent trusted peers."""
+    """Sentences on what could not be read: trusted peers that do not answer, for example."""
+    signs: dict[str, str] = {}
+    """What is wrong with the run itself, by the name of the alarm that it raises."""
+    alarms: list[Alarm] = []
+    """Alarms that are raised now, the worst first."""
+    counted_from: int = 0
+    """Step from which on the counts of each worker are complete."""
     rollouts: bool = False
     """Whether rollouts can be read here."""
 

@@ -88,6 +88,8 @@ class Watcher:
             receipts, _after = await receipts_from(client, head, start)
             if not receipts:
                 break
+            if client.peer not in self.read:
+                self.history.begin([receipt.verdict for receipt in receipts], order)
             for receipt in receipts:
                 if receipt.envelope.body.run == self.run.id:
                     self.history.learn(receipt.verdict, client.peer, order)
