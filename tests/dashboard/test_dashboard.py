@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import zlib
 from pathlib import Path
 from typing import Any
 
+import h11
 import msgspec
 import pytest
 import trio
@@ -18,7 +20,7 @@ from swarm.app.dashboard.feed import Feed
 from swarm.app.dashboard.history import AHEAD_MAX, STEPS_KEPT, WORKERS_MAX, History
 from swarm.app.dashboard.idle import why_trainer, why_worker
 from swarm.app.dashboard.server import PARTS
-from swarm.app.dashboard.snapshot import PeerRow, Snapshot, changes
+from swarm.app.dashboard.snapshot import Head, PeerRow, Snapshot, changes
 from swarm.app.dashboard.watch import Watcher
 from swarm.ledger.entries import Consumed, TrainingFigures, decode
 from swarm.messages import CheckpointReference
@@ -321,6 +323,36 @@ def test_events_reach_a_page() -> None:
             assert HOSTILE[:28].encode() in head, "as text: the page never parses it"
             feed.publish(example(4))
             assert b'"step":4' in await until(stream, b"event: change")
+
+    trio.run(main)
+
+
+def test_a_browser_gets_each_event_compressed_and_at_once() -> None:
+    async def main() -> None:
+        feed = Feed(example())
+        async with serving(feed) as http:
+            url = http.base_url
+            async with await trio.open_tcp_stream(url.host, url.port or 80) as stream:
+                browser, unpacked = h11.Connection(h11.CLIENT), zlib.decompressobj(31)
+                text = ""
+
+                async def until(words: str) -> None:
+                    nonlocal text
+                    with trio.fail_after(20):
+                        while words not in text:
+                            event = browser.next_event()
+                            if event is h11.NEED_DATA:
+                                browser.receive_data(await stream.receive_some())
+                            elif isinstance(event, h11.Data):
+                                text += unpacked.decompress(event.data).decode()
+
+                asked = [("Host", url.host), ("Accept-Encoding", "gzip, br")]
+                request = h11.Request(method="GET", target="/events", headers=asked)
+                await stream.send_all(browser.send(request) or b"")
+                await until("event: snapshot\ndata: {")
+                await until("}\n\n")
+                feed.publish(Snapshot(Head("another")))
+                await until('event: change\ndata: {"head":{"run":"another"')
 
     trio.run(main)
 

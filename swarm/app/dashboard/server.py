@@ -6,6 +6,7 @@ import base64
 import binascii
 import hmac
 import socket
+import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -33,6 +34,12 @@ from swarm.untrusted import printable
 
 PAGES_MAX = 64
 """Event streams at a time; a further one gets status 503."""
+
+GZIP_LEVEL = 1
+"""1,000 peers: 486 kB become 84 kB in 3.5 ms, and 78 kB in 6.4 ms at level 6."""
+
+GZIP_WINDOW = 31
+"""A window of 32 KiB, with gzip's head."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -138,18 +145,25 @@ class _Streams:
         self._open += 1
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._stream, send)
+                accepted = Headers(scope=scope).get("accept-encoding", "")
+                nursery.start_soon(self._stream, send, "gzip" in accepted)
                 while (await receive())["type"] != "http.disconnect":
                     pass
                 nursery.cancel_scope.cancel()
         finally:
             self._open -= 1
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, send: Send, compressed: bool) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        packer = None
+        if compressed:
+            headers.append((b"content-encoding", b"gzip"))
+            packer = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async with aclosing(self._feed.events()) as events:
             async for event in events:
+                if packer is not None:
+                    event = packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH)
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
