@@ -75,6 +75,10 @@ class PeerRecord(StateMessage, frozen=True, kw_only=True):
 Region = Annotated[str, Meta(pattern=r"^[a-z0-9-]{0,24}\Z")]
 """Where a peer says it is, such as `eu-west`; empty if it says nothing. For display only."""
 
+Reached = Annotated[str, Meta(pattern=r"^[a-z ]{0,16}\Z")]
+"""How others reach a peer, by its own word: `public`, `port mapped`, `punched`, `relay only`; empty
+if it does not know. For display only."""
+
 SOURCE_BYTES = 8
 
 Permille = Annotated[int, Meta(ge=0, le=1000)]
@@ -111,6 +115,7 @@ class Heartbeat(StateMessage, frozen=True, kw_only=True):
     build: Build = ""
     region: Region = ""
     arrival: Arrival | None = None
+    reached: Reached = ""
 
 
 Entry = Annotated[bytes, Meta(max_length=16)]

@@ -52,6 +52,7 @@ from swarm.run.run import VERSION_REFUSED, Run
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
+from swarm.transport import Reachability
 
 
 def _moment(wall_seconds: float) -> str:
@@ -267,7 +268,12 @@ class RunNode:
             build=__version__[:20],
             region=self.node.settings.region,
             arrival=self.policies.fetcher.arriving.arrival(),
+            reached=self._reached(),
         )
+
+    def _reached(self) -> str:
+        found = self.node.transport.reachability()
+        return "" if found is Reachability.UNKNOWN else found.value
 
     @property
     def entry(self) -> bytes:

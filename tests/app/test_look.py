@@ -299,7 +299,12 @@ def test_ids_can_be_copied_at_80_columns() -> None:
         status.present[key.peer_id] = Present(
             peer=key.peer_id,
             heartbeat=Heartbeat(
-                roles=roles, policy=123, step=124, bytes_sent=10**9, doing="[/x] generating"
+                roles=roles,
+                policy=123,
+                step=124,
+                bytes_sent=10**9,
+                reached="port mapped",
+                doing="[/x] generating",
             ),
             age_seconds=1.0,
             standing="suspected",
@@ -308,7 +313,7 @@ def test_ids_can_be_copied_at_80_columns() -> None:
     for key in (TRAINER, WORKER):
         line = next(line for line in page.splitlines() if line.startswith(key.peer_id))
         assert len(line) <= 80 and line.endswith(" suspected")
-    assert "policy 123 · step 124 · sent 1.0 GB · [/x] generating" in page
+    assert "port mapped · policy 123 · step 124 · sent 1.0 GB · [/x] generating" in page
 
 
 def test_a_large_run_has_a_summary_that_fits_a_screen() -> None:

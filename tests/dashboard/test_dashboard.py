@@ -241,6 +241,7 @@ ROW = PeerRow(
     trusted=False,
     state="live",
     region="",
+    reached="",
     arrival=None,
     policy=1,
     step=1,

@@ -243,6 +243,7 @@ def _peer_lines(peer: str, entry: Present, *, trusted: bool) -> list[Text]:
     first.append(" ✓" if trusted else "")
     first.append(f" {entry.standing}", style=STATE_STYLES.get(entry.standing, ""))
     figures = [
+        printable(beat.reached),
         f"policy {beat.policy}" if beat.policy >= 0 else "",
         f"step {beat.step}" if beat.step >= 0 else "",
         f"{beat.tokens_per_second:,.0f} tokens/s" if beat.tokens_per_second else "",

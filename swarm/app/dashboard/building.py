@@ -142,6 +142,7 @@ def _peer_row(
         doing=printable(beat.doing),
         idle=why_worker(entry, status.order),
         arrival=None if beat.arrival is None else _arrival_row(beat.arrival, marks),
+        reached=printable(beat.reached),
         accepted=figures.accepted,
         refused=figures.refused,
         completions=figures.completions,

@@ -91,6 +91,7 @@ function detail(id, row) {
     const from = arrival.source ? `, ${percent(arrival.source_share)} from ${arrival.source}` : "";
     facts.push(`Policy ${arrival.policy}: ${percent(arrival.held)} on its disk${from}; ${arrival.sources} ${arrival.sources === 1 ? "source" : "sources"}.`);
   }
+  if (row.reached) facts.push(`How others reach it: ${row.reached}.`);
   facts.push(...chain(row));
   if (record === null) facts.push("Asking the validators for its record…");
   else if (record.problem) facts.push(record.problem);
@@ -113,7 +114,7 @@ export function drawPeers(given) {
   state = given;
   const wanted = byId("find").value.toLowerCase(), { column, down } = sorted;
   const found = [...state.peers].filter(([id, row]) => !wanted
-    || [id, row.roles.join(" "), row.state, row.region, row.doing, row.idle].some((each) => each.toLowerCase().includes(wanted)));
+    || [id, row.roles.join(" "), row.state, row.region, row.reached, row.doing, row.idle].some((each) => each.toLowerCase().includes(wanted)));
   byId("peers").classList.toggle("no-regions", ![...state.peers.values()].some((row) => row.region));
   const value = COLUMNS[column].value, turn = down ? -1 : 1;
   found.sort(([id, row], [otherId, other]) => {

@@ -68,6 +68,8 @@ class PeerRow(_Part, frozen=True):
     idle: str
     """Why it generates nothing; empty if it does, or is no worker."""
     arrival: ArrivalRow | None
+    reached: str
+    """How others reach it; empty if unknown."""
     accepted: int
     refused: int
     completions: int
