@@ -44,20 +44,24 @@ def said() -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", page, re.M)
 
 
+def _source() -> set[str]:
+    scripts = re.sub(r"\\\n", "", (ROOT / "tools/install.sh").read_text(encoding="utf-8"))
+    return {*_sentences(), *re.sub(r"\$\{?\w+(\[@\])?\}?", "…", scripts).splitlines()}
+
+
 def _pattern(sentence: str) -> re.Pattern[str]:
     return re.compile(".*".join(re.escape(part) for part in sentence.split("…")), re.S)
 
 
-@pytest.fixture(scope="module")
-def source() -> list[str]:
-    scripts = re.sub(r"\\\n", "", (ROOT / "tools/install.sh").read_text(encoding="utf-8"))
-    return [*_sentences(), *re.sub(r"\$\{?\w+(\[@\])?\}?", "…", scripts).splitlines()]
-
-
-@pytest.mark.parametrize("sentence", said())
-def test_the_program_says_it(sentence: str, source: list[str]) -> None:
+def _is_said(sentence: str, source: set[str]) -> bool:
+    longest = max(sentence.split("…"), key=len)  # few texts of the source have it
     pattern = _pattern(sentence)
-    assert any(pattern.search(found) for found in source), sentence
+    return any(longest in found and pattern.search(found) for found in source)
+
+
+def test_the_program_says_what_the_page_explains() -> None:
+    source = _source()
+    assert [sentence for sentence in said() if not _is_said(sentence, source)] == []
 
 
 def test_the_page_has_sentences() -> None:

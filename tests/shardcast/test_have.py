@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Container
@@ -372,21 +373,24 @@ def test_named_pieces_cost_the_same_wherever_they_are() -> None:
             await liar.connect(listener)
             stream = await liar.transport.open_stream(listener.transport.peer_id, PROTOCOL)
 
-            async def least_seconds(first: int) -> float:
-                """Of work for a frame that names 4096 pieces of each of 16 checkpoints."""
+            async def seconds(first: int) -> float:
+                """CPU time for a frame that names 4096 pieces of each of 16 checkpoints."""
                 indices = list(range(first, first + 4096))
                 entries = [["pieces", bytes([number]) * 32, indices, 0] for number in range(16)]
                 raw = msgspec.msgpack.encode(entries)
-                seconds = []
-                for _ in range(5):
-                    started = time.process_time()
-                    await stream.send(raw)
-                    await trio.sleep(1)
-                    seconds.append(time.process_time() - started)
-                return min(seconds)
+                started = time.process_time()
+                await stream.send(raw)
+                await trio.sleep(1)
+                return time.process_time() - started
 
-            # Numbers below 65,536 are of one length from 256 on.
-            assert await least_seconds(65536 - 4096) < 2 * await least_seconds(256)
+            # Numbers below 65,536 are of one length from 256 on. A busy machine adds to either
+            # time, and never takes anything away: the least of some attempts are compared.
+            low = high = math.inf
+            for _ in range(30):
+                low, high = min(low, await seconds(256)), min(high, await seconds(65536 - 4096))
+                if high < 2 * low:
+                    return
+            raise AssertionError(f"{high:.4f} s instead of {low:.4f} s")
 
     run(main)
 

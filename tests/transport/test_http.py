@@ -495,8 +495,8 @@ def test_connections_are_bounded_per_peer(disk, monkeypatch) -> None:
     run(main)
 
 
-def test_a_flood_of_small_requests_slows_only_its_sender(disk, monkeypatch) -> None:
-    monkeypatch.setattr(server, "SMALL_REQUESTS_PER_SECOND", 20.0)
+def test_a_flood_of_small_requests_waits_and_blobs_do_not(disk, monkeypatch) -> None:
+    monkeypatch.setattr(server, "SMALL_REQUESTS_PER_SECOND", 1e-6)
     monkeypatch.setattr(server, "SMALL_REQUESTS_BURST", 4.0)
 
     async def main() -> None:
@@ -504,16 +504,31 @@ def test_a_flood_of_small_requests_slows_only_its_sender(disk, monkeypatch) -> N
         reference = service.offer(disk, DATA)
         unknown = BlobReference(b"?" * 32, 1)
         async with serving(service, disk) as root, await dial(root) as stream:
-            began = trio.current_time()
-            for _ in range(10):
+            for _ in range(5):
                 assert b"404" in await ask(stream, get(unknown))
-            assert trio.current_time() - began > 0.2
-            began = trio.current_time()
-            for _ in range(20):  # blobs are not limited so
-                assert (await ask(stream, get(reference))).endswith(DATA[-10:])
-            assert trio.current_time() - began < 1.0
+            await stream.send_all(get(unknown))
+            async with await dial(root) as other:
+                for _ in range(20):
+                    assert (await ask(other, get(reference))).endswith(DATA[-10:])
+            with trio.move_on_after(0.01) as waiting:
+                await stream.receive_some()
+            assert waiting.cancelled_caught
 
     run(main)
+
+
+def test_small_requests_keep_to_the_rate_of_their_sender() -> None:
+    async def main() -> None:
+        clients, began = server.Clients(), trio.current_time()
+        late = 100
+        for _ in range(int(server.SMALL_REQUESTS_BURST) + 1 + late):
+            await clients.wait_turn("a flood")
+        seconds = late / server.SMALL_REQUESTS_PER_SECOND
+        assert trio.current_time() - began == pytest.approx(seconds)
+        await clients.wait_turn("another")
+        assert trio.current_time() - began == pytest.approx(seconds)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def test_a_limited_uplink_is_shared_and_kept(disk) -> None:
