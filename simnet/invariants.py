@@ -16,6 +16,7 @@ from typing import Any
 
 import trio
 
+from peers.trainer.precedence import ACKNOWLEDGED_KEPT
 from peers.validator.statistics import DUPLICATE_GROUPS_MAX
 from simnet.compute.rollouts import SimulatedRollouts, true_rewards, ungradable_groups
 from simnet.seeded import source
@@ -59,6 +60,7 @@ COLLECTIONS = {
     "Neighbour.wanted": EVENTS_MAX,
     "Neighbour.offers": EVENTS_MAX,
     "Forecast._judged": 10_000,
+    "Precedence._acknowledged": ACKNOWLEDGED_KEPT,
     "Duplicates._first": DUPLICATE_GROUPS_MAX,
 }
 """Collections with bounds of their own: pieces held, and records that detect repetitions."""

@@ -306,6 +306,7 @@ class InferenceRole:
     async def _start_step(self, order: StepOrder) -> None:
         if not self._pending.works_on(order):
             outbox = self._deliveries.outbox
+            await outbox.forget_before(order.lineage, order.step - self._run.max_staleness)
             if not self._pending.begun:
                 await outbox.give_up_unfinished(order.lineage, order.step)
             self._pending.start_step(order, outbox.next_number(order.lineage, order.step))

@@ -516,6 +516,8 @@ class Gossip:
                 now = self._world.now()
                 self._asked = {d: until for d, until in self._asked.items() if until > now}
             self._store.forget_oldest()
+            for neighbour in self._slots.neighbours.values():
+                neighbour.sweep(self._store.get)
             self._slots.part_with_strangers()
             if self._slots.open_at <= self._world.now():
                 self._open_more(nursery)

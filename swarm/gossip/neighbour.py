@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 import trio
 
@@ -13,6 +14,9 @@ from swarm.transport import Stream
 
 PUSHED_MAX = 64
 """A few seconds of routine announcements: copies cross within a round trip."""
+
+KNOWN_SWEPT_MIN = 1024
+"""Fewer known digests are not swept: 0.2 MB per neighbour."""
 
 
 class Remembered(OrderedDict[bytes, None]):
@@ -46,6 +50,8 @@ class Neighbour:
         self.topics: frozenset[str] = frozenset()
         """The topics it follows that it is allowed to get."""
         self.knows = Remembered(2 * EVENTS_MAX)
+        self._sweep_at = KNOWN_SWEPT_MIN
+        """Number of known digests at which those that are no longer kept are next removed."""
         self.pushed = Remembered(PUSHED_MAX)
         """The last routine announcements pushed to it."""
         self.supplied_until: dict[str, float] = {}
@@ -67,3 +73,13 @@ class Neighbour:
         self.offers = Remembered(EVENTS_MAX)
         """Announcements it offered that were just requested from a trusted neighbour."""
         self.writing = False
+
+    def sweep(self, kept: Callable[[bytes], object | None]) -> None:
+        """Forget that it knows announcements that `kept` finds no more: they are never sent again.
+
+        Only after as many were added as were left, so a digest costs constant time.
+        """
+        if len(self.knows) > self._sweep_at:
+            for digest in [digest for digest in self.knows if kept(digest) is None]:
+                del self.knows[digest]
+            self._sweep_at = max(KNOWN_SWEPT_MIN, 2 * len(self.knows))

@@ -76,8 +76,6 @@ class Announced:
                 " WITHOUT ROWID"
             )
 
-        if not self._is_kept:
-            return
         await self._node.database.transact(create)
         for (raw,) in self._node.database.read(
             "SELECT envelope FROM announced WHERE run = ? ORDER BY lineage, step", (self._run.id,)
@@ -88,29 +86,32 @@ class Announced:
                 continue
 
     async def keep(self) -> None:
-        """Store what is announced until cancelled."""
-        while self._is_kept:
+        """Store what is announced, as far as this peer keeps it, until cancelled."""
+        while True:
             if not self._unstored:
                 await self._changed.wait_change()
             stored, self._unstored = self._unstored, []
-            rows = [(self._run.id, *each.message.order(), each.raw) for each in stored]
-            oldest = min(self._known)
+            if self._is_kept:
+                await self._store(stored)
 
-            def store(
-                connection: sqlite3.Connection,
-                rows: list[tuple[object, ...]] = rows,
-                oldest: tuple[int, int] = oldest,
-            ) -> None:
-                connection.executemany("INSERT OR REPLACE INTO announced VALUES (?, ?, ?, ?)", rows)
-                connection.execute(
-                    "DELETE FROM announced WHERE run = ? AND (lineage, step) < (?, ?)",
-                    (self._run.id, *oldest),
-                )
+    async def _store(self, stored: list[Envelope]) -> None:
+        rows = [(self._run.id, *each.message.order(), each.raw) for each in stored]
+        oldest = min(self._known)
 
-            await self._node.database.transact(store)
+        def store(connection: sqlite3.Connection) -> None:
+            connection.executemany("INSERT OR REPLACE INTO announced VALUES (?, ?, ?, ?)", rows)
+            connection.execute(
+                "DELETE FROM announced WHERE run = ? AND (lineage, step) < (?, ?)",
+                (self._run.id, *oldest),
+            )
+
+        await self._node.database.transact(store)
 
     @property
     def _is_kept(self) -> bool:
-        """Without swaps, a submission names the policy of its step order only."""
+        """Without swaps, a submission names the policy of its step order only.
+
+        A later version of the manifest may allow them.
+        """
         manifest = self._run.manifest
         return manifest.sampling.swaps_max > 0 or manifest.is_trainer(self._node.peer_id)

@@ -15,6 +15,7 @@ from swarm.envelope import INVALID_MAX
 from swarm.errors import PeerError
 from swarm.gossip.frames import PROTOCOL, Frame, Have, Hello, Push, Want, decode, encode
 from swarm.gossip.gossip import ANSWER_BYTES_PER_TICK, OUTBOX_MAX
+from swarm.gossip.neighbour import KNOWN_SWEPT_MIN
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.store import EVENTS_MAX
 from swarm.gossip.topics import RUN, WORK
@@ -491,6 +492,29 @@ def test_of_many_evictions_a_newcomer_learns_the_newest() -> None:
             await trio.sleep(5)
             reasons = [int(each.reason) for each in heard]  # type: ignore[attr-defined]
             assert reasons == list(range(EVENTS_MAX, 0, -1))
+
+    in_virtual_time(main)
+
+
+def test_what_neighbours_know_is_forgotten_once_it_is_out_of_date() -> None:
+    """Else each of a month's announcements would be remembered for each neighbour."""
+
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            members = await line_of(run, 1)
+            heard = [hears(member, Checkpoint) for member in members]
+            count = KNOWN_SWEPT_MIN + 200
+            for step in range(1, count + 1):
+                reference = CheckpointReference(
+                    lineage=0, step=step, digest=bytes(32), size_bytes=1
+                )
+                await members[0].announce(Checkpoint(reference=reference, total_bytes=1))
+                await trio.sleep(0.2)
+            await trio.sleep(2)
+            assert [len(each) for each in heard] == [count] * 2  # once each, as ever
+            for member in members:
+                for neighbour in member.gossip._slots.neighbours.values():
+                    assert len(neighbour.knows) < KNOWN_SWEPT_MIN
 
     in_virtual_time(main)
 

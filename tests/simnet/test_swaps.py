@@ -12,6 +12,7 @@ import trio
 from simnet.clock import run_virtual
 from simnet.compute.rollouts import SimulatedRollouts
 from simnet.compute.setting import Hardware, Workload
+from simnet.invariants import collections_in
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
@@ -63,6 +64,13 @@ def run(
                 await trio.sleep_until(away[1])
                 await simulation.peers["v0"].start()
             assert await simulation.meet(over, 1000.0)
+            for peer in simulation.peers.values():
+                held = dict(collections_in(peer.part))
+                # Whether kept on the disk or not, announcements do not pile up.
+                assert held.get("Announced._unstored", 0) <= 1, peer.name
+            part, made = simulation.peers["fast"].part, simulation.peers["fast"].disk
+            ((oldest,),) = made.database("peer.sqlite").read("SELECT min(step) FROM made")
+            assert part is not None and oldest >= STEPS - 1 - part.run.max_staleness > 0
 
     run_virtual(main, seed=2, limit_seconds=1001)
     assert simulation.violations == []
