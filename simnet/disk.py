@@ -131,6 +131,10 @@ class SimulatedDisk:
         """Bytes of all files; databases do not count."""
         return self._used_bytes
 
+    def files(self) -> Names:
+        """Paths of the files, in order."""
+        return sorted(self._files)
+
     def databases(self) -> Names:
         """Paths of the databases that were opened, in order."""
         return sorted(self._databases)

@@ -3,62 +3,73 @@
     python -m benchmarks.operation month
 
 Production peers in virtual time (`simnet`): a bootstrap peer, a relay, a trainer, three validators
-and twelve workers. A simulated second costs as much in which nothing happens, so this is not a
-month of the clock: it has twelve days of 400 s, with about 32 steps, 220 submissions and 5 restarts
-each, by a power cut or a killed process in turn. Each day a worker leaves for good, and a new one
-comes. What expires by the clock is held for a longer share of such a day, so it shows more, not
-less. An epoch of the ledger is sealed about every second day.
+and eight workers. A simulated second costs as much in which nothing happens, so this is not a month
+of the clock: it has thirty days of 100 s, with about 33 steps, 110 submissions and 3 restarts each,
+by a power cut or a killed process in turn. Each day a worker leaves for good, and a new one comes.
+An epoch of the ledger is sealed about once a day. What expires by the clock is held for a longer
+share of such a month, so it shows more, not less: what is kept for an hour grows to the end.
 
-At the end of each day the files, databases, rows and collections of each peer are counted. A
-quantity is flat if the slope of its line of least squares over the last two thirds of the days is
-below two standard errors or below 1 % a week.
+Twelve times a day the files, databases, rows and collections of each peer are counted. They rise
+between two seals and fall when sealed entries are deleted, so they are averaged over each epoch.
+The slope is that of the line of least squares through the epochs of the last two thirds of the
+days; its error allows for residuals that follow each other. A quantity is flat if its slope is
+below 1 % a week by two errors, and grows if it is above 1 % and above two errors.
+
+A restart empties what a process holds, and so hides its growth. Therefore a third of the validators
+and half of the workers are never restarted, the other peers of which there is one only in the first
+third of the days. Only these count for memory; all of them count for the disk.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
 
 import msgspec
 import trio
 
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
-from simnet.invariants import Invariants, collections_in
+from simnet.invariants import Invariants
 from simnet.lines import Line
 from simnet.scenarios.parts import SERVER, start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event
 from swarm.manifest import Limits, Thresholds
 
-DAYS = 12
-DAY_SECONDS = 400.0
-STEP_SECONDS = 12.0
-GROUPS_PER_STEP = 24
-"""Six submissions of each step are trained on."""
-VALIDATORS, WORKERS = 3, 12
-EPOCH_ENTRIES = 800
-"""New entries of all logs after which they are sealed; a step makes about 16."""
-STAKE_STEPS = 20
-"""A step's credit is final 30 steps later."""
-RESTARTS_PER_DAY = 5
-"""Of 18 peers."""
-DOWN_SECONDS = 20.0
-FLAT_SHARE_PER_WEEK = 0.01
+DOWN_SECONDS = 10.0
+SAMPLES_PER_DAY = 12
+FLAT_PERCENT_A_WEEK = 1.0
+EPOCHS_MIN = 4
+"""Fewer epochs have no slope."""
 SEED = 1
 WORKLOAD = Workload(model_bytes=500_000, completion_tokens_mean=64.0)
+TOTALS = ("disk bytes", "rows", "entries in memory")
 
 
 @dataclass(frozen=True)
 class Size:
     """How long and how busy the month is."""
 
-    days: int = DAYS
-    day_seconds: float = DAY_SECONDS
-    workers: int = WORKERS
-    restarts_per_day: int = RESTARTS_PER_DAY
+    days: int = 30
+    day_seconds: float = 100.0
+    validators: int = 3
+    workers: int = 8
+    restarts_per_day: int = 3
+    step_seconds: float = 3.0
+    groups_per_step: int = 12
+    """Four of a submission."""
+    stake_steps: int = 10
+    """A step's credit is final ten steps later still."""
+    epoch_entries: int = 250
+    """New entries of all logs after which they are sealed; a step makes about 16."""
 
 
 class Slope(msgspec.Struct, frozen=True):
@@ -67,111 +78,155 @@ class Slope(msgspec.Struct, frozen=True):
     role: str
     quantity: str
     mean: float
+    peak: float
+    """Mean of each epoch's largest value."""
+    a_day: float
     percent_a_week: float
     percent_a_week_error: float
-    """Standard error of the slope."""
-    last: float
-    flat: bool
+    """Standard error."""
+    trend: Literal["flat", "grows", "shrinks", "unsure"]
 
 
 class Month(msgspec.Struct, frozen=True):
     """What a simulated month showed."""
 
-    days: int
+    days: float
     virtual_seconds: float
     cpu_seconds: float
     steps: int
     submissions: int
     restarts: int
-    seals: int
-    """Of all trusted peers together."""
+    epochs: int
     violations: list[str]
     slopes: list[Slope]
     """Bytes on disk, rows and entries in memory of each role."""
     growing: list[Slope]
-    """Tables and collections that are not flat, steepest first."""
+    """Tables and collections that grow, steepest first."""
 
 
 Sample = dict[tuple[str, str], float]
-"""Value of each (role, quantity) on one day: the mean over the role's peers."""
+"""Value of each (role, quantity) at one time: the mean over the role's peers."""
 
 
-def measure(size: Size | None = None) -> Month:
-    """Simulate a month; takes about three minutes of one core."""
-    size = size or Size()
-    simulation = Simulation(SEED, workload=WORKLOAD)
+@dataclass
+class Diary:
+    """What was counted so far."""
+
+    size: Size
+    restarts: int = 0
+    seals: list[float] = field(default_factory=list)
+    """Days at which an epoch's first seal was written."""
+    samples: list[tuple[float, Sample]] = field(default_factory=list)
+    """(day, sample), in order."""
+
+
+def measure(size: Size | None = None, each_day: Callable[[Month], None] | None = None) -> Month:
+    """Simulate a month; takes about five minutes of one core. `each_day` gets what is known."""
+    size, each_day = size or Size(), each_day or _say
+    simulation, diary = Simulation(SEED, workload=WORKLOAD), Diary(size)
     invariants = Invariants(simulation)
-    samples: list[Sample] = []
     began = time.process_time()
-    restarts = 0
+
+    def hear(now: float, _: Peer, event: Event) -> None:
+        if event.name == "ledger.sealed" and event.fields["epoch"] == len(diary.seals):
+            diary.seals.append(now / size.day_seconds)
 
     async def main() -> None:
-        nonlocal restarts
+        simulation.listeners.append(hear)
         async with simulation.running():
             simulation.nursery.start_soon(invariants.watch)
             await _begin(simulation, size)
+            simulation.nursery.start_soon(_count, simulation, diary)
             for day in range(size.days):
-                restarts += await _live_a_day(simulation, size, day)
-                samples.append(_sample(simulation))
+                await _live_a_day(simulation, diary, day)
+                each_day(_summary(simulation, diary, time.process_time() - began))
 
     with invariants.hearing_errors():
         run_virtual(main, seed=SEED)
-    counts = simulation.trace.counts
-    found = _slopes(samples)
-    totals = ("disk bytes", "rows", "entries in memory")
+    return _summary(simulation, diary, time.process_time() - began)
+
+
+def _say(month: Month) -> None:
+    print(
+        f"day {month.days:.0f}: {month.steps} steps, {month.cpu_seconds:.0f} s of CPU time",
+        file=sys.stderr,
+    )
+
+
+def _summary(simulation: Simulation, diary: Diary, cpu_seconds: float) -> Month:
+    counts, found = simulation.trace.counts, slopes(diary)
+    seconds = diary.samples[-1][0] * diary.size.day_seconds
     return Month(
-        days=len(samples),
-        virtual_seconds=size.days * size.day_seconds,
-        cpu_seconds=round(time.process_time() - began, 1),
+        days=round(diary.samples[-1][0], 1),
+        virtual_seconds=round(seconds, 1),
+        cpu_seconds=round(cpu_seconds, 1),
         steps=counts["trainer.step_trained"],
         submissions=counts["validator.verdict"],
-        restarts=restarts,
-        seals=counts["ledger.sealed"],
+        restarts=diary.restarts,
+        epochs=len(diary.seals),
         violations=simulation.violations,
-        slopes=[each for each in found if each.quantity in totals],
+        slopes=[each for each in found if each.quantity in TOTALS],
         growing=sorted(
-            (each for each in found if not each.flat and each.quantity not in totals),
+            (each for each in found if each.trend == "grows" and each.quantity not in TOTALS),
             key=lambda each: -each.percent_a_week,
         ),
     )
 
 
+# --- the month -------------------------------------------------------------------------------
+
+
 async def _begin(simulation: Simulation, size: Size) -> None:
-    validators = [f"validator-{number}" for number in range(VALIDATORS)]
+    validators = [f"validator-{number}" for number in range(size.validators)]
     await start_bootstrap(
         simulation, trainers=["trainer"], validators=validators, steps=1_000_000,
-        groups_per_step=GROUPS_PER_STEP, max_new_tokens=256,
-        limits=Limits(epoch_entries=EPOCH_ENTRIES),
-        thresholds=Thresholds(stake_steps=STAKE_STEPS),
+        groups_per_step=size.groups_per_step, max_new_tokens=256,
+        limits=Limits(epoch_entries=size.epoch_entries),
+        thresholds=Thresholds(stake_steps=size.stake_steps),
     )  # fmt: skip
-    machine = Hardware(tokens_per_second=1500.0, step_seconds=STEP_SECONDS)
+    machine = Hardware(tokens_per_second=1500.0, step_seconds=size.step_seconds)
     for name in validators:
         await simulation.add(Plan(name, ["validator"], SERVER, machine)).start()
     await simulation.add(Plan("trainer", ["trainer"], SERVER, machine)).start()
     await simulation.add(Plan("relay", ["relay"], SERVER)).start()
     for number in range(size.workers):
-        await simulation.add(_worker(f"worker-{number}", machine)).start()
+        plan = Plan(f"worker-{number}", ["inference"], Line(), machine)
+        await simulation.add(plan).start()
 
 
-def _worker(name: str, machine: Hardware) -> Plan:
-    return Plan(name, ["inference"], Line(), machine)
+def _steady(name: str) -> bool:
+    """Whether a peer is not restarted after the first third of the days, nor replaced."""
+    kind, _, number = name.partition("-")
+    if kind == "validator":
+        return number == "0"
+    return kind != "worker" or ("~" not in number and int(number) % 2 == 0)
 
 
-async def _live_a_day(simulation: Simulation, size: Size, day: int) -> int:
-    """Restart some peers in turn, and replace one worker; return the number of restarts."""
+async def _live_a_day(simulation: Simulation, diary: Diary, day: int) -> None:
+    """Restart some peers in turn, and replace one worker."""
+    size, early = diary.size, day < diary.size.days // 3
     pause = size.day_seconds / (size.restarts_per_day + 1)
     for number in range(size.restarts_per_day):
         await trio.sleep(pause - DOWN_SECONDS)
-        here = [peer for peer in simulation.peers.values() if peer.alive]
-        peer = here[(day * size.restarts_per_day + number) % len(here)]
+        shaken = [
+            peer
+            for peer in simulation.peers.values()
+            if peer.alive and not (_steady(peer.name) and (_lasting(peer.name) or not early))
+        ]
+        peer = shaken[(day * size.restarts_per_day + number) % len(shaken)]
         await (peer.crash() if number % 2 else peer.kill())
+        diary.restarts += 1
         await trio.sleep(DOWN_SECONDS)
-        workers = [each for each in here if each.plan.roles == ["inference"]]
         if number == 0 and day:
+            workers = [each for each in shaken if each.plan.roles == ["inference"]]
             await _replace(simulation, workers[day % len(workers)])
         await peer.start_again()
     await trio.sleep(pause)
-    return size.restarts_per_day
+
+
+def _lasting(name: str) -> bool:
+    """Whether a steady peer is not restarted in the first third of the days either."""
+    return "-" in name
 
 
 async def _replace(simulation: Simulation, worker: Peer) -> None:
@@ -185,6 +240,13 @@ async def _replace(simulation: Simulation, worker: Peer) -> None:
 # --- counting --------------------------------------------------------------------------------
 
 
+async def _count(simulation: Simulation, diary: Diary) -> None:
+    """Take samples for ever."""
+    while True:
+        diary.samples.append((trio.current_time() / diary.size.day_seconds, _sample(simulation)))
+        await trio.sleep(diary.size.day_seconds / SAMPLES_PER_DAY)
+
+
 def _sample(simulation: Simulation) -> Sample:
     """Count what each running peer holds, and take the mean by role."""
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
@@ -192,54 +254,126 @@ def _sample(simulation: Simulation) -> Sample:
         if peer.node is None:
             continue
         held: defaultdict[str, float] = defaultdict(float)
-        held["disk bytes"] = peer.disk.used_bytes
-        for path in peer.disk.databases():
-            for quantity, value in _database(peer, path):
-                held[quantity] += value
-        for where, entries in collections_in(peer.node, peer.part, *peer.roles):
-            held[f"memory {where}"] += entries
-            held["entries in memory"] += entries
+        for quantity, value in _stored(peer):
+            held[quantity] += value
+        if _steady(peer.name):
+            for where, entries in _collections(peer.node, peer.part, *peer.roles):
+                held[f"memory {where}"] += entries
+                held["entries in memory"] += entries
         for quantity, value in held.items():
             found[peer.plan.roles[0], quantity].append(value)
     return {key: statistics.fmean(values) for key, values in sorted(found.items())}
 
 
-def _database(peer: Peer, path: str) -> Iterator[tuple[str, float]]:
-    """Bytes in use, and rows by table, of one database."""
-    database = peer.disk.database(path)
-    ((pages,),) = database.read("PRAGMA page_count")
-    ((free,),) = database.read("PRAGMA freelist_count")
-    ((size,),) = database.read("PRAGMA page_size")
-    yield "disk bytes", (pages - free) * size
-    tables = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
-    for (table,) in database.read(tables):
-        ((rows,),) = database.read(f"SELECT COUNT(*) FROM {table}")
-        yield f"table {path}:{table}", rows
-        yield "rows", rows
+def _stored(peer: Peer) -> Iterator[tuple[str, float]]:
+    """Bytes of a peer's files and databases, files by folder, and rows by table."""
+    yield "disk bytes", peer.disk.used_bytes
+    for path in peer.disk.files():
+        yield f"files {path.split('/')[0]}", 1
+    for path in peer.disk.databases():
+        database = peer.disk.database(path)
+        ((pages,),) = database.read("PRAGMA page_count")
+        ((free,),) = database.read("PRAGMA freelist_count")
+        ((page_bytes,),) = database.read("PRAGMA page_size")
+        yield "disk bytes", (pages - free) * page_bytes
+        tables = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+        for (table,) in database.read(tables):
+            ((rows,),) = database.read(f"SELECT COUNT(*) FROM {table}")
+            yield f"table {path}:{table}", rows
+            yield "rows", rows
 
 
-def _slopes(samples: list[Sample]) -> list[Slope]:
-    """The slope of each quantity over the last two thirds of the days."""
-    late = samples[len(samples) // 3 :]
-    return [_slope(*key, [each.get(key, 0.0) for each in late]) for key in sorted(late[-1])]
+def _collections(*roots: object) -> Iterator[tuple[str, int]]:
+    """Yield (class and attribute, entries) of the collections that are reachable from `roots`.
+
+    Unlike `simnet.invariants.collections_in` it also looks into collections, of which the first
+    entry shows whether they hold others.
+    """
+    seen: dict[int, object] = {}
+    todo: list[tuple[str, object]] = []
+    for root in roots:  # a role may be of a class of the simulation
+        todo += [(f"{type(root).__name__}.{name}", value) for name, value in _fields(root)]
+    while todo:
+        where, held = todo.pop()
+        if id(held) in seen:
+            continue
+        seen[id(held)] = held
+        if isinstance(held, (dict, list, set, deque)):
+            yield where, len(held)
+            values = held.values() if isinstance(held, dict) else held
+            if _holds(next(iter(values), None)):
+                todo += [(f"{where}[]", value) for value in values]
+        elif _holds(held):
+            kind = type(held).__name__
+            todo += [(f"{kind}.{name}", value) for name, value in _fields(held)]
 
 
-def _slope(role: str, quantity: str, values: list[float]) -> Slope:
-    days = range(len(values))
+def _fields(held: object) -> list[tuple[str, object]]:
+    return list(getattr(held, "__dict__", {}).items())
+
+
+def _holds(value: object) -> bool:
+    """Whether a value may hold collections."""
+    if isinstance(value, (dict, list, set, deque)):
+        return True
+    return type(value).__module__.startswith(("swarm.", "peers.")) and hasattr(value, "__dict__")
+
+
+# --- slopes ----------------------------------------------------------------------------------
+
+
+def slopes(diary: Diary) -> list[Slope]:
+    """The slope of each quantity over the epochs of the last two thirds of the days so far."""
+    late = diary.samples[-1][0] / 3
+    epochs = [
+        found
+        for begin, end in pairwise(diary.seals)
+        if begin >= late and (found := [each for each in diary.samples if begin <= each[0] < end])
+    ]
+    if len(epochs) < EPOCHS_MIN:
+        return []
+    days = [statistics.fmean(day for day, _ in epoch) for epoch in epochs]
+    return [
+        _slope(*key, days, [[sample.get(key, 0.0) for _, sample in epoch] for epoch in epochs])
+        for key in sorted({key for epoch in epochs for _, sample in epoch for key in sample})
+    ]
+
+
+def _slope(role: str, quantity: str, days: list[float], epochs: list[list[float]]) -> Slope:
+    values = [statistics.fmean(epoch) for epoch in epochs]
     mean = statistics.fmean(values)
-    slope, start = statistics.linear_regression(days, values)
-    residuals = [value - (start + slope * day) for day, value in zip(days, values, strict=True)]
-    variance = sum(each**2 for each in residuals) / max(1, len(values) - 2)
-    spread = sum((day - statistics.fmean(days)) ** 2 for day in days)
-    error = (variance / spread) ** 0.5
-    flat = abs(slope) <= 2 * error or abs(slope) * 7 <= FLAT_SHARE_PER_WEEK * mean
+    a_day, error = line_through(days, values)
     share = 700 / mean if mean else 0.0
+    slope, error = a_day * share, error * share
+    trend: Literal["flat", "grows", "shrinks", "unsure"] = "unsure"
+    if abs(slope) > max(2 * error, FLAT_PERCENT_A_WEEK):
+        trend = "grows" if slope > 0 else "shrinks"
+    elif abs(slope) + 2 * error <= FLAT_PERCENT_A_WEEK:
+        trend = "flat"
     return Slope(
         role=role,
         quantity=quantity,
         mean=round(mean, 1),
-        percent_a_week=round(slope * share, 2),
-        percent_a_week_error=round(error * share, 2),
-        last=round(values[-1], 1),
-        flat=flat,
+        peak=round(statistics.fmean(max(epoch) for epoch in epochs), 1),
+        a_day=round(a_day, 2),
+        percent_a_week=round(slope, 2),
+        percent_a_week_error=round(error, 2),
+        trend=trend,
     )
+
+
+def line_through(times: list[float], values: list[float]) -> tuple[float, float]:
+    """The slope of the line of least squares, and its standard error.
+
+    Residuals that follow each other count as fewer: their variance is multiplied by
+    (1 + r) / (1 - r), where r is the correlation of neighbours if it is positive.
+    """
+    slope, start = statistics.linear_regression(times, values)
+    residuals = [value - (start + slope * when) for when, value in zip(times, values, strict=True)]
+    square = sum(each**2 for each in residuals)
+    middle = statistics.fmean(times)
+    spread = sum((when - middle) ** 2 for when in times)
+    neighbours = sum(a * b for a, b in pairwise(residuals))
+    r = min(0.9, max(0.0, neighbours / square)) if square else 0.0
+    variance = square / (len(values) - 2) * (1 + r) / (1 - r)
+    return slope, math.sqrt(variance / spread)
