@@ -541,6 +541,15 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "standby.no_bundle": lambda f: (
         f"no newer state from trainer {_short(f['remote'])}: {f['reason']}"
     ),
+    "standby.standing_by": lambda f: (
+        (
+            f"the newest state from the trainer, of step {f['step']}, is {f['age_seconds']:.0f} s "
+            "old"
+            if f["step"] >= 0
+            else f"the trainer has sent no state for {f['age_seconds']:.0f} s"
+        )
+        + f"; the run has gone on for {f['steps_behind']} steps since"
+    ),
     "standby.unpacked": lambda f: f"takes the trainer's place, with its state of step {f['step']}",
     "trainer.bundle_made": lambda f: (
         f"the state of step {f['step']} is encrypted for the standbys: {f['bytes'] / 1e6:.1f} MB "

@@ -28,6 +28,10 @@ STALLED_SECONDS = 60.0
 the bundle for a newer one."""
 
 
+SHOW_SECONDS = 30.0
+"""Interval at which a standby says how old its bundle is."""
+
+
 def _contents_file(state: State) -> str:
     return f"{ROOT}/{state.lineage}-{state.step}.contents"
 
@@ -44,6 +48,9 @@ class StandingBy:
         self._store.watch(self._on_piece)
         self.newest = NONE
         """State of the newest whole bundle."""
+        self._since_ms = int(node.world.wall_time() * 1000)
+        """When the trainer made that bundle, or when this process began to wait for one."""
+        self._bytes = 0
 
     async def until_trainer(self) -> None:
         """Follow the trainer until the run's manifest names this peer in its place.
@@ -55,12 +62,17 @@ class StandingBy:
         for lineage, step in self._store.complete():
             if self._node.disk.exists(_contents_file(State(lineage, step))):
                 self.newest = State(lineage, step)
+        if self.newest != NONE:
+            sealed = await self._node.disk.read(_contents_file(self.newest))
+            held = self._store.held((self.newest.lineage, self.newest.step))
+            assert held is not None
+            self._since_ms, self._bytes = self._opened(sealed).saved_ms, held.manifest.total_bytes
         self._peer.blobs.serve_also(
             self._store, lambda client: client in run.manifest.standby_ids()
         )
-        self._say()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow)
+            nursery.start_soon(self._show)
             while not run.manifest.is_trainer(self._peer.peer_id):
                 await self._peer.versions.changed.wait_change()
             nursery.cancel_scope.cancel()
@@ -108,6 +120,7 @@ class StandingBy:
         await self._node.disk.sync(folder)
         await self._node.disk.write(_contents_file(state), offer.sealed)
         before, self.newest = self.newest, state
+        self._since_ms, self._bytes = contents.saved_ms, offer.total_bytes
         if before != NONE:
             await self._node.disk.remove(_contents_file(before))
             await self._store.withdraw((before.lineage, before.step))
@@ -139,9 +152,28 @@ class StandingBy:
             raise BadBundle("the contents of the bundle are not sealed to this peer's key")
         return parse_contents(raw)
 
+    async def _show(self) -> None:
+        while True:
+            self._say()
+            await trio.sleep(SHOW_SECONDS)
+
     def _say(self) -> None:
-        has = f"the state of step {self.newest.step}" if self.newest != NONE else "no state yet"
+        """Report the bundle's age, and how many steps of the run a takeover would lose now."""
+        age = max(0.0, self._node.world.wall_time() - self._since_ms / 1000)
+        has = "no state yet"
+        if self.newest != NONE:
+            size = f"{self._bytes / 1e6:.1f} MB"
+            has = f"the state of step {self.newest.step} ({age:.0f} s old, {size})"
         self._peer.status.doing = f"standing by, with {has}"
+        announced = self._peer.newest_checkpoint()
+        self._node.events.emit(
+            "standby.standing_by",
+            step=self.newest.step,
+            lineage=self.newest.lineage,
+            bytes=self._bytes,
+            age_seconds=age,
+            steps_behind=max(0, announced.step - self.newest.step) if announced else 0,
+        )
 
     # --- taking over -------------------------------------------------------------------------
 

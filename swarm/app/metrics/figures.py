@@ -103,9 +103,14 @@ class Figures:
         made = self.counter(name, words)
         self.on(event, lambda f: made.inc(max(0, f[field]) if field else 1))
 
-    def shows(self, event: str, field: str, name: str, words: str) -> None:
-        """Make a gauge with the newest value of an event's field, which may be missing."""
+    def shows(self, event: str, field: str, name: str, words: str, until: str = "") -> None:
+        """Make a gauge with the newest value of an event's field, which may be missing.
+
+        The event `until` makes it no number again.
+        """
         made = self.gauge(name, words)
+        if until:
+            self.on(until, lambda _: made.set(math.nan))
         self.on(event, lambda f: made.set(f[field]) if f.get(field) is not None else None)
 
     def marks(
@@ -267,6 +272,14 @@ TRAINING = {
 """Gauges of the newest step, by field of the event."""
 
 
+STANDING_BY = {
+    "age_seconds": "Age of the trainer's newest state that this standby has.",
+    "bytes": "Size of that state's bundle.",
+    "steps_behind": "Steps of the run since that state, which a takeover would lose.",
+}
+"""Gauges of a standby, by field of the event; not numbers on a trainer."""
+
+
 def _trainer(to: Figures) -> None:
     trained = "trainer.step_trained"
     to.counts(trained, "swarm_steps_trained_total", "Steps trained by this process.")
@@ -278,6 +291,9 @@ def _trainer(to: Figures) -> None:
     )
     to.sorts("trainer.alarm", "sign", "swarm_alarms_total", "Alarms, by sign.", "sign", ALARMS)
     to.counts("trainer.rolled_back", "swarm_rollbacks_total", "Returns to an earlier state.")
+    for field, words in STANDING_BY.items():
+        name = f"swarm_standby_{field}"
+        to.shows("standby.standing_by", field, name, words, until="standby.unpacked")
 
 
 def _replica(to: Figures) -> None:
