@@ -56,6 +56,11 @@ class Title:
         return self.owners[-1]
 
     @property
+    def takeovers(self) -> int:
+        """Takeovers since the owner signed last."""
+        return self.precedence[3]
+
+    @property
     def number(self) -> int:
         """The precedence as one number."""
         generation, heir, version, takeovers, standby = self.precedence

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from peers.trainer.mixture import EnvironmentFigures
 from peers.trainer.pool import UNCOUNTED, Accepted
 from peers.trainer.progress import FollowedVersions
@@ -83,8 +85,12 @@ class TrainerChild:
     async def plan(self, manifest: RunManifest) -> MemoryPlan:
         return await self.service.plan(PlanTraining(start=self._start(manifest)))
 
-    async def start(self, manifest: RunManifest) -> None:
-        await self.service.start(self._start(manifest))
+    async def start(self, manifest: RunManifest, policy: str = "", step: int = 0) -> None:
+        """Begin with the base, or with the published folder `policy` as policy `step`."""
+        job = self._start(manifest)
+        if policy:
+            job = msgspec.structs.replace(job, policy=self._local(policy), step=step)
+        await self.service.start(job)
 
     async def resume(
         self, manifest: RunManifest, state: str, policies: Mapping[int, str]
@@ -138,10 +144,10 @@ class TrainerChild:
         ]
 
     async def begin_save(self, state: str, policy: str, snapshot: Snapshot | None = None) -> None:
-        """`state` may be empty: then only the policy, and the snapshot if any, are written."""
-        local = self._local(state) if state else ""
+        """Write what is given of state, policy and snapshot; an empty folder: not given."""
+        folders = [self._local(folder) if folder else "" for folder in (state, policy)]
         await self.service.begin_save(
-            BeginSave(state=local, policy=self._local(policy), snapshot=snapshot)
+            BeginSave(state=folders[0], policy=folders[1], snapshot=snapshot)
         )
 
     async def look_for_answer(self, exchange: str) -> ExchangeSeen:

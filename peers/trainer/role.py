@@ -197,7 +197,8 @@ class TrainerRole:
         """Begin the run from the base policy, or continue from the newest durable state."""
         inherited = self._states.inherited()
         states = self._states.all()
-        newest = inherited or (states[-1] if states else None)
+        restored = self._states.restored()
+        newest = inherited or restored or (states[-1] if states else None)
         if newest is not None:
             self._continue_lineage(newest.lineage)
         self._steps.taught = self._progress.versions.follow(newest.step if newest else 0)
@@ -217,8 +218,12 @@ class TrainerRole:
         if not self._orders.opened:
             orders = self._store.newest_orders(self._progress.lineage, STEPS_REMEMBERED)
             await self._state_values.restore(orders)
-        if inherited is not None:
+        if inherited is not None or restored is not None:
             await self._plan(child, manifest)
+        if restored is not None:
+            await child.start(manifest, restored.folder, restored.step)
+            inherited = await self._states.from_policy(child, restored)
+        if inherited is not None:
             await self._inherit(child, manifest, inherited)
             return
         await self._states.drop_inherited()
@@ -247,11 +252,13 @@ class TrainerRole:
         Raises `UserError`.
         """
         newest = await self._newest_logged()
-        if newest is not None:
+        # The log of a trainer that is lost may be on no disk that a new peer can copy it from.
+        if newest is not None or self._run.takeovers:
+            has = f"published policy {newest[1]} already" if newest else "lost its trainer"
             raise UserError(
-                f"run {self._run.id} has published policy {newest[1]} already, and this home has "
-                "no training state; restore the home from a backup, or let a standby take over "
-                "with swarm trainer takeover"
+                f"run {self._run.id} has {has}, and this home has no training state; restore the "
+                "home from a backup, let a standby take over with swarm trainer takeover, or begin "
+                "with the run's newest policy by swarm trainer restore"
             )
 
     async def _newest_logged(self) -> tuple[int, int] | None:

@@ -20,6 +20,8 @@ from swarm.world import Disk, World
 
 INHERITED = "trainer/inherited"
 """Folder of a state that this trainer, which was a standby, continues from."""
+RESTORED = "trainer/restored"
+"""Folder of a published policy that a trainer without a training state begins with."""
 ORDER = "order"
 """File there: the step order that was newest at the trainer before."""
 ANCHORS_KEPT = 3
@@ -73,6 +75,18 @@ class SavedStates:
         own = self.all()
         return found[-1] if found and (not own or own[-1].lineage <= found[-1].lineage) else None
 
+    def restored(self) -> State | None:
+        """The published policy that stands in for a training state, if there is none."""
+        found = self.all(RESTORED)
+        return found[-1] if found and not self.all() and not self.all(INHERITED) else None
+
+    async def from_policy(self, child: TrainerChild, restored: State) -> State:
+        """Write the state of a child that began with a restored policy, as an inherited one."""
+        state = State(restored.lineage, restored.step, INHERITED)
+        await child.begin_save(state.folder, "")
+        await child.finish_save()
+        return state
+
     async def inherited_order(self) -> StepOrder | None:
         """The step order that was newest when the inherited state was bundled."""
         path = f"{INHERITED}/{ORDER}"
@@ -81,8 +95,9 @@ class SavedStates:
         return msgspec.msgpack.decode(await self.disk.read(path), type=StepOrder)
 
     async def drop_inherited(self) -> None:
-        """Delete the inherited state: a state of a later lineage is durable."""
+        """Delete what was inherited or restored: a state of a later lineage is durable."""
         await self.disk.remove(INHERITED)
+        await self.disk.remove(RESTORED)
 
     @contextmanager
     def keeping(self, state: State) -> Iterator[None]:

@@ -100,6 +100,8 @@ class TrainerService:
     @in_job_thread
     def start(self, job: StartTraining) -> Done:
         self._begin(job)
+        if job.policy:
+            self._held().begin_with(Path(job.policy), job.step)
         return Done()
 
     def _begin(self, job: StartTraining) -> None:

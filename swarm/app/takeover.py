@@ -62,7 +62,8 @@ async def take_over(wanted: Takeover) -> None:
         answered = await ask_all_trusted(node, status)
         trainer = _trainer(run, standby.peer_id, wanted.trainer)
         if not wanted.force:
-            await until_gone(node, status, answered, trainer, standby.peer_id)
+            age = await last_sign_of_life(node, status, answered, trainer, standby.peer_id)
+            _check_gone(trainer, age)
         envelope = _signed(run, standby, trainer)
         taken = await _hand_over(node, run, envelope)
     print(f"run {run.id}: version {run.manifest.version} → {run.manifest.version + 1}")
@@ -106,20 +107,18 @@ def _trainer(run: Run, standby: str, named: str | None) -> str:
     return trainer
 
 
-async def until_gone(
+async def last_sign_of_life(
     node: Node, status: RunStatus, answered: Sequence[str], trainer: str, asker: str
-) -> None:
-    """Make sure that a trainer is gone, from the first answers of the trusted peers on.
+) -> float | None:
+    """Return the seconds since a trusted peer heard a trainer; None: none has.
 
-    The word of a trusted peer that heard it `GONE_SECONDS` ago suffices. That nobody reports it
-    does not: then this listens for `LISTENING_SECONDS`. Raises `UserError` if the trainer lives, or
-    if no trusted peer but `asker` answers.
+    `answered`: those that have answered so far. If none of them reports the trainer, this listens
+    for `LISTENING_SECONDS` and says so. Raises `UserError` if no trusted peer but `asker` answers.
     """
     until = node.world.now() + LISTENING_SECONDS
     told = False
-    while True:
-        age = _silence(status, answered, trainer, asker)
-        if age is not None or node.world.now() >= until:
+    while (age := _silence(status, answered, trainer, asker)) is None:
+        if node.world.now() >= until:
             break
         if not told:
             told = True
@@ -129,6 +128,11 @@ async def until_gone(
             )
         await trio.sleep(ASKING_SECONDS)
         answered = await ask_all_trusted(node, status)
+    return age
+
+
+def _check_gone(trainer: str, age: float | None) -> None:
+    """Raise `UserError` if a trainer was heard lately."""
     if age is not None and age < GONE_SECONDS:
         raise UserError(
             f"trainer {trainer} was heard {age:.0f} s ago; stop it first, and wait "

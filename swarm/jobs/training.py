@@ -70,7 +70,7 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartTraining(Job, frozen=True, kw_only=True):
-    """Begin a run with a Hugging Face folder as policy 0."""
+    """Begin with a Hugging Face folder as policy 0, or with a published policy."""
 
     patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
@@ -83,6 +83,9 @@ class StartTraining(Job, frozen=True, kw_only=True):
     """As `Hardware.dtype`; bfloat16 applies to the forward and backward passes."""
     attention: str = "fastest"
     """One of `peers.trainer.learning.masks.ATTENTIONS`."""
+    policy: str = ""
+    """Published folder of policy `step` to begin with; empty: policy 0 is `model`."""
+    step: int = 0
 
 
 class PlanTraining(Job, frozen=True, kw_only=True):

@@ -172,14 +172,18 @@ async def open_ledger(transport: Transport, peer: PeerId) -> AsyncIterator[Ledge
             await stream.reset()
 
 
-async def fetch_log(client: LedgerClient) -> list[Record]:
-    """Fetch the log of a trusted peer, as far as it is not pruned, and verify it against the head
-    it signed.
+async def fetch_log(client: LedgerClient, owner: str | None = None) -> list[Record]:
+    """Fetch a trusted peer's log, as far as it is not pruned, and verify it against the head that
+    its owner signed.
 
-    Raises `PeerError` when the peer is too slow, or the log does not match the head.
+    It is the log of the peer that is asked, or that peer's copy of `owner`'s. Raises `PeerError`
+    when the peer is too slow or has no such log, or if the log does not match the head.
     """
-    peer = client.peer
-    head = (await own_head(client)).expect(LogHead)
+    peer = owner or client.peer
+    signed = await client.head(peer) if owner else await own_head(client)
+    if signed is None:
+        raise PeerError(f"{client.peer} has no copy of the log of {peer}")
+    head = signed.expect(LogHead)
     size = head.size
     if size > FETCH_ENTRIES_MAX:
         raise PeerError(f"the log of {peer} has {size} entries, too many to pull whole")
@@ -196,7 +200,7 @@ async def fetch_log(client: LedgerClient) -> list[Record]:
                 raise PeerError(f"{peer} sent {error}") from error
             peaks.append(merkle.leaf_hash(raw))
     if peaks.root() != head.root:
-        raise PeerError(f"the log that {peer} sent is not the one it signed")
+        raise PeerError(f"the log of {peer} that {client.peer} sent is not the one it signed")
     return records
 
 

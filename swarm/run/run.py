@@ -76,6 +76,11 @@ class Run:
         return self._title.owners
 
     @property
+    def takeovers(self) -> int:
+        """How often a standby has taken a trainer's place since the owner signed last."""
+        return self._title.takeovers
+
+    @property
     def manifest(self) -> RunManifest:
         """The newest version of the manifest."""
         return manifest_in(self._envelope)

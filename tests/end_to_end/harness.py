@@ -359,7 +359,10 @@ def tiny_manifest(
 
 
 class Swarm:
-    """Peers by name: bootstrap, relay, trainer, validator(-1, -2…), inference-1, inference-2…"""
+    """Peers by name: bootstrap, relay, trainer, validator(-1, -2…), inference-1, inference-2…
+
+    Further trainers (trainer-2…) are standbys of the first.
+    """
 
     def __init__(
         self,
@@ -420,6 +423,7 @@ class Swarm:
             adapter=adapter or Adapter(),
             objective=objective or manifest.objective,
             values=values or manifest.values,
+            standbys=[TrustedKey(peer=p.identity.peer_id) for p in self.of_role("trainer")[1:]],
         )
         envelope = sign_manifest(owner, manifest, time.time())
         self.run = envelope.body.run

@@ -167,6 +167,26 @@ def test_killed_between_the_copy_and_the_durable_write_it_repeats_the_step(
     assert learner.matches(base) and not learner.matches(through / "policies" / "1")
 
 
+def test_a_published_policy_without_its_state_is_where_learning_goes_on(
+    base: Path, tmp_path: Path
+) -> None:
+    """With another optimiser, but the same weights and numbers; policies before it are not held."""
+    learn(tmp_path, base, 3, every=10)
+    learner = Learner(base, CHOSEN)
+    learner.begin_with(tmp_path / "policies" / "3", 3)
+    assert learner.matches(tmp_path / "policies" / "3") and not learner.matches(base)
+    assert (learner.step, learner.policies) == (3, [3])
+    learner.save(tmp_path / "state")
+    again = Learner(base, CHOSEN)
+    again.load(tmp_path / "state", {})
+    first, second = (
+        teach(each, random_groups(3, policy=3), 3, ["batch"]) for each in (learner, again)
+    )
+    assert first["loss"] == second["loss"] and first["gradient_norm"] > 0
+    with pytest.raises(ValueError, match="policy 2 is not held"):
+        teach(learner, random_groups(4, policy=2), 4, ["older"])
+
+
 def test_a_full_disk_leaves_the_state_before(base: Path, tmp_path: Path) -> None:
     """As far as the learner can tell: files may not grow beyond a limit."""
     learner = Learner(base, CHOSEN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -190,6 +191,38 @@ def takeover_command(
     from swarm.app.takeover import Takeover, take_over
 
     run_until_interrupted(take_over, Takeover(home, bootstrap or [], run, trainer, force))
+
+
+@app.command("restore")
+@exits
+def restore_command(
+    home: Annotated[Path, typer.Option(help="Home of the trainer, or of a standby.")],
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            help="Checkpoint folder of any peer of the run. [default: the newest policy, fetched "
+            "from the run's peers]"
+        ),
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(min=1, max=1e9, help="Seconds before the fetch is given up.")
+    ] = 3600.0,
+) -> None:
+    """Begin again with the run's published policy, where every training state is lost.
+
+    The trainer begins a new lineage with it when it is started. The optimiser's moments are lost.
+    """
+    from swarm.app.interrupt import run_until_interrupted
+    from swarm.app.progress import progress_bar
+    from swarm.app.restore import Restore, restore
+
+    wanted = Restore(home, bootstrap or [], run, policy, deadline)
+    with progress_bar("fetching") as progress:
+        lines = run_until_interrupted(partial(restore, wanted, progress))
+    for line in lines:
+        print(line)
 
 
 def _longest(context: int | None, positions: int) -> int:

@@ -1,0 +1,194 @@
+"""A run's published policy is put where a trainer without a training state begins with it.
+
+The trainer looks for it in `RESTORED` in its home. Only what a trainer has signed gets there: by a
+valid announcement, or by an entry in its log.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from peers.trainer.saving import RESTORED
+from peers.trainer.state_format import STATES
+from swarm.app.local_node import last_bootstrap, visit
+from swarm.app.newest_policy import from_peers
+from swarm.app.onlooker import RunStatus, ask_all
+from swarm.app.takeover import GONE_SECONDS, ask_all_trusted, last_sign_of_life
+from swarm.errors import DeadlineError, PeerError, UserError
+from swarm.identity import load_or_create
+from swarm.ledger.client import LedgerClient, fetch_log
+from swarm.ledger.entries import CheckpointPublished
+from swarm.node.node import Node
+from swarm.run.run import Run
+from swarm.shardcast.manifest import BadManifest, CheckpointManifest, digest_of
+from swarm.shardcast.mirror.describe import own_manifest, verify
+from swarm.shardcast.mirror.index import Progress
+from swarm.world.home import sole_user
+
+LOGS_SECONDS = 60.0
+"""Deadline for reading the trainers' logs."""
+
+
+@dataclass(frozen=True)
+class Restore:
+    """What the operator asks for."""
+
+    home: Path
+    """The home of the trainer, or of a standby that is going to take over."""
+    bootstrap: Sequence[str]
+    run: str | None
+    policy: Path | None
+    """A checkpoint folder of some peer; None: the newest policy is fetched from the run's peers."""
+    deadline: float
+    """Seconds before the fetch is given up."""
+
+
+async def restore(wanted: Restore, progress: Progress = lambda done, total: None) -> list[str]:
+    """Put the newest policy of a run into a trainer's home; return lines that say what was done.
+
+    Raises `UserError` if this home is no trainer's or standby's, has a training state, is in use,
+    or if its trainer still runs somewhere.
+    """
+    home = wanted.home.expanduser()
+    key = home / "identity.key"
+    if not key.exists():
+        raise UserError(f"--home {wanted.home} has no identity.key; give the trainer's home")
+    peer = load_or_create(key).peer_id
+    states = home / STATES
+    if states.is_dir() and any(each.is_dir() for each in states.iterdir()):
+        raise UserError(
+            f"--home {wanted.home} has a training state; start the trainer with --resume, which "
+            "loses nothing"
+        )
+    bootstrap = list(wanted.bootstrap) or last_bootstrap(wanted.home)
+    with sole_user(home, "swarm trainer restore"):
+        async with visit(bootstrap, wanted.run, looks_on=True) as (node, run):
+            if run.manifest.outer.rounds:
+                raise UserError(
+                    f"run {run.id} has several trainers ([outer]): start this one again, and it "
+                    "fetches its state from the others"
+                )
+            leads = run.manifest.is_trainer(peer)
+            if not leads and not run.manifest.is_standby(peer):
+                raise UserError(
+                    f"{peer} is neither a trainer nor a standby of run {run.id}; its owner must "
+                    "list that id in the manifest's standbys first"
+                )
+            status = RunStatus(run)
+            answered = await ask_all_trusted(node, status)
+            logged = await _logged(node, run) if wanted.policy is not None else set()
+            if leads:
+                age = await last_sign_of_life(node, status, answered, peer, asker="")
+                if age is not None and age < GONE_SECONDS:
+                    raise UserError(
+                        f"trainer {peer} was heard {age:.0f} s ago, so it may still run elsewhere, "
+                        "and two would sign the same steps under its key; stop it, and wait "
+                        f"{GONE_SECONDS:g} s"
+                    )
+        aside = home / f"{RESTORED}.new"
+        aside.parent.mkdir(mode=0o700, exist_ok=True)
+        if wanted.policy is None:
+            manifest = await _fetched(aside, wanted, bootstrap, run.id, progress)
+        else:
+            manifest = await copy_verified(aside, wanted.policy, run.id, logged, progress)
+        put_in_place(aside, home / RESTORED, manifest)
+    lines = [f"policy {manifest.step} of run {run.id}: {manifest.total_bytes:,} bytes, verified"]
+    newest = status.checkpoint
+    if newest is not None and status.newest() > (manifest.lineage, manifest.step):
+        lines.append(f"the run's newest is {newest.reference}: the steps since this one are lost")
+    lines += [
+        "lost with the training state: the optimiser's moments, and the batch in preparation",
+        "" if leads else "let this standby take the trainer's place: swarm trainer takeover",
+        f"start this peer: python -m swarm.peer --role trainer --home {wanted.home} "
+        f"--bootstrap {bootstrap[0]} --config FILE",
+    ]
+    return [line for line in lines if line]
+
+
+async def _logged(node: Node, run: Run) -> set[bytes]:
+    """Digests of the manifests of all policies that a trainer or standby has published: those in
+    its log, of which every trusted peer has a copy."""
+    found: set[bytes] = set()
+    owners = [*run.manifest.trainer_ids(), *run.manifest.standby_ids()]
+
+    async def ask(client: LedgerClient) -> None:
+        for owner in owners:
+            with suppress(PeerError):  # it has no copy; another peer may
+                records = await fetch_log(client, owner)
+                found.update(
+                    each.entry.manifest
+                    for each in records
+                    if isinstance(each.entry, CheckpointPublished)
+                )
+
+    with trio.move_on_after(LOGS_SECONDS):
+        await ask_all(node, run.manifest.trusted_ids(), ask, [])
+    return found
+
+
+async def _fetched(
+    out: Path, wanted: Restore, bootstrap: Sequence[str], run: str, progress: Progress
+) -> CheckpointManifest:
+    """Fetch the newest announced policy into the folder `out`; the same command resumes a fetch."""
+    shutil.rmtree(out, ignore_errors=True)  # of a command that was stopped before it moved it
+    try:
+        held = await from_peers(
+            out, bootstrap, run=run, deadline=wanted.deadline, progress=progress
+        )
+    except DeadlineError as error:
+        raise UserError(
+            f"no peer of run {run} announces a policy any more, or has all of it ({error}); give a "
+            "checkpoint folder of any of its peers with --policy"
+        ) from error
+    return held.manifest
+
+
+async def copy_verified(
+    out: Path, folder: Path, run: str, logged: Set[bytes], progress: Progress
+) -> CheckpointManifest:
+    """Copy a checkpoint folder to `out`, and check the copy.
+
+    `logged`: digests of the manifests of policies that the run's trainers have published.
+    """
+    try:
+        found = own_manifest(folder)
+    except BadManifest as error:
+        raise UserError(f"--policy {folder}: {error}") from error
+    if found is None:
+        raise UserError(
+            f"--policy {folder} has no manifest; give a checkpoint folder of a peer of the run, or "
+            "one that swarm checkpoint fetch has made"
+        )
+    manifest, blob = found
+    if manifest.run != run:
+        raise UserError(f"--policy {folder} is a policy of run {manifest.run}, not of {run}")
+    if digest_of(blob) not in logged:
+        raise UserError(
+            f"--policy {folder}: no log of a trainer of run {run} that a trusted peer has lists it "
+            "as published; give another folder, or try again once the run's validators answer"
+        )
+    shutil.rmtree(out, ignore_errors=True)
+    try:
+        await trio.to_thread.run_sync(shutil.copytree, folder, out)
+    except OSError as error:
+        raise UserError(f"--policy {folder} cannot be copied to {out} ({error})") from error
+    problems = await verify(out, blob, progress)
+    if problems:
+        shutil.rmtree(out)
+        raise UserError(f"--policy {folder} is damaged: {'; '.join(problems)}")
+    return manifest
+
+
+def put_in_place(aside: Path, restored: Path, manifest: CheckpointManifest) -> None:
+    """Replace what an earlier call has put there; a folder that appears is complete."""
+    shutil.rmtree(restored, ignore_errors=True)
+    restored.mkdir(parents=True)
+    aside.rename(restored / f"{manifest.lineage}-{manifest.step}")
+    os.sync()

@@ -1,0 +1,80 @@
+"""`swarm trainer restore`: what it takes for a published policy, and where it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import trio
+
+from peers.engines.demo import make_policy
+from swarm.app.restore import copy_verified, put_in_place
+from swarm.errors import UserError
+from swarm.identity import load_or_create
+from swarm.shardcast.manifest import CheckpointManifest, digest_of
+from tests.app.harness import NOBODY, complaint, swarm
+
+RUN = "me/run"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of policy 3 of lineage 1, with its manifest, as in a peer's home."""
+    folder = tmp_path_factory.mktemp("published")
+    make_policy(folder / "policy", seed=0)
+    named = ("--run", RUN, "--step", "3", "--lineage", "1", "--json")
+    made = swarm("checkpoint", "export", folder / "policy", "--out", folder / "mirror", *named)
+    blob = folder / "mirror/blob" / json.loads(made.output)["manifest"]
+    shutil.copy(blob, folder / "policy/.manifest")
+    return folder / "policy"
+
+
+def copied(folder: Path, out: Path, run: str = RUN, logged: bool = True) -> CheckpointManifest:
+    manifest = folder / ".manifest"
+    digests = {digest_of(manifest.read_bytes())} if logged and manifest.exists() else set()
+
+    async def main() -> CheckpointManifest:
+        return await copy_verified(out, folder, run, digests, lambda done, total: None)
+
+    return trio.run(main)
+
+
+def test_a_published_folder_replaces_what_was_put_there_before(
+    published: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "restored/0-9").mkdir(parents=True)
+    (tmp_path / "restored.new").mkdir()
+    manifest = copied(published, tmp_path / "restored.new")
+    put_in_place(tmp_path / "restored.new", tmp_path / "restored", manifest)
+    assert [path.name for path in (tmp_path / "restored").iterdir()] == ["1-3"]
+    for path in published.iterdir():
+        assert (tmp_path / "restored/1-3" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_no_trainer_has_published_is_refused(published: Path, tmp_path: Path) -> None:
+    out = tmp_path / "restored.new"
+    with pytest.raises(UserError, match=r"no log of a trainer of run me/run .* lists it"):
+        copied(published, out, logged=False)
+    with pytest.raises(UserError, match=r"is a policy of run me/run, not of me/other"):
+        copied(published, out, run="me/other")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(published, damaged)
+    with (damaged / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x55")
+    with pytest.raises(UserError, match=r"is damaged: .*model\.safetensors"):
+        copied(damaged, out)
+    (damaged / ".manifest").unlink()
+    with pytest.raises(UserError, match=r"has no manifest; give a checkpoint folder"):
+        copied(damaged, out)
+    assert not out.exists()
+
+
+def test_a_home_that_needs_no_policy_gets_none(tmp_path: Path) -> None:
+    words = ("trainer", "restore", "--home", tmp_path, "--bootstrap", NOBODY)
+    assert "has no identity.key; give the trainer's home" in complaint(*words)
+    load_or_create(tmp_path / "identity.key")
+    (tmp_path / "trainer/states/0-7").mkdir(parents=True)
+    assert "start the trainer with --resume, which loses nothing" in complaint(*words)

@@ -1,0 +1,95 @@
+"""The trainer's machine is lost: a standby takes its place by the commands that an operator types,
+with the trainer's state or, where that is lost as well, with the newest policy."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.end_to_end.harness import STEP_SECONDS, Person, Swarm, swarm
+
+SWARM = [sys.executable, "-c", "from swarm.app.main import main; main()"]
+NAMES = ["bootstrap", "trainer", "trainer-2", "validator", "inference-1", "inference-2"]
+NEW_LINEAGE = 16
+OFTEN = {"states_every": 1, "standby_minutes": 0.01}
+
+
+async def typed(peers: Swarm, *words: str) -> Person:
+    """Type `swarm trainer …` for the standby, and wait until it ends."""
+    where = ("--home", str(peers["trainer-2"].home), "--bootstrap", peers["bootstrap"].multiaddr)
+    person = Person("operator", [*SWARM, "trainer", *words, *where])
+    person.start(peers.nursery)
+    await person.ended(STEP_SECONDS)
+    return person
+
+
+async def goes_on(peers: Swarm, marks: dict[str, int]) -> int:
+    """Wait until the standby trains and all workers work in the new lineage; return its first
+    step."""
+    standby = peers["trainer-2"]
+    first = await standby.says("trainer.checkpoint_published", lineage=NEW_LINEAGE)
+    then = {"lineage": NEW_LINEAGE, "step": first["step"] + 2}
+    await standby.says("trainer.checkpoint_published", **then)
+    for name in ("inference-1", "inference-2"):
+        await peers[name].says("inference.receipt", since=marks[name], outcome="accepted")
+    return int(first["step"])
+
+
+@pytest.mark.slow
+def test_a_standby_takes_over_and_the_trainer_that_returns_stands_by(
+    tmp_path: Path, base: Path, fork_server: Path
+) -> None:
+    async def main() -> None:
+        settings = {"trainer": OFTEN, "trainer-2": OFTEN}
+        async with swarm(
+            tmp_path, base, fork_server, names=NAMES, steps=500, settings=settings
+        ) as peers:
+            trainer, standby = peers["trainer"], peers["trainer-2"]
+            await peers.start()
+            await standby.says("standby.bundle_received", seconds=3 * STEP_SECONDS)
+            await trainer.kill()
+            marks = {name: len(peers[name].events) for name in NAMES}
+            forced = await typed(peers, "takeover", "--force")
+            assert forced.status.value == 0, forced.complaints
+            assert any("standing by, with the state of step" in line for line in forced.output)
+            await goes_on(peers, marks)
+
+            peers.restart("trainer")
+            back = await trainer.says("standby.bundle_received", since=marks["trainer"])
+            assert back["lineage"] == NEW_LINEAGE
+            assert not trainer.heard("trainer.checkpoint_published", marks["trainer"])
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_a_run_whose_every_state_is_lost_goes_on_with_its_newest_policy(
+    tmp_path: Path, base: Path, fork_server: Path
+) -> None:
+    async def main() -> None:
+        async with swarm(tmp_path, base, fork_server, names=NAMES, steps=500) as peers:
+            trainer, standby = peers["trainer"], peers["trainer-2"]
+            await peers.start(*(name for name in NAMES if name != "trainer-2"))
+            await peers["inference-1"].says(
+                "shardcast.checkpoint_complete", step=3, seconds=3 * STEP_SECONDS
+            )
+            await trainer.kill()
+            shutil.rmtree(trainer.home)
+            marks = {name: len(peers[name].events) for name in NAMES}
+
+            done = await typed(peers, "restore")
+            assert done.status.value == 0, done.complaints
+            assert "lost with the training state: the optimiser's moments" in "".join(done.output)
+            taken = await typed(peers, "takeover", "--force")
+            assert taken.status.value == 0, taken.complaints
+            standby.start(peers.nursery)
+            assert await goes_on(peers, marks) >= 3
+
+            words = await typed(peers, "restore")
+            assert "is in use by process" in "".join(words.complaints)
+
+    trio.run(main)
