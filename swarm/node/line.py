@@ -50,7 +50,8 @@ HOURLY = HourlyBytes(network=32 << 20, unplaced=128 << 20, all=256 << 20)
 """Bytes in one direction that a peer serves in an hour. All together: 0.6 Mbit/s on average."""
 
 STREAM_BYTES_MIN = STREAM_BYTES_MAX // 8
-"""What a stream costs at least. One that moves nothing holds up others for `MEASURE_SECONDS`."""
+"""What a stream costs at least. One that is held for `MEASURE_SECONDS` costs `STREAM_BYTES_MAX`
+whatever it moved, since it holds up others."""
 
 SPENT: Mapping[Spent, str] = {
     "": "",
@@ -106,8 +107,8 @@ class LineService:
             if not wanted:
                 await self._decline(stream, "")
                 return
-            peer, size = stream.peer, max(wanted, STREAM_BYTES_MIN)
-            charge = self._budgets.charge(peer, self._transport.network_of(peer), size)
+            peer, network = stream.peer, self._transport.network_of(stream.peer)
+            charge = self._budgets.charge(peer, network, STREAM_BYTES_MAX)
             reason = await self._busy(peer) or SPENT[charge.take(self._world.now())]
             if reason:
                 await self._decline(stream, reason)
@@ -135,7 +136,7 @@ class LineService:
         self._measuring = stream.peer
         self._streams += 1
         self._transport.expect(stream.peer, wanted + wanted // 16)  # with the frames' heads
-        received = 0
+        received, began = 0, self._world.now()
         try:
             await self._offer(stream, wanted, "")
             while (frame := await stream.receive()) is not None:
@@ -147,7 +148,8 @@ class LineService:
                 await stream.send(frame)
             await stream.end()
         finally:
-            charge.settle(max(received, STREAM_BYTES_MIN))
+            held = (self._world.now() - began) / MEASURE_SECONDS
+            charge.settle(max(received, int(held * STREAM_BYTES_MAX), STREAM_BYTES_MIN))
             self._transport.expect(stream.peer, min(received, wanted) - wanted)
             self._streams -= 1
             if not self._streams:

@@ -124,6 +124,23 @@ def test_asking_without_moving_bytes_ends_as_well(tmp_path, size: int) -> None:
     in_virtual_time(main)
 
 
+def test_holding_streams_without_moving_bytes_takes_little_of_an_hour(tmp_path) -> None:
+    async def main() -> None:
+        async with two_peers(tmp_path) as (asking, other):
+            LineService(other, VirtualWorld())
+            before = trio.current_time()
+            with pytest.raises(Declined, match="measured enough in this hour"):
+                while True:
+                    stream, offer = await line._open(asking, other.peer_id, 1)
+                    if not offer.size_bytes:
+                        raise Declined(offer.reason)
+                    with pytest.raises(PeerError):  # reset after `MEASURE_SECONDS`
+                        await stream.receive()
+            assert trio.current_time() - before < 0.1 * HOUR
+
+    in_virtual_time(main)
+
+
 def test_a_busy_peer_declines(tmp_path) -> None:
     async def main() -> None:
         async with two_peers(tmp_path) as (asking, other):
