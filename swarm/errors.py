@@ -33,6 +33,10 @@ class DiskFullError(UserError):
     """The disk has too little free space for a write."""
 
 
+class DamagedError(UserError):
+    """A file of this machine's own state cannot be read any more."""
+
+
 def user_error_in(error: BaseException) -> UserError | None:
     """Find the first `UserError` in an error or error group, if there is one."""
     return next((leaf for leaf in leaf_errors(error) if isinstance(leaf, UserError)), None)

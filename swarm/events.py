@@ -453,6 +453,11 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "ledger.reinstatement_not_logged": lambda f: (
         "too many reinstatements came at once, and one is not in this peer's log yet"
     ),
+    "ledger.waits_for_copies": lambda f: (
+        "this home has no log of this peer, and the run is not new, so it writes nothing before "
+        f"{', '.join(map(_short, f['remotes']))} say whether they have a copy (at most "
+        f"{f['seconds']:.0f} s); --new-log skips this for a peer that has never taken part"
+    ),
     "ledger.restore_failed": lambda f: (
         f"peer {_short(f['remote'])} could not give back this peer's log: {f['reason']}"
     ),

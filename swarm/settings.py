@@ -125,6 +125,9 @@ class PeerSettings(pydantic.BaseModel):
     """Engine that generates and prefills."""
     resume: bool = False
     """Trainer: continue from the newest state in the home."""
+    new_log: bool = False
+    """Trainer or validator that has never taken part in its run: begin its log without waiting for
+    the other trusted peers to say that they have no copy. After a lost disk this forks the log."""
     verbose: bool = False
     """Show every event."""
     json_logs: bool = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,55 +127,60 @@ def archive_in_home(home: Path, run: str | None) -> Archive:
     if not manifests:
         raise UserError(f"the peer of {home} has joined no run")
     archive = Archive(choose_run([manifests[name] for name in sorted(manifests)], run))
-    ledger = home / "ledger.sqlite"
     own = load_or_create(home / "identity.key").peer_id
     archive.log(own).unsigned = True
-    for owner, origin in _origins(ledger):
-        archive.log(owner).origin = origin
-    for owner, raw in home_rows(
-        ledger, "SELECT owner, entry FROM entries ORDER BY owner, position"
-    ):
-        archive.log(owner).entries.append(raw)
-    for owner, raw in home_rows(ledger, "SELECT owner, envelope FROM heads ORDER BY owner"):
-        archive.log(owner).add_head(open_envelope(raw))
-    for index, raw in home_rows(
-        ledger, "SELECT position, envelope FROM verdicts ORDER BY position"
-    ):
-        archive.log(own).verdicts[index] = open_envelope(raw)
-    archive.forks = [
-        ForkEvidence(first, second)
-        for first, second in home_rows(
-            ledger, "SELECT first, second FROM forks ORDER BY owner, first"
-        )
-    ]
+    with _reading(home / "ledger.sqlite") as rows:
+        _fill(archive, own, rows)
     return archive
 
 
-def _origins(ledger: Path) -> Iterator[tuple[str, Origin]]:
+Rows = Callable[..., list[tuple[Any, ...]]]
+"""Reads rows: an SQL statement and its parameters."""
+
+
+def _fill(archive: Archive, own: str, rows: Rows) -> None:
+    """Copy the logs in the database of the peer `own`."""
+    for owner, origin in _origins(rows):
+        archive.log(owner).origin = origin
+    for owner, raw in rows("SELECT owner, entry FROM entries ORDER BY owner, position"):
+        archive.log(owner).entries.append(raw)
+    for owner, raw in rows("SELECT owner, envelope FROM heads ORDER BY owner"):
+        archive.log(owner).add_head(open_envelope(raw))
+    for index, raw in rows("SELECT position, envelope FROM verdicts ORDER BY position"):
+        archive.log(own).verdicts[index] = open_envelope(raw)
+    archive.forks = [
+        ForkEvidence(first, second)
+        for first, second in rows("SELECT first, second FROM forks ORDER BY owner, first")
+    ]
+
+
+def _origins(rows: Rows) -> Iterator[tuple[str, Origin]]:
     """Where each pruned log in a home begins."""
-    if not home_rows(ledger, "SELECT 1 FROM sqlite_master WHERE name = 'starts'"):
+    if not rows("SELECT 1 FROM sqlite_master WHERE name = 'starts'"):
         return  # written by an earlier version
-    for owner, start in home_rows(ledger, "SELECT owner, position FROM starts ORDER BY owner"):
-        peaks = [
-            home_rows(
-                ledger,
-                "SELECT hash FROM nodes WHERE owner = ? AND level = ? AND position = ?",
-                owner,
-                *place,
-            )[0][0]
-            for place in merkle.peaks_of(start)
-        ]
+    node = "SELECT hash FROM nodes WHERE owner = ? AND level = ? AND position = ?"
+    for owner, start in rows("SELECT owner, position FROM starts ORDER BY owner"):
+        peaks = [rows(node, owner, *place)[0][0] for place in merkle.peaks_of(start)]
         yield owner, Origin(start, peaks)
 
 
 def home_rows(database: Path, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
     """Read rows of a database in a home; raises `UserError`."""
+    with _reading(database) as rows:
+        return rows(sql, *parameters)
+
+
+@contextmanager
+def _reading(database: Path) -> Iterator[Rows]:
+    """Read from a database in a home, all at one instant: its peer may append and prune meanwhile.
+
+    Raises `UserError`.
+    """
     try:
-        connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            return connection.execute(sql, parameters).fetchall()
-        finally:
-            connection.close()
+        uri = f"{database.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+            connection.execute("BEGIN")
+            yield lambda sql, *parameters: connection.execute(sql, parameters).fetchall()
     except sqlite3.Error as error:
         raise UserError(f"{database} cannot be read ({error})") from error
 

@@ -119,6 +119,14 @@ class Log:
         )
         self._set_start(connection, start)
 
+    async def begin(self) -> None:
+        """Note durably that this log exists, also while it has no entries."""
+        await self._database.transact(
+            lambda connection: connection.execute(
+                "INSERT OR IGNORE INTO starts (owner, position) VALUES (?, 0)", (self.owner,)
+            )
+        )
+
     def start_within(self, connection: sqlite3.Connection) -> int:
         """Index of the first entry that is not pruned, as seen inside a transaction."""
         row = connection.execute(_START, (self.owner,)).fetchone()
@@ -149,6 +157,10 @@ class Log:
         """Index of the first entry that is not pruned."""
         rows = self._database.read(_START, (self.owner,))
         return int(rows[0][0]) if rows else 0
+
+    def has_begun(self) -> bool:
+        """Whether this database ever held this log, if only without entries."""
+        return self.size() > 0 or bool(self._database.read(_START, (self.owner,)))
 
     def peaks(self) -> list[bytes]:
         """The hashes that stand for the pruned entries, from left to right."""

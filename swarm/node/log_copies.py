@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
@@ -26,8 +27,20 @@ RESTORE_SECONDS = 2.0
 """Time in which a starting trusted peer looks for copies of its own log that have more entries than
 its disk."""
 
+COPIES_SECONDS = 600.0
+"""Time for which a trusted peer whose home has no log waits for the others to say whether they have
+a copy. Long enough to start the peers of a run one after another by hand."""
+
+NEW_RUN_SECONDS = 3600.0
+"""Age of a run's first manifest up to which nobody is expected to have a log of it."""
+
 RETRY_SECONDS = 5.0
-"""Pause before the next attempt to mirror a trusted peer's log."""
+"""Pause before the next attempt to mirror a trusted peer's log, or to ask for copies of the own."""
+
+
+_NOT_COPIED = (PeerError, Dropped, ValueError, sqlite3.IntegrityError)
+"""Errors of copying one log that end nothing: its owner is away, or what it says cannot be stored.
+A damaged database of this peer's own is none of them."""
 
 
 class LogCopies:
@@ -59,27 +72,65 @@ class LogCopies:
     async def restore(self) -> None:
         """Restore entries of this log that other trusted peers hold and this disk lacks.
 
+        A peer whose home has no log waits until more than half of the others have said whether
+        they have a copy, for a second log under its key would be a fork; not in a run that is new,
+        nor with `new_log` in its settings.
+
         Raises `Fork` if this disk's log contradicts a head that this peer signed earlier, and
-        `PeerError` if other peers have more entries of it and do not hand them over.
+        `PeerError` if other peers have more entries of it and do not hand them over, or too few
+        answer within `COPIES_SECONDS`.
         """
-        me = self._node.peer_id
-        found: dict[PeerId, Envelope] = {}
+        others = [PeerId(o) for o in self._run.manifest.trusted_ids() if o != self._node.peer_id]
+        answers: dict[PeerId, Envelope | None] = {}
+        deadline = trio.current_time() + COPIES_SECONDS
+        told = False
+        while True:
+            await self._ask_for_heads([each for each in others if each not in answers], answers)
+            await self._take({peer: head for peer, head in answers.items() if head is not None})
+            enough = len(answers) > len(others) // 2 or not others
+            if enough or self._log.has_begun() or self._may_begin():
+                await self._log.begin()
+                return
+            silent = [peer for peer in others if peer not in answers]
+            if not told:
+                told = True
+                self._node.events.emit(
+                    "ledger.waits_for_copies", remotes=silent, seconds=COPIES_SECONDS
+                )
+            if trio.current_time() + RETRY_SECONDS > deadline:
+                raise PeerError(
+                    f"this home has no log of this peer, and {', '.join(silent)} did not say "
+                    f"within {COPIES_SECONDS:g} s whether they have a copy; start it again once "
+                    "they are up, or with --new-log if this peer has never taken part in the run"
+                )
+            await trio.sleep(RETRY_SECONDS)
+
+    def _may_begin(self) -> bool:
+        """Whether nobody can have a log of this peer: the run is new, or the user says so."""
+        signed = self._run.manifest_envelope.body.issued_ms / 1000
+        is_new = self._node.world.wall_time() < signed + NEW_RUN_SECONDS
+        return self._node.settings.new_log or (is_new and self._run.manifest.version == 1)
+
+    async def _ask_for_heads(
+        self, others: Sequence[PeerId], answers: dict[PeerId, Envelope | None]
+    ) -> None:
+        """Ask peers for their newest head of this log; those that have no copy answer None."""
 
         async def ask(other: PeerId) -> None:
             try:
                 await self._node.reach(other)
                 async with open_ledger(self._node.transport, other) as client:
-                    head = await client.head(me)
+                    answers[other] = await client.head(self._node.peer_id)
             except (PeerError, Dropped):
                 return  # it is down; another peer may answer
-            if head is not None:
-                found[other] = head
 
         with trio.move_on_after(RESTORE_SECONDS):
             async with trio.open_nursery() as nursery:
-                for other in self._run.manifest.trusted_ids():
-                    if other != me:
-                        nursery.start_soon(ask, PeerId(other))
+                for other in others:
+                    nursery.start_soon(ask, other)
+
+    async def _take(self, found: Mapping[PeerId, Envelope]) -> None:
+        """Restore the entries up to the newest of these heads of this log, by who holds them."""
         held = self._log.size()
         for other, head in sorted(found.items()):
             signed = head.expect(LogHead)
@@ -138,7 +189,7 @@ class LogCopies:
                 if fork.evidence is not None:
                     await LogMirror(self._database, owner).keep(fork.evidence)
                 self._node.events.emit("ledger.forked", owner=owner, reason=str(fork))
-            except (PeerError, Dropped) as error:
+            except _NOT_COPIED as error:
                 self._node.events.emit("ledger.mirror_failed", owner=owner, reason=str(error))
                 await trio.sleep(RETRY_SECONDS)
                 continue

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import trio
 from blake3 import blake3
 
-from swarm.errors import DiskFullError
+from swarm.errors import DamagedError, DiskFullError
 from swarm.world import Database, Piece, Sink
 
 INLINE_BYTES_MAX = 512 * 1024
@@ -122,9 +122,14 @@ class LocalDatabase:
     """
 
     def __init__(self, path: Path) -> None:
+        """Raises `DamagedError`, as `read` and `transact` do, for a file that is no database."""
         self._path = path
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode = WAL")
+        try:
+            self._connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.DatabaseError as error:
+            self._connection.close()
+            raise self._explained(error) from error
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute("PRAGMA foreign_keys = ON")
         self._reader = sqlite3.connect(path, isolation_level=None)
@@ -132,7 +137,10 @@ class LocalDatabase:
         self._writing = trio.Lock()
 
     def read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        return self._reader.execute(sql, parameters).fetchall()
+        try:
+            return self._reader.execute(sql, parameters).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise self._explained(error) from error
 
     async def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
         def run() -> T:
@@ -143,11 +151,8 @@ class LocalDatabase:
             except BaseException as error:
                 if self._connection.in_transaction:  # on a full disk SQLite rolls back by itself
                     self._connection.execute("ROLLBACK")
-                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-                    raise DiskFullError(
-                        f"{self._path} cannot grow, the disk is full; free some space, or choose "
-                        "a --home on a larger disk"
-                    ) from error
+                if isinstance(error, sqlite3.DatabaseError):
+                    raise self._explained(error) from error
                 raise
             return result
 
@@ -157,6 +162,21 @@ class LocalDatabase:
             with trio.CancelScope(shield=True):
                 result = await trio.to_thread.run_sync(run)
             return result  # noqa: RET504 (mypy thinks the block above may swallow)
+
+    def _explained(self, error: sqlite3.DatabaseError) -> Exception:
+        """What to do about an error of the disk; other errors are what they are."""
+        code = int(getattr(error, "sqlite_errorcode", 0)) & 0xFF  # without the extended code
+        if code == sqlite3.SQLITE_FULL:
+            return DiskFullError(
+                f"{self._path} cannot grow, the disk is full; free some space, or choose "
+                "a --home on a larger disk"
+            )
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR):
+            return DamagedError(
+                f"{self._path} is damaged ({error}); restore it from a backup. A ledger.sqlite "
+                "may also be moved away: the other trusted peers have a copy of the log"
+            )
+        return error
 
     def close(self) -> None:
         self._reader.close()

@@ -20,11 +20,12 @@ from swarm.app.why import (
 )
 from swarm.app.why_step import about_step, step_lines
 from swarm.errors import UserError
-from swarm.ledger import proof_file
+from swarm.ledger import merkle, proof_file
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
 from swarm.ledger.entries import Admitted, Evicted, encode
 from swarm.ledger.forks import ForkEvidence
+from swarm.ledger.log import Log
 from swarm.messages import Check, Eviction, Evidence, LogHead, Reinstatement
 from swarm.run.run import Run
 from tests.app.harness import complaint, swarm
@@ -34,6 +35,7 @@ from tests.ledger.harness import (
     OWNER,
     TRAINER,
     WORKER,
+    InlineDisk,
     Peer,
     Swarm,
     identity,
@@ -360,6 +362,34 @@ def test_a_home_of_a_trusted_peer_can_be_read(tmp_path: Path) -> None:
     page = swarm("why", LIE.hex()[:20], "--from", home).output
     assert "the check proofs failed" in page and f"which only {ALICE.peer_id} keeps" in page
     assert "has no ledger.sqlite" in complaint("ledger", "verify", tmp_path)
+
+
+def test_a_home_is_read_at_one_instant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its peer prunes a log after the reader has learnt where the log begins."""
+    archive = collected(tmp_path)
+    home = tmp_path / BOB.peer_id
+    (home / "identity.key").write_text(BOB.seed.hex())
+    (home / "identity.key").chmod(0o600)
+    database = InlineDisk(home).database("ledger.sqlite")
+    log = Log(database, ALICE.peer_id)
+
+    def prune(start: int) -> None:
+        trio.run(lambda: database.transact(lambda c: log.prune_within(c, start)))
+
+    prune(1)
+    peaks_of = merkle.peaks_of
+
+    def meanwhile(size: int) -> Any:
+        monkeypatch.setattr(merkle, "peaks_of", peaks_of)
+        prune(3)
+        return peaks_of(size)
+
+    monkeypatch.setattr(merkle, "peaks_of", meanwhile)
+    found = archive_in_home(home, None).logs[ALICE.peer_id]
+    assert log.start() == 3, "it was pruned meanwhile"
+    assert found.origin.start == 1
+    assert found.entries == archive.logs[ALICE.peer_id].entries[1:]
+    database.close()
 
 
 def test_a_hostile_table_ends_no_command_with_a_traceback(archive: Archive, tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ class Swarm:
         self.network = MemoryNetwork(latency_seconds=0.005)
         self.manifest = sealed_manifest(OWNER, manifest(trainers, [ALICE, BOB]))
         self.run = Run(self.manifest).id
+        self.settings: dict[str, Any] = {}
+        """Settings of the peers that start from now on."""
         self._addresses: dict[str, Sequence[str]] = {}
 
     @asynccontextmanager
@@ -120,7 +122,7 @@ class Swarm:
                 transport=transport,
                 dht=dht,
                 events=events,
-                settings=PeerSettings(role=["observer"]),
+                settings=PeerSettings(role=["observer"], **self.settings),
                 database=database,
                 sequencer=Sequencer(StoredSequence(database), world.wall_time),
             )

@@ -11,7 +11,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.errors import DiskFullError
+from swarm.errors import DamagedError, DiskFullError
 from swarm.world.disk import LocalDisk
 
 
@@ -370,5 +370,27 @@ def test_reads_cannot_write(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             database.read("INSERT INTO t VALUES (1)")
         database.close()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("where", [0, 5000], ids=["no database", "damaged inside"])
+def test_a_damaged_database_says_so_in_one_sentence(tmp_path: Path, where: int) -> None:
+    async def main() -> None:
+        disk = LocalDisk(tmp_path)
+        database = disk.database("ledger.sqlite")
+        await database.transact(lambda c: c.execute("CREATE TABLE t (x BLOB)"))
+        await database.transact(
+            lambda c: c.executemany("INSERT INTO t VALUES (?)", [(bytes(500),)] * 100)
+        )
+        database.close()
+        with sqlite3.connect(tmp_path / "ledger.sqlite") as plain:
+            plain.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        plain.close()
+        with (tmp_path / "ledger.sqlite").open("r+b") as file:
+            file.seek(where)
+            file.write(b"\xff" * 8000)
+        with pytest.raises(DamagedError, match=r"ledger.sqlite is damaged \(.*\); restore it"):
+            disk.database("ledger.sqlite").read("SELECT x FROM t ORDER BY x")
 
     trio.run(main)

@@ -43,6 +43,13 @@ def peer(
     resume: Annotated[
         bool, typer.Option("--resume", help="Trainer: resume from its last step.")
     ] = False,
+    new_log: Annotated[
+        bool,
+        typer.Option(
+            "--new-log",
+            help="Trainer, validator: begin a log without copies. Never after a lost disk.",
+        ),
+    ] = False,
     metrics: Annotated[
         str | None, typer.Option(help="host:port at which Prometheus reads this peer's figures.")
     ] = None,
@@ -77,6 +84,7 @@ def peer(
         "manifest": manifest,
         "engine": engine,
         "resume": resume,
+        "new_log": new_log,
         "metrics": metrics,
         "metrics_key_file": metrics_key_file,
         "dashboard": dashboard,

@@ -1,0 +1,128 @@
+"""Copies of the logs: a lost disk among sleeping peers, hostile copies, a damaged database."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarm.errors import PeerError, leaf_errors
+from swarm.ledger.log import Log
+from swarm.ledger.mirror import LogMirror
+from tests.ledger.harness import (
+    ALICE,
+    BOB,
+    OWNER,
+    TRAINER,
+    Peer,
+    Swarm,
+    in_virtual_time,
+    sealed,
+    verdict_at,
+)
+
+HOURS = 3600.0
+
+
+def an_old_swarm(folder: Path, age_seconds: float = 48 * HOURS) -> Swarm:
+    swarm = Swarm(folder)
+    swarm.manifest = sealed(
+        OWNER, swarm.manifest.message, swarm.run, at=-age_seconds, lifetime_seconds=1e6
+    )
+    return swarm
+
+
+def size(peer: Peer, owner: str) -> int:
+    return LogMirror(peer.trusted._database, owner).log.size()
+
+
+def test_a_lost_log_is_not_begun_anew_while_everybody_else_sleeps(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = an_old_swarm(tmp_path)
+        async with swarm.peer(TRAINER), swarm.peer(BOB) as bob, swarm.peer(ALICE) as alice:
+            for number in range(3):
+                await alice.trusted.append_verdict(verdict_at(number))
+            await bob.until(lambda: size(bob, ALICE.peer_id) == 3, "bob has a copy")
+        shutil.rmtree(tmp_path / ALICE.peer_id)
+        async with swarm.peer(ALICE) as alice, trio.open_nursery() as nursery:
+            nursery.start_soon(alice.trusted.append_verdict, verdict_at(3))
+            await trio.sleep(60)
+            (told,) = alice.events("ledger.waits_for_copies")
+            assert told["remotes"] == [TRAINER.peer_id, BOB.peer_id]
+            assert size(alice, ALICE.peer_id) == 0, "it writes nothing"
+            async with swarm.peer(BOB) as bob:
+                await alice.until(lambda: size(alice, ALICE.peer_id) == 4, "restored, and goes on")
+                await bob.until(lambda: size(bob, ALICE.peer_id) == 4, "bob follows")
+                assert not bob.events("ledger.forked")
+
+    in_virtual_time(main)
+
+
+def test_who_waits_in_vain_is_told_what_to_type(tmp_path: Path) -> None:
+    async def alone(swarm: Swarm, seconds: float) -> Peer:
+        async with swarm.peer(ALICE) as alice:
+            await trio.sleep(seconds)
+        return alice
+
+    async def main() -> None:
+        swarm = an_old_swarm(tmp_path)
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await alone(swarm, 700)
+        (error,) = leaf_errors(caught.value)
+        assert isinstance(error, PeerError)
+        assert re.search(f"no log of this peer, and .*{BOB.peer_id} did not say", str(error))
+        assert "--new-log" in str(error)
+        swarm.settings = {"new_log": True}
+        assert not (await alone(swarm, 700)).events("ledger.waits_for_copies")
+        swarm.settings = {}  # from now on the home says that the log exists, though it is empty
+        assert not (await alone(swarm, 700)).events("ledger.waits_for_copies")
+
+    in_virtual_time(main)
+
+
+def test_a_new_run_and_one_in_which_the_others_answer_begin_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        new = an_old_swarm(tmp_path / "new", 0.5 * HOURS)
+        async with new.peer(ALICE) as alice:
+            await alice.trusted.append_verdict(verdict_at(0))
+            assert trio.current_time() < 5
+        old = an_old_swarm(tmp_path / "old")
+        async with old.peer(TRAINER), old.peer(ALICE), old.peer(BOB) as bob:
+            began = trio.current_time()
+            await bob.trusted.append_verdict(verdict_at(0))
+            assert trio.current_time() < began + 5
+
+    in_virtual_time(main)
+
+
+class Cut(Log):
+    """A pruned log whose server leaves out hashes of its origin."""
+
+    def peaks(self) -> Sequence[bytes]:  # type: ignore[override]
+        return super().peaks()[1:]
+
+
+def test_a_copy_that_cannot_be_stored_ends_no_peer(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(BOB) as bob:
+            for number in range(5):
+                await bob.trusted.append_verdict(verdict_at(number))
+            log = Cut(bob.trusted._database, BOB.peer_id)
+            await bob.trusted._database.transact(lambda c: log.prune_within(c, 3))
+            bob.trusted.log_of = lambda owner: log  # type: ignore[method-assign]
+            async with swarm.peer(ALICE) as alice:
+                complaint = "hashes for a log that begins at 3"
+
+                def refused() -> bool:
+                    told = alice.events("ledger.mirror_failed")
+                    return any(complaint in each["reason"] for each in told)
+
+                await alice.until(refused, "it is refused")
+                await alice.trusted.append_verdict(verdict_at(0))
+
+    in_virtual_time(main)
