@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS
 from swarm.ledger import merkle
 from swarm.ledger.archive import Archive, LogCopy
+from swarm.ledger.epochs import records_of, seals_in
 from swarm.ledger.receipts import Receipt
 from swarm.manifest import RunManifest
 from swarm.messages import LogHead
@@ -35,6 +36,10 @@ class ProofFile(msgspec.Struct, frozen=True, kw_only=True):
     """The validator's signed head of its log."""
     proof: list[str]
     """The inclusion proof (RFC 6962)."""
+    sealed_size: int = 0
+    """The size that the newest seal covers of the log, if it covers the entry; else 0."""
+    sealed_proof: list[str] = []
+    """The inclusion proof under that size, whose root later seals repeat."""
 
 
 NO_MANIFEST = "it has no run manifest that the run's owner signed"
@@ -47,6 +52,9 @@ class Proven:
     signed: Envelope
     """The run manifest."""
     receipt: Receipt
+    sealed_size: int = 0
+    sealed: Sequence[bytes] = ()
+    """The inclusion proof under the first `sealed_size` entries, of which a seal has the root."""
 
     def problem(self) -> str | None:
         """Why the file proves nothing, or None. The caller checks who signed the manifest."""
@@ -69,18 +77,7 @@ def receipt_in(log: LogCopy, index: int) -> Receipt:
     envelope = log.verdicts.get(index)
     if envelope is None:
         raise ValueError(f"only {log.owner} keeps the signed verdict of entry {index}")
-    nodes: dict[tuple[int, int], bytes] = {}
-
-    def node(level: int, position: int) -> bytes:
-        return nodes[(level, position)]
-
-    start = log.origin.start
-    if index < start:
-        raise ValueError(f"entry {index} of {log.owner} is sealed and pruned")
-    nodes.update(zip(merkle.peaks_of(start), log.origin.peaks, strict=True))
-    for size, raw in enumerate(log.entries, start):
-        for level, position, value in merkle.completed_by(size, merkle.leaf_hash(raw), node):
-            nodes[(level, position)] = value
+    start, node = log.origin.start, _nodes(log, index)
     for head in sorted(log.heads.values(), key=lambda head: -head.body.sequence):
         signed = head.expect(LogHead)
         if index < signed.size <= log.size and merkle.root(signed.size, node) == signed.root:
@@ -89,8 +86,35 @@ def receipt_in(log: LogCopy, index: int) -> Receipt:
     raise ValueError(f"no signed head of {log.owner} covers entry {index}")
 
 
+def _nodes(log: LogCopy, index: int) -> Callable[[int, int], bytes]:
+    """The hashes of the tree of a log that has entry `index`; raises `ValueError`."""
+    start = log.origin.start
+    if index < start:
+        raise ValueError(f"entry {index} of {log.owner} is sealed and pruned")
+    nodes = dict(zip(merkle.peaks_of(start), log.origin.peaks, strict=True))
+
+    def node(level: int, position: int) -> bytes:
+        return nodes[(level, position)]
+
+    for size, raw in enumerate(log.entries, start):
+        for level, position, value in merkle.completed_by(size, merkle.leaf_hash(raw), node):
+            nodes[(level, position)] = value
+    return node
+
+
+def _under_a_seal(log: LogCopy, index: int) -> tuple[int, list[bytes]]:
+    """Size and inclusion proof under the newest seal that covers an entry; (0, []) without."""
+    for _, seal in reversed(seals_in(records_of(log.owner, log.origin.start, log.entries))):
+        covered = seal.log(log.owner)
+        if covered is not None and index < covered.size <= log.size:
+            node = _nodes(log, index)
+            return covered.size, merkle.inclusion_proof(index, covered.size, node)
+    return 0, []
+
+
 def written(archive: Archive, receipt: Receipt) -> ProofFile:
     """The file that proves a receipt."""
+    sealed_size, sealed = _under_a_seal(archive.log(receipt.envelope.sender), receipt.index)
     return ProofFile(
         run=archive.run,
         manifest=archive.signed.raw.hex(),
@@ -99,6 +123,8 @@ def written(archive: Archive, receipt: Receipt) -> ProofFile:
         index=receipt.index,
         head=receipt.head.raw.hex(),
         proof=[each.hex() for each in receipt.proof],
+        sealed_size=sealed_size,
+        sealed_proof=[each.hex() for each in sealed],
     )
 
 
@@ -116,6 +142,8 @@ def read(data: bytes) -> Proven:
                 open_envelope(bytes.fromhex(file.head)),
                 list(proof),
             ),
+            file.sealed_size,
+            [bytes.fromhex(each) for each in file.sealed_proof],
         )
     except (Dropped, ValueError, *DECODE_ERRORS) as error:
         raise ValueError(f"it holds no receipt ({error})") from error

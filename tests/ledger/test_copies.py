@@ -77,9 +77,9 @@ def test_who_waits_in_vain_is_told_what_to_type(tmp_path: Path) -> None:
         assert re.search(f"no log of this peer, and .*{BOB.peer_id} did not say", str(error))
         assert "--new-log" in str(error)
         swarm.settings = {"new_log": True}
-        assert not (await alone(swarm, 700)).events("ledger.waits_for_copies")
+        assert not (await alone(swarm, 20)).events("ledger.waits_for_copies")
         swarm.settings = {}  # from now on the home says that the log exists, though it is empty
-        assert not (await alone(swarm, 700)).events("ledger.waits_for_copies")
+        assert not (await alone(swarm, 20)).events("ledger.waits_for_copies")
 
     in_virtual_time(main)
 

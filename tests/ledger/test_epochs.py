@@ -12,20 +12,23 @@ import pytest
 import trio
 
 from peers.validator.records import Records
-from swarm.app.archives import fetch_archive
+from swarm.app.archives import fetch_archive, write_export
 from swarm.app.onlooker import record_of
 from swarm.errors import PeerError
 from swarm.identity import Identity
-from swarm.ledger import epochs
+from swarm.ledger import epochs, proof_file
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
 from swarm.ledger.client import open_ledger
 from swarm.ledger.entries import Carried, CheckpointPublished, Consumed, Sealed, SealedWorker
 from swarm.ledger.epochs import Epoch, records_of
+from swarm.ledger.proof_file import ProofFile
 from swarm.ledger.state import Authority, Base, Frontier, Record, Totals, ledger_state
 from swarm.manifest import Limits, Thresholds
 from swarm.messages import CheckpointReference, Evidence, StepOrder, Verdict
 from swarm.node import sealing
+from tests.app.harness import Outcome
+from tests.app.harness import swarm as swarm_command
 from tests.ledger.harness import (
     ALICE,
     BOB,
@@ -169,6 +172,21 @@ def test_a_sealed_epoch_is_pruned_and_nothing_that_counts_is_lost(tmp_path: Path
             assert run.totals(peer) == whole
             assert not peer.events("ledger.false_seal") and not peer.events("ledger.forked")
             assert standing(peer, WORKER.peer_id) == pytest.approx(against, abs=0.1)
+        # what is sealed and still here is proven under the seal, and kept
+        before = await fetch_archive(alice.node, alice.run_node.run)
+        log = before.logs[BOB.peer_id]
+        kept = proof_file.written(before, proof_file.receipt_in(log, min(log.verdicts)))
+        assert kept.sealed_size > kept.index >= log.origin.start
+        # what was credited and pruned is not credited again, whoever judges or consumes it again
+        again = (50).to_bytes(32, "big")
+        held_stake = trainer.trusted.stake(EVE.peer_id, run.step)
+        await bob.trusted.append_verdict(proven(50, 5, EVE))
+        await trainer.trusted.append(
+            [Consumed(step=run.step, submission=again, outcomes=["consumed", "consumed"])]
+        )
+        await run.look(rounds=0)
+        assert all(run.totals(peer) == whole for peer in (trainer, alice, bob))
+        assert trainer.trusted.stake(EVE.peer_id, run.step) == held_stake
         # the logs go on, and proofs of what is left hold
         await run.advance(30)
         await run.look()
@@ -183,11 +201,35 @@ def test_a_sealed_epoch_is_pruned_and_nothing_that_counts_is_lost(tmp_path: Path
         archive = await fetch_archive(bob.node, bob.run_node.run)
         assert archive.state.totals == run.totals(trainer)
         assert all(found.sound for found in audit(Archive.of_rows(archive.rows())))
+        assert archive.logs[BOB.peer_id].origin.start > kept.index, "it is pruned now"
+        check_kept(kept, archive, tmp_path)
         with pytest.raises(PeerError, match="sealed and pruned"):
             async with open_ledger(bob.node.transport, ALICE.peer_id) as client:
                 await client.entries(ALICE.peer_id, 0, 1)
 
     everything(main, tmp_path)
+
+
+def check_kept(kept: ProofFile, archive: Archive, folder: Path) -> None:
+    """A worker's kept proof holds against the log of today, and a changed one does not."""
+    table, file = folder / "logs.jsonl", folder / "kept.json"
+    write_export(archive, table, "jsonl")
+
+    def verified(**changes: Any) -> Outcome:
+        file.write_bytes(msgspec.json.encode(msgspec.structs.replace(kept, **changes)))
+        return swarm_command("ledger", "verify", file, "--from", table)
+
+    found = verified()
+    assert found.status == 0, found.errors
+    assert f"in the log: it is pruned, and one of the {kept.sealed_size} entries" in found.output
+    for changes, complaint in (
+        ({"sealed_size": 0, "sealed_proof": []}, "of which the log keeps no root"),
+        ({"sealed_proof": kept.sealed_proof[:-1]}, "is not among the"),
+        ({"sealed_size": kept.sealed_size + 1}, "of which the log keeps no root"),
+    ):
+        wrong = verified(**changes)
+        assert wrong.status == 1 and "NOT in the log" in wrong.output
+        assert complaint in wrong.output
 
 
 def test_who_lost_its_disk_begins_with_the_newest_seal(tmp_path: Path) -> None:

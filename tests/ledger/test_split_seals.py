@@ -85,6 +85,7 @@ def test_two_seals_that_crossed_on_the_wire_give_way_to_a_third(tmp_path: Path) 
     four(main, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_seal_that_most_do_not_make_is_reported(tmp_path: Path) -> None:
     async def main() -> None:
         swarm = a_swarm(tmp_path, [ALICE, BOB, CAROL])

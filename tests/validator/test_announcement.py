@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from peers.validator.checks.announcement import Announcement, Step
+from swarm.ledger.record import Rules
 from swarm.messages import CheckpointReference, StepOrder, Submission
 from swarm.run.run import Run
 from tests.network.harness import identity, manifest, sealed_manifest
@@ -50,3 +51,10 @@ def test_steps_of_an_abandoned_lineage_are_refused(step: int) -> None:
 def test_open_steps_are_accepted() -> None:
     assert Step().examine(announced(order(1, 5), order(1, 5))).passed
     assert Step().examine(announced(order(2, 3), order(1, 5))).passed, "the order came first"
+
+
+def test_a_submission_of_a_sealed_epoch_is_refused() -> None:
+    """Its verdict may be pruned, so nothing here knows that it was judged."""
+    newest = 500
+    sealed = newest - Rules.of(RUN.manifest).hold_steps
+    assert not Step().examine(announced(order(0, sealed), order(0, newest))).passed

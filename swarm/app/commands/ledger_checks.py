@@ -45,6 +45,7 @@ def verify(
         Path | None,
         typer.Argument(help="A proof that `swarm ledger prove` wrote, an export, or a home."),
     ] = None,
+    source: Source = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
     owner: Annotated[
@@ -55,13 +56,17 @@ def verify(
     """Check all trusted logs: signed heads, entries, verdicts, forks. Exit status 1: not sound.
 
     With FILE, works offline. A proof is checked with the run manifest in it, which its owner
-    signed: give --owner, or compare the id that is printed.
+    signed: give --owner, or compare the id that is printed. With --from or --bootstrap it is also
+    held against the log as it is now, by the seals if the entry is pruned.
     """
     if file is not None and file.suffix == ".json":
-        return _verify_proof(file, owner, as_json=as_json)
+        archive = _archive(source, bootstrap, run, owner) if source or bootstrap else None
+        return _verify_proof(file, owner, archive, as_json=as_json)
+    if file is not None and source is not None:
+        raise UserError("give either FILE or --from PATH, not both; they go together for a proof")
     from swarm.ledger.audit import audit
 
-    archive = _archive(file, bootstrap, run, owner)
+    archive = _archive(file or source, bootstrap, run, owner)
     found = audit(archive)
     sound = all(each.sound for each in found) and not archive.problems
     if as_json:
@@ -109,8 +114,8 @@ def tally_lines(archive: Archive) -> list[str]:
     ]
 
 
-def _verify_proof(file: Path, owner: str | None, *, as_json: bool) -> int:
-    from swarm.ledger import proof_file
+def _verify_proof(file: Path, owner: str | None, archive: Archive | None, *, as_json: bool) -> int:
+    from swarm.ledger import anchors, proof_file
 
     try:
         proven = proof_file.read(file.read_bytes())
@@ -139,13 +144,19 @@ def _verify_proof(file: Path, owner: str | None, *, as_json: bool) -> int:
         "index": receipt.index,
         "log_size": receipt.log_size,
     }
+    now = anchors.anchor(proven, readable_archive(archive)) if archive is not None else None
+    if now is not None:
+        told |= {"holds": now.holds, "now": now.sentence}
     if as_json:
         print_json(told)
-        return 0
+        return 0 if now is None or now.holds else 1
     print(f"proven: submission {told['submission']} of {told['worker']}")
     print(f"was {told['outcome']} by {told['by']}, a validator of the run {told['run']}")
     print(f"and is entry {told['index']} of the {told['log_size']} that this validator signed")
-    return 0
+    if now is None:
+        return 0
+    print(f"{'in the log' if now.holds else 'NOT in the log'}: {printable(now.sentence)}")
+    return 0 if now.holds else 1
 
 
 @exits
@@ -184,6 +195,12 @@ def prove(
     except ValueError as error:
         raise UserError(f"{error}; ask the network instead of --from") from error
     written = proof_file.written(archive, receipt)
+    if not written.sealed_size and archive.manifest.limits.epoch_entries:
+        print(
+            "note: no seal covers this entry yet; prove it again after the next seal for a proof "
+            "that can be held against the log after the entry is pruned",
+            file=sys.stderr,
+        )
     write_text("--out", msgspec.json.format(msgspec.json.encode(written)).decode(), out)
 
 
