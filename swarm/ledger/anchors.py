@@ -19,9 +19,16 @@ from swarm.ledger.proof_file import Proven
 class Anchor:
     """How a receipt stands to the log of today."""
 
-    holds: bool
+    holds: bool | None
+    """None: the log keeps nothing to compare the receipt with."""
     sentence: str
     """What holds, or why it does not."""
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        states = {True: "in the log", False: "NOT in the log", None: "not compared"}
+        return f"{states[self.holds]}: {self.sentence}"
 
 
 def anchor(proven: Proven, archive: Archive) -> Anchor:
@@ -35,7 +42,7 @@ def anchor(proven: Proven, archive: Archive) -> Anchor:
         return Anchor(False, f"it belongs to the run {proven.signed.body.run}, not {archive.run}")
     log = archive.log(owner)
     if not log.size:
-        return Anchor(False, f"nobody has a copy of the log of {owner} now")
+        return Anchor(None, f"nobody has a copy of the log of {owner} now")
     if receipt.log_size >= log.origin.start:
         log.add_head(receipt.head)  # the audit compares it with the entries and the other heads
     found = next((each for each in audit(archive) if each.owner == owner), None)
@@ -64,7 +71,7 @@ def _sealed(proven: Proven, log: LogCopy) -> Anchor:
             return Anchor(False, f"it is not among the {size} entries that were sealed")
         return Anchor(True, f"it is pruned, and one of the {size} entries that were sealed")
     return Anchor(
-        False,
+        None,
         f"it is pruned, and was proven under {receipt.log_size} entries, of which the log keeps no "
         "root; the validator's signature stands by itself. Prove work again after the next seal",
     )

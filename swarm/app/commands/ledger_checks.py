@@ -155,7 +155,7 @@ def _verify_proof(file: Path, owner: str | None, archive: Archive | None, *, as_
     print(f"and is entry {told['index']} of the {told['log_size']} that this validator signed")
     if now is None:
         return 0
-    print(f"{'in the log' if now.holds else 'NOT in the log'}: {printable(now.sentence)}")
+    print(printable(now.line))
     return 0 if now.holds else 1
 
 
