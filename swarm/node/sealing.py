@@ -130,7 +130,11 @@ class Sealing:
         """Report the peers that do not make the seal that this peer has made, after a while."""
         seals = self._books.seals()
         mine = seals.get(self._me, [])
-        if not mine or agreement.agreed(seals, mine[-1], authority.trusted):
+        if (
+            not mine
+            or agreement.agreed(seals, mine[-1], authority.trusted)
+            or agreement.is_lost(seals, mine[-1], authority)  # another one follows
+        ):
             self._waiting = None
             return
         now, stated = self._world.now(), mine[-1].stated
