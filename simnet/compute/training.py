@@ -67,6 +67,7 @@ class TrainerModel:
         await trio.sleep(self._bytes() / self._setting.hardware.load_bytes_per_second)
         self._name = f"{job.model} {job.seed}"
         self._lessons = job.lessons
+        self._step = job.step
         return training.Done()
 
     async def follow(self, job: training.Follow) -> training.Done:

@@ -9,6 +9,7 @@ import trio
 
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
+from simnet.disk import SimulatedDisk
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.app.onlooker import RunStatus
@@ -228,6 +229,43 @@ def ledger(scene: Scene) -> LedgerState:
         for index, raw in enumerate(log.entries(log.start(), log.size()), log.start())
     ]
     return ledger_state(records, Authority.of(part.run.owners, part.run.manifest))
+
+
+@pytest.mark.parametrize("who", ["trainer", "standby"])
+def test_where_every_state_is_lost_the_newest_policy_is_enough(who: str) -> None:
+    """The trainer has its key and an empty disk, or a standby that never ran takes over."""
+    scene = Scene(9, workers=4, step_seconds=4.0)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            peers = scene.simulation.peers
+            await peers["standby"].kill()
+            peers["standby"].disk = SimulatedDisk("standby")
+            await scene.until("trainer trainer.step_trained", 4)
+            await trio.sleep(3)  # the validators have copied the log
+            await peers["trainer"].crash()
+            peers["trainer"].disk = SimulatedDisk("trainer")
+            before = scene.heard["trainer trainer.checkpoint_published"]
+            step = len(before) - 1
+            if who == "standby":
+                scene.takeover("standby", "trainer")
+            await peers[who].start_again()
+            await trio.sleep(30)
+            assert not peers[who].alive
+            assert "this home has no training state" in str(peers[who].ended)
+            await peers[who].disk.write(f"trainer/restored/0-{step}/.manifest", b"")
+            await peers[who].start()
+            await scene.until(f"{who} trainer.step_trained", scene.trained(who) + 3)
+            after = scene.heard[f"{who} trainer.checkpoint_published"]
+            new = [(each["lineage"], each["step"]) for each in after if each["lineage"]]
+            assert new[:3] == [(16, step), (16, step + 1), (16, step + 2)]
+            assert not peers[who].disk.exists(f"trainer/restored/0-{step}/.manifest")
+            assert ledger(scene).credits
+
+    run_virtual(main, seed=1, limit_seconds=3600)
+    (found,) = scene.simulation.violations
+    assert "this home has no training state" in found
 
 
 def test_20_peers_lose_their_trainer_for_good_while_others_crash() -> None:
