@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "swarm",
-    max_examples=50,  # the slow fuzzing of every parser tries thousands
+    max_examples=25,  # the slow fuzzing of every parser tries thousands
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,

@@ -334,7 +334,7 @@ class Conformance:
 
     # Each class that inherits the property has an engine of its own.
     @settings(
-        max_examples=20, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
+        max_examples=10, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
     )
     @given(
         actions=st.lists(

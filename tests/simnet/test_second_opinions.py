@@ -27,7 +27,7 @@ LIAR = "v0"
 VICTIM = "w0"
 WORKERS = [f"w{number}" for number in range(8)]
 HONEST = "w7"
-SECONDS = 100.0
+SECONDS = 60.0
 
 
 class Credulous(Examiner):
