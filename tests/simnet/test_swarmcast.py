@@ -62,7 +62,7 @@ def test_a_slow_source_is_the_bound() -> None:
 
 
 def test_of_one_relay_far_away_more_is_asked_at_once() -> None:
-    case = headline(10, 2, size_bytes=300_000_000, relay_only=True)
+    case = headline(10, 2, size_bytes=150_000_000, relay_only=True)
     assert len(case.relays) == 1
     # Four pieces of 256 KiB at a time made it 3.9 times the bound.
     assert max(broadcast(case).finished.values()) < 1.5 * max(bound(case).values())

@@ -12,7 +12,8 @@ from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.observable import Observable
 
-ASLEEP_SECONDS = 1800.0
+ASLEEP_SECONDS = 900.0
+"""Longer than verdicts, events and admissions last."""
 WORKING_AGAIN_SECONDS = 60.0
 
 
