@@ -32,6 +32,9 @@ from swarm.shardcast.mirror.describe import own_manifest, verify
 from swarm.shardcast.mirror.index import Progress
 from swarm.world.home import sole_user
 
+NEW_LOG = " (and --new-log, if it has never run)"
+"""The lost trainer may be one of those whom a peer without a log waits for."""
+
 LOGS_SECONDS = 60.0
 """Deadline for reading the trainers' logs."""
 
@@ -107,7 +110,7 @@ async def restore(wanted: Restore, progress: Progress = lambda done, total: None
         "lost with the training state: the optimiser's moments, and the batch in preparation",
         "" if leads else "let this standby take the trainer's place: swarm trainer takeover",
         f"start this peer: python -m swarm.peer --role trainer --home {wanted.home} "
-        f"--bootstrap {bootstrap[0]} --config FILE",
+        f"--bootstrap {bootstrap[0]} --config FILE{'' if leads else NEW_LOG}",
     ]
     return [line for line in lines if line]
 

@@ -86,7 +86,7 @@ def test_a_run_whose_every_state_is_lost_goes_on_with_its_newest_policy(
             assert "lost with the training state: the optimiser's moments" in "".join(done.output)
             taken = await typed(peers, "takeover", "--force")
             assert taken.status.value == 0, taken.complaints
-            standby.start(peers.nursery)
+            standby.start(peers.nursery, "--new-log")  # half of the others are gone
             assert await goes_on(peers, marks) >= 3
 
             again = await typed(peers, "restore")
