@@ -38,6 +38,8 @@ class Versions:
         self._outgrown: Observable[Outgrown | None] = Observable(None)
         self._stored: list[Envelope] = []
         self._asking = trio.Lock()
+        self._silent: set[PeerId] = set()
+        """Bootstrap peers that did not answer last, which is said once."""
 
     async def manifest_of(self, order: StepOrder) -> RunManifest:
         """Return the manifest that an order's step follows; fetch it from a trusted peer if needed.
@@ -115,12 +117,13 @@ class Versions:
         cancelled."""
         while True:
             await trio.sleep(BOOTSTRAP_SECONDS)
-            # Side by side: a name may list peers that are long gone, and each costs a deadline.
-            with trio.move_on_after(BOOTSTRAP_SECONDS):
-                async with trio.open_nursery() as nursery:
-                    for peer, addresses in by_peer(self._node.bootstrap).items():
-                        if peer != self._node.peer_id:
-                            nursery.start_soon(self._compare_with, peer, addresses)
+            peers = by_peer(self._node.bootstrap)
+            self._silent &= peers.keys()
+            # Side by side: a name may list peers that are long gone, and each costs its deadlines.
+            async with trio.open_nursery() as nursery:
+                for peer, addresses in peers.items():
+                    if peer != self._node.peer_id:
+                        nursery.start_soon(self._compare_with, peer, addresses)
 
     async def _compare_with(self, peer: PeerId, addresses: Sequence[str]) -> None:
         mine = self._run.manifest_envelope
@@ -131,7 +134,10 @@ class Versions:
             ):
                 if newer.body.run == self._run.id:
                     self._hear(newer)
+            self._silent.discard(peer)
         except Outgrown as outgrown:
             self.outgrow(outgrown)
         except PeerError as error:
-            self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
+            if peer not in self._silent:
+                self._silent.add(peer)
+                self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))

@@ -95,6 +95,12 @@ def test_silent_bootstrap_peers_delay_no_manifest(tmp_path: Path) -> None:
                 await trio.sleep(BOOTSTRAP_SECONDS)
                 silent = peer.events("dht.bootstrap_silent")
                 assert {each["remote"] for each in silent} == {each.peer_id for each in gone}
+                await trio.sleep(4 * BOOTSTRAP_SECONDS)
+                assert len(peer.events("dht.bootstrap_silent")) == len(gone), "each is said once"
+                for key in gone:
+                    swarm.network.heal(key.peer_id, ALICE.peer_id)
+                await trio.sleep(2 * BOOTSTRAP_SECONDS)
+                assert not peer.run_node.versions._silent
                 nursery.cancel_scope.cancel()
 
     in_virtual_time(main)
