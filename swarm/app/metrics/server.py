@@ -11,10 +11,8 @@ from pathlib import Path
 
 import h11
 import trio
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from swarm.app.health import Pulse
-from swarm.app.metrics.figures import Figures
 from swarm.node.node import Node
 from swarm.settings import PeerSettings
 from swarm.transport import Traffic
@@ -48,6 +46,8 @@ class MetricsServer:
         """Listen; raises `UserError` for a wrong address, a taken port or a missing key."""
         keys = Path(settings.metrics_key_file) if settings.metrics_key_file else None
         self._keys = required_keys(settings.metrics, keys, "--metrics", "--metrics-key-file")
+        from swarm.app.metrics.figures import Figures  # 1.5 MiB: only for those who ask
+
         self._listener: socket.socket = open_listener(settings.metrics, "--metrics")
         self._figures = Figures(settings.role)
         self._buffers = Buffers()
@@ -110,6 +110,8 @@ class MetricsServer:
         elif request.method not in (b"GET", b"HEAD"):
             await _reply(wire, 405, b"only GET and HEAD")
         else:
+            from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
             body = generate_latest(self._figures.registry)
             kind = CONTENT_TYPE_PLAIN_0_0_4.encode("ascii")
             await _reply(wire, 200, body, kind, head_only=request.method == b"HEAD")

@@ -30,6 +30,7 @@ LEFT_OUT = (
     "libp2p.stream_muxer.mplex",
     "libp2p.transport.quic",
     "libp2p.transport.websocket",
+    "prometheus_client",  # for figures of libp2p's own, which nobody reads
 )
 
 LEFT_OUT_OF_DNS = ("doh", "doq")
