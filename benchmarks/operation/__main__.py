@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from importlib import import_module
@@ -13,8 +14,9 @@ import msgspec
 from benchmarks.operation.report import Report, commit, this_machine, today
 from swarm.app.output import check_writable, print_json, write_json
 from swarm.errors import UserError
+from tests.upgrade.older import VARIABLE
 
-FIGURES = ("joining", "month", "scale", "signals", "dashboard")
+FIGURES = ("joining", "month", "scale", "signals", "dashboard", "upgrade")
 
 
 def measured(figure: str) -> Report:
@@ -30,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Figures of a swarm in operation.")
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"of {', '.join(FIGURES)}")
     parser.add_argument("--out", type=Path, help="file to write the JSON to instead")
+    parser.add_argument("--older", help="revision or folder of the older build of upgrade")
     options = parser.parse_args()
     if unknown := set(options.figures) - set(FIGURES):
         parser.error(f"there is no figure {min(unknown)!r}, only {', '.join(FIGURES)}")
@@ -37,6 +40,8 @@ def main() -> None:
         check_writable("--out", options.out)
     except UserError as error:
         parser.error(str(error))
+    if options.older:
+        os.environ[VARIABLE] = options.older
     reports = []
     for figure in options.figures or FIGURES:
         print(f"measuring {figure}", file=sys.stderr)

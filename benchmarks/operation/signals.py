@@ -19,13 +19,13 @@ from pathlib import Path
 import msgspec
 import trio
 
+from benchmarks.operation.handed_in import SETTLE_SECONDS, delivered, lost, receipts, settle
 from benchmarks.operation.report import Spread, spread_of
 from benchmarks.real_swarm import prepared
 from peers.demo import ENVIRONMENT
 from swarm.app.health import HEALTH
-from swarm.ledger.entries import Judged
-from tests.end_to_end.harness import Peer, Swarm, processes_with, swarm
-from tests.end_to_end.ledgers import Accounts, check_accounts, check_nobody_was_wronged
+from tests.end_to_end.harness import Swarm, processes_with, swarm
+from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 
 NAMES = [
     "bootstrap",
@@ -50,9 +50,6 @@ WITHIN_STEP_SECONDS = 1.0
 DEADLINE_SECONDS = 240.0
 """For a step, a start, or an end."""
 
-SETTLE_SECONDS = 60.0
-"""For the last verdicts and receipts, once the run is over."""
-
 READY = {
     "bootstrap": "peer.listening",
     "relay": "membership.admitted",
@@ -60,9 +57,6 @@ READY = {
 }
 """Event with which a peer of a role takes part again; of trusted ones, whom nobody admits,
 `peer.status`."""
-
-Place = tuple[str, int, int]
-"""(worker, step, number) of a submission."""
 
 
 class Restart(msgspec.Struct, frozen=True):
@@ -124,12 +118,12 @@ async def _measure(scratch: Path) -> Signals:
             await peers.start()
             restarts, orphans = await _signal_each(peers)
             await peers.complete(DEADLINE_SECONDS)
-            await _settle(peers)
+            await settle(peers)
             for peer in [peers["trainer"], *peers.of_role("inference")]:
                 await peer.ended(SETTLE_SECONDS)
             accounts = check_accounts(peers)  # nothing trained on twice, nothing accepted lost
             check_nobody_was_wronged(accounts)
-            without_verdict, without_receipt = _lost(peers, accounts)
+            without_verdict, without_receipt = lost(peers, accounts)
             left = [peer for peer in peers.peers.values() if peer.status.value is None]
             for peer in left:
                 peer.send(signal.SIGTERM)
@@ -142,7 +136,7 @@ async def _measure(scratch: Path) -> Signals:
                 away_by_sigterm=_away(restarts, signal.SIGTERM),
                 away_by_sigkill=_away(restarts, signal.SIGKILL),
                 steps=STEPS,
-                submissions=len(_delivered(peers)),
+                submissions=len(delivered(peers)),
                 without_verdict=len(without_verdict),
                 without_receipt=len(without_receipt),
                 orphans=orphans,
@@ -170,7 +164,7 @@ async def _signal_each(peers: Swarm) -> tuple[list[Restart], int]:
 async def _restart(peers: Swarm, name: str, which: signal.Signals, step: int) -> Restart:
     peer = peers[name]
     assert peer.status.value is None, f"{name} ended by itself: {peer.complaints[-3:]}"
-    in_flight = len(_delivered(peers) - _receipts(peers))
+    in_flight = len(delivered(peers) - receipts(peers))
     since, began = len(peer.events), time.monotonic()
     if which is signal.SIGKILL:
         await peer.kill()
@@ -186,48 +180,6 @@ async def _restart(peers: Swarm, name: str, which: signal.Signals, step: int) ->
     await peer.says(event, since=since, seconds=DEADLINE_SECONDS)
     away = time.monotonic() - began
     return Restart(name, which.name, step, round(ended_after, 2), round(away, 2), in_flight, status)
-
-
-def _delivered(peers: Swarm) -> set[Place]:
-    return _places(peers, "inference.submission_delivered")
-
-
-def _receipts(peers: Swarm) -> set[Place]:
-    return _places(peers, "inference.receipt")
-
-
-def _places(peers: Swarm, event: str) -> set[Place]:
-    return {
-        (worker.identity.peer_id, told["step"], told["number"])
-        for worker in peers.of_role("inference")
-        for told in worker.heard(event)
-    }
-
-
-async def _settle(peers: Swarm) -> None:
-    """Wait until every submission has its receipt, at most `SETTLE_SECONDS`."""
-    workers: list[Peer] = peers.of_role("inference")
-    with trio.move_on_after(SETTLE_SECONDS):
-        while _delivered(peers) - _receipts(peers):
-            async with trio.open_nursery() as nursery:
-                for worker in workers:
-                    nursery.start_soon(_hear, worker, nursery.cancel_scope)
-
-
-async def _hear(worker: Peer, heard: trio.CancelScope) -> None:
-    await worker.said.wait_change()
-    heard.cancel()
-
-
-def _lost(peers: Swarm, accounts: Accounts) -> tuple[set[Place], set[Place]]:
-    """The submissions handed in that have no verdict in a log, and those without a receipt."""
-    judged = {
-        (record.entry.worker, record.entry.step, record.entry.number)
-        for record in accounts.records
-        if isinstance(record.entry, Judged)
-    }
-    delivered = _delivered(peers)
-    return delivered - judged, (delivered & judged) - _receipts(peers)
 
 
 def _away(restarts: list[Restart], which: signal.Signals) -> Spread:
