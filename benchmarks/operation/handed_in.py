@@ -48,11 +48,14 @@ async def _hear(worker: Peer, heard: trio.CancelScope) -> None:
 
 
 def lost(peers: Swarm, accounts: Accounts) -> tuple[set[Place], set[Place]]:
-    """The submissions handed in that have no verdict in a log, and those without a receipt."""
+    """The submissions handed in that have no verdict, and those with one but without a receipt.
+
+    A receipt is a signed verdict; the one for work that comes after its step is in no log.
+    """
     judged = {
         (record.entry.worker, record.entry.step, record.entry.number)
         for record in accounts.records
         if isinstance(record.entry, Judged)
     }
-    handed_in = delivered(peers)
-    return handed_in - judged, (handed_in & judged) - receipts(peers)
+    handed_in, received = delivered(peers), receipts(peers)
+    return handed_in - judged - received, (handed_in & judged) - received

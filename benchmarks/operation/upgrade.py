@@ -26,7 +26,7 @@ from benchmarks.real_swarm import prepared, steps_made
 from tests.end_to_end.harness import REPOSITORY, Swarm, swarm
 from tests.end_to_end.ledgers import Accounts, check_accounts
 from tests.end_to_end.test_update import changed, update
-from tests.upgrade.older import OLDEST, VARIABLE, older_build
+from tests.upgrade.older import OLDEST, VARIABLE, NoOlderBuild, older_build
 
 NAMES = [
     "bootstrap",
@@ -134,7 +134,10 @@ def measure() -> Upgraded:
 async def _measure() -> Upgraded:
     with prepared() as (folder, base, fork_server):
         (folder / "older").mkdir()
-        older = older_build(folder / "older")
+        try:
+            older = older_build(folder / "older")
+        except NoOlderBuild as error:
+            raise SystemExit(f"error: {error}") from error
         made = swarm(folder, base, fork_server, names=NAMES, steps=STEPS_MOST)
         async with made as peers:
             for peer in peers.peers.values():
