@@ -52,6 +52,9 @@ class Anything(str):
     def __gt__(self, _: object) -> bool:
         return True
 
+    def __ge__(self, _: object) -> bool:
+        return True
+
     def __abs__(self) -> Anything:
         return self
 
