@@ -7,7 +7,7 @@ from simnet.hostile import Setting
 
 
 def test_an_unparsable_file_costs_its_identity_and_gains_nothing() -> None:
-    row = summary([measure(Setting("malformed-files", 2, seconds=30.0))])
+    row = summary([measure(Setting("malformed-files", 2, seconds=45.0))])
     assert row["detected"] == row["refused"] == 1.0
     assert row["net_gain"] < 0 and row["tokens_until_eviction"] > 0
     assert row["honest_refused"] == 0 and row["violations"] == []
