@@ -45,7 +45,8 @@ class _Watch:
     """The calls that are running, and the thread that ends those that are overdue."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._calls: set[_Call] = set()
         self._sleeps_until = -math.inf
         """-inf: the thread has not been started; inf: it sleeps until the next call."""
@@ -65,10 +66,15 @@ class _Watch:
         except _OverdueError:
             raise UserError(sentence()) from None
         finally:
-            with self._changed:
-                self._calls.discard(call)
-                if call.is_interrupted:  # the exception may not have arrived yet
-                    _raise_in(call.thread, None)
+            # The exception may not have arrived yet: with the lock itself, whose entry is one
+            # bytecode, it cannot arrive between taking the lock and being ready to release it.
+            try:
+                with self._lock:
+                    self._calls.discard(call)
+                if call.is_interrupted:
+                    _raise_in(call.thread)
+            except _OverdueError:
+                pass
 
     def _run(self) -> None:
         with self._changed:
@@ -94,13 +100,17 @@ class _Watch:
             sys.stderr.flush()
             os._exit(HUNG_STATUS)
         call.is_interrupted, call.deadline = True, now + GRACE_SECONDS
-        _raise_in(call.thread, _OverdueError)
+        _raise_in(call.thread)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an exception at the next bytecode of a thread; None revokes one that has not come."""
-    raised = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _raise_in(thread: int) -> None:
+    """Raise `_OverdueError` at the next bytecode of a thread, in place of one that has not come.
+
+    Never revoke one with NULL: CPython 3.11 then keeps its signal for ever, and a thread that is
+    traced (by coverage, a debugger, hypothesis) waits at its next function without end.
+    """
+    error = ctypes.py_object(_OverdueError)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
 
 limited = _Watch().limited
