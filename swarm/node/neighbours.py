@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+
 import trio
 
 from swarm.envelope import Dropped, Envelope
@@ -28,6 +31,46 @@ RELAYS_USED = 2
 
 RELAY_ADDRESSES_USED = 4
 """Addresses announced per relay: a peer that has only IPv4 or only IPv6 needs another one."""
+
+BRIDGES_USED = 1
+"""Relays used by a peer that most others can connect to."""
+
+PEERS_PER_RELAY_MAX = 64
+"""Known peers for each known relay, up to which such a peer asks one: half of a relay's slots."""
+
+CIRCUIT = "/p2p-circuit"
+
+WEB_PORTS = ("80", "443")
+"""The only ones that strict firewalls leave open."""
+
+
+def bridges(
+    own: Iterable[str], relays: Mapping[PeerId, Sequence[str]], peers: int
+) -> dict[PeerId, Sequence[str]]:
+    """The relays through which a peer can be reached in ways that its own addresses do not offer;
+    none in a network of too many peers. `own`, `relays`: multiaddrs."""
+    if peers > PEERS_PER_RELAY_MAX * len(relays):
+        return {}
+    offered = _ways(own)
+    return {relay: at for relay, at in relays.items() if _ways(at) - offered}
+
+
+def _ways(addresses: Iterable[str]) -> set[str]:
+    """What addresses offer of what some peers need: IPv6, or one of the web's ports."""
+    found = set()
+    for address in addresses:
+        _, kind, host, _, port, *_ = [*address.split("/"), *[""] * 5]
+        if CIRCUIT not in address and not host.startswith("127."):
+            found |= {"IPv6"} if kind == "ip6" and _is_global(host) else set()
+            found |= {"web"} if port in WEB_PORTS else set()
+    return found
+
+
+def _is_global(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return False
 
 
 class Neighbours:
@@ -106,35 +149,52 @@ class Neighbours:
     async def be_reachable(self) -> None:
         """Ask relays to forward connections to this peer while some peers cannot connect to it.
 
-        Hole punching later makes the connections direct. Runs until cancelled.
+        A peer that others reach over IPv4 asks one relay, for those that have only IPv6, or only
+        the web's ports; but not in a large network, where the slots are others'. Hole punching
+        later makes the connections direct. Runs until cancelled.
         """
         if "relay" in self._node.settings.role:
             return
         transport = self._node.transport
         surely_after = trio.current_time() + RELAY_AFTER_SECONDS
-        used: set[str] = set()
-        refused: set[str] = set()
+        used: set[PeerId] = set()
+        refused: set[PeerId] = set()
         while len(used) < RELAYS_USED:
             unknown = transport.reachability() is Reachability.UNKNOWN
             # No peer connects to a client.
-            serves = self._run.serves(self._node.peer_id, self._node.settings.role)
-            if serves and (
-                transport.wants_relay() or (unknown and trio.current_time() >= surely_after)
-            ):
-                await self._ask_relays(used, refused)
+            if self._run.serves(self._node.peer_id, self._node.settings.role):
+                relays = self._relays()
+                if transport.wants_relay() or (unknown and trio.current_time() >= surely_after):
+                    await self._ask_relays(relays, RELAYS_USED, used, refused)
+                elif not unknown:
+                    found = bridges(transport.addresses(), relays, len(self.others()))
+                    await self._ask_relays(found, BRIDGES_USED, used, refused)
             await trio.sleep(NEIGHBOUR_CHECK_SECONDS if not unknown else NEIGHBOUR_SEARCH_SECONDS)
 
-    async def _ask_relays(self, used: set[str], refused: set[str]) -> None:
-        """Ask known relays, until `RELAYS_USED` are used. A repeated refusal is not reported."""
+    def _relays(self) -> dict[PeerId, list[str]]:
+        """The known relays, with their direct addresses."""
+        found: dict[PeerId, list[str]] = {}
         for envelope in self._node.records():
             record = envelope.expect(PeerRecord)
-            addresses = [each for each in record.addresses if "/p2p-circuit" not in each]
+            addresses = [each for each in record.addresses if CIRCUIT not in each]
             addresses.sort(key=lambda each: each.startswith(("/ip4/127.", "/ip6/::1/")))
-            relay = PeerId(envelope.sender)
-            if "relay" not in record.roles or relay in used or not addresses:
-                continue
-            if len(used) == RELAYS_USED:
+            if "relay" in record.roles and addresses:
+                found[PeerId(envelope.sender)] = addresses
+        return found
+
+    async def _ask_relays(
+        self,
+        relays: Mapping[PeerId, Sequence[str]],
+        most: int,
+        used: set[PeerId],
+        refused: set[PeerId],
+    ) -> None:
+        """Ask relays, until `most` are used. A repeated refusal is not reported."""
+        for relay, addresses in relays.items():
+            if len(used) >= most:
                 return
+            if relay in used:
+                continue
             try:
                 await self._node.transport.use_relay(relay, addresses[:RELAY_ADDRESSES_USED])
                 used.add(relay)

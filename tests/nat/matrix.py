@@ -27,10 +27,7 @@ SERVER = Kind("server", ip6=True, is_open=True)
 WORKING = ("direct", "reversed", "punched", "relayed")
 """Paths of cells in which weights were fetched and work was delivered."""
 
-UNSOLVED = {
-    ("IPv6 only", "public"): "a peer that others reach over IPv4 has no relay, and no IPv6",
-    ("only 80, 443", "public"): "a peer that others reach over IPv4 has no relay, and no such port",
-}
+UNSOLVED: dict[tuple[str, str], str] = {}
 """Cells that do not work, with the reason."""
 
 READY_SECONDS = 180.0
