@@ -33,9 +33,9 @@ PROGRESS_SECONDS = 10.0
 NEIGHBOURS_LEAST = 8
 """Connections from which a peer no longer depends on a single other peer."""
 
-JOIN_SECONDS = 240.0
+JOIN_SECONDS = 420.0
 """For everybody to join. Whoever has not by then is counted as missing: with the rest of the
-measurement and the start of the swarm this bounds the figure to about six minutes."""
+measurement and the start of the swarm this bounds the figure to about nine minutes."""
 
 SETTLE_SECONDS = 30.0
 """Between the last join and the measurement: connections and routing tables fill meanwhile."""
@@ -101,6 +101,8 @@ async def _joined(peers: Swarm, joining: list[Peer], began: float) -> Joining:
         connected = round(time.time() - began, 1)
     await trio.sleep(SETTLE_SECONDS)
     alive = [peer for peer in joining if peer.status.value is None]
+    for peer in (each for each in joining if each not in alive):
+        print(f"{peer.name} ended: {peer.complaints[-1:]}", file=sys.stderr)
     resting = [peers["bootstrap"], peers["validator"], *alive]
     shares = await _processor_shares(resting)
     connections = Connections(ports)

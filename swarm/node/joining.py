@@ -9,7 +9,7 @@ from typing import TypeAlias
 import trio
 
 from swarm.envelope import Envelope, open_envelope
-from swarm.errors import PeerError, UserError
+from swarm.errors import DeadlineError, PeerError, UserError
 from swarm.identity import PeerId
 from swarm.node.node import PEERS_MET, Node
 from swarm.run.admission import TRUSTED_ROLES
@@ -19,10 +19,14 @@ from swarm.run.manifest import Outgrown, manifest_in
 from swarm.run.records import run_key
 from swarm.run.run import Run
 from swarm.succession import title_of
-from swarm.transport import ConnectError, DialFailure
+from swarm.transport import ConnectError, DialFailure, Transport
 
 BOOTSTRAP_DEADLINE_SECONDS = 15.0
 """Deadline for an answer from the bootstrap addresses. Without one, joining is an error."""
+
+RUNS_DEADLINE_SECONDS = 60.0
+"""Deadline for a list of runs, for a peer that knows none. Where many peers start at once, those
+that they ask first are busy for a while."""
 
 LAST_BOOTSTRAP = "last-bootstrap"
 """File in the home with the addresses that this peer last joined through. `swarm status` and other
@@ -149,15 +153,19 @@ class Attempt:
 
     async def _connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self._peers.setdefault(peer, []).extend(addresses)
-        try:
-            async with self._dialling[peer]:  # two addresses of a peer shall not both be dialled
-                await self._node.transport.connect(peer, addresses)
-        except ConnectError as error:
-            self._failures += error.failures
-            self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
-        else:
-            soon = trio.current_time() + ENTRY_GRACE_SECONDS
-            self._scope.deadline = min(self._scope.deadline, soon)
+        while True:
+            try:
+                async with self._dialling[peer]:  # not two addresses of a peer at once
+                    await self._node.transport.connect(peer, addresses)
+            except ConnectError as error:
+                self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
+                if not any(each.is_silence for each in error.failures):  # silence: it may be busy
+                    self._failures += error.failures
+                    return
+            else:
+                soon = trio.current_time() + ENTRY_GRACE_SECONDS
+                self._scope.deadline = min(self._scope.deadline, soon)
+                return
 
 
 async def keep_looking_up(node: Node) -> None:
@@ -220,6 +228,19 @@ async def join_dht(node: Node, entry_points: EntryPoints) -> None:
             node.events.emit("dht.bootstrap_failed", reason=str(error))
 
 
+async def runs_of(
+    transport: Transport, peer: PeerId, wanted: str | None, patience_seconds: float
+) -> list[Envelope]:
+    """As `list_runs`, but a peer that is too busy to answer is asked again for a while."""
+    until = trio.current_time() + patience_seconds
+    while True:
+        try:
+            return await list_runs(transport, peer, wanted)
+        except DeadlineError:
+            if trio.current_time() >= until:
+                raise
+
+
 def is_outgrown(outgrown: Outgrown, known: Mapping[str, Envelope], wanted: str | None) -> bool:
     """Whether a run that needs a newer build is the one to join, as far as one can know.
 
@@ -237,7 +258,8 @@ def is_outgrown(outgrown: Outgrown, known: Mapping[str, Envelope], wanted: str |
 async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = False) -> Run:
     """Find the run to join, and enter the DHT as the run's broadcast mode requires.
 
-    The manifest comes from files or from the peers that answered. Raises `UserError`.
+    The manifest comes from files or from the peers that answered. Raises `UserError`, and
+    `DeadlineError` if peers were too busy to answer.
 
     With `looks_on`, this peer does not serve the DHT and does not search it for a newer manifest:
     the trusted peers, which it asks next, have the newest.
@@ -245,16 +267,22 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     known = dict(node.manifests)
     problems: list[str] = []
     outgrown: list[Outgrown] = []
+    silent: list[DeadlineError] = []
+    patience_seconds = 0.0 if known else RUNS_DEADLINE_SECONDS
 
     async def ask(peer: PeerId) -> None:
         try:
-            for envelope in await list_runs(node.transport, peer, node.settings.run):
+            for envelope in await runs_of(
+                node.transport, peer, node.settings.run, patience_seconds
+            ):
                 held = known.get(envelope.body.run)
                 if held is None or title_of(held).precedence < title_of(envelope).precedence:
                     known[envelope.body.run] = envelope
                 scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)
         except Outgrown as error:
             outgrown.append(error)
+        except DeadlineError as error:
+            silent.append(error)
         except PeerError as error:
             problems.append(str(error))
 
@@ -265,6 +293,8 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     for error in outgrown:
         if is_outgrown(error, known, node.settings.run):
             raise error
+    if not known and silent:
+        raise silent[0]
     if not known and problems:
         raise UserError(f"no peer provided a run manifest: {'; '.join(problems)}")
     manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)

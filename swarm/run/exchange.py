@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import trio
 
 from swarm.envelope import ENVELOPE_BYTES_MAX, Envelope
-from swarm.errors import PeerError, UserError
+from swarm.errors import DeadlineError, PeerError, UserError
 from swarm.identity import PeerId
 from swarm.messenger import REQUEST_DEADLINE_SECONDS
 from swarm.rates import HourlyBytes, NetworkBudgets
@@ -112,9 +112,9 @@ async def list_runs(
 ) -> list[Envelope]:
     """Request the newest manifest of every run that a connected peer knows, page by page.
 
-    Raises `PeerError`, and `Outgrown` as `ask_for_manifests` does. A peer of an earlier version
-    answers with the first page only. Of a list longer than `RUNS_MAX`, the run whose id is `wanted`
-    is read as well.
+    Raises `PeerError` (`DeadlineError` if it takes too long), and `Outgrown` as `ask_for_manifests`
+    does. A peer of an earlier version answers with the first page only. Of a list longer than
+    `RUNS_MAX`, the run whose id is `wanted` is read as well.
     """
     runs = _Page()
     asked, last = LIST, ""
@@ -152,7 +152,8 @@ class _Page:
 
 
 async def _ask(transport: Transport, peer: PeerId, asked: bytes) -> _Page:
-    """Send one request; raises `PeerError`, also if nothing of the answer can be read."""
+    """Send one request; raises `PeerError`, also if nothing of the answer can be read, and
+    `DeadlineError` if it takes too long."""
     page = _Page()
     problem: UserError | None = None
     try:
@@ -174,7 +175,7 @@ async def _ask(transport: Transport, peer: PeerId, asked: bytes) -> _Page:
                     # One owner's manifest that this build cannot read hides nobody else's.
                     problem = error
     except trio.TooSlowError as error:
-        raise PeerError(f"{peer} did not list its runs in time") from error
+        raise DeadlineError(f"{peer} did not list its runs in time") from error
     if problem is not None and not page.last:
         raise PeerError(str(problem)) from problem
     return page

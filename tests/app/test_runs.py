@@ -11,21 +11,24 @@ from typing import Literal
 
 import msgspec
 import pytest
+import trio
 
 from swarm.app.commands.runs import run_object, table
 from swarm.app.networks import Listed
 from swarm.app.onlooker import RunStatus
 from swarm.envelope import Envelope
-from swarm.errors import PeerError, UserError
+from swarm.errors import DeadlineError, PeerError, UserError
 from swarm.identity import Identity
 from swarm.manifest import Admissions
 from swarm.messages import Checkpoint, CheckpointReference, Heartbeat, Present, StepOrder
+from swarm.node.joining import runs_of
 from swarm.rates import HourlyBytes
 from swarm.run.choice import choose_run
-from swarm.run.exchange import MANIFESTS_MAX, RUNS_MAX, list_runs, serve_manifests
+from swarm.run.exchange import MANIFESTS_MAX, PROTOCOL, RUNS_MAX, list_runs, serve_manifests
 from swarm.run.manifest import Outgrown, run_id
 from swarm.run.run import Run
 from swarm.run.update import sign_manifest
+from swarm.transport import Stream
 from tests.app.harness import bootstrap_peer, signed_manifest, swarm
 from tests.ledger.harness import InlineDisk
 from tests.memory_network import MemoryNetwork
@@ -137,6 +140,35 @@ def test_a_long_list_is_read_page_by_page(count: int, tmp_path: Path) -> None:
     assert {run_id(each) for each in listed(manifests, tmp_path)} == {
         run_id(each) for each in manifests
     }
+
+
+def test_a_peer_that_is_busy_at_first_is_asked_again(tmp_path: Path) -> None:
+    """Where many peers start at once, their bootstrap peer answers some of them late."""
+    streams = 0
+
+    async def answer(stream: Stream) -> None:
+        nonlocal streams
+        streams += 1
+        if streams <= 2:
+            await trio.sleep_forever()
+        await stream.send(named(1)[0].raw)
+        await stream.end()
+
+    async def main() -> None:
+        network, world = MemoryNetwork(), VirtualWorld()
+        async with (
+            network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
+            network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
+        ):
+            server.serve(PROTOCOL, answer)
+            await client.connect(SERVER.peer_id, server.addresses())
+            with pytest.raises(DeadlineError, match="did not list its runs in time"):
+                await runs_of(client, SERVER.peer_id, None, 0.0)
+            assert streams == 1
+            assert await runs_of(client, SERVER.peer_id, None, 60.0) == named(1)
+            assert streams == 3
+
+    in_virtual_time(main)
 
 
 def test_a_list_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -396,7 +396,8 @@ class Libp2pTransport(BaseTransport):
             except BROKEN_STREAM as error:
                 return dial_failure(text, error)
         if scope.cancelled_caught:
-            return DialFailure(text, f"no answer within {limits.DIAL_DEADLINE_SECONDS:g} s")
+            silent = f"no answer within {limits.DIAL_DEADLINE_SECONDS:g} s"
+            return DialFailure(text, silent, is_silence=True)
         return None
 
     async def _dial_any(self, addresses: Sequence[Multiaddr], peer: ID) -> None:
