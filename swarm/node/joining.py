@@ -21,12 +21,18 @@ from swarm.run.run import Run
 from swarm.succession import title_of
 from swarm.transport import ConnectError, DialFailure, Transport
 
-BOOTSTRAP_DEADLINE_SECONDS = 15.0
-"""Deadline for an answer from the bootstrap addresses. Without one, joining is an error."""
+BOOTSTRAP_DEADLINE_SECONDS = 60.0
+"""Deadline for an answer from the bootstrap addresses. Without one, joining is an error. Where many
+peers start at once, those that they ask first are busy for a while."""
+
+DIAL_AGAIN_SECONDS = 2.0
+"""Before a bootstrap address that was silent, or reset the connection, is dialled again."""
+
+DHT_DEADLINE_SECONDS = 15.0
+"""Deadline for entering the DHT. A peer that has not entered it by then does so later."""
 
 RUNS_DEADLINE_SECONDS = 60.0
-"""Deadline for a list of runs, for a peer that knows none. Where many peers start at once, those
-that they ask first are busy for a while."""
+"""Deadline for a list of runs, for a peer that knows none."""
 
 LAST_BOOTSTRAP = "last-bootstrap"
 """File in the home with the addresses that this peer last joined through. `swarm status` and other
@@ -109,7 +115,8 @@ class Attempt:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._failures: list[DialFailure] = []
+        self._failures: dict[str, DialFailure] = {}
+        """The last one of each address."""
         self._peers: dict[PeerId, list[str]] = {}
         self._dialling: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
 
@@ -136,20 +143,23 @@ class Attempt:
         meant = {text, *found}
         if by_peer(found).keys() & set(self._node.transport.connected()):
             return []
-        return [each for each in self._failures if each.address in meant]
+        return [each for address, each in self._failures.items() if address in meant]
 
     async def _look_up(self, text: str, nursery: trio.Nursery) -> None:
         try:
             found = await self._node.expand(text)
         except ConnectError as error:
-            self._failures += error.failures
+            self._note(error.failures)
             return
         self._node.expanded[text] = found
         for peer, addresses in by_peer(found).items():
             if peer == self._node.peer_id:
-                self._failures += [DialFailure(each, ITSELF, NOT_ITSELF) for each in addresses]
+                self._note([DialFailure(each, ITSELF, NOT_ITSELF) for each in addresses])
             else:
                 nursery.start_soon(self._connect, peer, addresses)
+
+    def _note(self, failures: Sequence[DialFailure]) -> None:
+        self._failures.update((each.address, each) for each in failures)
 
     async def _connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self._peers.setdefault(peer, []).extend(addresses)
@@ -159,9 +169,10 @@ class Attempt:
                     await self._node.transport.connect(peer, addresses)
             except ConnectError as error:
                 self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
-                if not any(each.is_silence for each in error.failures):  # silence: it may be busy
-                    self._failures += error.failures
+                self._note(error.failures)
+                if not any(each.may_pass for each in error.failures):
                     return
+                await trio.sleep(DIAL_AGAIN_SECONDS)
             else:
                 soon = trio.current_time() + ENTRY_GRACE_SECONDS
                 self._scope.deadline = min(self._scope.deadline, soon)
@@ -221,7 +232,7 @@ async def join_dht(node: Node, entry_points: EntryPoints) -> None:
     answered = [address for addresses in entry_points.values() for address in addresses]
     if not answered:
         return
-    with trio.move_on_after(BOOTSTRAP_DEADLINE_SECONDS):
+    with trio.move_on_after(DHT_DEADLINE_SECONDS):
         try:
             await node.dht.bootstrap(answered, node.bootstrap)
         except PeerError as error:

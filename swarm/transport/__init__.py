@@ -53,8 +53,8 @@ class DialFailure:
     reason: str
     advice: str = "check the address, that the peer runs, and that no firewall is in between"
     """What a person who typed the address can do."""
-    is_silence: bool = False
-    """Nothing answered in time: no refusal, so a later attempt may succeed."""
+    may_pass: bool = False
+    """Silence, or a reset: a busy peer answers so, and a later attempt may succeed."""
 
     def __str__(self) -> str:
         return f"{self.address}: {self.reason}"

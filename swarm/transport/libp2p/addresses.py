@@ -119,7 +119,8 @@ def dial_failure(text: str, error: BaseException) -> DialFailure:
             text, "no program listens on that port", "check the port, and that the peer runs"
         )
     if isinstance(cause, OSError) and cause.errno is not None:
-        return DialFailure(text, os.strerror(cause.errno).lower())
+        is_reset = isinstance(cause, ConnectionResetError)
+        return DialFailure(text, os.strerror(cause.errno).lower(), may_pass=is_reset)
     return DialFailure(text, reason_of(error))
 
 

@@ -397,7 +397,7 @@ class Libp2pTransport(BaseTransport):
                 return dial_failure(text, error)
         if scope.cancelled_caught:
             silent = f"no answer within {limits.DIAL_DEADLINE_SECONDS:g} s"
-            return DialFailure(text, silent, is_silence=True)
+            return DialFailure(text, silent, may_pass=True)
         return None
 
     async def _dial_any(self, addresses: Sequence[Multiaddr], peer: ID) -> None:
