@@ -63,6 +63,8 @@ class Size:
     validators: int = 3
     workers: int = 8
     restarts_per_day: int = 3
+    leavers_per_day: int = 1
+    """Workers that are replaced by others: none or one."""
     step_seconds: float = 3.0
     groups_per_step: int = 12
     """Four of a submission."""
@@ -217,7 +219,7 @@ async def _live_a_day(simulation: Simulation, diary: Diary, day: int) -> None:
         await (peer.crash() if number % 2 else peer.kill())
         diary.restarts += 1
         await trio.sleep(DOWN_SECONDS)
-        if number == 0 and day:
+        if number < size.leavers_per_day and day:
             workers = [each for each in shaken if each.plan.roles == ["inference"]]
             await _replace(simulation, workers[day % len(workers)])
         await peer.start_again()
