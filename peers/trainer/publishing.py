@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import trio
 
 from peers.trainer.child import TrainerChild
-from peers.trainer.progress import Progress
+from peers.trainer.progress import STEPS_REMEMBERED, Progress
 from swarm.envelope import STATE_LIFETIME_SECONDS
 from swarm.errors import SwarmError
 from swarm.ledger.entries import CheckpointPublished, TrainingFigures
@@ -34,7 +34,7 @@ class Publisher:
     progress: Progress
     mirrors: Sequence[str]
     published: dict[int, CheckpointReference] = field(default_factory=dict)
-    """Policies of this lineage that are on this disk."""
+    """Policies of this lineage that are, or lately were, on this disk."""
     _logged: dict[int, bytes] = field(default_factory=dict)
     """Policies logged as published, and the digests of their manifests."""
     _exported: str = ""
@@ -70,6 +70,12 @@ class Publisher:
         """Begin a lineage in which no policy is published yet."""
         self.published.clear()
         self._logged.clear()
+
+    def _forget_before(self, step: int) -> None:
+        """Forget old policies. A trainer that repeats steps publishes the oldest ones first."""
+        for known in (self.published, self._logged):
+            for old in [each for each in known if each < step]:
+                del known[old]
 
     async def fetch_back(self, used: CheckpointReference | None) -> None:
         """Fetch kept policies, and the one in use, if they were deleted here.
@@ -187,6 +193,7 @@ class Publisher:
             await self.trusted.append([entry])
             self._logged[step] = held.digest
         self.published[step] = held.reference
+        self._forget_before(step - STEPS_REMEMBERED)
         self.progress.reach(step)
         self.peer.status.policy = step
         base = self.peer.store.base_of(held)

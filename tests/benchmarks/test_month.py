@@ -1,4 +1,4 @@
-"""The slopes of a simulated month."""
+"""A simulated month: its slopes, and a short one in which nothing grows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.operation.month import Diary, Size, line_through, slopes
+from benchmarks.operation.month import Diary, Size, line_through, measure, slopes
 
 
 @given(
@@ -60,3 +60,41 @@ def test_too_few_epochs_have_no_slope() -> None:
     short = diary({"a": 0.0}, sawtooth=0.0)
     short.seals = short.seals[-4:]
     assert slopes(short) == []
+
+
+BOUNDED = {
+    "memory Deliveries._receipts",
+    "memory Duplicates._first",
+    "memory Forecast._judged",
+    "memory Gate._seen",
+    "memory Neighbour.knows",
+    "memory Neighbour.pushed",
+    "memory ProviderStore._entries",
+    "memory ProviderStore._entries[]",
+    "memory Store._events",
+}
+"""Collections with a bound that a short month does not reach: a number, or an expiry."""
+GROWTH_MAX = 0.2
+"""Entries per step above which a quantity grows with the steps."""
+
+
+@pytest.mark.slow
+def test_no_table_or_collection_grows_with_the_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds on numbers of steps are lowered, so that this month reaches them."""
+    for module in ("publishing", "progress", "curricula"):
+        monkeypatch.setattr(f"peers.trainer.{module}.STEPS_REMEMBERED", 20)
+    monkeypatch.setattr("peers.trainer.store.ORDERS_KEPT", 20)
+    monkeypatch.setattr("peers.trainer.precedence.ACKNOWLEDGED_KEPT", 20)
+    monkeypatch.setattr("swarm.node.announced.ANNOUNCEMENTS_MAX", 20)
+    size = Size(
+        days=9, validators=2, workers=2, restarts_per_day=0, leavers_per_day=0, step_seconds=6.0,
+        groups_per_step=4, stake_steps=1, epoch_entries=40,
+    )  # fmt: skip
+    month = measure(size, lambda _: None)
+    assert month.slopes and not month.violations
+    growing = {
+        f"{each.role}: {each.quantity}"
+        for each in month.growing
+        if each.a_day * size.days > GROWTH_MAX * month.steps and each.quantity not in BOUNDED
+    }
+    assert not growing
