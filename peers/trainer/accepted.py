@@ -258,19 +258,20 @@ class AcceptedSubmissions:
 
     async def drop_stale(self) -> None:
         """Log and delete the pool's submissions that may no longer be trained on."""
-        now = (self.progress.step, self.progress.lineage, self.peer.run.revision)
-        if now == self._swept:
-            return
-        self._swept = now
-        for accepted in self.pool.oldest_first():
-            self.pool.add(self._aged(accepted))
-        stale = self.pool.matching(self.is_unfit)
-        for accepted in stale:  # before the first await, so that no other task logs it too
-            self.pool.remove(accepted.digest)
-            self.state_values.withdraw(accepted.digest)
-        if stale:
-            await self.outcomes.stale([accepted.verdict for accepted in stale])
-            await self.discard(stale)
+        # Again if one arrived, or the run moved on, while the others were being logged.
+        while (now := (self.progress.step, self.progress.lineage, self.peer.run.revision)) != (
+            self._swept
+        ):
+            self._swept = now
+            for accepted in self.pool.oldest_first():
+                self.pool.add(self._aged(accepted))
+            stale = self.pool.matching(self.is_unfit)
+            for accepted in stale:  # before the first await, so that no other task logs it too
+                self.pool.remove(accepted.digest)
+                self.state_values.withdraw(accepted.digest)
+            if stale:
+                await self.outcomes.stale([accepted.verdict for accepted in stale])
+                await self.discard(stale)
 
     async def _retire(self, consumed: list[Accepted]) -> None:
         """Delete consumed submissions, or keep them if their run learns nothing."""

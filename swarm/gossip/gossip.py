@@ -248,12 +248,8 @@ class Gossip:
         neighbour = self._slots.greeting[peer] = Neighbour(
             stream, opened=opened, range_=self._transport.network_of(peer), now=self._world.now()
         )
-        # A random sample: if all peers sent the same records, all would dial the same few peers.
-        records = [record.raw for record in self._records(RECORDS_EXCHANGED)]
-        wall_ms = int(self._world.wall_time() * 1000)
-        self._post(
-            neighbour, Hello(self._run, wall_ms, sorted(self._topics), records, self._admission)
-        )
+        if opened:
+            self._say_hello(neighbour)
         try:
             with neighbour.scope:
                 if await self._is_greeted(neighbour):
@@ -264,6 +260,16 @@ class Gossip:
             self._slots.leave(neighbour)
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await stream.reset()
+
+    def _say_hello(self, neighbour: Neighbour) -> None:
+        """Greet: the side that was asked does so only once it has given a slot, so that its `hello`
+        never comes with a refusal."""
+        # A random sample: if all peers sent the same records, all would dial the same few peers.
+        records = [record.raw for record in self._records(RECORDS_EXCHANGED)]
+        wall_ms = int(self._world.wall_time() * 1000)
+        self._post(
+            neighbour, Hello(self._run, wall_ms, sorted(self._topics), records, self._admission)
+        )
 
     async def _is_greeted(self, neighbour: Neighbour) -> bool:
         """Whether the other side sends a valid `hello` and gets a slot."""
@@ -280,6 +286,8 @@ class Gossip:
         if not self._slots.may_have(neighbour):
             return False
         self._slots.take(neighbour)
+        if not neighbour.opened:
+            self._say_hello(neighbour)
         self._greet(neighbour, hello)
         return True
 

@@ -55,6 +55,9 @@ FULL_SECONDS = 600.0
 RETRY_SECONDS = 1.0
 """Pause after the first refusal; doubled each time, up to `BAN_SECONDS`."""
 
+LASTING_SECONDS = 60.0
+"""After a conversation longer than this, the refusals before it no longer count."""
+
 STRANGER, ADMITTED, TRUSTED = range(3)
 """Ranks of neighbours, in ascending order."""
 
@@ -146,14 +149,19 @@ class Slots:
         """Give a slot to a peer that has greeted."""
         del self.greeting[neighbour.peer]
         self.neighbours[neighbour.peer] = neighbour
-        self._refusals.pop(neighbour.peer, None)
+        refusal = self._refusals.get(neighbour.peer)
+        if refusal is not None:
+            refusal.full = False
         self.opened(neighbour.peer)
 
     def is_full(self) -> bool:
         return len(self.neighbours) >= NEIGHBOURS_MAX
 
     def leave(self, neighbour: Neighbour) -> None:
-        """End a conversation."""
+        """End a conversation. The next one with this peer waits as after a refusal, unless this
+        one has lasted: a peer that takes the slot back at once would be asked every second."""
+        if self._world.now() - neighbour.since > LASTING_SECONDS:
+            self._refusals.pop(neighbour.peer, None)
         for among in (self.neighbours, self.greeting):
             if among.get(neighbour.peer) is neighbour:
                 del among[neighbour.peer]
