@@ -5,10 +5,14 @@ from __future__ import annotations
 from functools import partial
 from itertools import islice
 
+import pytest
 import trio
 
+from swarm.gossip.frames import PROTOCOL, Hello, encode
 from swarm.gossip.gossip import ADMITTED_SECONDS
+from swarm.gossip.neighbour import Neighbour
 from swarm.gossip.slots import (
+    LASTING_SECONDS,
     NEIGHBOURS_MAX,
     OPENING_MAX,
     STARTED_UNTIL,
@@ -18,7 +22,9 @@ from swarm.gossip.slots import (
     YIELD_SECONDS,
     Slots,
 )
+from swarm.gossip.topics import RUN
 from swarm.messages import Acknowledgement, Admission, Checkpoint
+from swarm.transport import StreamError
 from tests.network.harness import (
     Member,
     TestRun,
@@ -196,5 +202,48 @@ def test_a_peer_starts_few_conversations_at_a_time() -> None:
             assert not slots.may_open(another)
             slots.opened(peer)
             assert slots.may_open(another)
+
+    in_virtual_time(main)
+
+
+def test_whoever_gets_no_slot_hears_no_hello() -> None:
+    """It would take the refusal for a conversation, and ask again at once."""
+
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            victim = await run.add(VALIDATOR)
+            await crowd(run, victim, STRANGERS, ranges=STRANGERS, first=1000, admitted=False)
+            (newcomer,) = await crowd(run, victim, 1, ranges=1, first=2000, admitted=False)
+            stream = await newcomer.transport.open_stream(victim.id, PROTOCOL)
+            await stream.send(encode(Hello(run.manifest.body.run, 0, [RUN], [], b"")))
+            with pytest.raises(StreamError):
+                assert await stream.receive() is None
+                raise StreamError("ended without a word")
+
+    in_virtual_time(main)
+
+
+def test_a_slot_lost_at_once_is_asked_for_later_and_later() -> None:
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            keys = sorted((identity(n) for n in (1000, 1001)), key=lambda key: key.peer_id)
+            worker, other = [await run.add(key) for key in keys]  # the first one starts
+            await worker.reach(other.id)
+            stream = await worker.transport.open_stream(other.id, PROTOCOL)
+            slots = Slots(worker.transport, worker.world, worker.run.trusts)
+
+            def converse(seconds: float) -> float:
+                """How long it waits after a conversation of this length."""
+                now = worker.world.now()
+                neighbour = Neighbour(stream, opened=True, range_="", now=now - seconds)
+                slots.attempt(other.id)
+                slots.greeting[other.id] = neighbour
+                slots.take(neighbour)
+                slots.leave(neighbour)
+                return max(0.0, slots.opens_at(other.id) - now)
+
+            assert [converse(0.0) for _ in range(4)] == pytest.approx([1, 2, 4, 8])
+            assert converse(LASTING_SECONDS + 1) == 0.0
+            assert converse(0.0) == pytest.approx(1)
 
     in_virtual_time(main)

@@ -612,6 +612,35 @@ def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
     assert len({entry.submission for entry in entries}) == len(entries)
 
 
+def test_what_arrives_stale_while_others_are_dropped_is_dropped_too() -> None:
+    """Or the next batch, taken at once, holds it."""
+    left: list[bytes] = []
+    entries: list[Consumed] = []
+
+    async def main(simulation: Simulation) -> None:
+        opened = simulation.expect("trainer.step_opened", ["trainer"])
+        trainer = (await start_run(simulation, "validator", "trainer"))["trainer"]
+        assert await simulation.meet(opened, 600)
+        role = trainer.roles[0]
+        assert isinstance(role, TrainerRole)
+        accepted, late = role._accepted, [verdict(1, lineage=7)]
+
+        def arrive(_: float, __: Peer, event: Event) -> None:
+            if event.name == "trainer.stale_dropped" and late:
+                accepted._add(late.pop())
+
+        simulation.listeners.append(arrive)
+        accepted._add(verdict(0, lineage=7))
+        await accepted.drop_stale()
+        left.extend(each.digest for each in accepted.pool.oldest_first())
+        assert not late
+        entries.extend(consumed(trainer))
+
+    simulate(main)
+    assert left == []
+    assert sorted(entry.submission[0] for entry in entries) == [0, 1]
+
+
 def test_an_accepted_submission_is_dropped_when_another_validator_refuses_it_before_use() -> None:
     """And the refusal binds, since it rests on a recomputation."""
     held: list[bool] = []
