@@ -24,7 +24,10 @@ class _State(NamedTuple):
     """A training state."""
 
     step: int
-    consumed: list[str]
+    learnt_from: str
+    """Digest of all submissions ever trained on, in order."""
+    consumed: dict[int, list[str]]
+    """Submissions that each step trained on, while rollouts of its policy may be trained on."""
     merged: list[int]
 
 
@@ -44,7 +47,8 @@ class TrainerModel:
         self._setting = setting
         self._disk = setting.disk
         self._step = 0
-        self._consumed: list[str] = []
+        self._learnt_from = ""
+        self._consumed: dict[int, list[str]] = {}
         self._name = ""
         self._merged: list[int] = []
         """Numbers of the answers adopted."""
@@ -76,9 +80,10 @@ class TrainerModel:
 
     async def resume(self, job: training.Resume) -> training.Resumed:
         await self.start(job.start)
-        self._step, self._consumed, self._merged = await self._state(job.folder)
+        self._step, self._learnt_from, self._consumed, self._merged = await self._state(job.folder)
         return training.Resumed(
-            step=self._step, consumed=[bytes.fromhex(digest) for digest in self._consumed]
+            step=self._step,
+            consumed=[bytes.fromhex(name) for names in self._consumed.values() for name in names],
         )
 
     async def score(self, job: training.ScoreAhead) -> training.Done:
@@ -110,7 +115,11 @@ class TrainerModel:
         )
         await trio.sleep(self._setting.hardware.step_seconds)
         self._step += 1
-        self._consumed += [submission.digest.hex() for submission in job.submissions]
+        names = [submission.digest.hex() for submission in job.submissions]
+        self._learnt_from = _digest([self._learnt_from, *names])
+        self._consumed[step] = [*self._consumed.get(step, []), *names]
+        oldest = self._step - self._lessons.schedule.max_staleness
+        self._consumed = {at: names for at, names in self._consumed.items() if at >= oldest}
         groups = [group for submission in job.submissions for group in submission.rewards]
         rewards = [
             reward
@@ -136,7 +145,7 @@ class TrainerModel:
         )
 
     async def roll_back(self, job: training.RollBack) -> training.Done:
-        self._step, _, self._merged = await self._state(job.folder)
+        self._step, _, _, self._merged = await self._state(job.folder)
         return training.Done()
 
     async def record_to(self, job: training.RecordTo) -> training.Recording:
@@ -157,7 +166,8 @@ class TrainerModel:
         if job_before.state:
             path = f"{self._disk.path_of(job_before.state)}/state"
             await self._disk.write(path, msgspec.msgpack.encode(state))
-            self._setting.tell("saved", step=state.step, consumed=state.consumed)
+            consumed = [name for names in state.consumed.values() for name in names]
+            self._setting.tell("saved", step=state.step, consumed=consumed)
         if job_before.policy:
             await self._export(job_before.policy, state)
         if job_before.snapshot is not None:
@@ -191,10 +201,10 @@ class TrainerModel:
         return training.Done()
 
     def _held(self) -> _State:
-        return _State(self._step, list(self._consumed), list(self._merged))
+        return _State(self._step, self._learnt_from, dict(self._consumed), list(self._merged))
 
     async def export(self, job: training.Export) -> training.Done:
-        await self._export(job.folder, _State(0, [], []) if job.base else self._held())
+        await self._export(job.folder, _State(0, "", {}, []) if job.base else self._held())
         return training.Done()
 
     async def compare(self, job: training.Compare) -> training.Compared:
@@ -204,8 +214,7 @@ class TrainerModel:
         return training.Compared(same=held == symbol.digest())
 
     def _weights(self, state: _State) -> Symbol:
-        made_of = [*state.consumed, *map(str, state.merged)]
-        learnt_from = blake3(msgspec.msgpack.encode(made_of)).hexdigest()[:16]
+        learnt_from = _digest([state.learnt_from, *map(str, state.merged)])[:16]
         return Symbol(f"policy {state.step} of {self._name} from {learnt_from}", 0, self._bytes())
 
     async def _export(self, folder: str, state: _State) -> None:
@@ -236,3 +245,7 @@ class TrainerModel:
 
     def _bytes(self) -> int:
         return self._setting.workload.model_bytes
+
+
+def _digest(parts: list[str]) -> str:
+    return blake3(msgspec.msgpack.encode(parts)).hexdigest()
