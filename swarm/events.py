@@ -329,6 +329,13 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     ),
     "inference.starved": _starved,
     "validator.starved": _starved,
+    "inference.proofs_kept": lambda f: (
+        f"kept proofs of {f['proofs']} submissions that {_short(f['remote'])} has sealed"
+        + (f"; deleted the {f['dropped']} oldest to make room" if f["dropped"] else "")
+    ),
+    "inference.proofs_not_kept": lambda f: (
+        f"no proofs from {_short(f['remote'])} this time: {f['reason']}"
+    ),
     "inference.resumed": lambda f: (
         f"{f['submissions']} submissions made before the restart have no verdict yet and are "
         f"delivered again; going on with submission {f['number']} of step {f['step']}"

@@ -51,6 +51,8 @@ EPOCHS_MIN = 4
 """Fewer epochs have no slope."""
 SEED = 1
 WORKLOAD = Workload(model_bytes=500_000, completion_tokens_mean=64.0)
+FEW_PROOFS = {"inference": {"proofs_kept_bytes": 100_000}}
+"""Workers' room for proofs of their own work, so small that a month fills it."""
 TOTALS = ("disk bytes", "rows", "entries in memory")
 
 
@@ -192,7 +194,7 @@ async def _begin(simulation: Simulation, size: Size) -> None:
     await simulation.add(Plan("trainer", ["trainer"], SERVER, machine)).start()
     await simulation.add(Plan("relay", ["relay"], SERVER)).start()
     for number in range(size.workers):
-        plan = Plan(f"worker-{number}", ["inference"], Line(), machine)
+        plan = Plan(f"worker-{number}", ["inference"], Line(), machine, tables=FEW_PROOFS)
         await simulation.add(plan).start()
 
 

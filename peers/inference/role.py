@@ -21,6 +21,7 @@ from peers.inference.delivery import Deliveries
 from peers.inference.idle import Cause, DeviceMeter
 from peers.inference.outbox import Made
 from peers.inference.pending import ASKED_AT_ONCE, PendingSubmission, PendingSubmissions
+from peers.inference.proofs import ProofKeeper
 from peers.inference.quantised import check_quantised
 from peers.inference.settings import InferenceSettings
 from peers.inference.swapping import offer_newer
@@ -113,6 +114,7 @@ class InferenceRole:
             self._peer.messenger.answering({Verdict: self._deliveries.on_verdict}),
         ):
             nursery.start_soon(self._deliveries.run)
+            nursery.start_soon(ProofKeeper(self._peer, self._settings.proofs_kept_bytes).run)
             nursery.start_soon(self._follow_checkpoints)
 
             async def live() -> None:

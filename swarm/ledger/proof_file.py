@@ -115,16 +115,22 @@ def _under_a_seal(log: LogCopy, index: int) -> tuple[int, list[bytes]]:
 def written(archive: Archive, receipt: Receipt) -> ProofFile:
     """The file that proves a receipt."""
     sealed_size, sealed = _under_a_seal(archive.log(receipt.envelope.sender), receipt.index)
+    return file_of(Proven(archive.signed, receipt, sealed_size, sealed))
+
+
+def file_of(proven: Proven) -> ProofFile:
+    """The file that `read` reads."""
+    receipt = proven.receipt
     return ProofFile(
-        run=archive.run,
-        manifest=archive.signed.raw.hex(),
+        run=proven.signed.body.run,
+        manifest=proven.signed.raw.hex(),
         verdict=receipt.envelope.raw.hex(),
         entry=receipt.entry.hex(),
         index=receipt.index,
         head=receipt.head.raw.hex(),
         proof=[each.hex() for each in receipt.proof],
-        sealed_size=sealed_size,
-        sealed_proof=[each.hex() for each in sealed],
+        sealed_size=proven.sealed_size,
+        sealed_proof=[each.hex() for each in proven.sealed],
     )
 
 

@@ -191,6 +191,16 @@ class Books:
         return [bytes(raw) for (raw,) in rows]
 
 
+def sealed_size(log: Log) -> int:
+    """How many entries of a log its newest seal covers; 0 without a seal."""
+    raw = log.newest_seal()
+    if raw is None:
+        return 0
+    seal = decode(raw)
+    covered = seal.log(log.owner) if isinstance(seal, Sealed) else None
+    return covered.size if covered is not None else 0
+
+
 def growth(sizes: Mapping[str, int], seal: Sealed | None) -> int:
     """Entries of all logs together, of these sizes, that a seal does not cover."""
     covered = {log.owner: log.size for log in seal.logs} if seal is not None else {}

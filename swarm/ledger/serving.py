@@ -16,6 +16,7 @@ from swarm.ledger.client import LedgerClient
 from swarm.ledger.faults import FaultStore
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
+from swarm.ledger.sealing import sealed_size
 from swarm.lifetime import Lifetime
 from swarm.messages import Present
 from swarm.rates import TokenBucket, TokenBuckets
@@ -219,7 +220,7 @@ async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
         count = _fitting(log.entry_sizes(request.start, request.count))
         return wire.Entries(log.entries(request.start, count))
     if isinstance(request, wire.OriginRequest):
-        return wire.Origin(log.start(), log.peaks())
+        return wire.Origin(log.start(), log.peaks(), sealed_size(log))
     if isinstance(request, wire.InclusionsRequest):
         return wire.Proofs([log.inclusion(index, request.size) for index in request.indices])
     return wire.Proof(log.consistency(request.old, request.new))

@@ -25,9 +25,12 @@ from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
 from swarm.ledger.entries import Admitted, Evicted, encode
 from swarm.ledger.forks import ForkEvidence
+from swarm.ledger.kept_proofs import KeptProofs
 from swarm.ledger.log import Log
+from swarm.ledger.proof_file import Proven
 from swarm.messages import Check, Eviction, Evidence, LogHead, Reinstatement
 from swarm.run.run import Run
+from swarm.world.disk import LocalDisk
 from tests.app.harness import complaint, swarm
 from tests.ledger.harness import (
     ALICE,
@@ -280,6 +283,32 @@ def test_a_changed_proof_proves_nothing(archive: Archive) -> None:
     )
     with pytest.raises(ValueError, match="it holds no receipt"):
         proof_file.read(b"{}")
+
+
+def test_a_worker_proves_its_work_from_its_own_home(archive: Archive, tmp_path: Path) -> None:
+    home, out = tmp_path / "worker", tmp_path / "receipt.json"
+    receipt = proof_file.receipt_in(archive.logs[ALICE.peer_id], 1)
+    name = receipt.verdict.submission.hex()
+
+    def proving(prefix: str) -> list[str | Path]:
+        return ["ledger", "prove", prefix, "--from", home, "--out", out]
+
+    async def main() -> None:
+        disk = LocalDisk(home)
+        database = disk.database("peer.sqlite")
+        await database.transact(lambda connection: None)
+        assert "keeps no proofs: only workers keep them" in complaint(*proving(name))
+        kept = KeptProofs(database, archive.run, 1 << 20)
+        await kept.open()
+        assert "keeps no proof yet" in complaint(*proving(name))
+        await kept.keep([Proven(archive.signed, receipt, 3, [b"\0" * 32])])
+        assert kept.next_index(ALICE.peer_id) == receipt.index + 1
+
+    trio.run(main)
+    assert swarm(*proving(name[:9])).status == 0
+    outcome = swarm("ledger", "verify", out)
+    assert outcome.status == 0 and f"proven: submission {name}" in outcome.output
+    assert "has no submission 'ffff'" in complaint(*proving("ffff"))
 
 
 # --- why -------------------------------------------------------------------------------------

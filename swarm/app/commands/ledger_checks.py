@@ -13,6 +13,7 @@ import typer
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
+from swarm.app.kept_proofs import keeps_proofs, kept_proof
 from swarm.app.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
 from swarm.app.output import check_writable, print_json, write_text
 from swarm.errors import UserError
@@ -21,6 +22,7 @@ from swarm.untrusted import printable
 if TYPE_CHECKING:
     from swarm.ledger.archive import Archive
     from swarm.ledger.audit import Audited
+    from swarm.ledger.proof_file import ProofFile
 
 Source = Annotated[
     Path | None,
@@ -171,14 +173,24 @@ def prove(
 ) -> None:
     """Write a proof that a submission's verdict is in its validator's log.
 
-    `swarm ledger verify FILE.json` checks it offline.
+    `swarm ledger verify FILE.json` checks it offline. With --from the home of a worker, the proof
+    is the one that the worker has kept; its validator may have deleted the entry since.
     """
+    from swarm.ledger import proof_file
+
+    check_writable("--out", out, () if out == Path("-") else (".json",))
+    if source is not None and keeps_proofs(home := source.expanduser()):
+        written = proof_file.file_of(kept_proof(home, submission))
+    else:
+        written = _proof_from_logs(readable(source, bootstrap, run), submission)
+    write_text("--out", msgspec.json.format(msgspec.json.encode(written)).decode(), out)
+
+
+def _proof_from_logs(archive: Archive, submission: str) -> ProofFile:
     from swarm.app.why import submission_named
     from swarm.ledger import proof_file
     from swarm.ledger.entries import Judged
 
-    check_writable("--out", out, () if out == Path("-") else (".json",))
-    archive = readable(source, bootstrap, run)
     digest = submission_named(archive, submission)
     judge = archive.state.judges.get(digest)
     index = next(
@@ -201,7 +213,7 @@ def prove(
             "that can be held against the log after the entry is pruned",
             file=sys.stderr,
         )
-    write_text("--out", msgspec.json.format(msgspec.json.encode(written)).decode(), out)
+    return written
 
 
 @exits

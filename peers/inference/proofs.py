@@ -1,0 +1,86 @@
+"""Proving a worker's own work for ever, before the ledger's entries about it are deleted.
+
+Validators delete entries one epoch after they are sealed. Until then they prove them under the root
+that the seal, and the next 1,024 seals, name. This worker fetches these proofs when it sees a newer
+seal, and keeps them (`swarm.ledger.kept_proofs`).
+"""
+
+from __future__ import annotations
+
+import trio
+
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.ledger.client import open_ledger, own_head
+from swarm.ledger.kept_proofs import KeptProofs
+from swarm.ledger.proof_file import Proven
+from swarm.ledger.receipts import receipts_from, sealed_proofs
+from swarm.messages import LogHead
+from swarm.node.run_node import RunNode
+
+LOOK_SECONDS = 120.0
+"""Mean interval at which each validator is asked for its newest seal: one small request."""
+
+PROVE_SECONDS = 60.0
+"""Deadline for the proofs of one validator. What is missing then is asked for the next time."""
+
+
+class ProofKeeper:
+    """Keeps this worker's proofs."""
+
+    def __init__(self, peer: RunNode, most_bytes: int) -> None:
+        self._peer = peer
+        self._node = peer.node
+        self._most_bytes = most_bytes
+        self._kept = KeptProofs(peer.node.database, peer.run.id, most_bytes)
+        self._proven: dict[str, int] = {}
+        """By validator: the sealed entries of its log among which everything is proven."""
+
+    async def run(self) -> None:
+        """Look for new seals until cancelled."""
+        if not self._most_bytes or not self._peer.run.manifest.limits.epoch_entries:
+            return
+        await self._kept.open()
+        while True:
+            await trio.sleep(LOOK_SECONDS * self._node.world.random.uniform(0.5, 1.5))
+            validators = self._peer.run.manifest.validator_ids()
+            self._proven = {name: self._proven.get(name, 0) for name in validators}
+            for validator in validators:
+                try:
+                    with trio.fail_after(PROVE_SECONDS):
+                        await self._prove(PeerId(validator))
+                except (PeerError, trio.TooSlowError) as error:
+                    reason = str(error) or f"no answer within {PROVE_SECONDS:g} s"
+                    self._node.events.emit(
+                        "inference.proofs_not_kept", remote=validator, reason=reason
+                    )
+
+    async def _prove(self, validator: PeerId) -> None:
+        """Keep the proofs of what a validator has sealed since the last time."""
+        await self._node.reach(validator)
+        count = dropped = 0
+        async with open_ledger(self._node.transport, validator) as client:
+            sealed = await client.sealed_size(validator)
+            if sealed <= self._proven[validator]:
+                return
+            head = await own_head(client)
+            if head.expect(LogHead).size < sealed:
+                raise PeerError(f"{validator} names a seal of more entries than its log has")
+            start: int | None = self._kept.next_index(validator)
+            while start is not None and start < sealed:
+                page, start = await receipts_from(client, head, start, self._peer.peer_id)
+                receipts = [each for each in page if each.index < sealed]
+                proofs = await sealed_proofs(client, head, receipts, sealed)
+                signed = self._peer.run.manifest_envelope
+                dropped += await self._kept.keep(
+                    [
+                        Proven(signed, receipt, sealed, proof)
+                        for receipt, proof in zip(receipts, proofs, strict=True)
+                    ]
+                )
+                count += len(receipts)
+        self._proven[validator] = sealed
+        if count:
+            self._node.events.emit(
+                "inference.proofs_kept", remote=validator, proofs=count, dropped=dropped
+            )

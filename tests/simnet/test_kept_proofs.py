@@ -1,0 +1,109 @@
+"""A worker keeps proofs of its own work, which outlast the entries in the validators' logs."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import trio
+
+from simnet.clock import run_virtual
+from simnet.compute.setting import Hardware, Workload
+from simnet.scenarios.parts import start_bootstrap
+from simnet.simulation import Peer, Plan, Simulation
+from swarm.events import Event
+from swarm.ledger import merkle, proof_file
+from swarm.ledger.entries import Sealed, decode
+from swarm.ledger.kept_proofs import KEPT_PROOFS, proven_in
+from swarm.ledger.log import Log
+from swarm.ledger.proof_file import Proven
+from swarm.manifest import Limits, Thresholds
+from swarm.world import Database
+
+VALIDATORS = ("v0", "v1")
+EPOCH_ENTRIES = 400
+"""About six minutes: longer than a worker takes to look for a seal."""
+ROOM_BYTES = 60_000
+SEALS = 5
+
+
+def _database(simulation: Simulation, name: str, file: str) -> Database:
+    return simulation.peers[name].disk.database(file)
+
+
+def _proofs(database: Database) -> list[Proven]:
+    names = database.read("SELECT DISTINCT submission FROM proofs ORDER BY submission")
+    return [proven_in(database.read(KEPT_PROOFS, name)[0]) for name in names]
+
+
+def _sealed_roots(log: Log) -> dict[int, bytes]:
+    """The roots that the newest seal of a log names."""
+    seal = decode(log.newest_seal() or b"")
+    assert isinstance(seal, Sealed)
+    covered = seal.log(log.owner)
+    assert covered is not None
+    return {each.size: each.root for each in seal.earlier} | {covered.size: covered.root}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", [False, True])
+def test_proofs_outlast_the_entries(restarts: bool) -> None:
+    simulation = Simulation(4, workload=Workload(model_bytes=500_000, completion_tokens_mean=64.0))
+    sealed = {name: 0 for name in VALIDATORS}
+    dropped: dict[str, int] = {}
+
+    def hear(_now: float, peer: Peer, event: Event) -> None:
+        if event.name == "ledger.sealed" and peer.name in sealed:
+            sealed[peer.name] += 1
+        if event.name == "inference.proofs_kept":
+            dropped[peer.name] = dropped.get(peer.name, 0) + event.fields["dropped"]
+
+    async def main() -> None:
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=list(VALIDATORS), steps=1_000_000,
+                groups_per_step=8, max_new_tokens=256,
+                limits=Limits(epoch_entries=EPOCH_ENTRIES), thresholds=Thresholds(stake_steps=1),
+            )  # fmt: skip
+            narrow = {"inference": {"proofs_kept_bytes": ROOM_BYTES}}
+            for plan in (
+                *(Plan(name, ["validator"]) for name in VALIDATORS),
+                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=8.0)),
+                Plan("roomy", ["inference"]),
+                Plan("narrow", ["inference"], tables=narrow),
+            ):
+                await simulation.add(plan).start()
+            with trio.fail_after(20_000):
+                while min(sealed.values()) < SEALS:
+                    await trio.sleep(300)
+                    if restarts:
+                        await simulation.peers["roomy"].crash()
+                        await simulation.peers["roomy"].start_again()
+
+            _check(simulation)
+
+    run_virtual(main, seed=4, limit_seconds=30_000)
+    assert not simulation.violations
+    assert dropped["roomy"] == 0 < dropped["narrow"]
+
+
+def _check(simulation: Simulation) -> None:
+    """All proofs hold under the roots that the logs name now, most of whose entries are gone."""
+    logs: dict[str, Log] = {}
+    for name in VALIDATORS:
+        owner = simulation.identity(name).peer_id
+        logs[owner] = Log(_database(simulation, name, "ledger.sqlite"), owner)
+    kept = _proofs(_database(simulation, "roomy", "peer.sqlite"))
+    assert all(proven.problem() is None for proven in kept)
+    pruned = 0
+    for proven in kept:
+        receipt, log = proven.receipt, logs[proven.receipt.envelope.sender]
+        leaf, root = merkle.leaf_hash(receipt.entry), _sealed_roots(log)[proven.sealed_size]
+        size, sealed_proof = proven.sealed_size, proven.sealed
+        assert merkle.verify_inclusion(leaf, receipt.index, size, sealed_proof, root)
+        pruned += receipt.index < log.start()
+    assert pruned > 20  # their entries are gone
+    again = proof_file.read(msgspec.json.encode(proof_file.file_of(kept[0])))
+    assert (again.receipt, again.sealed) == (kept[0].receipt, kept[0].sealed)
+    rows = _database(simulation, "narrow", "peer.sqlite").read("SELECT bytes FROM proofs")
+    assert 0 < sum(size for (size,) in rows) <= ROOM_BYTES
