@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.operation.month import Diary, Size, line_through, measure, slopes
+from benchmarks.operation.month import FEW_PROOFS, Diary, Size, line_through, measure, slopes
 
 
 @given(
@@ -86,6 +86,7 @@ def test_no_table_or_collection_grows_with_the_days(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("peers.trainer.store.ORDERS_KEPT", 20)
     monkeypatch.setattr("peers.trainer.precedence.ACKNOWLEDGED_KEPT", 20)
     monkeypatch.setattr("swarm.node.announced.ANNOUNCEMENTS_MAX", 20)
+    monkeypatch.setitem(FEW_PROOFS["inference"], "proofs_kept_bytes", 10_000)
     size = Size(
         days=9, validators=2, workers=2, restarts_per_day=0, leavers_per_day=0, step_seconds=6.0,
         groups_per_step=4, stake_steps=1, epoch_entries=40,
