@@ -334,7 +334,7 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         + (f"; deleted the {f['dropped']} oldest to make room" if f["dropped"] else "")
     ),
     "inference.proofs_not_kept": lambda f: (
-        f"no proofs from {_short(f['remote'])} this time: {f['reason']}"
+        f"no proofs of sealed work from {_short(f['remote'])} yet: {f['reason']}; asking again"
     ),
     "inference.resumed": lambda f: (
         f"{f['submissions']} submissions made before the restart have no verdict yet and are "

@@ -35,6 +35,8 @@ class ProofKeeper:
         self._kept = KeptProofs(peer.node.database, peer.run.id, most_bytes)
         self._proven: dict[str, int] = {}
         """By validator: the sealed entries of its log among which everything is proven."""
+        self._silent: set[str] = set()
+        """Validators that gave no proofs the last time, which is said once."""
 
     async def run(self) -> None:
         """Look for new seals until cancelled."""
@@ -45,15 +47,19 @@ class ProofKeeper:
             await trio.sleep(LOOK_SECONDS * self._node.world.random.uniform(0.5, 1.5))
             validators = self._peer.run.manifest.validator_ids()
             self._proven = {name: self._proven.get(name, 0) for name in validators}
+            self._silent &= set(validators)
             for validator in validators:
                 try:
                     with trio.fail_after(PROVE_SECONDS):
                         await self._prove(PeerId(validator))
+                    self._silent.discard(validator)
                 except (PeerError, trio.TooSlowError) as error:
                     reason = str(error) or f"no answer within {PROVE_SECONDS:g} s"
-                    self._node.events.emit(
-                        "inference.proofs_not_kept", remote=validator, reason=reason
-                    )
+                    if validator not in self._silent:
+                        self._node.events.emit(
+                            "inference.proofs_not_kept", remote=validator, reason=reason
+                        )
+                    self._silent.add(validator)
 
     async def _prove(self, validator: PeerId) -> None:
         """Keep the proofs of what a validator has sealed since the last time."""
