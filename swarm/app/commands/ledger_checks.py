@@ -13,7 +13,6 @@ import typer
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
-from swarm.app.kept_proofs import keeps_proofs, kept_proof
 from swarm.app.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
 from swarm.app.output import check_writable, print_json, write_text
 from swarm.errors import UserError
@@ -176,6 +175,7 @@ def prove(
     `swarm ledger verify FILE.json` checks it offline. With --from the home of a worker, the proof
     is the one that the worker has kept; its validator may have deleted the entry since.
     """
+    from swarm.app.kept_proofs import keeps_proofs, kept_proof
     from swarm.ledger import proof_file
 
     check_writable("--out", out, () if out == Path("-") else (".json",))
