@@ -258,7 +258,7 @@ class Inbox:
         return self._disk.exists(path_of(key))
 
     def hold(self, key: Key, size_bytes: int) -> None:
-        """Keep an announced file until its verdict."""
+        """Keep a file that a case needs until its verdict."""
         pushed = self._whole.get(key)
         client = pushed.client if pushed is not None else Client()
         self._whole[key] = _Whole(size_bytes, self._world.now(), client, announced=True)
@@ -266,6 +266,12 @@ class Inbox:
     def let_go(self, key: Key) -> None:
         """Keep a judged file, but stop counting it against its worker's quota."""
         self._whole.pop(key, None)
+
+    async def discard(self, key: Key) -> None:
+        """Remove a file whose announcement gets no verdict here, unless a case needs it."""
+        whole = self._whole.get(key)
+        if whole is None or not whole.announced:
+            await self.remove(key)
 
     async def remove(self, key: Key) -> None:
         """Remove a file that is no longer needed; does nothing if it does not exist."""

@@ -83,7 +83,7 @@ class Reception:
         case = self._queue.find(key)
         if known is not None:
             if not self._docket.is_judged_here(key) and case is None:
-                await self._inbox.remove(key)
+                await self._inbox.discard(key)
             return [known, *self._rival(envelope.sender, envelope.message)]
         if case is not None:
             return [await self._acknowledge(case)]
@@ -193,7 +193,7 @@ class Reception:
             self._strangers.emit("validator.not_admitted", remote=worker, reason=reason)
             word = AdmissionRefused(peer=worker, reason=reason[:500])
             return await self._peer.seal(word, EVENT_LIFETIME_SECONDS)
-        await self._inbox.remove((worker, submission.digest))
+        await self._inbox.discard((worker, submission.digest))
         return await self._turn_down(worker, submission, refusal)
 
     async def _turn_down(self, worker: str, submission: Submission, refusal: Report) -> Envelope:

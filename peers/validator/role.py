@@ -137,7 +137,7 @@ class ValidatorRole:
             note=self._intake.note,
         )
         self._lanes.open(self._settings.lanes)
-        self._second = SecondOpinions(peer, self._trusted, self._docket, self._queue)
+        self._second = SecondOpinions(peer, self._trusted, self._docket, self._inbox, self._queue)
         self._evaluations = Evaluations(peer, self._settings)
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._hear)

@@ -15,7 +15,7 @@ import trio
 
 from peers.validator.cases import Case, slot_of
 from peers.validator.docket import Docket
-from peers.validator.inbox import path_of
+from peers.validator.inbox import Inbox, Key, path_of
 from peers.validator.precedence import ranked
 from peers.validator.queue import CaseQueue
 from peers.validator.statistics import draw_secret, prefill_wanted
@@ -48,10 +48,11 @@ class SecondOpinions:
     """Draws other validators' verdicts, fetches their files and queues them."""
 
     def __init__(
-        self, peer: RunNode, trusted: TrustedPart, docket: Docket, queue: CaseQueue
+        self, peer: RunNode, trusted: TrustedPart, docket: Docket, inbox: Inbox, queue: CaseQueue
     ) -> None:
         self._peer = peer
         self._docket = docket
+        self._inbox = inbox
         self._queue = queue
         self._trusted = trusted
         self._secret = digest("swarm/1/second", draw_secret(peer))
@@ -171,20 +172,29 @@ class SecondOpinions:
         fault = found[0].opened
         self._check(fault, verdict)
         key = (verdict.worker, verdict.submission)
-        if not node.disk.exists(path_of(key)):
-            record = node.record(judge)
-            source = Source(judge, tuple(record.bulk_addresses) if record else ())
-            reference = BlobReference(verdict.submission, verdict.size_bytes)
-            path = path_of(key) + ".second"
-            sink = node.disk.sink(path, 0, verdict.size_bytes)
-            piece = await node.transport.fetch(source, reference, sink)
-            if not piece.verify(verdict.submission):
-                sink.abandon()
-                raise FetchError(f"{judge} sent another file than it judged")
-            await sink.commit(piece)
-            await node.disk.rename(path, path_of(key))
-            await node.disk.sync(path_of(key))
+        # From now on: its worker may push and announce it here too, and is told of the verdict.
+        self._inbox.hold(key, verdict.size_bytes)
+        try:
+            if not node.disk.exists(path_of(key)):
+                await self._fetch_file(judge, key, verdict.size_bytes)
+        except BaseException:
+            self._inbox.let_go(key)
+            raise
         self._queue.add_second(Case(fault.announced, fault.ordered, first=envelope))
+
+    async def _fetch_file(self, judge: PeerId, key: Key, size_bytes: int) -> None:
+        node, (_, submission) = self._peer.node, key
+        record = node.record(judge)
+        source = Source(judge, tuple(record.bulk_addresses) if record else ())
+        path = path_of(key) + ".second"
+        sink = node.disk.sink(path, 0, size_bytes)
+        piece = await node.transport.fetch(source, BlobReference(submission, size_bytes), sink)
+        if not piece.verify(submission):
+            sink.abandon()
+            raise FetchError(f"{judge} sent another file than it judged")
+        await sink.commit(piece)
+        await node.disk.rename(path, path_of(key))
+        await node.disk.sync(path_of(key))
 
     def _check(self, fault: Fault, verdict: Verdict) -> None:
         """Raise `PeerError` unless the announcement is of this submission, in this run."""
