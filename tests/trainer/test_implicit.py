@@ -152,7 +152,10 @@ def test_a_step_of_the_second_model_follows_the_cross_entropy_of_outcomes(
     assert float(norm) > 1e-2
     after = process_weights(learner)
     for name, value in model.named_parameters():
-        torch.testing.assert_close(after[name], value.detach(), atol=2e-5, rtol=1e-3)
+        # AdamW's first step is the gradient's sign; about zero, that is rounding in both.
+        assert value.grad is not None
+        clear = value.grad.abs() > 1e-6
+        torch.testing.assert_close(after[name][clear], value.detach()[clear], atol=2e-5, rtol=1e-3)
 
     with torch.no_grad():
         rewards = [(0.5 * each).tolist() for each in log_ratios()]
