@@ -90,6 +90,8 @@ class Metrics:
                 self._wandb = library.init(
                     project=wandb, name=name, id=name, resume="allow", config=dict(config or {})
                 )
+                # Its own step only rises, and it drops what a resumed trainer repeats.
+                self._wandb.define_metric("*", step_metric="step")
             except library.Error as error:
                 raise UserError(
                     f"trainer.wandb = {wandb!r}: {error} (with WANDB_MODE=offline in the "
@@ -114,7 +116,7 @@ class Metrics:
                 self._writer.add_scalar(name, value, step)
             self._writer.flush()
         if self._wandb is not None:
-            self._wandb.log(named, step=step)
+            self._wandb.log({"step": step, **named})
 
 
 def idle_shares(figures: Mapping[str, Any]) -> dict[str, float]:

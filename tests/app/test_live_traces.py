@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from swarm.app.live_traces import Exporter, check, tracing
 from swarm.app.trace import as_otlp, trace_of
@@ -24,8 +24,6 @@ from swarm.settings import TraceSettings
 from swarm.world.machine import Machine
 
 HASH = bytes.fromhex("ab" * 32)
-INSTALLED = importlib.util.find_spec("opentelemetry") is not None
-needs_extra = pytest.mark.skipif(not INSTALLED, reason="needs the extra traces")
 
 
 @contextmanager
@@ -68,12 +66,10 @@ def way(endpoint: str) -> list[Event]:
     return heard
 
 
-@needs_extra
 def test_a_collector_gets_the_spans_of_swarm_trace() -> None:
-    service = importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     with collector() as (endpoint, bodies):
         heard = way(endpoint)
-    request = service.ExportTraceServiceRequest.FromString(b"".join(bodies))
+    request = ExportTraceServiceRequest.FromString(b"".join(bodies))
     (resource,) = request.resource_spans
     got = [
         (
@@ -94,7 +90,6 @@ def test_a_collector_gets_the_spans_of_swarm_trace() -> None:
     assert names == {"service.name": "swarm", "service.instance.id": "worker"}
 
 
-@needs_extra
 def test_a_dead_collector_is_one_event() -> None:
     """Bound, and nobody listens: of two batches that fail, the first is said."""
     heard: list[Event] = []
@@ -120,7 +115,8 @@ def test_an_endpoint_is_https_or_here() -> None:
             check(TraceSettings(endpoint=endpoint))
 
 
-@pytest.mark.skipif(INSTALLED, reason="the extra traces is installed")
-def test_without_the_extra_one_sentence_says_what_to_type() -> None:
+def test_without_the_extra_one_sentence_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with pytest.raises(UserError, match=r"type: pip install 'swarm-rl\[traces\]'"):
         check(TraceSettings(endpoint="http://127.0.0.1:4318/v1/traces"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from peers.engines.model import load
 from peers.trainer.learning.groups import Group
@@ -33,8 +34,7 @@ FIGURES: dict[str, Any] = {
 
 
 def read_back(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = accumulator.EventAccumulator(str(folder)).Reload()
+    events = EventAccumulator(str(folder)).Reload()
     return {
         name: [(event.step, event.value) for event in events.Scalars(name)]
         for name in events.Tags()["scalars"]
@@ -42,7 +42,6 @@ def read_back(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_tensorboard_gets_what_is_a_finite_number(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     environments = {"sort-digits": {"reward": 0.25, "keep_rate": 0.5}}
     Metrics(str(tmp_path)).record(7, {**FIGURES, "environments": environments})
     found = read_back(tmp_path)
@@ -56,7 +55,6 @@ def test_tensorboard_gets_what_is_a_finite_number(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_writes_over_what_it_repeats(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     first = Metrics(str(tmp_path))
     for step in range(3):
         first.record(step, {"reward": 0.1 * step})
@@ -86,15 +84,19 @@ def test_a_missing_library_is_one_sentence(
 
 
 def test_weights_and_biases_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="an option of the trainer, installed by who wants it")
+    """A restart continues the same run, and its repeated steps replace the first ones."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     first = Metrics(wandb="project", run="owner/demo")
-    first.record(0, FIGURES)
+    for step in range(3):
+        first.record(step, {"reward": 0.1 * step})
+    first.record(1, {"reward": 0.9})
+    assert {"step": 1, "reward/reward": 0.9}.items() <= dict(first._wandb.summary).items()
     first._wandb.finish()
     resumed = Metrics(wandb="project", run="owner/demo")
-    resumed.record(0, FIGURES)
-    assert first._wandb.id == resumed._wandb.id == "demo", "a restart continues the same run"
+    resumed.record(2, FIGURES)
+    assert first._wandb.id == resumed._wandb.id == "demo"
+    resumed._wandb.finish()
     assert list((tmp_path / "wandb").glob("offline-run-*-demo"))
 
 
