@@ -376,6 +376,10 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} could not be "
         f"recomputed again: {f['reason']}"
     ),
+    "validator.judged_again": lambda f: (
+        f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is judged again, "
+        f"because its check failed here: {f['reason']}"
+    ),
     "validator.turned_down": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is not checked: "
         f"{f['reason']}{_untold(f)}"

@@ -141,7 +141,7 @@ UNCREDITED = frozenset({Speed.name})
 
 
 def crashed(reason: str) -> Outcome:
-    """The outcome when a check ends its child processes, or fails in them."""
+    """The outcome when a check ends its child processes, or fails in them, whenever it is made."""
     return Outcome(failed="crash", detail=reason, quarantined=True)
 
 

@@ -30,7 +30,7 @@ from swarm.messages import CheckpointReference
 from swarm.node.run_node import RunNode
 from swarm.rollouts.continuations import State
 from swarm.rollouts.seeds import digest
-from swarm.world import ChildError
+from swarm.world import ChildDied, ChildError
 from swarm.world.restarts import Restarts
 
 GRADES_SECONDS_MIN = 120.0
@@ -268,6 +268,9 @@ class Examiner:
             loaded = await prefill.load(job)
         except ChildError:
             self._loaded = []  # the child may have dropped policies to make room
+            raise
+        except ChildDied as error:
+            error.blameless = True  # it died over the policy, not over the submission
             raise
         self._loaded = loaded.policies
 

@@ -22,12 +22,17 @@ from swarm.first_error import open_guarded
 from swarm.identity import PeerId
 from swarm.jobs.validation import InspectionService, InspectionSetup, PrefillService
 from swarm.node.run_node import RunNode
-from swarm.world import ChildDied, ChildError, client
+from swarm.world import ChildDied, ChildError, ChildUserError, client
 from swarm.world.restarts import Restarts
 
-DEATHS_PER_CASE_MAX = 2
-"""Child processes that may die over one submission before it is quarantined. Without this limit, a
-file that kills its reader would block all other submissions."""
+ATTEMPTS_MAX = 3
+"""Attempts to judge a submission, whose check ends child processes or fails in them, before it is
+quarantined. One failure says little, since a child may run out of memory or be killed. Without a
+limit, a file that kills its reader would block all other submissions."""
+
+AGAIN_SECONDS = 1.0
+"""Pause before the second attempt after an error, four times as long before the third. (Those after
+a death are in `Restarts`.)"""
 
 INSPECTOR_MEMORY_BYTES = 2 << 30
 """Memory limit of an inspector: several times the largest file's arrays, their rewards and the
@@ -44,8 +49,8 @@ class Lane:
     restarts: Restarts
     case: Case | None = None
     """The case being judged; it stays here to be judged again if a child dies over it."""
-    deaths: int = 0
-    """Number of children that died over that case."""
+    failures: int = 0
+    """Number of attempts to judge that case that failed."""
     hung: str = ""
     """Why its inspector died over that case, if an environment's code did not return."""
 
@@ -125,6 +130,8 @@ class Lanes:
         else:
             self.peer.status.doing = f"judging step {case.submission.step}"
             outcome = await self._outcome_of(lane, case, children, nursery)
+            if outcome is None:
+                return  # it stays in the lane
             seconds = self.peer.node.world.now() - started
             if case.first is not None and outcome.failed == Staleness.name:
                 # Too late for a second opinion, which would say nothing of the worker.
@@ -137,16 +144,17 @@ class Lanes:
 
     async def _outcome_of(
         self, lane: Lane, case: Case, children: Children, nursery: trio.Nursery
-    ) -> Outcome:
+    ) -> Outcome | None:
+        """Judge a case; None if it is to be judged again. Raises `ChildDied`."""
         try:
             return self.verdicts.if_evicted(case.worker) or await self.examiner.examine(
                 case, children, lane.hung
             )
         except ChildDied as error:
-            lane.deaths += not error.between_calls
+            lane.failures += not error.blameless
             lane.hung = error.hung if error.child == lane.name else ""
-            if lane.deaths >= DEATHS_PER_CASE_MAX:
-                outcome = crashed(f"{lane.deaths} child processes died while checking it: {error}")
+            if lane.failures >= ATTEMPTS_MAX:
+                outcome = _given_up(error)
                 if lane.hung:
                     outcome.failed, outcome.detail = "environment", lane.hung
                 await self.verdicts.give(case, outcome, nursery)
@@ -154,7 +162,18 @@ class Lanes:
                 lane.restarts.succeeded()  # the file is to blame, not this machine
             raise
         except ChildError as error:
-            return crashed(f"the check failed here: {error}")
+            lane.failures += 1
+            if lane.failures >= ATTEMPTS_MAX or isinstance(error, ChildUserError):
+                return _given_up(error)
+            self.peer.node.events.emit(
+                "validator.judged_again",
+                worker=case.worker,
+                step=case.submission.step,
+                number=case.submission.number,
+                reason=str(error),
+            )
+            await trio.sleep(AGAIN_SECONDS * 4 ** (lane.failures - 1))
+            return None
         except PeerError as error:
             return quarantine(
                 f"the policy, the manifest or the states could not be fetched: {error}"
@@ -162,5 +181,15 @@ class Lanes:
 
     def _put_down(self, lane: Lane, case: Case, seconds: float) -> None:
         """Note that a lane's case is settled, after so many seconds."""
-        lane.case, lane.deaths, lane.hung = None, 0, ""
+        lane.case, lane.failures, lane.hung = None, 0, ""
         self.queue.done(case, seconds)
+
+
+def _given_up(error: ChildDied | ChildError) -> Outcome:
+    """The outcome when the last attempt failed. Errors of this machine or of its operator say
+    nothing of the submission."""
+    if isinstance(error, ChildUserError):
+        return quarantine(f"this validator cannot check it: {error}")
+    reason = f"{ATTEMPTS_MAX} attempts to check it failed here, the last because: {error}"
+    own = isinstance(error, ChildError) and error.kind == OSError.__name__
+    return quarantine(reason) if own else crashed(reason)

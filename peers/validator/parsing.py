@@ -22,10 +22,16 @@ from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits, read
 from swarm.world import Child, ChildDied, ChildError, Job
 from swarm.world.compute import LocalCompute
+from swarm.world.progress import report
 
 MEMORY_BYTES_MAX = 1 << 30
 """Memory limit of the reading process: several times the largest file (64 MiB by default), its
 arrays and their canonical form together."""
+
+
+ATTEMPTS_MAX = 2
+"""Readers that may die of a file before it is refused: the first may have been killed because the
+machine ran out of memory."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,7 @@ class Reader:
         )
 
     async def _ask(self, job: ReadFile) -> FileRead:
+        failures = 0
         while True:
             child = await self._child.wait_until(lambda child: child is not None)
             assert child is not None
@@ -146,9 +153,13 @@ class Reader:
                 return await child.request("read", job, FileRead)
             except (ChildDied, ChildError) as error:
                 self._child.set(None)
-                if isinstance(error, ChildDied) and error.between_calls:
+                report()  # a new reader starts with all of its time
+                if isinstance(error, ChildDied) and error.blameless:
                     continue
                 print(error, file=sys.stderr)
+                failures += 1
+                if failures < ATTEMPTS_MAX:
+                    continue
                 raise BadSubmission(
                     "schema", 1, 0, "reading the file kills the reader or never ends", proven=False
                 ) from error

@@ -54,6 +54,7 @@ from swarm.jobs.validation import (
 from swarm.messages import CheckpointReference
 from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
+from swarm.world import kind_of
 from swarm.world.job_thread import JobThread, in_job_thread
 
 PREFILL_TOKENS_MAX = 1 << 15
@@ -144,7 +145,7 @@ class PrefillService:
             try:
                 opened = _open(one)
             except Exception as error:
-                results[index] = JudgedOne(error=str(error))
+                results[index] = _failed(error)
                 continue
             tokens += opened.tokens
             if chosen and tokens > PREFILL_TOKENS_MAX:
@@ -155,7 +156,7 @@ class PrefillService:
             try:
                 results[index] = JudgedOne(judged=self._judge(opened, prefill))
             except Exception as error:
-                results[index] = JudgedOne(error=str(error))
+                results[index] = _failed(error)
         return JudgedTogether(results=results, failed=failed)
 
     def _judge(self, opened: _Opened, prefill: Prefill | None = None) -> Judged:
@@ -205,6 +206,10 @@ class PrefillService:
 
 
 _SERVICE: type[validation.PrefillService] = PrefillService
+
+
+def _failed(error: Exception) -> JudgedOne:
+    return JudgedOne(error=str(error), kind=kind_of(error))
 
 
 @dataclass(frozen=True)

@@ -76,14 +76,14 @@ class Together:
         except ChildDied as error:
             self._suspects |= {each.job.digest for each in batch}
             for each in batch:  # nobody knows which of them it died over
-                each.error = ChildDied(str(error), error.child, between_calls=True)
+                each.error = ChildDied(str(error), error.child, blameless=True)
             return
         if found.failed:
             self._say_failed(len(batch), found.failed)
         for each, result in zip(batch, found.results, strict=True):
             each.judged = result.judged
             if result.error:
-                each.error = ChildError(result.error)
+                each.error = ChildError(result.error, result.kind)
 
     def _others(self, own: _Waiting) -> list[_Waiting]:
         """The submissions that may be judged along with one."""

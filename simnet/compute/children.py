@@ -23,7 +23,7 @@ from simnet.compute.validation import InspectorModel, PrefillModel
 from simnet.disk import PowerCut, SimulatedDisk
 from swarm.jobs import environment, evaluation, exchange, inference, outer, training, validation
 from swarm.shardcast.jobs import DeltaService
-from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, setup_type
+from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, kind_of, setup_type
 
 START_SECONDS = 3.0
 """Time to start a child."""
@@ -96,7 +96,7 @@ class SimulatedChild:
         beside = method in getattr(self._model, "BESIDE", ())
         async with nullcontext() if beside else self._busy:
             if self._died:
-                raise ChildDied(f"{self.name} {self._died}", self.name, between_calls=True)
+                raise ChildDied(f"{self.name} {self._died}", self.name, blameless=True)
             with trio.CancelScope() as scope:
                 self._calls[scope] = None
                 try:
@@ -110,7 +110,7 @@ class SimulatedChild:
                     self.die()
                     await trio.sleep_forever()
                 except (ValueError, OSError) as error:
-                    raise ChildError(str(error), type(error).__name__) from error
+                    raise ChildError(str(error), kind_of(error)) from error
                 finally:
                     self._calls.pop(scope, None)
                 return result

@@ -24,6 +24,7 @@ from swarm.manifest import Thresholds
 from swarm.messages import Check, CheckpointReference, Evidence
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.rollouts.signed_turns import BadTurn
+from swarm.world import kind_of
 
 EDITED_SHARE = 0.02
 """Share of the tokens that "edits" replace."""
@@ -192,7 +193,7 @@ class PrefillModel:
             try:
                 results.append(validation.JudgedOne(judged=await self.judge(one)))
             except (OSError, ValueError) as error:
-                results.append(validation.JudgedOne(error=str(error)))
+                results.append(validation.JudgedOne(error=str(error), kind=kind_of(error)))
         return validation.JudgedTogether(results=results)
 
 

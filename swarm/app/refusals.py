@@ -112,7 +112,7 @@ REFUSALS: dict[str, Refusal] = {
         "nothing",
     ),
     "crash": Refusal(
-        "the check of this file ended the validator's processes or failed in them",
+        "three times, the check of this file ended the validator's processes or failed in them",
         "if it repeats at several validators, report it with the file: no honest file should; "
         "until then the validator pauses your peer",
     ),

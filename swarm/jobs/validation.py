@@ -218,6 +218,8 @@ class JudgedOne(msgspec.Struct, frozen=True, kw_only=True):
     judged: Judged | None = None
     error: str = ""
     """Why it could not be judged."""
+    kind: str = ""
+    """See `ChildError.kind`."""
 
 
 class JudgedTogether(msgspec.Struct, frozen=True, kw_only=True):

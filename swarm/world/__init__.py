@@ -161,11 +161,16 @@ class Disk(Protocol):
 
 
 class ChildError(SwarmError):
-    """A child answered a call with an error. `kind`: class name of the child's exception."""
+    """A child answered a call with an error. `kind`: see `kind_of`."""
 
     def __init__(self, message: str, kind: str = "Error") -> None:
         super().__init__(message)
         self.kind = kind
+
+
+def kind_of(error: BaseException) -> str:
+    """The class name of a child's exception; "OSError" for all its subclasses."""
+    return "OSError" if isinstance(error, OSError) else type(error).__name__
 
 
 class ChildUserError(ChildError, UserError):
@@ -179,14 +184,14 @@ class ChildDied(SwarmError):
     """
 
     def __init__(
-        self, message: str, child: str, *, between_calls: bool = False, hung: str = ""
+        self, message: str, child: str, *, blameless: bool = False, hung: str = ""
     ) -> None:
         super().__init__(message)
         self.child = child
         self.hung = hung
         """The sentence about the call that did not return, if one ended the child; else empty."""
-        self.between_calls = between_calls
-        """The child was dead before the call, so the job did not cause its death."""
+        self.blameless = blameless
+        """The job did not cause its death: the child was dead before, or its fork server died."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

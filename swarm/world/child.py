@@ -27,7 +27,7 @@ import msgspec
 import trio
 
 from swarm.errors import UserError
-from swarm.world import job_type, setup_type
+from swarm.world import job_type, kind_of, setup_type
 from swarm.world.frames import (
     PARTS_AHEAD_MAX,
     Answer,
@@ -99,7 +99,10 @@ def _fresh_randomness() -> None:
 
 def serve(connection: socket.socket) -> None:
     """Run the service that the owner assigns, until the owner closes the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
+    # The owner handles Ctrl-C, and a SIGTERM to all processes of a service or machine: it needs
+    # this one to end its work. (Programs that this one starts do not inherit a handler.)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     _fresh_randomness()
     connection.setblocking(False)
     trio.run(_serve, connection)
@@ -228,7 +231,7 @@ def _make(assignment: Assignment) -> Any:
 def _failure(number: int, error: BaseException) -> Failed:
     if not isinstance(error, UserError):  # the message of a UserError is sufficient
         traceback.print_exception(error)
-    return Failed(number, type(error).__name__, str(error)[:MESSAGE_CHARACTERS_MAX])
+    return Failed(number, kind_of(error), str(error)[:MESSAGE_CHARACTERS_MAX])
 
 
 if __name__ == "__main__":

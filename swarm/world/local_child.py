@@ -98,6 +98,8 @@ class LocalChild:
         """See `ChildDied.hung`."""
         self._ended = False
         """Whether its process has ended; its last output may still be unread."""
+        self._lost_server = False
+        """Whether its fork server has ended, which ends it."""
         self._gone = trio.Event()
         self._supervision = trio.CancelScope(shield=True)
         self._nursery: trio.Nursery | None = None
@@ -162,7 +164,7 @@ class LocalChild:
     async def _send(self, call: _Pending, frame: bytes) -> None:
         if self._why or self._ended:
             call.finish(None)
-            raise await self._died(between_calls=True)
+            raise await self._died(blameless=True)
         with call.waiting:
             call.advanced()
             async with self._sending:
@@ -295,13 +297,15 @@ class LocalChild:
         self._why = self._why or why
         self._process.kill()
 
-    async def _died(self, *, between_calls: bool = False) -> ChildDied:
+    async def _died(self, *, blameless: bool = False) -> ChildDied:
         """Wait until the child has ended; returns the error that says how."""
         with trio.CancelScope(shield=True):
             await self._wait_gone()
         words = "; its last lines: " + " | ".join(self._last_lines) if self._last_lines else ""
         message = f"child {self.name} {self._how}{words}"
-        return ChildDied(message, self.name, between_calls=between_calls, hung=self._hung)
+        return ChildDied(
+            message, self.name, blameless=blameless or self._lost_server, hung=self._hung
+        )
 
     async def _wait_gone(self) -> None:
         """Wait until the process has ended; kill it after `GRACE_SECONDS`."""
@@ -342,6 +346,7 @@ class LocalChild:
             self._abandon_calls()
             status = await self._process.status_if_known()
             self._how = self._why or process.describe_ending(status)
+            self._lost_server = status is None
             if status == HUNG_STATUS and self._last_lines:
                 self._hung = self._last_lines[-1]
             self._gone.set()

@@ -109,7 +109,7 @@ ELSEWHERE = [
         (
             "submissions", "a_file_that_kills_the_reader", "A file that crashes its reader.",
             "Harmless: the reader is a process of its own with limits on memory and time, and is "
-            "replaced.", "a reader's start, charged to the worker.",
+            "replaced.", "two starts of a reader, charged to the worker.",
             "tests/validator/test_parsing.py",
         ),
         (

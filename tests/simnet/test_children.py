@@ -118,9 +118,28 @@ def test_a_file_that_kills_its_reader_is_quarantined_and_ends_nobody() -> None:
     story.run("validator.verdict", "validator", times=restarts.DEATHS_MAX)
     assert not story.simulation.violations
     assert {fields["outcome"] for fields in story.of("validator.verdict")} == {"quarantined"}
-    assert "2 child processes died while checking it" in story.of("validator.verdict")[0]["detail"]
+    assert "3 attempts to check it failed here" in story.of("validator.verdict")[0]["detail"]
     restarted = [fields["deaths"] for fields in story.of("compute.child_restarted")]
-    assert len(restarted) > restarts.DEATHS_MAX and set(restarted) == {1, 2}
+    assert len(restarted) > restarts.DEATHS_MAX and set(restarted) == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("judges_on", "deaths"),
+    [
+        (Hardware(load_bytes_per_second=1e6), 3),
+        (Hardware(prefill_tokens_per_second=100.0), 2),
+    ],
+    ids=["whenever it loads", "twice as it judges"],
+)
+def test_children_that_die_for_reasons_of_the_machine_are_no_fault_of_a_submission(
+    judges_on: Hardware, deaths: int
+) -> None:
+    killings = ("prefill", "judging", range(1, deaths + 2))
+    story = Story(WORKER, killings=killings, judges_on=judges_on)
+    story.run("validator.verdict", "validator")
+    (verdict,) = story.of("validator.verdict")
+    assert len(story.of("compute.child_restarted")) == deaths
+    assert (verdict["outcome"], verdict["failed"]) == ("accepted", "")
 
 
 def test_a_grader_that_hangs_costs_no_worker_its_credit() -> None:

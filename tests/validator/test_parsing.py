@@ -83,6 +83,34 @@ def test_a_reader_that_died_meanwhile_is_replaced(reader: Reading, folder: Path)
     assert len(read_bytes(reader, folder, HONEST)) == 4
 
 
+def test_a_file_whose_reader_is_killed_is_read_again(reader: Reading, folder: Path) -> None:
+    """By somebody else than the file: a reader that opens a pipe is killed as it waits."""
+    path, digest = folder / "pushed", blake3(HONEST).digest()
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+    async def main() -> Rollouts:
+        found: list[Rollouts] = []
+
+        async def read() -> None:
+            function, out = reader.reader.read, folder / "canonical"
+            contents = await trio.to_thread.run_sync(function, path, digest, out, LIMITS)
+            found.append(contents.rollouts)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            pipe = await trio.to_thread.run_sync(os.open, path, os.O_WRONLY)  # until it is read
+            (folder / "honest").write_bytes(HONEST)
+            (folder / "honest").replace(path)
+            child = reader.reader._child.value
+            assert isinstance(child, LocalChild)
+            child._process.kill()
+            os.close(pipe)
+        return found[0]
+
+    assert len(reader.ask(main)) == 4
+
+
 def test_trouble_of_this_machine_is_no_fault_of_the_file(reader: Reading, folder: Path) -> None:
     (folder / "pushed").write_bytes(HONEST)
     digest = blake3(HONEST).digest()

@@ -284,11 +284,11 @@ def test_a_deadly_submission_costs_its_neighbours_one_pass() -> None:
     jobs = [asked(name) for name in ("a", "b", "deadly", "c")]
     results, together = judge_all(child, jobs)
     died = [results[name] for name in (b"b", b"deadly", b"c")]
-    assert all(isinstance(each, ChildDied) and each.between_calls for each in died)
+    assert all(isinstance(each, ChildDied) and each.blameless for each in died)
     results, _ = judge_all(child, jobs[1:], together=together)
     assert child.calls[-3:] == [[b"b"], [b"deadly"], [b"c"]]
     assert results[b"b"] == "b" and results[b"c"] == "c"
-    assert not results[b"deadly"].between_calls  # alone, it is to blame
+    assert not results[b"deadly"].blameless  # alone, it is to blame
     results, _ = judge_all(child, [asked(name) for name in "xbc"], together=together)
     assert child.calls[-1] == [b"b", b"c"]  # nobody suspects them any more
 

@@ -371,7 +371,7 @@ def test_only_public_methods_are_called_and_only_with_what_fits(
     trio.run(main)
 
 
-def test_a_child_lives_where_its_owner_does_but_out_of_reach_of_ctrl_c(
+def test_a_child_lives_where_its_owner_does_but_out_of_reach_of_signals_to_everybody(
     compute: LocalCompute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWARM_FOR_TESTS", "yes")
@@ -383,6 +383,7 @@ def test_a_child_lives_where_its_owner_does_but_out_of_reach_of_ctrl_c(
         async with compute.child(SERVICE, name="c") as child:
             pid = await child.request("pid", Nothing(), int)
             os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
             assert await child.request("surroundings", Nothing(), Surroundings) == Surroundings(
                 folder=str(tmp_path),
                 for_tests="yes",

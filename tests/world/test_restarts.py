@@ -80,8 +80,8 @@ def test_a_child_that_was_dead_already_does_not_blame_what_it_is_asked() -> None
                 await child.request("die", Nothing(), NoneType)
             with pytest.raises(ChildDied) as before_it:
                 await child.request("greet", Named(name="x"), str)
-            assert not over_it.value.between_calls
-            assert before_it.value.between_calls
+            assert not over_it.value.blameless
+            assert before_it.value.blameless
 
     trio.run(main)
 
