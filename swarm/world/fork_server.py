@@ -15,7 +15,6 @@ SWARM_FORK_SERVER names its socket, and start children without it while nobody l
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import os
@@ -175,6 +174,8 @@ def _run(program: Program) -> None:
 
 def main() -> None:
     """The command line."""
+    import argparse  # here: every peer imports this module
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--preload", default="", help="modules to import, separated by commas")

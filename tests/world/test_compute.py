@@ -670,8 +670,8 @@ def test_a_network_process_imports_only_what_it_uses() -> None:
     code = """
 import sys, swarm.app.commands.peer, swarm.app.peer, peers.relay, peers.inference.role
 heavy = (
-    "aioquic", "httpx", "numpy", "prometheus_client", "pyarrow", "requests", "rich", "torch",
-    "zeroconf",
+    "Crypto", "aioquic", "coincurve", "dns", "httpx", "numpy", "prometheus_client", "pyarrow",
+    "requests", "rich", "torch", "zeroconf",
 )
 loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded.intersection(heavy), loaded.intersection(heavy)

@@ -11,17 +11,17 @@ address of a peer counts.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import dns.asyncresolver
-import dns.exception
-import dns.resolver
 import trio
 from multiaddr import Multiaddr
 
 from swarm.errors import UserError
 from swarm.transport import ConnectError, DialFailure
 from swarm.transport.libp2p.addresses import parse_multiaddr, require_peer
+
+if TYPE_CHECKING:
+    import dns.asyncresolver
 
 PREFIX = "/dnsaddr/"
 
@@ -53,6 +53,16 @@ class NoRecords(Exception):
 
 async def look_up(name: str, resolver: dns.asyncresolver.Resolver | None = None) -> Sequence[str]:
     """Find the TXT records of a name with this machine's DNS servers, or those of `resolver`."""
+    # Here, since it takes 3 MB, and most peers look no name up. Without DNS over HTTPS and QUIC,
+    # which would import HTTP clients.
+    import dns._features
+
+    for feature in ("doh", "doq"):
+        dns._features.force(feature, False)
+    import dns.asyncresolver
+    import dns.exception
+    import dns.resolver
+
     try:
         asked = resolver or dns.asyncresolver.Resolver()
         with trio.fail_after(LOOKUP_SECONDS):
