@@ -146,6 +146,10 @@ class Gossip:
         """Neighbours that are trusted or admitted, sorted."""
         return self._slots.members()
 
+    def is_refused_by(self, peer: PeerId) -> bool:
+        """Whether a peer had no slot for this one lately."""
+        return self._slots.is_refused_by(peer)
+
     def show(self, admission: Envelope) -> None:
         """Store this peer's own admission, new or renewed, and show it to neighbours if due."""
         first_time = not self._admission
@@ -510,7 +514,9 @@ class Gossip:
                 reported = self._report_dropped(reported)
                 report_at = self._world.now() + DROPPED_REPORT_SECONDS
             fresh, self._fresh = self._fresh, {}
+            self._store.forget_oldest()
             for neighbour in list(self._slots.neighbours.values()):
+                neighbour.sweep(self._store.get)
                 if fresh:
                     self._offer(neighbour, fresh)
                 if neighbour.offers:
@@ -523,9 +529,6 @@ class Gossip:
             if self._asked:
                 now = self._world.now()
                 self._asked = {d: until for d, until in self._asked.items() if until > now}
-            self._store.forget_oldest()
-            for neighbour in self._slots.neighbours.values():
-                neighbour.sweep(self._store.get)
             self._slots.part_with_strangers()
             if self._slots.open_at <= self._world.now():
                 self._open_more(nursery)

@@ -101,7 +101,10 @@ class Slots:
 
     def members(self) -> list[PeerId]:
         """Neighbours that are trusted or admitted, sorted."""
-        return sorted(n.peer for n in self.neighbours.values() if self.rank(n) > STRANGER)
+        return sorted(n.peer for n in self.neighbours.values() if self._is_member(n))
+
+    def _is_member(self, neighbour: Neighbour) -> bool:
+        return neighbour.admitted_until > self._world.now() or self.trusts(neighbour.peer)
 
     def set_admitted(self) -> None:
         """Note that this peer is admitted now: peers that had no slot for it may have one now."""
@@ -172,7 +175,7 @@ class Slots:
         """End conversations with peers that stay strangers for too long: they bring nothing."""
         now = self._world.now()
         for neighbour in list(self.neighbours.values()):
-            if self.rank(neighbour) > STRANGER:
+            if neighbour.admitted_until > now or self.trusts(neighbour.peer):
                 continue
             if 0 < neighbour.admitted_until <= now:
                 neighbour.since, neighbour.admitted_until = now, 0.0
@@ -202,7 +205,7 @@ class Slots:
     def lacks(self) -> int:
         """How many more conversations with untrusted peers to start now."""
         trusted = self.trusts(self._transport.peer_id)
-        members = sum(self.rank(each) > STRANGER for each in self.neighbours.values())
+        members = sum(self._is_member(each) for each in self.neighbours.values())
         wanted = (NEIGHBOURS_MAX if trusted else STARTED_UNTIL) - members
         return min(wanted, OPENING_MAX) - len(self.opening)
 
@@ -219,11 +222,21 @@ class Slots:
         refusal = self._refusals.get(peer)
         if refusal is None:
             return 0.0
+        return refusal.retry_at + (FULL_SECONDS if self._lets_be(peer, refusal) else 0.0)
+
+    def _lets_be(self, peer: PeerId, refusal: Refusal) -> bool:
+        """Whether a peer that had no slot is left alone for a while. Trusted peers ask one another
+        again soon; if everybody asked them, each would refuse all peers of the run each minute."""
         enough = len(self.neighbours) >= NEIGHBOURS_WANTED
-        pause = 0.0
-        if refusal.full and enough and not self.trusts(peer):
-            pause = FULL_SECONDS
-        return refusal.retry_at + pause
+        both_trusted = self.trusts(peer) and self.trusts(self._transport.peer_id)
+        return refusal.full and enough and not both_trusted
+
+    def is_refused_by(self, peer: PeerId) -> bool:
+        """Whether a peer had no slot for this one so lately that connecting to it is no use."""
+        refusal = self._refusals.get(peer)
+        if refusal is None or not self._lets_be(peer, refusal):
+            return False
+        return refusal.retry_at + FULL_SECONDS > self._world.now()
 
     def may_open(self, peer: PeerId) -> bool:
         due = self.opens_at(peer) <= self._world.now()

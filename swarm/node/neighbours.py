@@ -14,6 +14,7 @@ from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.identity import PeerId
 from swarm.messages import PeerRecord
 from swarm.node.node import Node
+from swarm.rollouts.seeds import rendezvous
 from swarm.run.run import Run
 from swarm.transport import Reachability
 
@@ -93,12 +94,16 @@ class Neighbours:
     def some_records(self, most: int) -> list[Envelope]:
         """Draw peer records to give to a new neighbour."""
         known = self._node.records()
+        drawn: dict[int, None] = {}
         chosen: list[Envelope] = []
-        for envelope in self._node.world.random.sample(known, len(known)):
-            if len(chosen) == most:
-                break
-            if self._run.serves(envelope.sender, envelope.expect(PeerRecord).roles):
+        while len(chosen) < most and len(drawn) < len(known):
+            index = self._node.world.random.randrange(len(known))
+            envelope = known[index]
+            if index not in drawn and self._run.serves(
+                envelope.sender, envelope.expect(PeerRecord).roles
+            ):
                 chosen.append(envelope)
+            drawn[index] = None
         return chosen
 
     async def meet(self) -> PeerId | None:
@@ -121,7 +126,8 @@ class Neighbours:
         """Keep `NEIGHBOURS_WANTED` gossip neighbours, at least `trusted_wanted` of them trusted.
 
         Only neighbours that take part in the run count. The trusted ones are wanted however many
-        other peers connect. Runs until cancelled.
+        other peers connect, but in a large run they have slots for few: those that refuse are left
+        alone for a while. Runs until cancelled.
         """
         while True:
             members = gossip.members()
@@ -129,12 +135,18 @@ class Neighbours:
             wanted = max(0, NEIGHBOURS_WANTED - len(members))
             lacking = max(wanted, trusted_wanted - near)
             if lacking > 0:
-                connected = self._node.transport.connected()
-                known = [peer for peer in self.others() if peer not in connected]
+                connected = set(self._node.transport.connected())
+                known: list[PeerId] = []
+                if wanted:
+                    known = [peer for peer in self.others() if peer not in connected]
+                # The first in rank has this peer's heartbeats, so it is connected already.
+                own = self._node.peer_id.encode()
                 trusted = [
                     PeerId(peer)
-                    for peer in self._run.manifest.trusted_ids()
-                    if peer not in connected and peer != self._node.peer_id
+                    for peer in rendezvous(self._run.manifest.trusted_ids(), own)
+                    if peer != self._node.peer_id
+                    and peer not in members
+                    and not gossip.is_refused_by(PeerId(peer))
                 ]
                 others = self._node.world.random.sample(known, min(wanted, len(known)))
                 for peer in list(dict.fromkeys(trusted[:lacking] + others)):

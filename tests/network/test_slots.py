@@ -12,9 +12,12 @@ from swarm.gossip.frames import PROTOCOL, Hello, encode
 from swarm.gossip.gossip import ADMITTED_SECONDS
 from swarm.gossip.neighbour import Neighbour
 from swarm.gossip.slots import (
+    FULL_SECONDS,
     LASTING_SECONDS,
     NEIGHBOURS_MAX,
+    NEIGHBOURS_WANTED,
     OPENING_MAX,
+    RETRY_SECONDS,
     STARTED_UNTIL,
     STRANGER_SECONDS,
     STRANGERS_MAX,
@@ -219,6 +222,37 @@ def test_whoever_gets_no_slot_hears_no_hello() -> None:
             with pytest.raises(StreamError):
                 assert await stream.receive() is None
                 raise StreamError("ended without a word")
+
+    in_virtual_time(main)
+
+
+def test_whoever_has_neighbours_leaves_a_full_trusted_peer_alone_for_a_while() -> None:
+    """If everybody asked the trusted peers again and again, each would refuse the whole run."""
+
+    async def main() -> None:
+        async with running(MANIFEST) as run:
+            worker, trainer = await run.add(identity(1000)), await run.add(TRAINER)
+            for number in range(NEIGHBOURS_WANTED):
+                other = await run.add(identity(2000 + number))
+                await other.reach(worker.id)
+            await worker.reach(trainer.id)
+            await trio.sleep(SOME_SECONDS)
+            for member in (worker, trainer):
+                slots = Slots(member.transport, member.world, member.run.trusts)
+                slots.admitted = True
+                if member is worker:
+                    stream = await worker.transport.open_stream(trainer.id, PROTOCOL)
+                    some = Neighbour(stream, opened=True, range_="", now=0.0)
+                    slots.neighbours = dict.fromkeys(worker.gossip.neighbours(), some)
+                assert not slots.is_refused_by(VALIDATOR.peer_id)
+                slots.attempt(VALIDATOR.peer_id).full = True
+                slots.opened(VALIDATOR.peer_id)
+                await trio.sleep(FULL_SECONDS - 1)
+                due = slots.opens_at(VALIDATOR.peer_id) <= member.world.now()
+                assert due == (member is trainer) != slots.is_refused_by(VALIDATOR.peer_id)
+                await trio.sleep(2 + RETRY_SECONDS)
+                assert slots.opens_at(VALIDATOR.peer_id) <= member.world.now()
+                assert not slots.is_refused_by(VALIDATOR.peer_id)
 
     in_virtual_time(main)
 
