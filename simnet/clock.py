@@ -33,9 +33,10 @@ _NAMED, _LINK = 0, 1
 TASKS_NAMED_MAX = 20
 """Most waiting tasks that `Deadlock` names."""
 
-GARBAGE_THRESHOLDS = (200_000, 20, 20)
+GARBAGE_THRESHOLDS = (200_000, 20, 200)
 """Thresholds of Python's garbage collector. A simulation keeps millions of objects alive; the
-default (700, 10, 10) would scan them again and again."""
+default (700, 10, 10) would scan them again and again. Scanning all of them takes seconds and finds
+little."""
 
 
 class Deadlock(SwarmError):

@@ -247,11 +247,15 @@ class Node:
         ):
             # Identities are free, so however many are announced, connected peers stay.
             connected = {self.peer_id, *self.transport.connected()}
-            others = [peer for peer in self._records if peer not in connected]
-            others = others or list(self._records)
+            others = (peer for peer in self._records if peer not in connected)
+            if crowded:  # usual in a large run, so it ends at the first
+                self._forget_record(next(others, next(iter(self._records))))
+                continue
             # A flood of long records displaces only long ones.
-            longest = max(others, key=lambda peer: len(self._records[peer].raw))
-            self._forget_record(others[0] if crowded else longest)
+            longest = max(
+                list(others) or self._records, key=lambda peer: len(self._records[peer].raw)
+            )
+            self._forget_record(longest)
 
     def _forget_record(self, peer: str) -> None:
         held = self._records.pop(peer, None)

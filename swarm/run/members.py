@@ -43,6 +43,10 @@ ROUND_SECONDS = 15.0
 names it, and counts as late 30 s after it was sent. So from 600 members of one trusted peer on,
 digests follow each other faster, and from some 3,000 on members appear as suspected elsewhere."""
 
+LISTED_SECONDS = 1.0
+"""Time for which a list of the leases in force is used again. Listing thousands takes tens of
+milliseconds, and thousands of peers may ask for admission within a minute."""
+
 PRESENT_MAX = 200
 """Most peers in one presence digest."""
 
@@ -107,6 +111,9 @@ class Members:
         """Time of the newest digest, and of the beginning."""
         self.digest_seconds = PRESENCE_SECONDS
         """Seconds from the newest digest to the next."""
+        self._listed: dict[str, Lease] | None = None
+        """Leases in force at `_listed_at`, by peer, and those granted here since."""
+        self._listed_at = -math.inf
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -135,17 +142,28 @@ class Members:
         slot = msgspec.structs.replace(newest, admitted_ms=first.admitted_ms, entry=first.entry)
         return Lease(peer, slot, renewed_here)
 
-    def leases(self) -> Iterator[Lease]:
-        """Yield every lease in force, sorted by peer."""
-        known = set(self.own).union(*self._reports.values())
-        for peer in sorted(known):
-            lease = self.lease_of(peer)
-            if lease is not None:
-                yield lease
+    def leases(self) -> list[Lease]:
+        """List the leases in force, as they were less than `LISTED_SECONDS` ago, and those that
+        this peer has granted since."""
+        if self._listed is None or self._world.now() >= self._listed_at + LISTED_SECONDS:
+            known = sorted(set(self.own).union(*self._reports.values()))
+            found = ((peer, self.lease_of(peer)) for peer in known)
+            self._listed = {peer: lease for peer, lease in found if lease is not None}
+            self._listed_at = self._world.now()
+        return list(self._listed.values())
+
+    def grant(self, peer: str) -> None:
+        """Note that this peer has just given another one a slot."""
+        self.own[peer].granted = self._world.now()
+        lease = self.lease_of(peer)
+        if lease is not None and self._listed is not None:
+            self._listed[peer] = lease
 
     def lose(self, peer: str) -> None:
         """Take a slot from a peer that renews its lease here."""
         del self.own[peer]
+        if self._listed is not None:
+            self._listed.pop(peer, None)
         self._lost[peer] = self._took[peer] = self._world.now()
 
     def has_lost(self, peer: str) -> bool:

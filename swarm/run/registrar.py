@@ -239,13 +239,13 @@ class Registrar:
             self._events.emit("membership.peer_admitted", remote=peer, roles=heartbeat.roles)
         elif member.standing != "live":
             self._events.emit("membership.peer_returned", remote=peer)
-        if lease is None:
-            member.granted = now
         if stake > slot.stake:
             member.useful = self._members.worked
         network = network or slot.network
         member.slot = msgspec.structs.replace(slot, network=network, stake=stake)
         member.heartbeat, member.heard, member.standing = kept, now, "live"
+        if lease is None:
+            self._members.grant(peer)
         return member
 
     def _lease_shown(self, peer: str, shown: Envelope | None) -> Lease | None:
