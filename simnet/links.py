@@ -24,7 +24,7 @@ from simnet.seeded import derive
 from swarm.identity import Identity, PeerId
 from swarm.transport import ConnectionEvent, Framing, StreamError, limits
 from swarm.transport.base import Handler
-from swarm.transport.room import Origin, is_full, least_useful, origin_of
+from swarm.transport.room import Origin, is_full, least_useful, origin_of, surplus
 from swarm.world import Disk, World
 
 RETRANSMISSION_SECONDS = 0.2
@@ -141,6 +141,15 @@ class Endpoint(BulkPlane):
             useless.close("the connection made way for another")
         return True
 
+    async def keep_few(self) -> None:
+        """Close idle connections beyond those kept, until cancelled."""
+
+        def close_idle() -> None:
+            for each in surplus(self.connections.values(), self._kept(limits.CONNECTIONS_MAX)):
+                each.close("nobody used the connection")
+
+        await self._trim(close_idle)
+
     def network_of(self, peer: PeerId) -> str:
         held = self.connections.get(peer)
         return held.origin.public_range if held is not None and held.via is None else ""
@@ -173,6 +182,7 @@ class Connection:
         "peer",
         "streams",
         "twin",
+        "used_at",
         "via",
     )
 
@@ -189,7 +199,7 @@ class Connection:
         """Events of waiting round trips, set when the connection ends."""
         self.closed = False
         """Whether this side sends nothing any more."""
-        self.opened_at = trio.current_time()
+        self.opened_at = self.used_at = trio.current_time()
         self.link = network.link(owner, peer)
         self._network = network
         self._latency = network.path_latency(owner, via, peer)
@@ -214,9 +224,17 @@ class Connection:
 
     @property
     def idle(self) -> bool:
-        age = trio.current_time() - self.opened_at
-        busy = self.streams or self.asking
-        return not busy and age >= limits.CONNECTION_GRACE_SECONDS
+        if self.streams or self.asking:
+            return False
+        owner, peer = self.owner, self.peer.peer_id
+        if peer in owner.reserved_by or peer in owner._reservations:
+            return False
+        return trio.current_time() - self.used_at >= limits.CONNECTION_GRACE_SECONDS
+
+    def drop(self, stream: SimulatedStream) -> None:
+        """Forget a stream that has ended."""
+        if self.streams.pop(stream, self) is None:
+            self.used_at = trio.current_time()
 
     # --- messages ---
 
@@ -348,6 +366,7 @@ class SimulatedStream:
         self._remote_ended = False
         self._failure: str | None = None
         connection.streams[self] = None
+        connection.used_at = trio.current_time()
 
     # --- the Stream interface ---
 
@@ -405,7 +424,7 @@ class SimulatedStream:
         if self._failure is None and not self._over:
             self._failure = reason
             self._wake()
-        self._connection.streams.pop(self, None)
+        self._connection.drop(self)
 
     # --- inside ---
 
@@ -464,7 +483,7 @@ class SimulatedStream:
 
     def _forget_if_over(self) -> None:
         if self._over:
-            self._connection.streams.pop(self, None)
+            self._connection.drop(self)
 
     def _take_turn(self) -> trio.Lock:
         if self._turn is None:
@@ -494,7 +513,7 @@ class SimulatedStream:
         """Reset the stream from this side."""
         self._failure = reason
         self._wake()
-        self._connection.streams.pop(self, None)
+        self._connection.drop(self)
         self._connection.send(1, self.far.break_, "reset by the other side")
 
     async def _change(self) -> None:

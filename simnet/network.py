@@ -106,6 +106,7 @@ class SimulatedNetwork:
             )
             self._here[identity.peer_id] = self._by_host[host] = transport
             self._gone_dark.pop(host, None)
+            nursery.start_soon(transport.keep_few, name=f"trim {identity.peer_id}")
             try:
                 yield transport
             finally:

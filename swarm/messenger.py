@@ -1,4 +1,4 @@
-"""Signed requests and replies between two peers, over one long-lived stream each way.
+"""Signed requests and replies between two peers, over one stream each way while they have any.
 
 The protocol is `/swarm/message/1.0.0`, the framing SWARM. A frame is msgpack `[id, envelopes]`. The
 requester chooses `id` and the reply repeats it. The first envelope of a request is the message;
@@ -11,7 +11,7 @@ content, so that a repetition does no harm.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated
 
 import msgspec
@@ -44,6 +44,10 @@ REQUESTS_OPEN_MAX = 64
 REQUEST_ENVELOPES_MAX = 8
 """Number of envelopes in one request or reply: the message and its supporting envelopes."""
 
+LINE_SECONDS = 30.0
+"""A stream without a request for this long is ended. It outlasts the pause between two heartbeats;
+an older one would keep its connection from being closed for a peer that needs it more."""
+
 PROTOCOL = "/swarm/message/1.0.0"
 
 _Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
@@ -66,6 +70,7 @@ class _Line:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
+        self.used_at = trio.current_time()
         self.next_id = 0
         self.waiting: dict[int, trio.MemorySendChannel[list[bytes]]] = {}
 
@@ -106,7 +111,18 @@ class Messenger:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            await trio.sleep_forever()
+            while True:
+                await trio.sleep(LINE_SECONDS / 3)
+                await self._end_unused()
+
+    async def _end_unused(self) -> None:
+        """End streams on which nothing was asked for a while."""
+        since = trio.current_time() - LINE_SECONDS
+        for peer, line in list(self._lines.items()):
+            if not line.waiting and line.used_at <= since:
+                del self._lines[peer]  # first, so that no request takes it meanwhile
+                with suppress(StreamError):
+                    await line.stream.end()
 
     async def request(
         self, peer: PeerId, *envelopes: Envelope, deadline_seconds: float = REQUEST_DEADLINE_SECONDS
@@ -133,6 +149,7 @@ class Messenger:
 
     async def _ask(self, peer: PeerId, raws: list[bytes]) -> list[bytes]:
         line = await self._line(peer)
+        line.used_at = trio.current_time()
         line.next_id += 1
         identifier = line.next_id
         send, receive = trio.open_memory_channel[list[bytes]](1)

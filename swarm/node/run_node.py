@@ -146,6 +146,7 @@ class RunNode:
         node.dht.serving = self.serves
         self._vouch_for_trusted()
         if node.peer_id in run.manifest.trusted_ids():
+            node.transport.keep_many()
             self._trusted = TrustedPart(
                 node,
                 run,

@@ -344,6 +344,11 @@ class Transport(BlobTransport, Protocol):
         to make room for a stranger's."""
         ...
 
+    def keep_many(self) -> None:
+        """Keep as many connections as there is room for, not only `limits.CONNECTIONS_KEPT`: all
+        peers of a run call this one."""
+        ...
+
     def expect(self, peer: PeerId, size_bytes: int) -> None:
         """Read so many bytes of a connected peer besides what a stranger may send at its rate.
 

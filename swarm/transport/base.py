@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +23,7 @@ from swarm.transport import (
     limits,
 )
 from swarm.transport.framing import ByteStream, FramedStream
+from swarm.transport.room import kept_of
 from swarm.world import Disk, World
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,9 @@ fullest stream of the peer that holds most is reset, strangers first."""
 
 STREAMS_PER_PEER_MAX = 64
 """Streams that one remote peer may have open at once; more are reset. A role uses about ten."""
+
+VOUCHED_SWEPT_MIN = 64
+"""Fewer vouched peers are not looked through."""
 
 CONNECTION_EVENTS_MAX = 1024
 """Events kept for a subscriber that lags: more than a peer has connections."""
@@ -70,6 +74,9 @@ class BaseTransport:
         self.traffic = Traffic()
         self._banned_until: dict[PeerId, float] = {}
         self._vouched_until: dict[PeerId, float] = {}
+        self._vouched_swept = 0
+        """Number of vouched peers after those whose time is over were last forgotten."""
+        self._keeps_many = False
         self._served_streams: Counter[PeerId] = Counter()
         self._streams: dict[FramedStream, None] = {}
         self._held_bytes = 0
@@ -133,8 +140,24 @@ class BaseTransport:
 
     def vouch(self, peer: PeerId, seconds: float) -> None:
         now = self._world.now()
-        self._vouched_until = {p: t for p, t in self._vouched_until.items() if t > now}
+        # Every heartbeat and greeting comes here: look through all only once they have doubled.
+        if len(self._vouched_until) > 2 * self._vouched_swept:
+            self._vouched_until = {p: t for p, t in self._vouched_until.items() if t > now}
+            self._vouched_swept = max(VOUCHED_SWEPT_MIN, len(self._vouched_until))
         self._vouched_until[peer] = max(self._vouched_until.get(peer, 0.0), now + seconds)
+
+    def keep_many(self) -> None:
+        self._keeps_many = True
+
+    def _kept(self, most: int) -> int:
+        """How many connections to keep of at most `most`."""
+        return kept_of(most) if self._keeps_many else min(limits.CONNECTIONS_KEPT, kept_of(most))
+
+    async def _trim(self, idle: Callable[[], None]) -> None:
+        """Call `idle`, which closes idle connections, again and again until cancelled."""
+        while True:
+            await trio.sleep(limits.CONNECTION_TRIM_SECONDS)
+            idle()
 
     def expect(self, peer: PeerId, size_bytes: int) -> None:
         """Nothing, where strangers have no rate."""

@@ -31,14 +31,26 @@ DIAL_ADDRESSES_MAX = 8
 """Addresses of a peer tried in turn."""
 
 CONNECTIONS_MAX = 4096
-"""Live connections of one peer, 42 KiB each. libp2p's own default starts pruning at 300. Workers
-connect to each validator in turn, so this bounds how many of them stay connected to it."""
+"""Live connections of one peer, 42 KiB each. libp2p's own default starts pruning at 300."""
+
+CONNECTIONS_KEPT = 128
+"""A peer with more connections closes idle ones. Each lookup in the DHT makes some twenty, so
+without this bound everybody would in time be connected to everybody. About 100 are in use: 32 of
+gossip, 64 of pieces, a few trusted peers."""
+
+CONNECTIONS_SPARE_SHARE = 1 / 16
+"""Share of its connections that a peer which keeps all it has room for (`Transport.keep_many`)
+leaves to newcomers: it closes idle ones before it is full."""
+
+CONNECTION_TRIM_SECONDS = 10.0
+"""Between two looks for idle connections beyond those kept."""
 
 CONNECTIONS_OF_STRANGERS_MAX = 1024
 """Of these, connections of peers that are neither trusted nor admitted."""
 
 CONNECTION_GRACE_SECONDS = 20.0
-"""A connection younger than this is not idle: its first stream may open soon."""
+"""A connection that was opened or used less than this ago is not idle: its next stream may open
+soon. A heartbeat comes every 10 s, so a connection that carries them is never idle."""
 
 CONNECTION_PING_SECONDS = 15.0
 """Between two pings of a connection. libp2p's yamux pings too but ignores silence, so a peer that

@@ -3,7 +3,8 @@
 A handshake competes only with other handshakes. A connection whose peer has proved its identity
 competes only with other such connections. When all slots are taken, an existing connection is
 closed for the newcomer: one from the address range that has most of them, so that a flood displaces
-itself.
+itself. Before it comes to that, a peer closes connections that nobody uses (`surplus`), least
+recently used first.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class Held(Protocol):
     def origin(self) -> Origin: ...
 
     @property
-    def opened_at(self) -> float: ...
+    def used_at(self) -> float:
+        """When it was opened, or a stream of it last began or ended."""
+        ...
 
     @property
     def vouched(self) -> bool:
@@ -105,7 +108,8 @@ class Held(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it carries no stream and is too old to be about to open its first."""
+        """Whether it carries no stream, is not about to carry one (`CONNECTION_GRACE_SECONDS`),
+        and no relay needs it for a reservation."""
         ...
 
 
@@ -126,7 +130,7 @@ def least_useful(held: Iterable[_Held], newcomer: Origin) -> _Held | None:
 
     A stranger's while strangers have at least `CONNECTIONS_FOR_STRANGERS`, else an idle one of a
     known peer: neither kind can shut the other out. Among these, the most crowded range comes
-    first, then an idle connection, then the oldest.
+    first, then an idle connection, then the least recently used.
     """
     connections = list(held)
     candidates = [c for c in connections if not c.vouched]
@@ -135,8 +139,28 @@ def least_useful(held: Iterable[_Held], newcomer: Origin) -> _Held | None:
     crowd = Counter(c.origin.range for c in candidates)
     crowd[newcomer.range] += 1
     return min(
-        candidates, key=lambda c: (-crowd[c.origin.range], not c.idle, c.opened_at), default=None
+        candidates, key=lambda c: (-crowd[c.origin.range], not c.idle, c.used_at), default=None
     )
+
+
+def kept_of(most: int) -> int:
+    """How many of at most `most` connections a peer keeps that keeps as many as it can."""
+    return most - int(most * limits.CONNECTIONS_SPARE_SHARE)
+
+
+def surplus(held: Iterable[_Held], kept: int) -> list[_Held]:
+    """The idle connections to close so that `kept` are left, and strangers have some room too.
+
+    Strangers' come first, then the least recently used. So no connection in use is closed, and
+    closing an idle one costs its peer no more than a new handshake.
+    """
+    connections = list(held)
+    strangers = sum(not c.vouched for c in connections)
+    beyond = max(len(connections) - kept, strangers - kept_of(limits.CONNECTIONS_OF_STRANGERS_MAX))
+    if beyond <= 0:
+        return []
+    idle = [c for c in connections if c.idle]
+    return sorted(idle, key=lambda c: (c.vouched, c.used_at))[:beyond]
 
 
 class NoRoom(Exception):

@@ -316,6 +316,57 @@ def test_idle_connections_make_room_for_newcomers(monkeypatch: pytest.MonkeyPatc
     run(main)
 
 
+IDLE_SECONDS = limits.CONNECTION_GRACE_SECONDS + 2 * limits.CONNECTION_TRIM_SECONDS
+
+
+def test_only_so_many_idle_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS_KEPT", 1)
+
+    async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
+        bob.transport.serve(ECHO, echo)
+        await connect(alice, bob)
+        await connect(carol, alice)
+        stream = await alice.transport.open_stream(bob.id, ECHO)
+        await trio.sleep(IDLE_SECONDS)
+        assert alice.transport.connected() == [bob.id]  # it is in use
+        await stream.reset()
+        await connect(alice, carol)
+        await trio.sleep(IDLE_SECONDS)
+        assert alice.transport.connected() == [carol.id]  # used last
+        alice.transport.keep_many()
+        await connect(alice, bob)
+        await trio.sleep(IDLE_SECONDS)
+        assert set(alice.transport.connected()) == {bob.id, carol.id}
+
+    run(main)
+
+
+def test_a_connection_with_a_reservation_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS_KEPT", 0)
+
+    async def main() -> None:
+        network = SimulatedNetwork(1, CALM)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(network.running())
+            relay, hidden = [
+                await stack.enter_async_context(
+                    network.transport(
+                        key,
+                        world=SimulatedWorld(1, key.peer_id),
+                        disk=SimulatedDisk(key.peer_id),
+                        line=Line(reachability=reachability),
+                        relay=reachability == "public",
+                    )
+                )
+                for key, reachability in ((ALICE, "public"), (BOB, "symmetric"))
+            ]
+            await hidden.use_relay(relay.peer_id, relay.addresses())
+            await trio.sleep(IDLE_SECONDS)
+            assert relay.connected() == [hidden.peer_id]
+
+    run_virtual(main, seed=1)
+
+
 def test_two_who_dial_each_other_at_once_have_one_connection() -> None:
     async def main(network: SimulatedNetwork, alice: Peer, bob: Peer, carol: Peer) -> None:
         bob.transport.serve(ECHO, echo)

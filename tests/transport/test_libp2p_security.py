@@ -275,6 +275,28 @@ def test_idle_connections_make_room_for_newcomers(tmp_path, monkeypatch) -> None
     run(main)
 
 
+def test_connections_that_nobody_uses_are_closed_but_no_reservations(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(limits, "CONNECTION_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "CONNECTION_TRIM_SECONDS", 0.01)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            relay = await peers.open(CAROL, relay=True)
+            hidden = await peers.open(BOB, [])
+            await hidden.use_relay(relay.peer_id, relay.addresses())
+            alice = await peers.open(ALICE)
+            events = alice.connection_events()
+            await alice.connect(CAROL.peer_id, relay.addresses())
+            monkeypatch.setattr(limits, "CONNECTIONS_KEPT", 0)
+            assert (await events.receive()).connected
+            assert not (await events.receive()).connected
+            assert relay.connected() == [BOB.peer_id]
+            assert hidden.connected() == [CAROL.peer_id]
+
+    run(main)
+
+
 def test_one_address_cannot_take_all_connections(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(room, "CONNECTIONS_PER_ADDRESS_MAX", 1)
 

@@ -13,7 +13,16 @@ import trio
 import trio.testing
 
 from swarm.transport import limits, room
-from swarm.transport.room import Caller, Door, NoRoom, Origin, is_full, least_useful, origin_of
+from swarm.transport.room import (
+    Caller,
+    Door,
+    NoRoom,
+    Origin,
+    is_full,
+    least_useful,
+    origin_of,
+    surplus,
+)
 
 WANTED = limits.CONNECTIONS_MAX + room.HANDSHAKES_MAX + room.FILES_BESIDE_CONNECTIONS
 
@@ -21,7 +30,7 @@ WANTED = limits.CONNECTIONS_MAX + room.HANDSHAKES_MAX + room.FILES_BESIDE_CONNEC
 @dataclass(eq=False)
 class Connection:
     host: str
-    opened_at: float = 0.0
+    used_at: float = 0.0
     vouched: bool = False
     idle: bool = True
 
@@ -55,23 +64,23 @@ def test_where_a_connection_comes_from(host: str, address: str, network: str) ->
 
 
 def test_a_crowd_makes_way_for_whoever_comes_from_elsewhere() -> None:
-    flood = [Connection(f"198.51.100.{n}", opened_at=n, idle=False) for n in range(20)]
-    honest = [Connection(f"192.0.2.{n}", opened_at=n) for n in range(19)]
+    flood = [Connection(f"198.51.100.{n}", used_at=n, idle=False) for n in range(20)]
+    honest = [Connection(f"192.0.2.{n}", used_at=n) for n in range(19)]
     assert least_useful(honest + flood, origin_of("203.0.113.1")) is flood[0]
     # A newcomer of the smaller crowd makes it the greater one.
     assert least_useful([*honest, *flood[:19]], origin_of("192.0.2.200")) is honest[0]
 
 
 def test_in_a_crowd_the_idle_go_first_and_of_those_the_oldest() -> None:
-    busy = Connection("192.0.2.1", opened_at=1, idle=False)
-    old, young = Connection("192.0.2.2", opened_at=2), Connection("192.0.2.3", opened_at=3)
+    busy = Connection("192.0.2.1", used_at=1, idle=False)
+    old, young = Connection("192.0.2.2", used_at=2), Connection("192.0.2.3", used_at=3)
     assert least_useful([young, busy, old], origin_of("203.0.113.1")) is old
 
 
 def test_strangers_displace_no_known_peer_and_known_peers_leave_strangers_room() -> None:
     reserved = room.CONNECTIONS_FOR_STRANGERS
     known = [Connection(f"192.0.2.{n}", vouched=True) for n in range(200)]
-    strangers = [Connection(f"10.0.{n}.1", opened_at=n) for n in range(reserved)]
+    strangers = [Connection(f"10.0.{n}.1", used_at=n) for n in range(reserved)]
     assert least_useful(known + strangers, origin_of("203.0.113.1")) is strangers[0]
     assert least_useful(known + strangers[1:], origin_of("203.0.113.1")) is known[0]
     for each in known:
@@ -80,10 +89,29 @@ def test_strangers_displace_no_known_peer_and_known_peers_leave_strangers_room()
     assert least_useful(known, origin_of("203.0.113.1")) is None
 
 
+def test_connections_that_nobody_uses_are_closed_beyond_those_kept() -> None:
+    stranger = Connection("192.0.2.1", used_at=9)
+    old, young = (Connection("192.0.2.1", used_at=n, vouched=True) for n in (1, 2))
+    busy = Connection("192.0.2.1", used_at=0, idle=False)
+    held = [young, busy, old, stranger]
+    assert surplus(held, 4) == []
+    assert surplus(held, 3) == [stranger]
+    assert surplus(held, 2) == [stranger, old]
+    assert surplus(held, 0) == [stranger, old, young]
+
+
+def test_strangers_are_closed_before_their_share_is_full() -> None:
+    most = limits.CONNECTIONS_OF_STRANGERS_MAX
+    strangers = [Connection("192.0.2.1", used_at=n) for n in range(most)]
+    closed = surplus(strangers, limits.CONNECTIONS_MAX)
+    assert closed == strangers[: most // 16]
+    assert not is_full(strangers[len(closed) :], limits.CONNECTIONS_MAX)
+
+
 def test_strangers_fill_their_own_share_only() -> None:
     """Whatever room is left belongs to admitted peers."""
     most = limits.CONNECTIONS_OF_STRANGERS_MAX
-    strangers = [Connection(f"10.0.{n % 256}.{n // 256}", opened_at=n) for n in range(most)]
+    strangers = [Connection(f"10.0.{n % 256}.{n // 256}", used_at=n) for n in range(most)]
     known = [Connection(f"192.0.2.{n}", vouched=True) for n in range(100)]
     assert is_full(known + strangers, limits.CONNECTIONS_MAX)
     assert not is_full(known + strangers[1:], limits.CONNECTIONS_MAX)

@@ -132,6 +132,10 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
     def _limit(self) -> Limit:
         return Limit(duration=self._given.circuit_seconds, data=self._given.circuit_bytes)
 
+    def serves(self, peer: ID) -> bool:
+        """Whether a peer has a reservation here."""
+        return self.resource_manager.get_reservation(peer) is not None
+
     def _refusal(self, source: ID, target: ID) -> tuple[StatusCode, str] | None:
         """Why a circuit is refused, if it is."""
         if self.resource_manager.get_reservation(target) is None:

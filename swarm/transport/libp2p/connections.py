@@ -43,7 +43,15 @@ from swarm.transport.libp2p.addresses import LOOPBACK, host_and_port, multiaddr
 from swarm.transport.libp2p.guard import Guard, innermost
 from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
 from swarm.transport.libp2p.yamux import Unread, Yamux
-from swarm.transport.room import Door, NoRoom, connections_max, is_full, least_useful, origin_of
+from swarm.transport.room import (
+    Door,
+    NoRoom,
+    connections_max,
+    is_full,
+    least_useful,
+    origin_of,
+    surplus,
+)
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +118,10 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         self.tcp = tcp
         self.refuses: Callable[[PeerId], bool] = lambda peer: False
         self.vouches: Callable[[PeerId], bool] = lambda peer: False
+        self.needs: Callable[[ID], bool] = lambda peer: False
+        """Whether a relay and its client need their connection although it carries no stream."""
         self._door = Door()
-        self._connections_max = connections_max()
+        self.connections_max = connections_max()
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
@@ -159,11 +169,16 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         own = [c for c in own if not c.leaving]
         if len(own) >= CONNECTIONS_PER_PEER_MAX:
             self._let_go(min(own, key=lambda c: (len(c.streams), c.opened_at)))
-        elif is_full(held, self._connections_max):
+        elif is_full(held, self.connections_max):
             useless = least_useful(held, connection.origin)
             if useless is None:
                 raise SwarmException("there are too many connections")
             self._let_go(useless)
+
+    def trim(self, kept: int) -> None:
+        """Close idle connections beyond `kept`."""
+        for each in surplus([c for c in self.get_connections() if not c.leaving], kept):
+            self._let_go(each)
 
     async def notify_opened_stream(self, stream: Any) -> None:
         """Do nothing: nothing here needs the notice, and libp2p's own starts a nursery for it."""
@@ -227,7 +242,7 @@ class Connection(SwarmConn):  # type: ignore[misc]
         muxed_conn.connection = self
         host = (muxed_conn.get_remote_address() or ("an address already gone",))[0]
         self.origin = origin_of(host)
-        self.opened_at = trio.current_time()
+        self.opened_at = self.used_at = trio.current_time()
         self.leaving = False
         self.served = 0
         kind = muxed_conn.get_connection_type()
@@ -244,9 +259,17 @@ class Connection(SwarmConn):  # type: ignore[misc]
 
     @property
     def idle(self) -> bool:
-        """Whether it carries no stream and is older than `CONNECTION_GRACE_SECONDS`."""
-        age = trio.current_time() - self.opened_at
-        return not self.streams and age >= limits.CONNECTION_GRACE_SECONDS
+        """See `swarm.transport.room.Held`."""
+        unused = trio.current_time() - self.used_at >= limits.CONNECTION_GRACE_SECONDS
+        return unused and not self.streams and not self.swarm.needs(self.muxed_conn.peer_id)
+
+    async def _add_stream(self, muxed_stream: Any) -> Any:
+        self.used_at = trio.current_time()
+        return await super()._add_stream(muxed_stream)
+
+    def remove_stream(self, stream: Any) -> None:
+        self.used_at = trio.current_time()
+        super().remove_stream(stream)
 
     async def start(self) -> None:
         self.event_started.set()

@@ -92,6 +92,8 @@ async def open_libp2p(
             try:
                 await transport.listen_http(addresses, bulk_port)
                 circuits.notify = transport.notices.tell
+                swarm.needs = lambda peer: circuits.serves(peer) or transport.is_served_by(peer)
+                nursery.start_soon(transport.trim)
                 if addresses:
                     nursery.start_soon(transport.reach.run)
                     if map_ports and not (announced and announced.addresses):

@@ -47,6 +47,10 @@ class Relays:
         """Addresses of the relays that hold a reservation for this peer now."""
         return [address for addresses in self._held.values() for address in addresses]
 
+    def holds(self, relay: PeerId) -> bool:
+        """Whether a relay holds a reservation for this peer now."""
+        return relay in self._held
+
     async def keep_reservation(self, relay: PeerId, addresses: Sequence[str]) -> None:
         """Renew a reservation at half its lifetime, and after the relay was lost."""
         while True:

@@ -476,6 +476,11 @@ class Libp2pTransport(BaseTransport):
             direct = await self._punching.initiate_hole_punch(ID.from_string(peer))
             log.debug("hole punching to %s: %s", peer, direct)
 
+    async def trim(self) -> None:
+        """Close idle connections beyond those kept, until cancelled."""
+        most = self._swarm.connections_max
+        await self._trim(lambda: self._swarm.trim(self._kept(most)))
+
     # --- relays ---
 
     async def use_relay(self, relay: PeerId, addresses: Sequence[str]) -> None:
@@ -485,6 +490,10 @@ class Libp2pTransport(BaseTransport):
         """
         await self._relays.reserve(relay, addresses)
         self._nursery.start_soon(self._relays.keep_reservation, relay, addresses)
+
+    def is_served_by(self, relay: ID) -> bool:
+        """Whether a relay holds a reservation for this peer."""
+        return self._relays.holds(PeerId(str(relay)))
 
     # --- streams ---
 
