@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,9 @@ def test_a_silent_router_is_asked_a_few_times() -> None:
         ("http://192.168.1.1/d.xml", True),
         ("http://192.168.1.9:5000/rootDesc.xml", False),
         ("http://192.168.1.1@evil.example/", False),
+        ("http://192.168.1.1#.evil.example/", False),
+        ("http://192.168.1.1?.evil.example/", False),
+        ("http://192.168.1.1:80@evil.example/", False),
         ("https://192.168.1.1/d.xml", False),
         ("file:///etc/passwd", False),
         ("http://192.168.1.1:99999/", False),
@@ -181,10 +186,66 @@ def test_a_description_is_read_from_the_gateway_only(url: str, good: bool) -> No
 
 @given(st.binary(max_size=300).map(lambda data: b"LOCATION: " + data))
 def test_any_answer_is_a_location_or_none(data: bytes) -> None:
-    assert igd.location_of(data, HOME.host) in (
-        None,
-        data[10:].split(b"\r\n")[0].strip().decode("latin-1"),
-    )
+    found = igd.location_of(data, HOME.host)
+    assert found is None or found.startswith("http://192.168.1.1")
+
+
+DESCRIPTION = """<?xml version="1.0"?><root>{base}<device>
+<deviceType>urn:schemas-upnp-org:device:InternetGatewayDevice:1</deviceType><serviceList><service>
+<serviceType>urn:schemas-upnp-org:service:WANIPConnection:1</serviceType>
+<controlURL>{control}</controlURL></service></serviceList></device></root>"""
+
+
+class Web:
+    """A web server on one of this machine's addresses, which gives one answer to everything."""
+
+    def __init__(self, host: str, answer: str = "") -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                web.asked.append(f"{self.command} {self.path}")
+                body = web.answer.encode()
+                self.send_response(200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                self.do_GET()
+
+            def log_message(self, *ignored: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer((host, 0), Handler)
+        self.url = f"http://{host}:{self._server.server_port}"
+
+    def __enter__(self) -> Web:
+        threading.Thread(target=self._server.serve_forever, args=[0.01]).start()
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize("base", ["", "<URLBase>{other}/</URLBase>"])
+def test_a_description_sends_this_peer_to_no_other_host(
+    base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A contributor's own services trust what comes from his machine."""
+    with Web("127.0.0.2") as other, Web(HERE.host) as gateway:
+        monkeypatch.setattr(igd, "search", lambda *given: f"{gateway.url}/description.xml")
+        control = "/control" if base else f"{other.url}/delete"
+        gateway.answer = DESCRIPTION.format(base=base.format(other=other.url), control=control)
+        for action in ("map", "unmap"):
+            with pytest.raises(igd.Refused, match="names another host"):
+                igd.run(action, HERE.host, HERE.own, 3600, {4001: 4001})
+        assert not other.asked
+        gateway.answer = DESCRIPTION.format(base="", control="/control")
+        igd.run("map", HERE.host, HERE.own, 3600, {4001: 4001})
+        assert gateway.asked[-1] == "POST /control"
 
 
 class Device:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import resource
 import signal
 import socket
 import sys
 import time
-import urllib.parse
 from typing import Any
 
 MEMORY_BYTES = 256 << 20
@@ -52,6 +52,15 @@ class Refused(Exception):
     """A clause that says why there is no port."""
 
 
+def is_on(gateway: str, url: str) -> bool:
+    """Whether a URL leads to the gateway itself.
+
+    Only the plainest form counts: two parsers may find different hosts in any other one.
+    """
+    found = re.fullmatch(r"http://([0-9.]+)(?::([0-9]{1,5}))?(?:/[!-~]*)?", url)
+    return found is not None and found[1] == gateway and 0 < int(found[2] or 80) < 65536
+
+
 def location_of(answer: bytes, gateway: str) -> str | None:
     """The address of a device's description; None if it is not on the gateway itself.
 
@@ -60,14 +69,8 @@ def location_of(answer: bytes, gateway: str) -> str | None:
     for line in answer.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"location":
-            try:
-                url = value.strip().decode("ascii")
-                parts = urllib.parse.urlsplit(url)
-                if parts.scheme == "http" and parts.hostname == gateway and parts.port != 0:
-                    return url
-            except ValueError:
-                pass
-            return None
+            url = value.strip().decode("ascii", "replace")
+            return url if is_on(gateway, url) else None
     return None
 
 
@@ -133,9 +136,11 @@ def run(action: str, gateway: str, own: str, seconds: int, pairs: dict[int, int]
     device = miniupnpc.UPnP()
     url = search(gateway, own)
     try:
-        device.selectigd(url)
+        control = device.selectigd(url)
     except Exception as error:
         raise Refused(f"its description is of no use ({error})") from error
+    if not is_on(gateway, control):  # a POST of the router's choice to any host, this one included
+        raise Refused("its description names another host")
     if action == "map":
         return _add_all(device, seconds, pairs)
     for outside in pairs.values():
