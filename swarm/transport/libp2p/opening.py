@@ -27,6 +27,7 @@ from swarm.transport.libp2p.announced import Announced
 from swarm.transport.libp2p.circuits import CircuitLimits, Circuits
 from swarm.transport.libp2p.connections import HolePunching, Host, TamedSwarm, TamedTCP, Upgrader
 from swarm.transport.libp2p.guard import Guard
+from swarm.transport.libp2p.names import Lookups
 from swarm.transport.libp2p.transport import Libp2pTransport
 from swarm.world import Disk, World
 
@@ -64,6 +65,7 @@ async def open_libp2p(
     addresses = _listen_addresses(listen, bulk_port)
     # Any stranger can cause the errors that libp2p logs: `Guard` reports those events instead.
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+    trio.socket.set_custom_hostname_resolver(Lookups())
     tcp = TamedTCP()
     swarm = _swarm(identity, tcp, Guard(events))
     host = Host(swarm)
