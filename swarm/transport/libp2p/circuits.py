@@ -8,10 +8,9 @@ stream, where they are garbage.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -31,6 +30,7 @@ from swarm.transport import limits
 from swarm.transport.libp2p.connections import TamedSwarm
 from swarm.transport.libp2p.guard import BROKEN
 from swarm.transport.libp2p.relays import Reservations
+from swarm.transport.room import Held
 
 ANSWER_SECONDS = 15.0
 """From a peer's wish for a circuit to the other peer's consent."""
@@ -39,6 +39,9 @@ READ_BYTES = 64 * 1024
 
 RESERVATION_SECONDS = 3600
 """Lifetime of a reservation; its peer renews it after half of that."""
+
+STRANGERS_SHARE = 4
+"""Strangers of one public /24 (IPv6: /48) have at most one in so many of a peer's circuits."""
 
 RATE_BURST_SECONDS = 0.5
 """What a relay may carry at once, in seconds of its rate."""
@@ -58,6 +61,15 @@ class CircuitLimits:
     """Peers behind NAT that the relay serves at once."""
     bytes_per_second: float | None = None
     """Bytes carried by all circuits together; None: no limit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """A circuit, from the wish for it to its end."""
+
+    source: ID
+    target: ID
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 class LimitReached(Exception):
@@ -83,11 +95,13 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
         )
         super().__init__(host, own, allow_hop=allow_hop)
         swarm: TamedSwarm = host.get_network()
-        self.resource_manager = Reservations(
-            own, host, lambda peer: next(iter(swarm.connections.get(peer, ())), None)
+        self._connection_of: Callable[[ID], Held | None] = lambda peer: next(
+            iter(swarm.connections.get(peer, ())), None
         )
+        self.resource_manager = Reservations(own, host, self._connection_of)
         self._given = given
-        self._open: Counter[ID] = Counter()
+        self._open: dict[Circuit, None] = {}
+        """The oldest first."""
         self._events = Rationed(events) if events is not None else None
         rate = given.bytes_per_second
         self._rate = rate and TokenBucket(rate, rate * RATE_BURST_SECONDS)
@@ -109,24 +123,31 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
             await self._send_status(stream, *refused)
             await stream.close()
             return
-        with self._counted(source, target):
-            onward = await self._consent(source, target)
-            if onward is None:
-                await self._send_status(stream, StatusCode.CONNECTION_FAILED, "no answer")
-                await stream.close()
-                return
-            await self._send_status(stream, StatusCode.OK, "", limit=self._limit)
-            try:
-                await self.carry(stream, onward)
-            except LimitReached as reached:
-                self._tell(str(reached))
-                for peer, other in ((source, target), (target, source)):
-                    self.notify(PeerId(str(peer)), PeerId(str(other)), str(reached))
-            finally:
-                with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
-                    for each in (stream, onward):
-                        with contextlib.suppress(*BROKEN):
-                            await each.reset()
+        with self._opened(source, target) as circuit:
+            with circuit.scope:
+                await self._connect(stream, source, target)
+            if circuit.scope.cancelled_caught:
+                await stream.reset()
+
+    async def _connect(self, stream: Any, source: ID, target: ID) -> None:
+        """Ask the target, and carry if it agrees."""
+        onward = await self._consent(source, target)
+        if onward is None:
+            await self._send_status(stream, StatusCode.CONNECTION_FAILED, "no answer")
+            await stream.close()
+            return
+        await self._send_status(stream, StatusCode.OK, "", limit=self._limit)
+        try:
+            await self.carry(stream, onward)
+        except LimitReached as reached:
+            self._tell(str(reached))
+            for peer, other in ((source, target), (target, source)):
+                self.notify(PeerId(str(peer)), PeerId(str(other)), str(reached))
+        finally:
+            with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
+                for each in (stream, onward):
+                    with contextlib.suppress(*BROKEN):
+                        await each.reset()
 
     @property
     def _limit(self) -> Limit:
@@ -140,19 +161,48 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
         """Why a circuit is refused, if it is."""
         if self.resource_manager.get_reservation(target) is None:
             return StatusCode.NO_RESERVATION, "the peer has no reservation here"
-        if any(self._open[peer] >= self._given.circuits_per_peer for peer in (source, target)):
+        if self._is_full(source) or not self._has_room(source, target):
             self._tell("circuits per peer")
             return StatusCode.RESOURCE_LIMIT_EXCEEDED, "the peer has too many circuits"
         return None
 
+    def _is_full(self, peer: ID) -> bool:
+        own = sum(peer in (circuit.source, circuit.target) for circuit in self._open)
+        return own >= self._given.circuits_per_peer
+
+    def _has_room(self, source: ID, target: ID) -> bool:
+        """Whether a peer may have one more circuit from a source.
+
+        As with reservations: when it has all, an admitted source takes the place of a stranger, and
+        strangers of one address range have at most a share of them.
+        """
+        newcomer = self._connection_of(source)
+        if newcomer is None:
+            return False
+        strangers: dict[Circuit, Held] = {}
+        for circuit in self._open:
+            held = self._connection_of(circuit.source)
+            if circuit.target == target and held is not None and not held.vouched:
+                strangers[circuit] = held
+        if not newcomer.vouched:
+            range_ = newcomer.origin.public_range
+            near = sum(held.origin.public_range == range_ for held in strangers.values())
+            most = max(1, self._given.circuits_per_peer // STRANGERS_SHARE)
+            return not (range_ and near >= most) and not self._is_full(target)
+        if self._is_full(target):
+            if not strangers:
+                return False
+            next(iter(strangers)).scope.cancel()
+        return True
+
     @contextmanager
-    def _counted(self, *peers: ID) -> Iterator[None]:
-        self._open.update(peers)
+    def _opened(self, source: ID, target: ID) -> Iterator[Circuit]:
+        circuit = Circuit(source, target)
+        self._open[circuit] = None
         try:
-            yield
+            yield circuit
         finally:
-            self._open.subtract(peers)
-            self._open += Counter()  # forgets the peers without circuits
+            del self._open[circuit]
 
     async def _consent(self, source: ID, target: ID) -> Any | None:
         """A stream to the target, which agreed to a circuit from the source; None if it did not."""
@@ -160,18 +210,20 @@ class Circuits(CircuitV2Protocol):  # type: ignore[misc]
             type=StopMessage.CONNECT, peer=CircuitPeerId(id=source.to_bytes()), limit=self._limit
         )
         stream = None
-        with trio.move_on_after(ANSWER_SECONDS):
-            try:
+        try:
+            with trio.move_on_after(ANSWER_SECONDS):
                 stream = await self.host.new_stream(target, [STOP_PROTOCOL])
                 await write_delimited_msg(stream, wish)
                 answer = await read_delimited_msg(stream, StopMessage)
                 if answer.status == StatusCode.OK:
-                    return stream
-            except Exception as error:  # protobuf's, varint's and the stream's errors alike
-                self._network.guard.tell("circuit", str(target), str(error))
-        if stream is not None:
-            with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
-                await stream.reset()
+                    agreed, stream = stream, None
+                    return agreed
+        except Exception as error:  # protobuf's, varint's and the stream's errors alike
+            self._network.guard.tell("circuit", str(target), str(error))
+        finally:
+            if stream is not None:
+                with trio.move_on_after(limits.STREAM_WRITE_SECONDS, shield=True):
+                    await stream.reset()
         return None
 
     @property

@@ -28,6 +28,10 @@ from swarm.transport.room import Held
 log = logging.getLogger(__name__)
 
 
+LIFETIME_SECONDS = 600.0, 3600.0
+"""Bounds of a reservation's lifetime, whatever the relay says: it names a time of day, which it may
+invent, and one of the two clocks may be wrong."""
+
 RELAYS_ASKED_MAX = 256
 """Relays remembered; only their notices are heard."""
 
@@ -54,32 +58,39 @@ class Relays:
     async def keep_reservation(self, relay: PeerId, addresses: Sequence[str]) -> None:
         """Renew a reservation at half its lifetime, and after the relay was lost."""
         while True:
+            asked_at = trio.current_time()
             try:
-                expires = await self.reserve(relay, addresses)
+                lifetime = await self.reserve(relay, addresses)
             except (ConnectError, StreamError) as error:
                 log.info("relay %s: %s", relay, error)
                 self._held.pop(relay, None)
                 await trio.sleep(limits.RELAY_RETRY_SECONDS)
                 continue
-            renew_at = trio.current_time() + max(expires - time.time(), 0.0) / 2
-            with self._transport.connection_events() as events, trio.move_on_at(renew_at):
+            with (
+                self._transport.connection_events() as events,
+                trio.move_on_at(asked_at + lifetime / 2) as due,
+            ):
                 if relay in self._transport.connected():
                     async for _ in events:
                         if relay not in self._transport.connected():
                             break
                     else:
                         return  # this peer is closing
+            if not due.cancelled_caught:
                 self._held.pop(relay, None)
+                # One that hangs up after each answer is not asked again at once.
+                await trio.sleep_until(asked_at + limits.RELAY_RETRY_SECONDS)
 
     async def reserve(self, relay: PeerId, addresses: Sequence[str]) -> float:
-        """Ask for a reservation; returns when it expires (seconds since the epoch)."""
+        """Ask for a reservation; returns its lifetime, within `LIFETIME_SECONDS`."""
         await self._transport.connect(relay, addresses)
         stream, reply = await self._ask_relay(relay, HopMessage(type=HopMessage.RESERVE))
         await stream.reset()
         if reply.status != StatusCode.OK:
             raise ConnectError(f"relay {relay} declines: {_status_name(reply.status)}")
         self._held[relay] = list(addresses)
-        return float(reply.reservation.expire)
+        shortest, longest = LIFETIME_SECONDS
+        return min(max(reply.reservation.expire - time.time(), shortest), longest)
 
     async def dial(self, peer: PeerId, texts: Sequence[str]) -> None:
         """Open a circuit to a peer, by its addresses that are the same relay's."""
