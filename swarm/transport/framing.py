@@ -289,6 +289,7 @@ class FramedStream:
         except StreamError as error:
             if not self._over:
                 self._fail(str(error))
+            await self._carrier.reset()  # else libp2p keeps its entry of a broken stream
         except BaseException:
             self._fail("this peer is shutting down")
             raise

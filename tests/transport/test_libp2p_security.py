@@ -297,6 +297,38 @@ def test_connections_that_nobody_uses_are_closed_but_no_reservations(tmp_path, m
     run(main)
 
 
+@pytest.mark.parametrize("ending", ["reset", "end"])
+def test_a_stream_that_has_ended_keeps_no_connection(tmp_path, monkeypatch, ending: str) -> None:
+    """Even if this side neither reads it to its end nor resets it."""
+    monkeypatch.setattr(limits, "CONNECTION_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "CONNECTION_TRIM_SECONDS", 0.01)
+
+    async def leave(stream: Stream) -> None:
+        await stream.receive()
+        if ending == "reset":
+            await stream.reset()
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            peers = Peers(stack, tmp_path)
+            alice, bob = await peers.open(ALICE), await peers.open(BOB)
+            bob.keep_many()
+            bob.serve(ECHO, leave)
+            await alice.connect(BOB.peer_id, bob.addresses())
+            stream = await alice.open_stream(BOB.peer_id, ECHO)
+            monkeypatch.setattr(limits, "CONNECTIONS_KEPT", 0)
+            events = alice.connection_events()
+            with trio.move_on_after(0.2):
+                assert not (await events.receive()).connected
+                raise AssertionError("closed although a stream was open")
+            await stream.send(b"leave")
+            if ending == "end":
+                await stream.end()
+            assert not (await events.receive()).connected
+
+    run(main)
+
+
 def test_one_address_cannot_take_all_connections(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(room, "CONNECTIONS_PER_ADDRESS_MAX", 1)
 
