@@ -168,6 +168,9 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "dht.joined_through_others": lambda f: (
         f"no bootstrap peer answers; joining through {f['peers']} peers met before"
     ),
+    "dht.bootstrap_full": lambda f: (
+        f"{f['remote']} has no room for newcomers now; asking it again for up to {f['seconds']} s"
+    ),
     "dht.bootstrap_partly_silent": lambda f: (
         f"some of the bootstrap addresses lead to no peer: {'; '.join(f['reasons'])}"
     ),

@@ -15,7 +15,13 @@ import trio
 
 from swarm.errors import UserError
 from swarm.messages import ROLE_PATTERN
-from swarm.node.joining import find_run, join_dht, join_network, keep_looking_up
+from swarm.node.joining import (
+    ROOM_DEADLINE_SECONDS,
+    find_run,
+    join_dht,
+    join_network,
+    keep_looking_up,
+)
 from swarm.node.node import PEER_RECORD_LIFETIME_SECONDS, Node
 from swarm.node.run_node import RunNode
 from swarm.run.admission import TRUSTED_ROLES
@@ -75,7 +81,7 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
     this peer.
     """
     async with trio.open_nursery() as nursery:
-        entry_points = await join_network(node)
+        entry_points = await join_network(node, room_seconds=ROOM_DEADLINE_SECONDS)
         nursery.start_soon(keep_looking_up, node)
         given = list(node.manifests)
         run = None

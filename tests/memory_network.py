@@ -26,6 +26,7 @@ from swarm.transport import (
     BulkService,
     ConnectError,
     ConnectionEvent,
+    DialFailure,
     FetchError,
     Framing,
     OpenBlob,
@@ -44,6 +45,8 @@ from swarm.world import Disk, Piece, Sink, World
 from swarm.world.disk import INLINE_BYTES_MAX
 
 _Pair = tuple[PeerId, PeerId]
+
+CLOSED = "it closed the connection at once"
 
 
 def _pair(a: PeerId, b: PeerId) -> _Pair:
@@ -143,6 +146,8 @@ class MemoryNetwork:
         self.stalled: dict[_Pair, trio.Event] = {}
         self.ranges: dict[PeerId, str] = {}
         """Public address ranges of peers, where a test sets them."""
+        self.full: set[PeerId] = set()
+        """Peers that close every new connection at once."""
         self.peers: dict[PeerId, MemoryTransport] = {}
         self.by_port: dict[int, MemoryTransport] = {}
         self._links: dict[_Pair, list[_MemoryBytes]] = {}
@@ -301,6 +306,11 @@ class MemoryTransport(BaseTransport):
             raise ConnectError(f"{peer} is banned here")
         reasons = []
         with trio.move_on_after(limits.CONNECT_DEADLINE_SECONDS) as scope:
+            if peer in self._network.full:
+                closed = [
+                    DialFailure(a, CLOSED, may_pass=True, turned_away=True) for a in addresses
+                ]
+                raise ConnectError(f"cannot connect to {peer}: {CLOSED}", closed)
             for address in addresses:
                 reason = await self._dial(peer, address)
                 if reason is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 import trio
@@ -25,8 +26,14 @@ BOOTSTRAP_DEADLINE_SECONDS = 60.0
 """Deadline for an answer from the bootstrap addresses. Without one, joining is an error. Where many
 peers start at once, those that they ask first are busy for a while."""
 
+ROOM_DEADLINE_SECONDS = 300.0
+"""The same while a bootstrap peer is there and has no room. It serves 64 newcomers of one address
+at a time, each for at least 20 s (`swarm.transport.room`), so each of several hundred that start
+together has its turn."""
+
 DIAL_AGAIN_SECONDS = 2.0
-"""Before a bootstrap address that was silent, or reset the connection, is dialled again."""
+"""Shortest pause before a bootstrap address that was silent, or closed the connection, is dialled
+again; at most twice as long, so that those who wait do not all come at the same moment."""
 
 DHT_DEADLINE_SECONDS = 15.0
 """Deadline for entering the DHT. A peer that has not entered it by then does so later."""
@@ -66,15 +73,18 @@ LOOKED_FOR = frozenset({"bootstrap", "relay", *TRUSTED_ROLES})
 NO_WAY_IN = "no way into the network: give --bootstrap MULTIADDR (a running peer prints its own)"
 
 
-async def join_network(node: Node) -> EntryPoints:
+async def join_network(
+    node: Node, *, room_seconds: float = BOOTSTRAP_DEADLINE_SECONDS
+) -> EntryPoints:
     """Connect to the bootstrap peers; returns those that answered.
 
     This peer does not enter the DHT yet, because a run may hide its peers. If no bootstrap peer
     answers and the settings name the same bootstrap peers as last time, the peers met then are
     tried as well.
 
-    Raises `PeerError` if none answers within `BOOTSTRAP_DEADLINE_SECONDS`, and `UserError` if no
-    address is known and no other peer looks for this one (`LOOKED_FOR`).
+    Raises `PeerError` if none answers within `BOOTSTRAP_DEADLINE_SECONDS`, or within `room_seconds`
+    if one is there and has no room, and `UserError` if no address is known and no other peer looks
+    for this one (`LOOKED_FOR`).
     """
     settings = node.settings
     met = await _peers_met(node)
@@ -85,10 +95,14 @@ async def join_network(node: Node) -> EntryPoints:
             raise UserError(NO_WAY_IN)
         return answered
     patience_seconds = MET_AFTER_SECONDS if met else BOOTSTRAP_DEADLINE_SECONDS
-    answered = await attempt.run(settings.bootstrap, {}, patience_seconds)
+    answered = await attempt.run(
+        settings.bootstrap, {}, patience_seconds, 0.0 if met else room_seconds
+    )
     if not answered and met:
         attempt = Attempt(node)
-        answered = await attempt.run(settings.bootstrap, met, BOOTSTRAP_DEADLINE_SECONDS)
+        answered = await attempt.run(
+            settings.bootstrap, met, BOOTSTRAP_DEADLINE_SECONDS, room_seconds
+        )
         if answered and not answered.keys() & by_peer(node.bootstrap).keys():
             node.events.emit("dht.joined_through_others", peers=len(answered))
     if not answered:
@@ -119,15 +133,24 @@ class Attempt:
         """The last one of each address."""
         self._peers: dict[PeerId, list[str]] = {}
         self._dialling: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
+        self._full: set[PeerId] = set()
+        """Peers that were there and had no room."""
+        self._answered = False
 
     async def run(
-        self, named: Sequence[str], met: EntryPoints, patience_seconds: float
+        self,
+        named: Sequence[str],
+        met: EntryPoints,
+        patience_seconds: float,
+        room_seconds: float = 0.0,
     ) -> EntryPoints:
         """Connect to the peers of these addresses, and to those `met`; returns those that answered.
 
-        Waits for `patience_seconds`, but only `ENTRY_GRACE_SECONDS` after the first answer. What
-        the names stand for is in `Node.bootstrap` afterwards.
+        Waits for `patience_seconds`, or for `room_seconds` if that is longer and a peer is there
+        and has no room, but only `ENTRY_GRACE_SECONDS` after the first answer. What the names stand
+        for is in `Node.bootstrap` afterwards.
         """
+        self._room_until = trio.current_time() + room_seconds
         with trio.move_on_after(patience_seconds) as self._scope:
             async with trio.open_nursery() as nursery:
                 for peer, addresses in met.items():
@@ -163,20 +186,35 @@ class Attempt:
 
     async def _connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self._peers.setdefault(peer, []).extend(addresses)
+        told = ""
         while True:
             try:
                 async with self._dialling[peer]:  # not two addresses of a peer at once
                     await self._node.transport.connect(peer, addresses)
             except ConnectError as error:
-                self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=str(error))
+                if str(error) != told:
+                    told = str(error)
+                    self._node.events.emit("dht.bootstrap_silent", remote=peer, reason=told)
                 self._note(error.failures)
+                if any(each.turned_away for each in error.failures):
+                    self._wait_for_room(peer)
                 if not any(each.may_pass for each in error.failures):
                     return
-                await trio.sleep(DIAL_AGAIN_SECONDS)
+                await trio.sleep(DIAL_AGAIN_SECONDS * (1 + self._node.world.random.random()))
             else:
+                self._answered = True
                 soon = trio.current_time() + ENTRY_GRACE_SECONDS
                 self._scope.deadline = min(self._scope.deadline, soon)
                 return
+
+    def _wait_for_room(self, peer: PeerId) -> None:
+        if self._answered:
+            return
+        self._scope.deadline = max(self._scope.deadline, self._room_until)
+        if peer not in self._full:
+            self._full.add(peer)
+            seconds = round(self._scope.deadline - trio.current_time())
+            self._node.events.emit("dht.bootstrap_full", remote=peer, seconds=seconds)
 
 
 async def keep_looking_up(node: Node) -> None:
@@ -240,16 +278,26 @@ async def join_dht(node: Node, entry_points: EntryPoints) -> None:
 
 
 async def runs_of(
-    transport: Transport, peer: PeerId, wanted: str | None, patience_seconds: float
+    transport: Transport,
+    peer: PeerId,
+    addresses: Sequence[str],
+    wanted: str | None,
+    patience_seconds: float,
 ) -> list[Envelope]:
-    """As `list_runs`, but a peer that is too busy to answer is asked again for a while."""
+    """As `list_runs`, but a peer that is too busy to answer is asked again for a while, and so is
+    one that has closed the connection, at `addresses`: it needs the room for other newcomers."""
     until = trio.current_time() + patience_seconds
     while True:
         try:
             return await list_runs(transport, peer, wanted)
-        except DeadlineError:
-            if trio.current_time() >= until:
+        except PeerError as error:
+            lost = peer not in transport.connected()
+            if trio.current_time() >= until or not (lost or isinstance(error, DeadlineError)):
                 raise
+        if lost:
+            await trio.sleep(DIAL_AGAIN_SECONDS)
+            with suppress(ConnectError):
+                await transport.connect(peer, addresses)
 
 
 def is_outgrown(outgrown: Outgrown, known: Mapping[str, Envelope], wanted: str | None) -> bool:
@@ -281,10 +329,10 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     silent: list[DeadlineError] = []
     patience_seconds = 0.0 if known else RUNS_DEADLINE_SECONDS
 
-    async def ask(peer: PeerId) -> None:
+    async def ask(peer: PeerId, addresses: Sequence[str]) -> None:
         try:
             for envelope in await runs_of(
-                node.transport, peer, node.settings.run, patience_seconds
+                node.transport, peer, addresses, node.settings.run, patience_seconds
             ):
                 held = known.get(envelope.body.run)
                 if held is None or title_of(held).precedence < title_of(envelope).precedence:
@@ -299,8 +347,8 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
 
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            for peer in entry_points:
-                nursery.start_soon(ask, peer)
+            for peer, addresses in entry_points.items():
+                nursery.start_soon(ask, peer, addresses)
     for error in outgrown:
         if is_outgrown(error, known, node.settings.run):
             raise error

@@ -54,7 +54,10 @@ class DialFailure:
     advice: str = "check the address, that the peer runs, and that no firewall is in between"
     """What a person who typed the address can do."""
     may_pass: bool = False
-    """Silence, or a reset: a busy peer answers so, and a later attempt may succeed."""
+    """Silence, or a closed connection: a busy peer answers so, and a later attempt may succeed."""
+    turned_away: bool = False
+    """Whether the other side accepted the connection and closed it at once: it is there, and has no
+    room."""
 
     def __str__(self) -> str:
         return f"{self.address}: {self.reason}"

@@ -33,6 +33,11 @@ CONNECTIONS_PER_ADDRESS_MAX = 64
 """Inbound connections of strangers from one IPv4 address or one /64 of IPv6. Admitted peers do not
 count, so that a lab behind one NAT fits whatever its size, and a flood does not."""
 
+STRANGER_TERM_SECONDS = 20.0
+"""Time after which a stranger's connection, even one in use, makes way for another stranger of its
+address that finds no room: enough to find a run and to be admitted. So of a hundred peers that
+start behind one address each has its turn, and whoever holds all of them holds them no longer."""
+
 HANDSHAKES_MAX = 64
 """Handshakes at once; beyond it the oldest of the most crowded address range is cancelled."""
 
@@ -173,8 +178,11 @@ class Caller:
 
     origin: Origin
     handshake: trio.CancelScope = field(default_factory=trio.CancelScope)
+    since: float = field(default_factory=trio.current_time)
     shaking: bool = True
     connection: Held | None = None
+    leaving: bool = False
+    """Whether its connection is being closed for another."""
 
 
 class Door:
@@ -194,25 +202,32 @@ class Door:
         displaced = self._displaced(caller.origin)
         if not self._rates.of(caller.origin.range).take(1, trio.current_time()):
             raise NoRoom(f"{caller.origin.range} connects too often")
+        if displaced is not None:
+            displaced.leaving = True
         self._callers[caller] = None
         self._make_room_to_shake()
         try:
-            yield caller, displaced
+            yield caller, None if displaced is None else displaced.connection
         finally:
             del self._callers[caller]
 
-    def _displaced(self, origin: Origin) -> Held | None:
+    def _displaced(self, origin: Origin) -> Caller | None:
+        """The stranger of an address that makes way for another, if one has to: an idle one, else
+        the one that was served longest. Raises `NoRoom` if none can."""
         strangers = [
-            c.connection
+            c
             for c in self._callers
-            if c.origin.address == origin.address and not (c.connection and c.connection.vouched)
+            if c.origin.address == origin.address
+            and not c.leaving
+            and not (c.connection and c.connection.vouched)
         ]
         if len(strangers) < CONNECTIONS_PER_ADDRESS_MAX:
             return None
-        idle = [connection for connection in strangers if connection and connection.idle]
-        if not idle:
+        until = trio.current_time() - STRANGER_TERM_SECONDS
+        served = [c for c in strangers if c.connection and (c.connection.idle or c.since <= until)]
+        if not served:
             raise NoRoom(f"{origin.address} has {len(strangers)} connections of strangers")
-        return idle[0]
+        return min(served, key=lambda c: (not (c.connection and c.connection.idle), c.since))
 
     def _make_room_to_shake(self) -> None:
         shaking = [c for c in self._callers if c.shaking]

@@ -28,7 +28,7 @@ from swarm.run.exchange import MANIFESTS_MAX, PROTOCOL, RUNS_MAX, list_runs, ser
 from swarm.run.manifest import Outgrown, run_id
 from swarm.run.run import Run
 from swarm.run.update import sign_manifest
-from swarm.transport import Stream
+from swarm.transport import Stream, Transport
 from tests.app.harness import bootstrap_peer, signed_manifest, swarm
 from tests.ledger.harness import InlineDisk
 from tests.memory_network import MemoryNetwork
@@ -163,10 +163,40 @@ def test_a_peer_that_is_busy_at_first_is_asked_again(tmp_path: Path) -> None:
             server.serve(PROTOCOL, answer)
             await client.connect(SERVER.peer_id, server.addresses())
             with pytest.raises(DeadlineError, match="did not list its runs in time"):
-                await runs_of(client, SERVER.peer_id, None, 0.0)
+                await runs_of(client, SERVER.peer_id, (), None, 0.0)
             assert streams == 1
-            assert await runs_of(client, SERVER.peer_id, None, 60.0) == named(1)
+            assert await runs_of(client, SERVER.peer_id, (), None, 60.0) == named(1)
             assert streams == 3
+
+    in_virtual_time(main)
+
+
+def test_a_peer_that_closed_the_connection_is_asked_again(tmp_path: Path) -> None:
+    """A bootstrap peer makes room for other newcomers."""
+    streams = 0
+
+    async def answer(stream: Stream) -> None:
+        nonlocal streams
+        streams += 1
+        if streams == 1:
+            await ends[0].disconnect(stream.peer)
+        await stream.send(named(1)[0].raw)
+        await stream.end()
+
+    ends: list[Transport] = []
+
+    async def main() -> None:
+        network, world = MemoryNetwork(), VirtualWorld()
+        async with (
+            network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
+            network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
+        ):
+            ends.append(server)
+            server.serve(PROTOCOL, answer)
+            addresses = server.addresses()
+            await client.connect(SERVER.peer_id, addresses)
+            assert await runs_of(client, SERVER.peer_id, addresses, None, 60.0) == named(1)
+            assert streams == 2
 
     in_virtual_time(main)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import pytest
 import trio
 
+from swarm.errors import PeerError
 from swarm.identity import Identity
 from swarm.node import joining
-from swarm.node.joining import keep_looking_up
+from swarm.node.joining import join_network, keep_looking_up
 from swarm.run.exchange import BOOTSTRAP_SECONDS
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
@@ -63,6 +66,47 @@ def test_a_name_follows_its_records_and_keeps_its_last_answer(tmp_path: Path) ->
             asked = zone.asked
             await trio.sleep(joining.LOOK_UP_SECONDS - 5)
             assert zone.asked == asked
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("has_room_after", [joining.ROOM_DEADLINE_SECONDS - 10, None])
+def test_a_newcomer_without_room_waits_for_its_turn(
+    has_room_after: float | None, tmp_path: Path
+) -> None:
+    async def itself(text: str) -> Sequence[str]:
+        return [text]
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with (
+            swarm.apart(TRAINER) as bootstrap,
+            swarm.apart(ALICE) as peer,
+            trio.open_nursery() as nursery,
+        ):
+            node, began = peer.node, trio.current_time()
+            await node.transport.disconnect(TRAINER.peer_id)
+            swarm.network.full.add(TRAINER.peer_id)
+            addresses = bootstrap.node.transport.addresses()
+            node.settings = PeerSettings(role=["inference"], bootstrap=list(addresses))
+            node.expand = itself
+            waiting = partial(join_network, node, room_seconds=joining.ROOM_DEADLINE_SECONDS)
+            if has_room_after is None:
+                with pytest.raises(PeerError, match="it closed the connection at once"):
+                    await waiting()
+                assert trio.current_time() - began == joining.ROOM_DEADLINE_SECONDS
+            else:
+
+                async def make_room() -> None:
+                    await trio.sleep(has_room_after)
+                    swarm.network.full.clear()
+
+                nursery.start_soon(make_room)
+                assert await waiting() == {TRAINER.peer_id: list(addresses)}
+            (said,) = peer.events("dht.bootstrap_full")
+            assert said["remote"] == TRAINER.peer_id
+            assert said["seconds"] == joining.ROOM_DEADLINE_SECONDS
             nursery.cancel_scope.cancel()
 
     in_virtual_time(main)

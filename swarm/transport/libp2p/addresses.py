@@ -10,6 +10,7 @@ import socket
 from collections.abc import Sequence
 
 import trio
+from libp2p.io.exceptions import IncompleteReadError
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 from multiaddr.utils import get_network_addrs
@@ -118,9 +119,18 @@ def dial_failure(text: str, error: BaseException) -> DialFailure:
         return DialFailure(
             text, "no program listens on that port", "check the port, and that the peer runs"
         )
+    ended = isinstance(cause, IncompleteReadError) and cause.is_clean_close
+    if ended or isinstance(cause, ConnectionResetError):
+        return DialFailure(
+            text,
+            "it closed the connection at once",
+            "it has no room for newcomers, or another program has that port: try again later, or "
+            "through another bootstrap peer",
+            may_pass=True,
+            turned_away=True,
+        )
     if isinstance(cause, OSError) and cause.errno is not None:
-        is_reset = isinstance(cause, ConnectionResetError)
-        return DialFailure(text, os.strerror(cause.errno).lower(), may_pass=is_reset)
+        return DialFailure(text, os.strerror(cause.errno).lower())
     return DialFailure(text, reason_of(error))
 
 
