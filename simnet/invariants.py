@@ -17,7 +17,6 @@ from typing import Any
 import trio
 
 from peers.trainer.precedence import ACKNOWLEDGED_KEPT
-from peers.validator.statistics import DUPLICATE_GROUPS_MAX
 from simnet.compute.rollouts import SimulatedRollouts, true_rewards, ungradable_groups
 from simnet.seeded import source
 from simnet.simulation import Peer, Simulation
@@ -61,7 +60,6 @@ COLLECTIONS = {
     "Neighbour.offers": EVENTS_MAX,
     "Forecast._judged": 10_000,
     "Precedence._acknowledged": ACKNOWLEDGED_KEPT,
-    "Duplicates._first": DUPLICATE_GROUPS_MAX,
 }
 """Collections with bounds of their own: pieces held, and records that detect repetitions."""
 

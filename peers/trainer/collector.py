@@ -101,7 +101,7 @@ class Collector:
                 verdict = envelope.message
                 assert isinstance(verdict, Verdict)
                 offer = (verdict.worker, verdict.submission)
-                self.forecast.judge(offer, verdict.outcome)
+                self.forecast.judge(offer, verdict.outcome, self._node.world.now())
                 reason = self._grading.look(envelope, verdict)
                 if reason and not self.pause:
                     nursery.start_soon(self.pause.hold, reason)

@@ -6,12 +6,17 @@ from collections import OrderedDict
 from typing import Literal
 
 from peers.trainer.filters import KeepRate
+from swarm.envelope import EVENT_LIFETIME_SECONDS
 
 UNJUDGED_SECONDS = 60.0
 """Time after which an announced submission without a verdict leaves the forecast."""
 
+JUDGED_SECONDS = EVENT_LIFETIME_SECONDS
+"""Time for which a judged submission is remembered, so that a late acknowledgement of it does not
+enter the forecast: by then every acknowledgement has expired."""
+
 JUDGED_MAX = 10_000
-"""Judged submissions remembered, so that a late acknowledgement does not enter the forecast."""
+"""Most of them; the oldest is forgotten."""
 
 WASTEFUL_MAX = 4096
 """Wasteful workers remembered; the least recent is forgotten."""
@@ -30,8 +35,9 @@ class Forecast:
         self._announced: dict[Offer, tuple[int, float]] = {}
         """Groups of the submissions that a validator holds and has not judged yet, and since when.
         """
-        self._judged: OrderedDict[Offer, None] = OrderedDict()
-        """The last submissions judged: an acknowledgement may arrive after the verdict."""
+        self._judged: OrderedDict[Offer, float] = OrderedDict()
+        """The last submissions judged, and when: an acknowledgement may arrive after the verdict.
+        """
         self._judged_since_order = 0
         """Verdicts since the newest order or revision."""
         self._wasted_since_order = 0
@@ -51,14 +57,15 @@ class Forecast:
         self._announced.setdefault(offer, (groups, now))
         return True
 
-    def judge(self, offer: Offer, outcome: Outcome) -> None:
+    def judge(self, offer: Offer, outcome: Outcome, now: float) -> None:
         """Count a verdict; the submission's groups stay in the forecast until `settle`.
 
         The refusals of one worker count once until it is accepted again. Otherwise it could have
         more asked of all workers as often as it likes.
         """
         worker, _ = offer
-        self._judged[offer] = None
+        self._judged[offer] = now
+        self._judged.move_to_end(offer)
         if len(self._judged) > JUDGED_MAX:
             self._judged.popitem(last=False)
         if outcome == "refused" and worker in self._wasteful:
@@ -81,7 +88,12 @@ class Forecast:
         self._wasted_since_order += submissions
 
     def forget_late(self, now: float) -> int:
-        """Drop, as wasted, submissions not judged for `UNJUDGED_SECONDS`; return how many."""
+        """Drop, as wasted, submissions not judged for `UNJUDGED_SECONDS`; return how many.
+
+        Also forgets submissions that were judged long ago.
+        """
+        while self._judged and now - next(iter(self._judged.values())) > JUDGED_SECONDS:
+            self._judged.popitem(last=False)
         late = [
             offer for offer, (_, since) in self._announced.items() if now - since > UNJUDGED_SECONDS
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from peers.validator.grades import ServedGrades
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.records import Records
 from peers.validator.rewards import settle
-from peers.validator.statistics import Duplicates, Pace, draw_secret, prefill_wanted
+from peers.validator.statistics import Duplicates, Paces, draw_secret, prefill_wanted
 from peers.validator.together import Together
 from swarm.errors import PeerError
 from swarm.events import Rationed
@@ -56,7 +55,7 @@ class Examiner:
         self._disk = peer.node.disk
         self._secret = draw_secret(peer)
         self._records = records
-        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
+        self._paces = Paces()
         self._duplicates = Duplicates()
         self._prefill_restarts = prefill_restarts
         self._loaded: list[CheckpointReference] = []
@@ -115,6 +114,9 @@ class Examiner:
         stale = first_failure(POLICY, Age(age, manifest.schedule.max_staleness))
         if stale is not None:
             return Outcome.of(stale)
+        if newest is not None:
+            oldest = newest.step - self._run.max_staleness
+            self._duplicates.forget_before((newest.lineage, oldest))
         with self._peer.store.pinned(case.order.checkpoint):
             load = await self._fetched(case.order.checkpoint, manifest)
             return await self._examine(case, load.folder, manifest, children, hung)
@@ -157,10 +159,11 @@ class Examiner:
             run(SPANS, Named(max(inspected.policies), newest or 0), outcome)
         history = History(
             worker=case.worker,
+            policy=(case.submission.lineage, case.submission.policy),
             group_digests=inspected.group_digests,
             tokens=inspected.tokens,
             duplicates=self._duplicates,
-            pace=self._paces[case.worker],
+            pace=self._paces.of(case.worker),
             now=self._peer.node.world.now(),
         )
         if outcome.failed:

@@ -16,8 +16,14 @@ from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import digest
 
 DUPLICATE_GROUPS_MAX = 1 << 17
-"""Groups remembered to recognise copies: about 30 MB, far more groups than `max_staleness`
-admits."""
+"""Most groups remembered to recognise copies, about 30 MB: a limit for runs with huge steps."""
+
+PACES_MAX = 4096
+"""Workers whose pace is remembered. One that is forgotten, because as many others handed something
+in since, begins anew, as one that comes back under a new identity."""
+
+PolicyKey = tuple[int, int]
+"""(lineage, step) of a policy."""
 
 
 def draw_secret(peer: RunNode) -> bytes:
@@ -38,14 +44,18 @@ def prefill_wanted(secret: bytes, submission: bytes, share: float) -> bool:
 
 
 class Duplicates:
-    """Recognises groups that any worker submitted before."""
+    """Recognises groups that any worker submitted before, while their policy may still be used.
+
+    A copy of an older group is a fake like any other: it is drawn for recomputation with the share
+    of its worker's record, and fails there, since its noise and its policy are another's.
+    """
 
     def __init__(self, groups_max: int = DUPLICATE_GROUPS_MAX) -> None:
         self._groups_max = groups_max
-        self._first: OrderedDict[bytes, bytes] = OrderedDict()
-        """The first submission (a hash over its groups) of each group, by the group's digest."""
+        self._first: dict[PolicyKey, OrderedDict[bytes, bytes]] = {}
+        """By policy: the first submission (a hash over its groups) of each group, by digest."""
 
-    def seen(self, group_digests: Sequence[bytes], worker: str) -> int:
+    def seen(self, group_digests: Sequence[bytes], worker: str, policy: PolicyKey) -> int:
         """Count the groups copied from other submissions, and remember all groups.
 
         Returns 0 unless more than half are copies. Prompts and noise follow from a submission's own
@@ -55,10 +65,26 @@ class Duplicates:
         A submission that is judged again is not a copy of itself.
         """
         own = blake3.blake3(worker.encode() + b"".join(group_digests)).digest()
-        copies = sum(self._first.setdefault(group, own) != own for group in group_digests)
-        while len(self._first) > self._groups_max:
-            self._first.popitem(last=False)
+        held = self._first.setdefault(policy, OrderedDict())
+        copies = 0
+        for group in group_digests:
+            held.setdefault(group, own)
+            oldest = next(p for p in sorted(self._first) if group in self._first[p])
+            copies += self._first[oldest][group] != own
+        self._forget_oldest()
         return copies if copies * 2 > len(group_digests) else 0
+
+    def forget_before(self, oldest: PolicyKey) -> None:
+        """Forget the groups of older policies."""
+        self._first = {policy: held for policy, held in self._first.items() if policy >= oldest}
+
+    def _forget_oldest(self) -> None:
+        excess = sum(map(len, self._first.values())) - self._groups_max
+        for policy in sorted(self._first):
+            held = self._first[policy]
+            while held and excess > 0:
+                held.popitem(last=False)
+                excess -= 1
 
 
 @dataclass
@@ -78,3 +104,19 @@ class Pace:
             return 0.0
         self.tokens += tokens
         return self.tokens / max(1.0, now - self.started)
+
+
+class Paces:
+    """The paces of the workers that were heard last."""
+
+    def __init__(self, workers_max: int = PACES_MAX) -> None:
+        self._workers_max = workers_max
+        self._paces: OrderedDict[str, Pace] = OrderedDict()
+
+    def of(self, worker: str) -> Pace:
+        """The pace of a worker, which is now the last one heard."""
+        pace = self._paces.setdefault(worker, Pace())
+        self._paces.move_to_end(worker)
+        if len(self._paces) > self._workers_max:
+            self._paces.popitem(last=False)
+        return pace

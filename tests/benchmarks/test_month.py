@@ -64,8 +64,6 @@ def test_too_few_epochs_have_no_slope() -> None:
 
 BOUNDED = {
     "memory Deliveries._receipts",
-    "memory Duplicates._first",
-    "memory Forecast._judged",
     "memory Gate._seen",
     "memory Neighbour.knows",
     "memory Neighbour.pushed",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.trainer.filters import GroupLabel
-from peers.trainer.forecast import JUDGED_MAX, UNJUDGED_SECONDS, Forecast
+from peers.trainer.forecast import JUDGED_MAX, JUDGED_SECONDS, UNJUDGED_SECONDS, Forecast
 from peers.trainer.pool import Accepted, Pool, SubmissionKey
 from swarm.messages import Verdict
 
@@ -96,7 +96,7 @@ def test_groups_are_coming_from_the_announcement_until_they_are_settled() -> Non
     assert forecast.announce(OFFER, 4, now=0.0)
     assert forecast.announce(OFFER, 9, now=1.0), "the first word on a file counts"
     assert forecast.coming() == 4
-    forecast.judge(OFFER, "accepted")
+    forecast.judge(OFFER, "accepted", now=0.0)
     assert forecast.coming() == 4, "its file is being fetched"
     forecast.settle(OFFER)
     assert forecast.coming() == 0
@@ -104,11 +104,22 @@ def test_groups_are_coming_from_the_announcement_until_they_are_settled() -> Non
 
 def test_an_acknowledgement_after_the_verdict_is_not_waited_for() -> None:
     forecast = Forecast()
-    forecast.judge(OFFER, "accepted")
+    forecast.judge(OFFER, "accepted", now=0.0)
     assert not forecast.announce(OFFER, 4, now=0.0)
+    forecast.judge(("worker", b"later"), "accepted", now=1.0)
+    forecast.forget_late(JUDGED_SECONDS)
+    assert not forecast.announce(OFFER, 4, now=JUDGED_SECONDS)
+    forecast.forget_late(JUDGED_SECONDS + 0.5)
+    assert forecast.announce(OFFER, 4, now=JUDGED_SECONDS + 0.5), "no acknowledgement comes so late"
+    assert not forecast.announce(("worker", b"later"), 4, now=JUDGED_SECONDS + 0.5)
+
+
+def test_so_many_judged_submissions_are_remembered() -> None:
+    forecast = Forecast()
+    forecast.judge(OFFER, "accepted", now=0.0)
     for number in range(JUDGED_MAX):
-        forecast.judge(("worker", number.to_bytes(4, "big")), "accepted")
-    assert forecast.announce(OFFER, 4, now=0.0), "it remembers only so many"
+        forecast.judge(("worker", number.to_bytes(4, "big")), "accepted", now=0.0)
+    assert forecast.announce(OFFER, 4, now=0.0), "the oldest is forgotten"
 
 
 def test_what_is_not_judged_for_long_leaves_the_forecast_as_wasted() -> None:
@@ -124,10 +135,10 @@ def test_what_is_not_judged_for_long_leaves_the_forecast_as_wasted() -> None:
 
 def test_quota_is_spent_by_what_serves_no_batch_until_the_next_order() -> None:
     forecast = Forecast()
-    forecast.judge(OFFER, "accepted")
+    forecast.judge(OFFER, "accepted", now=0.0)
     assert not forecast.quota_spent(refill=False)
     assert forecast.quota_spent(refill=True), "what was accepted may fill nothing"
-    forecast.judge(OFFER, "refused")
+    forecast.judge(OFFER, "refused", now=0.0)
     assert forecast.quota_spent(refill=False)
     forecast.order_issued()
     assert not forecast.quota_spent(refill=True)
@@ -138,17 +149,17 @@ def test_quota_is_spent_by_what_serves_no_batch_until_the_next_order() -> None:
 def test_nothing_is_expected_of_a_worker_that_was_refused_until_it_is_accepted() -> None:
     """Or it could hold up a step, or have more asked of everybody, as often as it likes."""
     forecast = Forecast()
-    forecast.judge(("worker", b"0"), "refused")
+    forecast.judge(("worker", b"0"), "refused", now=0.0)
     assert forecast.quota_spent(refill=False), "the first one is made up for at once"
     forecast.order_issued()
     for number in range(1, 9):
         offer = ("worker", b"%d" % number)
         assert not forecast.announce(offer, 4, now=0.0)
-        forecast.judge(offer, "refused")
+        forecast.judge(offer, "refused", now=0.0)
     assert forecast.coming() == 0 and not forecast.quota_spent(refill=True)
     assert forecast.announce(("another", b"0"), 4, now=0.0)
-    forecast.judge(("worker", b"9"), "accepted")
+    forecast.judge(("worker", b"9"), "accepted", now=0.0)
     assert forecast.announce(("worker", b"10"), 4, now=0.0)
-    forecast.judge(("worker", b"10"), "quarantined")
+    forecast.judge(("worker", b"10"), "quarantined", now=0.0)
     assert forecast.quota_spent(refill=False), "a validator's fault is made up for"
     assert forecast.announce(("worker", b"11"), 4, now=0.0)

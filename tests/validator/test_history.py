@@ -15,7 +15,7 @@ GROUPS = [blake3(b"group %d" % number).digest() for number in range(4)]
 
 
 def history(worker: str, duplicates: Duplicates, pace: Pace, tokens: int = 10) -> History:
-    return History(worker, GROUPS, tokens, duplicates, pace, now=100.0)
+    return History(worker, (0, 3), GROUPS, tokens, duplicates, pace, now=100.0)
 
 
 def test_a_copy_is_recomputed_and_not_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.validator.statistics import Duplicates, Pace, prefill_wanted
+from peers.validator.statistics import Duplicates, Pace, Paces, prefill_wanted
 
 
 def test_the_draw_follows_the_secret_and_the_share() -> None:
@@ -21,19 +21,42 @@ def group(name: str) -> bytes:
 def test_copies_are_counted_but_chance_is_not() -> None:
     duplicates = Duplicates()
     first = [group(name) for name in "abcd"]
-    assert duplicates.seen(first, "alice") == 0
-    assert duplicates.seen(first, "alice") == 0  # judged again
-    assert duplicates.seen(first, "mallory") == 4
-    assert duplicates.seen([*first[:3], group("x")], "mallory") == 3
-    assert duplicates.seen([first[0], *map(group, "efg")], "bob") == 0
+    assert duplicates.seen(first, "alice", (0, 3)) == 0
+    assert duplicates.seen(first, "alice", (0, 3)) == 0  # judged again
+    assert duplicates.seen(first, "mallory", (0, 3)) == 4
+    assert duplicates.seen([*first[:3], group("x")], "mallory", (0, 4)) == 3
+    assert duplicates.seen([first[0], *map(group, "efg")], "bob", (0, 3)) == 0
+    assert duplicates.seen(first, "alice", (0, 3)) == 0  # whoever copied it since
 
 
 def test_duplicates_forget_the_oldest() -> None:
     duplicates = Duplicates(groups_max=4)
-    duplicates.seen([group("a")], "alice")
-    duplicates.seen([group(name) for name in "bcde"], "alice")
-    assert duplicates.seen([group("a")], "mallory") == 0
-    assert duplicates.seen([group("e")], "mallory") == 1
+    duplicates.seen([group("a")], "alice", (0, 1))
+    duplicates.seen([group(name) for name in "bcde"], "alice", (0, 0))
+    assert duplicates.seen([group("b")], "mallory", (0, 1)) == 0
+    assert duplicates.seen([group("a")], "mallory", (0, 1)) == 1
+
+
+def test_groups_are_forgotten_with_their_policy() -> None:
+    duplicates = Duplicates()
+    for step in range(3):
+        duplicates.seen([group(f"{step}")], "alice", (1, step))
+    duplicates.seen([group("older")], "alice", (0, 9))
+    duplicates.forget_before((1, 1))
+    assert duplicates.seen([group("older")], "mallory", (1, 2)) == 0
+    assert duplicates.seen([group("0")], "mallory", (1, 2)) == 0
+    assert duplicates.seen([group("1")], "mallory", (1, 2)) == 1
+    assert duplicates.seen([group("0")], "bob", (1, 2)) == 1, "the copy is still remembered"
+
+
+def test_paces_of_those_heard_last_are_kept() -> None:
+    paces = Paces(workers_max=2)
+    alice = paces.of("alice")
+    paces.of("bob")
+    assert paces.of("alice") is alice
+    paces.of("carol")
+    assert paces.of("alice") is alice
+    assert paces.of("bob").started == Pace().started
 
 
 def test_pace_counts_from_the_first_submission() -> None:

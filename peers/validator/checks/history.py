@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from peers.validator.checks.base import Check, Finding, at_most
-from peers.validator.statistics import Duplicates, Pace
+from peers.validator.statistics import Duplicates, Pace, PolicyKey
 
 
 @dataclass
@@ -22,6 +22,7 @@ class History:
     """
 
     worker: str
+    policy: PolicyKey
     group_digests: Sequence[bytes]
     tokens: int
     duplicates: Duplicates
@@ -30,8 +31,9 @@ class History:
 
     @cached_property
     def groups_copied(self) -> int:
-        """Groups that an earlier submission contains, if they are more than half."""
-        return self.duplicates.seen(self.group_digests, self.worker)
+        """Groups that a submission of this policy, or one not much older, contains, if they are
+        more than half."""
+        return self.duplicates.seen(self.group_digests, self.worker, self.policy)
 
     @cached_property
     def tokens_per_second(self) -> float:

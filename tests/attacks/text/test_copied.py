@@ -9,8 +9,10 @@ Cost: the swarm reads the file; the cheat's identity.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
+import pytest
 
 from peers.calibration.workers import Generates, HandedIn
 from peers.calibration.workload import Work
@@ -47,12 +49,19 @@ def test_its_own_work_of_another_step_or_number(arena: Arena) -> None:
         assert (found.failed, found.proven_fault) == ("header", True)
 
 
-def test_another_workers_answers_to_the_same_prompts(arena: Arena) -> None:
-    """As where a run has few tasks: the prompts agree, the noise does not."""
+@pytest.mark.parametrize(
+    "copied", [{"worker": OTHER}, {"step": 1, "nonce": b"1" * 32}], ids=["another", "earlier"]
+)
+def test_answers_to_the_same_prompts(arena: Arena, copied: dict[str, Any]) -> None:
+    """As where a run has few tasks: the prompts agree, the noise does not.
+
+    Another worker's answers to a policy in use are recognised as copies, and so recomputed. Those
+    of an earlier step may be forgotten by then: they are recomputed like any fake.
+    """
 
     def copies(work: Work, sampling: Sampling, order: SubmissionOrder) -> HandedIn:
-        others = submission_order(order, worker=OTHER).seed()
-        return Generates(arena.engine).submit(replace(work, seed=others), sampling)
+        seed = submission_order(order, **copied).seed()
+        return Generates(arena.engine).submit(replace(work, seed=seed), sampling)
 
     met = arena.evicts(copies, 300)
     assert met.accepted == 0 and met.failed["sampling"] == 1
