@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from peers.validator.evidence.worker import Standing, WorkerEvidence
 from swarm.node.trusted import TrustedPart
 from swarm.run.run import Run
+
+READ_MAX = 8192
+"""Workers whose evidence is kept in memory, a few kilobytes each: more than a run has at a time.
+That of others is read again from the tables when they hand something in."""
 
 
 @dataclass
@@ -27,10 +32,12 @@ class Records:
     validator that mirrors the logs finds the same.
     """
 
-    def __init__(self, run: Run, trusted: TrustedPart) -> None:
+    def __init__(self, run: Run, trusted: TrustedPart, read_max: int = READ_MAX) -> None:
         self._run = run
         self._trusted = trusted
-        self._read: dict[str, _Read] = {}
+        self._read_max = read_max
+        self._read: OrderedDict[str, _Read] = OrderedDict()
+        """By worker; the last one asked for comes last."""
 
     def stake(self, worker: str, step: int) -> int:
         """The worker's stake before a submission for `step`, according to all logs held here."""
@@ -51,6 +58,9 @@ class Records:
                 start, sealed = tables.capitals_of(worker, log, reinstated.get(log, -1) + 1)
                 read.evidence.begin(log, sealed)
                 read.next[log] = max(start, reinstated.get(log, 0))
+            if len(self._read) > self._read_max:
+                self._read.popitem(last=False)
+        self._read.move_to_end(worker)
         for log in self._run.manifest.validator_ids():
             for index, evidence in tables.evidence_on(worker, log, read.next.get(log, 0)):
                 read.evidence.add(log, evidence)

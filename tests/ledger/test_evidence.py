@@ -8,6 +8,7 @@ from pathlib import Path
 import trio
 
 from peers.validator.records import Records
+from swarm.identity import Identity
 from swarm.messages import Evidence, Reinstatement
 from tests.ledger.harness import (
     ALICE,
@@ -47,6 +48,21 @@ def test_restarts_and_other_validators_find_the_same_evidence(tmp_path: Path) ->
             assert read.standing(WORKER.peer_id).log_capital == found > 30
         async with swarm.peer(ALICE) as alice:
             assert capital(alice) == found
+
+    in_virtual_time(main)
+
+
+def test_evidence_of_workers_that_went_is_read_again_when_they_return(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice:
+            read = Records(alice.run_node.run, alice.trusted, read_max=2)
+            await alice.trusted.append_verdict(verdict_at(0, evidence=CHEATED))
+            found = read.standing(WORKER.peer_id)
+            for number in range(5):
+                read.standing(Identity(bytes([number]) * 32).peer_id)
+            assert len(read._read) == 2 and WORKER.peer_id not in read._read
+            assert read.standing(WORKER.peer_id) == found
 
     in_virtual_time(main)
 
