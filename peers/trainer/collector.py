@@ -51,8 +51,14 @@ class Collector:
         self._missed = MissedVerdicts(self.peer)
         self._fetching: set[bytes] = set()
         self._send, self._verdicts = trio.open_memory_channel[Envelope](VERDICTS_HELD_MAX)
-        self.peer.gossip.listen(Acknowledgement, self._on_acknowledgement)
-        self.peer.gossip.listen(Verdict, self._on_verdict)
+        self._listens = False
+
+    def listen(self) -> None:
+        """Hear acknowledgements and verdicts from now on; what is accepted waits for `start`."""
+        if not self._listens:
+            self._listens = True
+            self.peer.gossip.listen(Acknowledgement, self._on_acknowledgement)
+            self.peer.gossip.listen(Verdict, self._on_verdict)
 
     def start(self, nursery: trio.Nursery) -> None:
         """Collect until cancelled."""

@@ -146,11 +146,14 @@ class TrainerRole:
             peer, progress, store, states, outcomes, accepted, publisher, steps
         )
         peer.gossip.listen(RunManifest, lambda _: progress.changed.touch())
+        if not self._run.manifest.is_standby(peer.peer_id):  # it would hold what it never uses
+            self._collector.listen()
 
     async def run(self) -> None:
         """Train until every step of the run is done; a standby first waits for its turn."""
         if self._run.manifest.is_standby(self._peer.peer_id):
             await StandingBy(self._peer).until_trainer()
+        self._collector.listen()
         await self._store.open()
         await self._offering.open()
         async with trio.open_nursery() as nursery:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from random import Random
+from typing import cast
 
 import pytest
 import trio
 
+from peers.trainer.role import TrainerRole
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.disk import SimulatedDisk
@@ -122,6 +124,31 @@ def test_the_standby_goes_on_and_the_trainer_stands_by_when_it_returns(
 
     run_virtual(main, seed=1, limit_seconds=3600)
     scene.check()
+
+
+def test_a_standby_holds_no_verdicts_until_it_trains() -> None:
+    scene = Scene(3, workers=2)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            await scene.until("standby standby.bundle_received")
+            await scene.until("trainer trainer.step_trained", 5)
+            collectors = {
+                name: cast(TrainerRole, scene.simulation.peers[name].roles[0])._collector
+                for name in ("trainer", "standby")
+            }
+            heard = {
+                name: len(each.accepted.refusals.heard.value._heard)
+                for name, each in collectors.items()
+            }
+            assert heard["trainer"] > 0 and heard["standby"] == 0
+            standby = collectors["standby"]
+            assert standby._send.statistics().current_buffer_used == 0
+            assert standby.forecast.coming() == 0
+
+    run_virtual(main, seed=1, limit_seconds=3600)
+    assert scene.simulation.violations == []
 
 
 def test_a_trainer_that_is_replaced_while_it_trains_stops() -> None:
