@@ -18,6 +18,10 @@ EVICTION_NOTICE_SECONDS = 2.0
 """Delay between an eviction and the disconnection of the evicted peer, so that it can receive the
 reason."""
 
+EVICTIONS_KEPT = 4096
+"""Evictions that a peer remembers that is not trusted: far more than come within a lease, after
+which no admission of an evicted peer is left. Trusted peers, who admit, remember all."""
+
 
 class Evictions:
     """Carries out the evictions of a run."""
@@ -33,6 +37,8 @@ class Evictions:
 
     def hear(self, envelope: Envelope) -> None:
         self._run.evict(envelope)
+        if not self._run.trusts(self._node.peer_id):
+            self._run.forget_evictions(EVICTIONS_KEPT)
         eviction = envelope.expect(Eviction)
         evicted = PeerId(eviction.peer)
         self._node.events.emit("membership.peer_evicted", remote=evicted, reason=eviction.reason)

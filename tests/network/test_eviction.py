@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from swarm.identity import PeerId
+from swarm.identity import Identity, PeerId
 from swarm.run.admission import ADMISSION_LEASE_SECONDS
 from swarm.shardcast import limits
 from swarm.transport import BlobReference, FetchError, Source
@@ -125,3 +125,25 @@ def test_where_gossip_does_not_reach_the_lease_runs_out(tmp_path: Path) -> None:
     robber, began = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert 50.0 < robber.served_at[BOB.peer_id] - began < 60.0
     assert "403 this peer is not admitted" in robber.refused[BOB.peer_id]
+
+
+def test_those_who_admit_nobody_forget_old_evictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Identities are free, and each may be evicted once."""
+    monkeypatch.setattr("swarm.node.evictions.EVICTIONS_KEPT", 3)
+    swarm = Swarm(tmp_path)
+    evil = [Identity(bytes([number]) * 32).peer_id for number in range(100, 106)]
+
+    def known(peer: Peer) -> list[str]:
+        return [each for each in evil if peer.run_node.run.evicted(each) is not None]
+
+    async def main() -> None:
+        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob, swarm.peer(WORKER) as worker:
+            for each in evil:
+                await alice.trusted.evict(each, "for a test", b"", 1.0, 0.0)
+                await trio.sleep(1)
+            assert known(worker) == evil[-3:]
+            assert known(alice) == known(bob) == evil
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
