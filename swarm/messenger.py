@@ -164,15 +164,19 @@ class Messenger:
 
     async def _line(self, peer: PeerId) -> _Line:
         lock = self._opening.setdefault(peer, trio.Lock())
-        async with lock:
-            line = self._lines.get(peer)
-            if line is None:
-                if self._nursery is None:
-                    raise RuntimeError("Messenger.run() is not running")
-                line = _Line(await self._transport.open_stream(peer, PROTOCOL))
-                self._lines[peer] = line
-                self._nursery.start_soon(self._read_replies, peer, line)
-            return line
+        try:
+            async with lock:
+                line = self._lines.get(peer)
+                if line is None:
+                    if self._nursery is None:
+                        raise RuntimeError("Messenger.run() is not running")
+                    line = _Line(await self._transport.open_stream(peer, PROTOCOL))
+                    self._lines[peer] = line
+                    self._nursery.start_soon(self._read_replies, peer, line)
+                return line
+        finally:
+            if not lock.locked():  # nobody waits for it
+                self._opening.pop(peer, None)
 
     async def _read_replies(self, peer: PeerId, line: _Line) -> None:
         try:
@@ -187,7 +191,6 @@ class Messenger:
         finally:
             if self._lines.get(peer) is line:
                 del self._lines[peer]
-            self._opening.pop(peer, None)
             for channel in line.waiting.values():
                 channel.close()
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):

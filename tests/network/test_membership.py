@@ -411,6 +411,25 @@ def test_nothing_is_remembered_of_a_request_that_nobody_answers() -> None:
     in_virtual_time(main)
 
 
+def test_nothing_is_remembered_of_peers_that_are_gone() -> None:
+    """A validator that tries to hand each stranger its verdict after it has left, say."""
+
+    async def main() -> None:
+        async with running(run_with()) as run:
+            validator, worker = await run.add(VALIDATOR), await run.add(WORKER)
+            await worker.reach(validator.id)
+            request = await worker.seal(submission(1), 600)
+            asked = [validator.id, Identity(bytes([99]) * 32).peer_id]
+            run.network.kill(validator.id)
+            for peer in asked:
+                for _ in range(2):
+                    with pytest.raises(PeerError):
+                        await worker.messenger.request(peer, request)
+            assert not worker.messenger._opening
+
+    in_virtual_time(main)
+
+
 def test_a_silent_peer_is_named_at_the_deadline_and_a_dead_one_at_once() -> None:
     async def main() -> None:
         async with running(run_with()) as run:
