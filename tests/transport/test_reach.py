@@ -285,10 +285,21 @@ def test_nonsense_is_one_sentence(address: str) -> None:
     with pytest.raises(UserError) as error:
         check(address)
     assert address in str(error.value) and "\n" not in str(error.value)
+    assert str(error.value).startswith("announce")
 
 
 @pytest.mark.parametrize(
-    "root", ["8.8.8.8:4002", "http://8.8.8.8", "ftp://8.8.8.8:1", "https://a:1"]
+    "root",
+    [
+        "8.8.8.8:4002",
+        "http://8.8.8.8",
+        "ftp://8.8.8.8:1",
+        "https://a:1",
+        "http://8.8.8.8:0",
+        "http://0.0.0.0:4002",
+        "http://[::]:4002",
+        "http://8.8.8.8:4002/?x=y",
+    ],
 )
 def test_a_wrong_root_is_one_sentence(root: str) -> None:
     with pytest.raises(UserError, match="announce_bulk has"):

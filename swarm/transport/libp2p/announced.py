@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,11 +57,14 @@ def announced(
 
 
 def _checked(text: str, peer: str) -> str:
-    address, named = parse_multiaddr(text)
+    try:
+        address, named = parse_multiaddr(text)
+    except UserError as error:
+        raise UserError(f"announce: {error}") from error
     first = next(iter(address.protocols())).name
     host = str(address.value_for_protocol(first))
     port = int(address.value_for_protocol("tcp"))
-    if "p2p-circuit" in text or port == 0 or (first in ("ip4", "ip6") and _is_any(host)):
+    if "p2p-circuit" in text or port == 0 or _is_any(host):
         raise UserError(
             f"announce has {text!r}, which no other peer can connect to; write the address and "
             "port of the router or proxy, like /ip4/192.0.2.7/tcp/4001 or /dns4/NAME/tcp/4001"
@@ -71,16 +75,21 @@ def _checked(text: str, peer: str) -> str:
 
 
 def _is_any(host: str) -> bool:
-    ip = ipaddress.ip_address(host)
+    """Whether a host is an IP address that is no machine's; a name is none."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
     return ip.is_unspecified or ip.is_multicast
 
 
 def _checked_root(text: str) -> str:
     try:
-        _, _, secure = split_root(text)
+        host, _, secure = split_root(text)
+        nowhere = secure or not urllib.parse.urlsplit(text).port or _is_any(host)
     except Unreachable:
-        secure = True
-    if secure or text.count(":") < 2:
+        nowhere = True
+    if nowhere:
         raise UserError(
             f"announce_bulk has {text!r}, which is no address of the piece plane; "
             "write it like http://192.0.2.7:4002"
