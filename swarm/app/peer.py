@@ -6,6 +6,7 @@ is admitted, and works until Ctrl-C.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -64,6 +65,10 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     check_alarms(settings.alarms)
     check_traces(settings.traces)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
+    # Most objects are those of modules, which stay. The collector counts the others alone now, so
+    # it looks for cycles among them before these are megabytes.
+    gc.collect()
+    gc.freeze()
     with listening(settings) as metrics, dashboard_listening(settings) as dashboard:
         async with (
             open_node(settings) as node,

@@ -17,7 +17,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-LEFT_OUT = (
+from google.protobuf.internal import api_implementation
+
+LEFT_OUT: tuple[str, ...] = (
     "Crypto",  # RSA: a peer with such a key is refused anyway
     "coincurve",  # secp256k1: so is one with such a key
     "cryptography.x509",
@@ -37,6 +39,8 @@ LEFT_OUT = (
     "multiaddr.resolvers",  # names are looked up before libp2p gets an address
     "prometheus_client",  # for figures of libp2p's own, which nobody reads
 )
+if api_implementation.Type() != "python":  # protobuf in C, as in its wheels
+    LEFT_OUT += ("google.protobuf.internal.python_message",)
 
 IDLE = ("multiaddr.resolvers.DNSResolver",)
 """Classes of these parts of which libp2p makes an object that it then does not use here."""
