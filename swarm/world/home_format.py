@@ -154,8 +154,14 @@ def _migrate(home: Path, staged: Path, migration: Migration, becomes: int) -> No
             try:
                 with _copied(home / name, staged / name) as connection:
                     migration.change(name, connection)
-            except sqlite3.OperationalError:
-                raise  # the disk or this program, not the file
+            except sqlite3.OperationalError as error:  # the disk or this program, not the file
+                shutil.rmtree(staged)
+                if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                    raise DiskFullError(
+                        f"--home {home} cannot be migrated to format {becomes} ({error}); free "
+                        "some space: the home is as it was"
+                    ) from error
+                raise
             except sqlite3.DatabaseError as error:
                 raise UserError(
                     f"{home / name} is damaged, and cannot be migrated to format {becomes} "

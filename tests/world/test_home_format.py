@@ -124,6 +124,21 @@ def test_a_migration_that_does_not_fit_changes_nothing(
     assert is_old(home)
 
 
+def test_a_disk_that_fills_up_during_a_migration_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(name: str, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA max_page_count = 1")
+        connection.execute("CREATE TABLE large AS SELECT zeroblob(1000000)")
+
+    home = home_of_format_1(tmp_path / "home")
+    grows = home_format.Migration("it grows", ("peer.sqlite",), fill)
+    monkeypatch.setattr(home_format, "MIGRATIONS", (grows,))
+    with pytest.raises(DiskFullError, match=r"disk is full\); free some space: the home is as it"):
+        open_format(home)
+    assert is_old(home) and not (home / STAGED).exists()
+
+
 def test_killed_at_any_instant_the_home_is_old_or_becomes_new(tmp_path: Path) -> None:
     """A child dies at its n-th change of the disk, for every n; the home is then opened again."""
     seen = set()
