@@ -69,7 +69,7 @@ class Outcomes:
 
         They spent their workers' quota all the same, so the next order must allow more.
         """
-        await self._log(verdicts, outcome)
+        await self._log([each for each in verdicts if not self.settled(each.submission)], outcome)
         self.left_out[outcome] += sum(len(verdict.rewards) for verdict in verdicts)
         lineage = self.progress.lineage  # the orders of an older one are closed
         self.forecast.waste(sum(verdict.lineage >= lineage for verdict in verdicts))

@@ -60,6 +60,10 @@ from swarm.world.restarts import Restarts
 LINEAGES_LEFT = 15
 """Lineages that a takeover leaves out: the trainer before may have rolled back unheard."""
 
+LOOKS_SECONDS = (5.0, 30.0, 120.0)
+"""Pauses before this trainer looks, after each new version of the run, whether a standby had its
+place meanwhile: that one may still publish a policy until it hears of the version."""
+
 FINAL_WORD_SECONDS = 2.0
 """Time for the last order to spread before the trainer leaves."""
 
@@ -188,9 +192,10 @@ class TrainerRole:
                 await self._orders.open_first()
                 self._collector.start(nursery)
                 nursery.start_soon(self._orders.run)
+                nursery.start_soon(self._watch_place)
                 nursery.start_soon(self._evaluations.run)
             while await self._take_step(child):
-                pass
+                nursery.start_soon(self._watch_place)
             await self._steps.publishing.idle()
             await self._finish(child)
 
@@ -204,6 +209,8 @@ class TrainerRole:
         newest = inherited or restored or (states[-1] if states else None)
         if newest is not None:
             self._continue_lineage(newest.lineage)
+        if states and inherited is None and not self._begun and await self._is_outrun(states[-1]):
+            inherited = states[-1]  # its own, and what another trainer did since is lost
         self._steps.taught = self._progress.versions.follow(newest.step if newest else 0)
         manifest = manifest_in(self._steps.taught)
         if states and not inherited and not self._node.settings.resume and not self._begun:
@@ -264,9 +271,41 @@ class TrainerRole:
                 "with the run's newest policy by swarm trainer restore"
             )
 
+    async def _is_outrun(self, own: State) -> bool:
+        """Whether another trainer has led the run to a later lineage than that of `own`, while it
+        had this one's place. Nobody follows the earlier one any more."""
+        manifest = self._run.manifest
+        if manifest.outer.rounds or not (manifest.standbys or self._run.takeovers):
+            return False
+        return max(await self._newest_lineages(), default=0) > own.lineage
+
+    async def _watch_place(self) -> None:
+        """End this trainer if it did not notice that a standby took its place for a while: the
+        owner's next version may have put it back before it heard of that."""
+        while True:
+            await self._peer.versions.changed.wait_change()
+            for pause in LOOKS_SECONDS:
+                await trio.sleep(pause)
+                lineage = self._progress.lineage
+                if await self._is_outrun(State(lineage, 0)) and lineage == self._progress.lineage:
+                    raise SwarmError(
+                        f"a standby has led run {self._run.id} beyond this trainer's lineage "
+                        f"{lineage}, and the owner has put the trainer back; start it again with "
+                        "--resume, and it goes on above that"
+                    )
+
+    async def _newest_lineages(self) -> list[int]:
+        """The newest lineages that this peer has heard of or reads in the trusted peers' logs."""
+        logged = await self._newest_logged()
+        heard = [each.message for each in self._peer.newest()]
+        lineages = [each.order()[0] for each in heard if isinstance(each, (Checkpoint, StepOrder))]
+        return lineages if logged is None else [logged[0], *lineages]
+
     async def _newest_logged(self) -> tuple[int, int] | None:
         """(lineage, step) of the newest policy that any trusted peer's log lists as published."""
         await self._trusted.restored()
+        manifest = self._run.manifest
+        await self._trusted.catch_up([*manifest.trainer_ids(), *manifest.standby_ids()])
         logged = [
             (entry.lineage, entry.step)
             for owner in self._run.manifest.trusted_ids()
@@ -276,21 +315,22 @@ class TrainerRole:
         return max(logged, default=None)
 
     async def _inherit(self, child: TrainerChild, manifest: RunManifest, state: State) -> None:
-        """Continue in the place of another trainer from its state, in a new lineage.
+        """Continue in the place of another trainer from a state, in a new lineage.
 
-        Its lineage is abandoned: rollouts of the steps since the state are stale, and whatever that
-        trainer may still sign there, nobody continues.
+        The newest lineage is abandoned: rollouts of the steps since the state are stale, and
+        whatever that trainer may still sign there, nobody continues.
         """
-        newest = await self._newest_logged() or (0, 0)
-        heard = [each.message for each in self._peer.newest()]
-        lineages = [each.order()[0] for each in heard if isinstance(each, (Checkpoint, StepOrder))]
-        await child.resume(manifest, state.folder, {})
+        newest = max([state.lineage, *await self._newest_lineages()])
+        consumed = await child.resume(manifest, state.folder, {})
         self._states.loaded(state)
         self._progress.advance(state.step)
+        self._accepted.remember_consumed(dict.fromkeys(consumed, state.step))
+        await self._accepted.load()  # of a home that has trained before: all of it is stale
         order = await self._states.inherited_order()
-        self._curricula.restore([order] if order is not None else [])
-        self._progress.lineage = max(newest[0], state.lineage, *lineages) + LINEAGES_LEFT
-        await self._roll_back(child, state, f"took over from the trainer at step {newest[1]}")
+        orders = [order] if order is not None else self._store.newest_orders(state.lineage, 1)
+        self._curricula.restore(orders)
+        self._progress.lineage = newest + LINEAGES_LEFT
+        await self._roll_back(child, state, f"took over from the trainer of lineage {newest}")
         await self._states.drop_inherited()
 
     async def _save_and_publish(self, child: TrainerChild, step: int) -> None:

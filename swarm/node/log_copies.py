@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import trio
@@ -33,6 +34,9 @@ a copy. Long enough to start the peers of a run one after another by hand."""
 
 NEW_RUN_SECONDS = 3600.0
 """Age of a run's first manifest up to which nobody is expected to have a log of it."""
+
+CATCH_UP_SECONDS = 10.0
+"""Time in which a peer looks for copies of the logs of peers that are away."""
 
 RETRY_SECONDS = 5.0
 """Pause before the next attempt to mirror a trusted peer's log, or to ask for copies of the own."""
@@ -67,6 +71,8 @@ class LogCopies:
         """Newest known head of each other trusted peer's log."""
         self._heard, self._owners = trio.open_memory_channel[str](math.inf)
         """Peers in `_heads` whose logs `follow` does not follow yet."""
+        self._pulling: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
+        """Held while the copy of a log is extended."""
         gossip.listen(LogHead, self._on_head)
 
     async def restore(self) -> None:
@@ -160,6 +166,27 @@ class LogCopies:
         if self._log.size() > held:
             self._node.events.emit("ledger.restored", entries=self._log.size() - held)
 
+    async def catch_up(self, owners: Sequence[str]) -> None:
+        """Extend the copies of these logs from those of all trusted peers that can be reached now:
+        the owner of a log may be away for good."""
+
+        async def ask(other: PeerId) -> None:
+            try:
+                await self._node.reach(other)
+                async with open_ledger(self._node.transport, other) as client:
+                    for owner in owners:
+                        head = await client.head(owner) if owner != self._node.peer_id else None
+                        if head is not None:
+                            await self._pull(client, head)
+            except (Fork, *_NOT_COPIED) as error:
+                self._node.events.emit("ledger.mirror_failed", owner=other, reason=str(error))
+
+        with trio.move_on_after(CATCH_UP_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for other in self._run.manifest.trusted_ids():
+                    if other != self._node.peer_id:
+                        nursery.start_soon(ask, PeerId(other))
+
     def _on_head(self, envelope: Envelope) -> None:
         owner = envelope.sender
         if owner == self._node.peer_id:
@@ -201,6 +228,10 @@ class LogCopies:
 
         Raises `Fork` and `PeerError`.
         """
+        async with self._pulling[head.sender]:
+            await self._pull_next(client, head)
+
+    async def _pull_next(self, client: LedgerClient, head: Envelope) -> None:
         owner = head.sender
         mirror = LogMirror(self._database, owner)
         size = _size(head)

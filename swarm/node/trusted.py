@@ -144,6 +144,10 @@ class TrustedPart:
         """Wait until this disk has all entries of the own log that other trusted peers hold."""
         await self._restored.wait()
 
+    async def catch_up(self, owners: Sequence[str]) -> None:
+        """See `LogCopies.catch_up`."""
+        await self._copies.catch_up(owners)
+
     # --- appending ---------------------------------------------------------------------------
 
     async def append(self, entries: list[Entry]) -> None:

@@ -97,7 +97,12 @@ def check_accounts(swarm: Swarm) -> Accounts:
 
     # Each submission once, only accepted ones, with an outcome for each group.
     times = Counter(entry.submission for entry in consumed)
-    assert set(times.values()) == {1}, "a submission stands in the trainer's log twice"
+    twice = [
+        (entry.submission.hex()[:8], entry.step, entry.outcomes)
+        for entry in consumed
+        if times[entry.submission] > 1
+    ]
+    assert not twice, f"in the trainer's log twice: {sorted(twice)}"
     assert times.keys() <= accounts.accepted.keys(), "a submission was used that nobody accepted"
     for submission, outcomes in accounts.state.consumed.items():
         assert len(outcomes) == accounts.accepted[submission]

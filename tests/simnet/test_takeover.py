@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import cast
 
+import msgspec
 import pytest
 import trio
 
@@ -22,10 +23,13 @@ from swarm.events import Event
 from swarm.ledger.entries import decode
 from swarm.ledger.log import Log
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
-from swarm.run.update import sign_takeover
+from swarm.run.manifest import manifest_in
+from swarm.run.update import sign_manifest, sign_takeover
 
 VALIDATORS = ["v0", "v1"]
 TRUSTED = ["trainer", "standby", *VALIDATORS]
+LONG_SECONDS = 700.0
+"""Longer than gossip repeats a message."""
 STATE_SECONDS = {"trainer": {"standby_minutes": 0.1}}
 
 
@@ -166,6 +170,80 @@ def test_a_trainer_that_is_replaced_while_it_trains_stops() -> None:
 
     run_virtual(main, seed=1, limit_seconds=3600)
     scene.check()
+
+
+@pytest.mark.parametrize("stands_by", [True, False])
+def test_a_trainer_that_takes_its_place_back_is_followed_even_without_a_bundle(
+    stands_by: bool,
+) -> None:
+    """The standby has led the run to a later lineage, and is lost with its disk: the trainer goes
+    on from its own state above that, which it may only read in the validators' copies of a log."""
+    scene = Scene(11, workers=4)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            scene.simulation.disturbed = 1  # a peer that ends with a sentence is started again
+            await scene.until("standby standby.bundle_received")
+            peers = scene.simulation.peers
+            await scene.until("trainer trainer.step_trained", 9)
+            await peers["trainer"].crash()
+            scene.takeover("standby", "trainer")
+            await scene.until("standby trainer.step_trained", 3)
+            await trio.sleep(3)  # the validators have copied its log
+            await peers["standby"].crash()
+            if stands_by:
+                await peers["trainer"].start_again()
+                await scene.until("trainer standby.standing_by")
+                await trio.sleep(5)
+            before = scene.trained("trainer")
+            scene.takeover("trainer", "standby")
+            await trio.sleep(5)
+            await peers["trainer"].start_again()
+            await scene.until("trainer trainer.step_trained", before + 3)
+            published = scene.heard["trainer trainer.checkpoint_published"]
+            assert {each["lineage"] for each in published} == {0, 32}
+            assert ledger(scene).credits
+
+    run_virtual(main, seed=1, limit_seconds=3600)
+    assert not scene.simulation.violations
+
+
+@pytest.mark.slow
+def test_a_trainer_that_did_not_hear_that_it_was_replaced_begins_above_the_standby() -> None:
+    """It trains behind a cut line, and the owner's next version puts it back meanwhile."""
+    scene = Scene(12, workers=4)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            scene.simulation.disturbed = 1
+            await scene.until("standby standby.bundle_received")
+            network, peers = scene.simulation.network, scene.simulation.peers
+            trainer, others = peers["trainer"], [p for n, p in peers.items() if n != "trainer"]
+            part = peers["v0"].part
+            assert part is not None
+            before = part.run.manifest_envelope
+            for other in others:
+                network.cut(trainer.id, other.id)
+            scene.takeover("standby", "trainer")
+            await scene.until("standby trainer.step_trained", 3)
+            owner = scene.simulation.identity("owner")
+            assert owner.peer_id == before.sender
+            later = msgspec.structs.replace(manifest_in(before), version=2)
+            wall = part.node.world.wall_time()
+            part.hear_manifest(sign_manifest(owner, later, wall))
+            await trio.sleep(LONG_SECONDS)
+            for other in others:
+                network.heal(trainer.id, other.id)
+            done = len(scene.heard["trainer trainer.checkpoint_published"])
+            await scene.until("trainer trainer.rolled_back")
+            await scene.until("trainer trainer.checkpoint_published", done + 3)
+            newest = scene.heard["trainer trainer.checkpoint_published"][-1]
+            assert newest["lineage"] == 32
+
+    run_virtual(main, seed=1, limit_seconds=3600)
+    assert not scene.simulation.violations
 
 
 async def age_of_trainer(scene: Scene) -> float | None:
