@@ -46,7 +46,7 @@ class DeviceMeter:
         self._events = events
         self.busy: float | None = None
         """Share of the last minute in which the device generated; None until it is known."""
-        self._asked = 0
+        self.asked = 0
         """Submissions that the engine was asked for and has not answered."""
         self._cause: Cause = "starting"
         self._seconds: defaultdict[Cause | None, float] = defaultdict(float)
@@ -64,12 +64,12 @@ class DeviceMeter:
     def generating(self) -> Iterator[None]:
         """The time in which a submission is asked for."""
         self._count()
-        self._asked += 1
+        self.asked += 1
         try:
             yield
         finally:
             self._count()
-            self._asked -= 1
+            self.asked -= 1
 
     async def follow(self, engine: InferenceService) -> None:
         """Report every minute what share of it the device generated, and why not always."""
@@ -109,5 +109,5 @@ class DeviceMeter:
 
     def _count(self) -> None:
         now = self._events.now()
-        self._seconds[None if self._asked else self._cause] += now - self._since
+        self._seconds[None if self.asked else self._cause] += now - self._since
         self._since = now

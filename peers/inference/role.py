@@ -9,7 +9,8 @@ what has no verdict.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar, TypeVar
 
@@ -532,6 +533,18 @@ class InferenceRole:
         self._pending.end(pending, self._peer.step_order())
         self._changed()
 
+    @contextmanager
+    def _generating(self) -> Iterator[None]:
+        """The time in which a submission is asked for, for the meter and the heartbeats."""
+        status = self._peer.status
+        status.idle_since = None
+        try:
+            with self._meter.generating():
+                yield
+        finally:
+            if not self._meter.asked:
+                status.idle_since = self._node.world.now()
+
     async def _generate(
         self, engine: InferenceService, pending: PendingSubmission
     ) -> Generated | None:
@@ -541,7 +554,7 @@ class InferenceRole:
         try:
             prompts = await self._turns.prompts(pending)
             path = str(self._node.disk.local_path(pending.path))
-            with self._meter.generating():
+            with self._generating():
                 return await engine.generate(
                     Generate(order=pending.asked, path=path, prompts=prompts)
                 )

@@ -262,7 +262,7 @@ class RunNode:
             policy=self.status.policy,
             step=self.status.step,
             doing=self.status.doing[:DOING_CHARACTERS_MAX],
-            tokens_per_second=self.status.tokens_per_second,
+            tokens_per_second=self.status.rate(self.node.world.now()),
             bytes_sent=moved.sent,
             bytes_received=moved.received,
             protocol=PROTOCOL_VERSION,

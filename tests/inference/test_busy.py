@@ -88,6 +88,8 @@ def test_deliveries_that_stall_bound_what_is_generated() -> None:
     last = worker.named("inference.device")[-1][1]
     assert last["busy"] == 0.0
     assert last["waiting_for_delivery"] + last["out_of_work"] > 0.9, last
+    rates = [fields["tokens_per_second"] for _, fields in worker.named("peer.status")]
+    assert max(rates) > 100 and rates[-1] == 0.0, "others are not told the rate of long ago"
 
 
 def test_the_time_of_a_device_is_divided_among_causes() -> None:
