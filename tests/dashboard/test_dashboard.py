@@ -217,6 +217,27 @@ def test_why_the_trainer_is_idle() -> None:
         )
 
 
+def test_a_trainer_that_hangs_is_not_just_busy() -> None:
+    entries = [present(TRAINER.peer_id, "trainer", doing="training step 2")]
+    history = History()
+    history.learn_order(order(3), 100.0)
+    history.learn_order(order(3), 190.0)
+    status = status_with(entries, order(3))
+    assert why_trainer(status, history)[0] == "The trainer is busy: training step 2."
+    history.learn_training(published(2, seconds=2.0), order(3))
+    assert why_trainer(status, history)[0] == (
+        "The trainer is busy: training step 2, and no step has ended for 90 s; one usually takes "
+        "2.0 s."
+    )
+    history.learn_training(published(2, seconds=20.0), order(3))  # the first entry counts
+    history.learn_order(order(4), 191.0)
+    assert "no step has ended" not in why_trainer(status_with(entries, order(4)), history)[0]
+    mute = [present(TRAINER.peer_id, "trainer", standing="gone", doing="training step 2")]
+    assert why_trainer(status_with(mute, order(4)), history)[1] == [
+        "the trainer said last: training step 2"
+    ]
+
+
 def test_why_a_worker_is_idle() -> None:
     def why(step_order: Any = order(3), **changes: Any) -> str:  # noqa: B008
         return why_worker(present(WORKER.peer_id, "inference", **changes), step_order)
@@ -421,6 +442,8 @@ def test_wrong_options_are_sentences(tmp_path: Path) -> None:
     said = complaint("dashboard", "--listen", "0.0.0.0:8080")
     assert "so a key is needed" in said and "--token-file" in said
     assert "no host:port" in complaint("dashboard", "--listen", "8080")
+    nothing = complaint("dashboard", "--token-file", str(tmp_path / "none"))
+    assert nothing.endswith("none cannot be read (No such file or directory)\n")
     short = tmp_path / "token"
     short.write_text("short\n")
     assert "at least 16 characters" in complaint("dashboard", "--token-file", str(short))

@@ -16,12 +16,34 @@ INFERENCE = "inference"
 OFTEN = 0.25
 """Share of refused submissions of the open step from which refusals are named as the cause."""
 
+LATE_SECONDS, LATE_TIMES = 30.0, 5
+"""A step that has lasted for longer than both, the second in usual steps, is late."""
+
 SLOWEST_SHOWN = 3
 """Workers that are named one by one, those that have the least of a policy."""
 
 
 def why_trainer(status: RunStatus, history: History) -> tuple[str, list[str]]:
-    """Why the trainer is idle, or that it is not; and the chain of facts behind the sentence."""
+    """Why the trainer is idle, or that it is not; and the chain of facts behind the sentence.
+
+    A trainer may hang, too: the sentence also says when a step takes far longer than usual.
+    """
+    sentence, chain = _why_trainer(status, history)
+    usual, seconds = history.usual_seconds(), history.open_seconds
+    over = status.order is None or status.order.final
+    if over or usual is None or seconds <= max(LATE_SECONDS, LATE_TIMES * usual):
+        return sentence, chain
+    since = f"no step has ended for {_lasting(seconds)}; one usually takes {_lasting(usual)}"
+    return f"{sentence.removesuffix('.')}, and {since}.", chain
+
+
+def _lasting(seconds: float) -> str:
+    if seconds >= 120:
+        return f"{seconds / 60:,.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def _why_trainer(status: RunStatus, history: History) -> tuple[str, list[str]]:
     order = status.order
     if order is None:
         return "No step has begun: the trainer has opened none yet.", _trainers(status)
@@ -156,7 +178,8 @@ def _seconds_needed(
 
 def _trainers(status: RunStatus) -> list[str]:
     return [
-        f"the trainer says: {printable(each.heartbeat.doing)}"
+        f"the trainer {'says' if each.standing == 'live' else 'said last'}: "
+        f"{printable(each.heartbeat.doing)}"
         for each in status.present.values()
         if _is_trainer(status, each.peer) and each.heartbeat.doing
     ]
