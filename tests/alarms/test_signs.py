@@ -17,6 +17,7 @@ from swarm.app.dashboard.snapshot import Head, Snapshot, StepRow
 from swarm.events import Event
 from swarm.settings import AlarmSettings
 from tests.dashboard.harness import order, present, status_with
+from tests.ledger.harness import TRAINER
 
 
 class Clock:
@@ -143,6 +144,37 @@ def test_a_run_that_stands_still_rings_until_the_next_step() -> None:
     assert alarm.facts == ["no worker"]
     run.read(Snapshot(Head("run", step=4)), 130.0)
     assert watched.told == [("no_step", "raised"), ("no_step", "cleared")]
+
+
+def read_for(watched: Watched, seconds: int, lag: int) -> None:
+    """Look at a run with a policy a second, whose only worker is so many policies behind."""
+    run = FromRun(watched.board, AlarmSettings())
+    for now in range(0, seconds, 2):
+        entries = [present("w", "inference", policy=max(0, now - lag))]
+        status = status_with(entries, order(now + 1))
+        run.read(Builder().snapshot(status, History(), []), float(now))
+        watched.clock.seconds += 2
+
+
+def test_a_worker_of_a_quick_run_is_behind_only_if_its_heartbeat_is_not_to_blame() -> None:
+    quick, late = Watched(), Watched()
+    read_for(quick, 600, lag=15)
+    assert quick.told == []
+    read_for(late, 600, lag=40)
+    assert late.names == ["broadcast_stalled"]
+
+
+def test_what_lasts_is_over_when_it_ends() -> None:
+    watched = Watched()
+    run = FromRun(watched.board, AlarmSettings())
+    away = [present(TRAINER.peer_id, "trainer", standing="gone", age_seconds=90.0)]
+    for now in range(0, 240, 2):
+        run.read(Builder().snapshot(status_with(away, order()), History(), []), float(now))
+        watched.clock.seconds += 2
+    assert watched.names == ["trusted_silent"]
+    back = [present(TRAINER.peer_id, "trainer")]
+    run.read(Builder().snapshot(status_with(back, order()), History(), []), 240.0)
+    assert watched.names == []
 
 
 def test_a_falling_reward_and_refusals_ring() -> None:

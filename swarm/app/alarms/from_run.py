@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from swarm.app.alarms.board import Board
@@ -26,6 +27,10 @@ BEHIND = 3
 
 BEHIND_SHARE = 1 / 3
 
+HEARD_SECONDS = 20.0
+"""Age that a worker's word may have here: heartbeats come every 10 s, by way of a trusted peer. In
+a run of quick steps the newest policy is far ahead of what it can know."""
+
 SIGN_SECONDS = 60.0
 """Interval at which a state that lasts counts as a sign."""
 
@@ -38,6 +43,9 @@ class FromRun:
         self._settings = settings
         self._step: int | None = None
         self._step_since = 0.0
+        self._newest: deque[tuple[float, int]] = deque()
+        """When each policy was first seen as the newest, and it; the first is `HEARD_SECONDS` old
+        once this has looked on for so long."""
         self._signed: dict[str, float] = {}
         """When each sign that lasts was counted last, by alarm."""
 
@@ -88,8 +96,13 @@ class FromRun:
             )
 
     def _lasts(self, name: str, sentence: str, now: float) -> None:
-        """Count a sign at most once per `SIGN_SECONDS`: one look alone says little."""
-        if now - self._signed.get(name, float("-inf")) >= SIGN_SECONDS:
+        """Count a sign at most once per `SIGN_SECONDS`: one look alone says little.
+
+        An empty sentence means that all is well.
+        """
+        if not sentence:
+            self._board.well(name)
+        elif now - self._signed.get(name, float("-inf")) >= SIGN_SECONDS:
             self._signed[name] = now
             self._board.sign(name, sentence)
 
@@ -97,18 +110,25 @@ class FromRun:
         silent = [
             peer for peer, row in snapshot.peers.items() if row.trusted and row.state == "gone"
         ]
-        if silent:
-            named = ", ".join(f"…{peer[-8:]}" for peer in silent[:4])
-            self._lasts("trusted_silent", f"trusted peers are gone: {named}", now)
-        newest = snapshot.head.policy
+        named = ", ".join(f"…{peer[-8:]}" for peer in silent[:4])
+        self._lasts("trusted_silent", f"trusted peers are gone: {named}" if silent else "", now)
+        newest = self._known_policy(snapshot.head.policy, now)
         workers = [
             row
             for row in snapshot.peers.values()
             if "inference" in row.roles and row.state == "live"
         ]
         behind = [row for row in workers if newest is not None and row.policy < newest - BEHIND]
-        if workers and len(behind) > BEHIND_SHARE * len(workers):
-            words = (
-                f"{len(behind)} of {len(workers)} workers are more than {BEHIND} policies behind"
-            )
-            self._lasts("broadcast_stalled", f"{words} policy {newest}", now)
+        stalled = bool(workers) and len(behind) > BEHIND_SHARE * len(workers)
+        words = f"{len(behind)} of {len(workers)} workers are more than {BEHIND} policies behind"
+        self._lasts("broadcast_stalled", f"{words} policy {newest}" if stalled else "", now)
+
+    def _known_policy(self, newest: int | None, now: float) -> int | None:
+        """The newest policy that every heartbeat can know of; None until this has seen one."""
+        if newest is not None and (not self._newest or self._newest[-1][1] != newest):
+            self._newest.append((now, newest))
+        while len(self._newest) > 1 and self._newest[1][0] <= now - HEARD_SECONDS:
+            self._newest.popleft()
+        if not self._newest or self._newest[0][0] > now - HEARD_SECONDS:
+            return None
+        return self._newest[0][1]

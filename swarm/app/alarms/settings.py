@@ -1,4 +1,4 @@
-"""The table `[alarms]` of a peer's settings, and of `swarm dashboard --alarms FILE`."""
+"""The table `[alarms]` of a peer's settings, and of `swarm dashboard --config FILE`."""
 
 from __future__ import annotations
 
