@@ -15,10 +15,15 @@ def resolve(prefix: str, names: Iterable[str], what: str, where: str = "the ledg
     """The only name that begins with a prefix; raises a `UserError` that names near ones."""
     names = list(names)
     found = sorted({name for name in names if name.startswith(prefix)})
-    if len(prefix) < PREFIX_MIN or not found:
+    if len(prefix) < PREFIX_MIN:
         raise UserError(
             f"{where} has no {what} {prefix!r}; give at least {PREFIX_MIN} characters"
             + _near(prefix, names)
+        )
+    if not found:
+        raise UserError(
+            f"{where} has no {what} {prefix!r}, and none that begins so; compare it with where "
+            "you have it from" + _near(prefix, names)
         )
     if len(found) > 1 and prefix not in found:
         some = ", ".join(found[:3])

@@ -297,10 +297,13 @@ def peer_lines(told: dict[str, Any]) -> list[str]:
         lines.append(f"stake    {told['stake']:,} recomputed tokens")
     lines += _now_lines(told["now"])
     evidence = told["evidence"]
-    lines.append(
-        f"evidence p <= {evidence['p_value']:.1e} that an honest peer ever looks like this "
-        f"(strongest: {WORDS[evidence['process']]})"
-    )
+    if evidence["p_value"] < 1:
+        lines.append(
+            f"evidence p <= {evidence['p_value']:.1e} that an honest peer ever looks like this "
+            f"(strongest: {WORDS[evidence['process']]})"
+        )
+    elif told["totals"]["verified"]:
+        lines.append("evidence none against it")
     for each in told["history"]:
         lines.append(f"{each['what']} on {_date(each['time'])} by {each['by']}")
         lines.append(f"         {printable(each['reason'])}")

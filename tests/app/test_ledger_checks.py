@@ -333,6 +333,8 @@ def test_a_peer_is_explained_with_its_eviction(archive: Archive) -> None:
     page = "\n".join(peer_lines(told))
     assert "evicted on " in page and "another policy" in page
     assert f"swarm ledger check-eviction {WORKER.peer_id}" in page
+    trainer = "\n".join(peer_lines(about_peer(archive, archive.manifest.trainers[0].peer)))
+    assert "record   empty" in trainer and "evidence" not in trainer
 
 
 def test_a_step_is_explained_by_its_verdicts_and_the_trainers_log(archive: Archive) -> None:

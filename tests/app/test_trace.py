@@ -65,7 +65,8 @@ def test_logs_on_disk_may_be_damaged_and_hostile(tmp_path: Path) -> None:
     assert "trained on by …trainer (step 3)" in said.output
     assert "\x1b" not in said.output + out.read_text()
     assert len(json.loads(swarm("trace", HASH, "--logs", tmp_path, "--json").output)["spans"]) == 7
-    assert "has no submission 'ffff'" in complaint("trace", "ffff", "--logs", tmp_path)
+    found = complaint("trace", "ffff", "--logs", tmp_path)
+    assert "has no submission 'ffff', and none that begins so" in found and "at least" not in found
     assert "cannot be read" in complaint("trace", "ffff", "--logs", tmp_path / "none.jsonl")
 
 

@@ -63,6 +63,11 @@ def test_a_manifest_is_no_way_to_anybody_for_a_worker(tmp_path: Path) -> None:
     assert said == NO_WAY_IN
 
 
+@pytest.mark.parametrize("what", ["xyz", "", "12.5", "QmOfAnotherKind"])
+def test_why_says_at_once_what_can_be_asked_about(what: str) -> None:
+    assert "is neither a step (a number), nor the beginning of a sub" in complaint("why", what)
+
+
 @pytest.mark.parametrize("role", ["bootstrap", "relay", "trainer", "validator"])
 def test_who_is_looked_for_may_wait_for_others(role: str, tmp_path: Path) -> None:
     listen = ["/ip4/127.0.0.1/tcp/0"]

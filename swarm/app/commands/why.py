@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +12,13 @@ from swarm.app.commands.ledger_checks import Source, readable, readable_archive,
 from swarm.app.exit import exits
 from swarm.app.options import AsJson, Bootstrap, WhichRun
 from swarm.app.output import print_json
+from swarm.errors import UserError
 
 if TYPE_CHECKING:
     from swarm.app.onlooker import RunStatus
     from swarm.ledger.archive import Archive
+
+_HASH = re.compile(r"[0-9a-fA-F]+")
 
 PEER_PREFIX = "12D3"
 """Every Ed25519 peer id begins with these characters; hashes are hexadecimal, without capitals."""
@@ -42,6 +46,12 @@ def why(
     from swarm.app import why as words
     from swarm.app.why_step import about_step, is_step, read_events, step_lines
 
+    if not (is_step(what) or what.startswith(PEER_PREFIX) or _HASH.fullmatch(what)):
+        raise UserError(
+            f"{what!r} is neither a step (a number), nor the beginning of a submission's hash "
+            f"(hexadecimal) or of a peer's id ({PEER_PREFIX}…); copy one from swarm status or "
+            "swarm ledger"
+        )
     archive, status = _asked(source, bootstrap, run)
     if is_step(what):
         told = about_step(archive, int(what), status, read_events(logs))

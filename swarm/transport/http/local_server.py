@@ -22,7 +22,9 @@ def parse_listen(listen: str, what: str) -> tuple[str, int]:
     """Host and port of `host:port`; raises `UserError`."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise UserError(f"{what} {listen!r} is no host:port, such as 127.0.0.1:8000")
+        raise UserError(
+            f"{what} {listen!r} is no host:port, such as 127.0.0.1:8000 (ports go up to 65535)"
+        )
     return "127.0.0.1" if host == "localhost" else host.strip("[]"), int(port)
 
 
@@ -76,8 +78,8 @@ def required_keys(listen: str, path: Path | None, what: str, what_keys: str) -> 
     if path is None and not is_loopback(parse_listen(listen, what)[0]):
         raise UserError(
             f"{what} {listen} is reached from other machines, so a key is needed: write "
-            "one into a file (head -c 32 /dev/urandom | base64 > swarm.key) and name it with "
-            f"{what_keys}, or listen at 127.0.0.1"
+            "one into a file that only you can read (umask 077; head -c 32 /dev/urandom | base64 "
+            f"> swarm.key) and name it with {what_keys}, or listen at 127.0.0.1"
         )
     return keys_in(path, what_keys)
 
@@ -88,8 +90,10 @@ def keys_in(path: Path | None, what: str) -> frozenset[str]:
         return frozenset()
     try:
         lines = path.expanduser().read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{what} {path} cannot be read ({error})") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what} {path} cannot be read (it is no text)") from error
+    except OSError as error:
+        raise UserError(f"{what} {path} cannot be read ({error.strerror})") from error
     keys = frozenset(line.strip() for line in lines if line.strip())
     if not keys or min(map(len, keys)) < KEY_CHARACTERS_MIN:
         raise UserError(
