@@ -53,8 +53,12 @@ def _program() -> Finding:
 
 
 def _home(home: Path) -> Iterator[Finding]:
-    if not home.is_dir():
+    if not home.is_dir() or not any(home.iterdir()):
         yield Finding("home", f"{home} does not exist yet; nothing to take over", {})
+        return
+    if not (home / "identity.key").exists() and not any(home.glob("*.sqlite")):
+        text = f"{home} has no identity.key, so no peer has used it; give the --home of the peer"
+        yield Finding("home", text, {}, problem=True)
         return
     try:
         yield _format(home)

@@ -63,6 +63,11 @@ def test_a_home_that_does_not_exist_is_fine_and_a_network_that_does_not_is_not(
     assert not found["home"]["problem"] and found["run"]["problem"]
     assert found["program"]["protocol"] == PROTOCOL_VERSION
     assert not (tmp_path / "nowhere").exists()
+    other = tmp_path / "etc"
+    other.mkdir()
+    assert not checked("--home", other)["home"]["problem"], "a volume that is new"
+    (other / "passwd").touch()
+    assert "no peer has used it" in checked("--home", other)["home"]["text"]
 
 
 def test_the_builds_of_the_runs_peers_are_counted_and_old_trusted_ones_named() -> None:
