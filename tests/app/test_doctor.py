@@ -33,6 +33,11 @@ def test_a_machine_without_problems(tmp_path: Path) -> None:
     assert not home.exists(), "it leaves nothing behind"
 
 
+def test_a_role_that_does_not_exist_is_a_problem(tmp_path: Path) -> None:
+    found = doctor("--home", tmp_path, "--role", "miner")
+    assert found["packages"].startswith("unknown role 'miner'; there are: bootstrap, ")
+
+
 def test_each_problem_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.app.extras._is_installed", lambda module: module != "torch")
     key = tmp_path / "identity.key"

@@ -18,6 +18,7 @@ from swarm.app.health import Unwell
 from swarm.app.health import examine as examine_health
 from swarm.findings import Finding, attempt
 from swarm.identity import load_or_create
+from swarm.roles import BOOTSTRAP, load_role
 from swarm.settings import PeerSettings
 from swarm.transport.libp2p.addresses import (
     check_port_free,
@@ -44,11 +45,13 @@ def program() -> Finding:
 
 
 def packages(role: str) -> Finding:
-    """Whether the packages of a role are installed."""
+    """Whether there is such a role, and its packages are installed."""
 
     def check() -> str:
         if role in EXTRA_OF_ROLE:
             require_extra(EXTRA_OF_ROLE[role], f"--role {role}")
+        if role != BOOTSTRAP:
+            load_role(role)
         return f"all that role {role} needs"
 
     return attempt("packages", check)
