@@ -443,7 +443,7 @@ def test_wrong_options_are_sentences(tmp_path: Path) -> None:
     assert "so a key is needed" in said and "--token-file" in said
     assert "no host:port" in complaint("dashboard", "--listen", "8080")
     nothing = complaint("dashboard", "--token-file", str(tmp_path / "none"))
-    assert nothing.endswith("none cannot be read (No such file or directory)\n")
+    assert "none cannot be read (No such file or directory)" in nothing
     short = tmp_path / "token"
     short.write_text("short\n")
     assert "at least 16 characters" in complaint("dashboard", "--token-file", str(short))

@@ -64,4 +64,5 @@ def test_the_page_shows_a_run_and_hostile_text_as_text(tmp_path: Path) -> None:
     assert page.count('<tr tabindex="0">') == 4 and page.count("<canvas") == 5
     assert "3 of 10" in page and "The trainer waits for 8 groups of step 3" in page
     assert 'aria-sort="ascending"' in page and "<th>eu-west</th>" in page
+    assert "empty <code>checkpoints</code> folder" in page
     assert "43 % · 80 % from" in page

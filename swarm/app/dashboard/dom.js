@@ -10,6 +10,13 @@ export function element(name, text, className) {
   return made;
 }
 
+// A paragraph whose `words` between backticks are code.
+export function paragraph(text) {
+  const made = element("p");
+  text.split("`").forEach((part, index) => { if (part) made.append(index % 2 ? element("code", part) : part); });
+  return made;
+}
+
 export const count = (value) => value.toLocaleString("en", { maximumFractionDigits: 1 });
 export const known = (value) => (value < 0 ? "" : count(value));
 export const percent = (share) => `${Math.floor(share * 100)} %`;

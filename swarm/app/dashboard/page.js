@@ -1,7 +1,7 @@
 "use strict";
 import { drawBroadcast, drawRegions } from "./broadcast.js";
 import { drawCharts } from "./charts.js";
-import { bar, byId, count, element } from "./dom.js";
+import { bar, byId, count, element, paragraph } from "./dom.js";
 import { drawPeers } from "./peers.js";
 import "./rollouts.js";
 
@@ -61,7 +61,7 @@ function drawRefusals() {
     title.append(element("b", `step ${each.step}, ${each.outcome}: ${each.check}`, `text-${each.outcome}`));
     article.append(title);
     if (each.detail) article.append(element("p", each.detail));
-    if (each.means) article.append(element("p", `It means: ${each.means}.`), element("p", `What to do: ${each.do}.`));
+    if (each.means) article.append(paragraph(`It means: ${each.means}.`), paragraph(`What to do: ${each.do}.`));
     article.append(element("p", `worker ${each.worker}`, "soft"), element("p", `submission ${each.submission}`, "soft"));
     return article;
   }), ...(shown.length ? [] : [element("p", "none so far", "soft")]));

@@ -335,7 +335,8 @@ class Libp2pTransport(BaseTransport):
         finally:
             if not lock.locked():
                 self._dialling.pop(peer, None)
-        reasons = [str(failure) for failure in failures]
+        own = f"/p2p/{peer}"  # which the sentence names already
+        reasons = [f"{each.address.removesuffix(own)}: {each.reason}" for each in failures]
         if scope.cancelled_caught:
             reasons.append(f"no answer within {limits.CONNECT_DEADLINE_SECONDS:g} s")
         raise ConnectError(
