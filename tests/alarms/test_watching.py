@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
 
 from swarm.app.alarms.ringing import ringing
 from swarm.app.alarms.watching import peers_page, watching
+from swarm.app.dashboard.feed import Feed
 from swarm.app.dashboard.snapshot import Head, Snapshot
+from swarm.app.dashboard.watch import Watcher, watch
+from swarm.run.run import Run
 from swarm.settings import AlarmSettings
-from tests.ledger.harness import WORKER, Swarm, in_virtual_time
+from tests.dashboard.harness import order
+from tests.ledger.harness import ALICE, BOB, TRAINER, WORKER, Swarm, in_virtual_time
 
 FORKED = Snapshot(Head("run", signs={"log_forked": "the log of x is forked: y"}))
 
@@ -31,6 +36,39 @@ def test_an_alarm_of_a_run_is_on_the_page_and_in_the_log(
 
     in_virtual_time(main)
     assert "alarm log_forked (page): the log of x is forked: y; its key" in capsys.readouterr().err
+
+
+def test_a_run_whose_trusted_peers_have_all_died_rings(tmp_path: Path) -> None:
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with (
+            lab.apart(WORKER) as peer,
+            watching(AlarmSettings(no_step_seconds=600.0), peer.node, lab.run) as amend,
+            trio.open_nursery() as nursery,
+        ):
+            feed = Feed(Snapshot(Head(lab.run)))
+            watcher = Watcher(peer.node, Run(peer.run_node.run.manifest_envelope))
+            async with lab.peer(TRAINER) as trainer, lab.peer(ALICE), lab.peer(BOB):
+                await trainer.run_node.announce(order(3), 1e6)
+                await trio.sleep(11)
+                nursery.start_soon(watch, watcher, feed, amend)
+                await trio.sleep(60)
+                assert (feed.snapshot.head.step, feed.snapshot.head.alarms) == (3, [])
+            await trio.sleep(120)
+            head = feed.snapshot.head
+            assert [each.name for each in head.alarms] == ["trusted_silent"]
+            assert head.trainer.startswith("No trusted peer of the run answers: all that this")
+            await trio.sleep(600)
+            assert [each.name for each in feed.snapshot.head.alarms] == [
+                "no_step",
+                "trusted_silent",
+            ]
+            async with lab.peer(TRAINER), lab.peer(ALICE), lab.peer(BOB):
+                await trio.sleep(60)
+                assert "trusted_silent" not in [each.name for each in feed.snapshot.head.alarms]
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
 
 
 def test_a_peers_page_shows_its_own_alarms_and_those_of_the_run(tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ class FromRun:
             peer for peer, row in snapshot.peers.items() if row.trusted and row.state == "gone"
         ]
         named = ", ".join(f"…{peer[-8:]}" for peer in silent[:4])
-        self._lasts("trusted_silent", f"trusted peers are gone: {named}" if silent else "", now)
+        if "trusted_silent" not in snapshot.head.signs:  # else none answers: the rows are old
+            self._lasts("trusted_silent", f"trusted peers are gone: {named}" if silent else "", now)
         newest = self._known_policy(snapshot.head.policy, now)
         workers = [
             row

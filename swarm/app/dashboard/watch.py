@@ -22,6 +22,7 @@ from swarm.ledger.receipts import receipts_from
 from swarm.messages import LogHead, StepOrder
 from swarm.node.node import Node
 from swarm.run.run import Run
+from swarm.untrusted import printable
 
 INTERVAL_SECONDS = 2.0
 """Pause between two looks at a small run."""
@@ -113,17 +114,31 @@ async def watch(
 ) -> None:
     """Keep a feed up to date until cancelled. A failure is shown beside the last state.
 
-    `amend` may add to each snapshot before it is shown.
+    `amend` may add to each snapshot before it is shown, also to one that is out of date: a run
+    whose trusted peers have all died must ring.
     """
+    heard = trio.current_time()
     while True:
         try:
-            snapshot = amend(await watcher.look())
+            snapshot = await watcher.look()
+            heard = trio.current_time()
         except PeerError as error:
-            old = feed.snapshot
-            head = msgspec.structs.replace(old.head, problems=[f"Out of date: {error}"])
-            snapshot = msgspec.structs.replace(old, head=head)
-        feed.publish(snapshot)
+            snapshot = _out_of_date(feed.snapshot, str(error), trio.current_time() - heard)
+        feed.publish(amend(snapshot))
         await trio.sleep(pause_seconds(len(snapshot.peers)))
+
+
+def _out_of_date(last: Snapshot, reason: str, seconds: float) -> Snapshot:
+    """The last snapshot, with the words that it is old and why."""
+    head = msgspec.structs.replace(
+        last.head,
+        trainer="No trusted peer of the run answers: all that this page shows is "
+        f"{seconds:,.0f} s old.",
+        chain=[],
+        problems=[],
+        signs=last.head.signs | {"trusted_silent": printable(reason)},
+    )
+    return msgspec.structs.replace(last, head=head)
 
 
 def pause_seconds(peers: int) -> float:
