@@ -28,8 +28,7 @@ peers start at once, those that they ask first are busy for a while."""
 
 ROOM_DEADLINE_SECONDS = 300.0
 """The same while a bootstrap peer is there and has no room. It serves 64 newcomers of one address
-at a time, each for at least 20 s (`swarm.transport.room`), so each of several hundred that start
-together has its turn."""
+at a time, each until its connection is idle (`swarm.transport.room`): usually for half a minute."""
 
 DIAL_AGAIN_SECONDS = 2.0
 """Shortest pause before a bootstrap address that was silent, or closed the connection, is dialled
@@ -38,8 +37,9 @@ again; at most twice as long, so that those who wait do not all come at the same
 DHT_DEADLINE_SECONDS = 15.0
 """Deadline for entering the DHT. A peer that has not entered it by then does so later."""
 
-RUNS_DEADLINE_SECONDS = 60.0
-"""Deadline for a list of runs, for a peer that knows none."""
+RUNS_DEADLINE_SECONDS = 300.0
+"""Deadline for a list of runs, for a peer that knows none. A bootstrap peer that a hundred ask at
+once on a busy machine answers late, or closes the connection for others first."""
 
 LAST_BOOTSTRAP = "last-bootstrap"
 """File in the home with the addresses that this peer last joined through. `swarm status` and other
@@ -292,8 +292,10 @@ async def runs_of(
             return await list_runs(transport, peer, wanted)
         except PeerError as error:
             lost = peer not in transport.connected()
-            if trio.current_time() >= until or not (lost or isinstance(error, DeadlineError)):
+            if not (lost or isinstance(error, DeadlineError)):
                 raise
+            if trio.current_time() >= until:
+                raise DeadlineError(f"{peer} did not list its runs in time") from error
         if lost:
             await trio.sleep(DIAL_AGAIN_SECONDS)
             with suppress(ConnectError):
@@ -327,7 +329,9 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     problems: list[str] = []
     outgrown: list[Outgrown] = []
     silent: list[DeadlineError] = []
-    patience_seconds = 0.0 if known else RUNS_DEADLINE_SECONDS
+    patience_seconds = BOOTSTRAP_DEADLINE_SECONDS if looks_on else RUNS_DEADLINE_SECONDS
+    if known:
+        patience_seconds = 0.0
 
     async def ask(peer: PeerId, addresses: Sequence[str]) -> None:
         try:

@@ -33,11 +33,6 @@ CONNECTIONS_PER_ADDRESS_MAX = 64
 """Inbound connections of strangers from one IPv4 address or one /64 of IPv6. Admitted peers do not
 count, so that a lab behind one NAT fits whatever its size, and a flood does not."""
 
-STRANGER_TERM_SECONDS = 20.0
-"""Time after which a stranger's connection, even one in use, makes way for another stranger of its
-address that finds no room: enough to find a run and to be admitted. So of a hundred peers that
-start behind one address each has its turn, and whoever holds all of them holds them no longer."""
-
 HANDSHAKES_MAX = 64
 """Handshakes at once; beyond it the oldest of the most crowded address range is cancelled."""
 
@@ -178,7 +173,6 @@ class Caller:
 
     origin: Origin
     handshake: trio.CancelScope = field(default_factory=trio.CancelScope)
-    since: float = field(default_factory=trio.current_time)
     shaking: bool = True
     connection: Held | None = None
     leaving: bool = False
@@ -212,8 +206,9 @@ class Door:
             del self._callers[caller]
 
     def _displaced(self, origin: Origin) -> Caller | None:
-        """The stranger of an address that makes way for another, if one has to: an idle one, else
-        the one that was served longest. Raises `NoRoom` if none can."""
+        """The stranger of an address that makes way for another, if one has to: the idle one that
+        came first. One in use does not: where a hundred start on one busy machine, none would ever
+        be served to its end. Raises `NoRoom` if none is idle."""
         strangers = [
             c
             for c in self._callers
@@ -223,11 +218,11 @@ class Door:
         ]
         if len(strangers) < CONNECTIONS_PER_ADDRESS_MAX:
             return None
-        until = trio.current_time() - STRANGER_TERM_SECONDS
-        served = [c for c in strangers if c.connection and (c.connection.idle or c.since <= until)]
-        if not served:
+        idle = (c for c in strangers if c.connection and c.connection.idle)
+        served = next(idle, None)  # they are in the order of their arrival
+        if served is None:
             raise NoRoom(f"{origin.address} has {len(strangers)} connections of strangers")
-        return min(served, key=lambda c: (not (c.connection and c.connection.idle), c.since))
+        return served
 
     def _make_room_to_shake(self) -> None:
         shaking = [c for c in self._callers if c.shaking]

@@ -201,6 +201,29 @@ def test_a_peer_that_closed_the_connection_is_asked_again(tmp_path: Path) -> Non
     in_virtual_time(main)
 
 
+def test_a_peer_that_closes_the_connection_again_and_again_is_too_busy(tmp_path: Path) -> None:
+    """That is nobody's mistake, so a service starts the newcomer again."""
+
+    async def main() -> None:
+        network, world = MemoryNetwork(), VirtualWorld()
+        async with (
+            network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
+            network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
+        ):
+
+            async def answer(stream: Stream) -> None:
+                await server.disconnect(stream.peer)
+
+            server.serve(PROTOCOL, answer)
+            addresses = server.addresses()
+            await client.connect(SERVER.peer_id, addresses)
+            with pytest.raises(DeadlineError, match="did not list its runs in time"):
+                await runs_of(client, SERVER.peer_id, addresses, None, 60.0)
+            assert trio.current_time() >= 60
+
+    in_virtual_time(main)
+
+
 def test_a_list_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("swarm.run.exchange.RUNS_MAX", 2 * MANIFESTS_MAX)
     assert RUNS_MAX > 2 * MANIFESTS_MAX

@@ -135,25 +135,23 @@ def test_an_address_has_so_many_connections_of_which_an_idle_one_makes_way() -> 
     run(main)
 
 
-def test_newcomers_of_a_crowded_address_take_turns() -> None:
-    """As when a hundred peers start behind one address: none holds its place for ever."""
+def test_each_idle_stranger_of_a_full_address_makes_way_for_one_other() -> None:
+    """As when a hundred peers start behind one address."""
 
     async def main() -> None:
         door, host = Door(), "192.0.2.1"
         with entered(door, [host] * room.CONNECTIONS_PER_ADDRESS_MAX) as callers:
             for caller in callers:
                 caller.connection = Connection(host, idle=False)
-            await trio.sleep(room.STRANGER_TERM_SECONDS - 1)
-            with pytest.raises(NoRoom), door.entered(host):
-                pass
-            callers[9].connection = Connection(host)  # idle, so it goes before those in use
-            await trio.sleep(1)
+            served = [callers[9], callers[4], callers[30]]
+            for caller in served:
+                caller.connection = Connection(host)
             with contextlib.ExitStack() as later:
-                displaced = [later.enter_context(door.entered(host))[1] for _ in callers]
-                wanted = [callers[9], *callers[:9], *callers[10:]]
+                displaced = [later.enter_context(door.entered(host))[1] for _ in served]
+                wanted = [callers[4], callers[9], callers[30]]
                 assert displaced == [caller.connection for caller in wanted]
                 with pytest.raises(NoRoom), door.entered(host):
-                    pass  # the newcomers have their term too
+                    pass  # those in use are served to their end
 
     run(main)
 
