@@ -169,6 +169,7 @@ def test_memory_is_bounded() -> None:
         refused = msgspec.structs.replace(verdict(number, **REFUSED), worker=f"worker {number}")
         history.learn(refused, ALICE.peer_id, order(0))
     assert len(history.workers) == WORKERS_MAX and len(history.refusals) == 50
+    assert f"worker {WORKERS_MAX + 9}" in history.workers, "who came once makes way for newcomers"
 
 
 def test_groups_that_are_not_trained_on_have_no_reward() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ USUAL_STEPS = 32
 """Steps, the newest, whose median time is the usual one."""
 
 WORKERS_MAX = 8192
-"""Workers with figures, as many as a status lists."""
+"""Workers with figures, those heard last: as many as a status lists."""
 
 REFUSALS_KEPT = 50
 """Verdicts other than accepted that are kept, the newest."""
@@ -88,7 +88,8 @@ class History:
 
     def __init__(self) -> None:
         self.steps: dict[int, StepFigures] = {}
-        self.workers: dict[str, WorkerFigures] = {}
+        self.workers: OrderedDict[str, WorkerFigures] = OrderedDict()
+        """The one heard last comes last."""
         self.refusals: deque[NotAccepted] = deque(maxlen=REFUSALS_KEPT)
         self.trained: dict[int, Trained] = {}
         """By step, of which the figures are: the policy that it made is one higher."""
@@ -172,9 +173,10 @@ class History:
     def _learn_worker(self, verdict: Verdict, by: str) -> None:
         if verdict.outcome != "accepted":
             self.refusals.append(NotAccepted(by, verdict))
-        if verdict.worker not in self.workers and len(self.workers) >= WORKERS_MAX:
-            return
         worker = self.workers.setdefault(verdict.worker, WorkerFigures())
+        self.workers.move_to_end(verdict.worker)
+        if len(self.workers) > WORKERS_MAX:
+            self.workers.popitem(last=False)
         worker.refused += verdict.outcome == "refused"
         if verdict.outcome != "refused":
             worker.credited += verdict.tokens
