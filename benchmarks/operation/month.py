@@ -2,10 +2,11 @@
 
     python -m benchmarks.operation month
 
-Production peers in virtual time (`simnet`): a bootstrap peer, a relay, a trainer, three validators
-and eight workers. A simulated second costs as much in which nothing happens, so this is not a month
-of the clock: it has thirty days of 100 s, with about 33 steps, 110 submissions and 3 restarts each,
-by a power cut or a killed process in turn. Each day a worker leaves for good, and a new one comes.
+Production peers in virtual time (`simnet`): a bootstrap peer, a relay, an observer, a trainer and
+its standby, three validators and eight workers. A simulated second costs as much in which nothing
+happens, so this is not a month of the clock: it has thirty days of 100 s, with about 33 steps, 110
+submissions and 3 restarts each, by a power cut or a killed process in turn. Each day a worker
+leaves for good, and a new one comes.
 An epoch of the ledger is sealed about once a day. What expires by the clock is held for a longer
 share of such a month, so it shows more, not less: what is kept for an hour grows to the end.
 
@@ -183,7 +184,8 @@ def _summary(simulation: Simulation, diary: Diary, cpu_seconds: float) -> Month:
 async def _begin(simulation: Simulation, size: Size) -> None:
     validators = [f"validator-{number}" for number in range(size.validators)]
     await start_bootstrap(
-        simulation, trainers=["trainer"], validators=validators, steps=1_000_000,
+        simulation, trainers=["trainer"], standbys=["standby"], validators=validators,
+        steps=1_000_000,
         groups_per_step=size.groups_per_step, max_new_tokens=256,
         limits=Limits(epoch_entries=size.epoch_entries),
         thresholds=Thresholds(stake_steps=size.stake_steps),
@@ -191,8 +193,10 @@ async def _begin(simulation: Simulation, size: Size) -> None:
     machine = Hardware(tokens_per_second=1500.0, step_seconds=size.step_seconds)
     for name in validators:
         await simulation.add(Plan(name, ["validator"], SERVER, machine)).start()
-    await simulation.add(Plan("trainer", ["trainer"], SERVER, machine)).start()
-    await simulation.add(Plan("relay", ["relay"], SERVER)).start()
+    for name in ("trainer", "standby"):
+        await simulation.add(Plan(name, ["trainer"], SERVER, machine)).start()
+    for name in ("relay", "observer"):
+        await simulation.add(Plan(name, [name], SERVER)).start()
     for number in range(size.workers):
         plan = Plan(f"worker-{number}", ["inference"], Line(), machine, tables=FEW_PROOFS)
         await simulation.add(plan).start()
@@ -265,8 +269,12 @@ def _sample(simulation: Simulation) -> Sample:
                 held[f"memory {where}"] += entries
                 held["entries in memory"] += entries
         for quantity, value in held.items():
-            found[peer.plan.roles[0], quantity].append(value)
+            found[_role(peer), quantity].append(value)
     return {key: statistics.fmean(values) for key, values in sorted(found.items())}
+
+
+def _role(peer: Peer) -> str:
+    return peer.name if peer.name == "standby" else peer.plan.roles[0]
 
 
 def _stored(peer: Peer) -> Iterator[tuple[str, float]]:

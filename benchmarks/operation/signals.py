@@ -165,13 +165,13 @@ async def _restart(peers: Swarm, name: str, which: signal.Signals, step: int) ->
     peer = peers[name]
     assert peer.status.value is None, f"{name} ended by itself: {peer.complaints[-3:]}"
     in_flight = len(delivered(peers) - receipts(peers))
-    since, began = len(peer.events), time.monotonic()
+    began = time.monotonic()
     if which is signal.SIGKILL:
         await peer.kill()
     else:
         peer.send(which)
     status = await peer.ended(DEADLINE_SECONDS)
-    ended_after = time.monotonic() - began
+    ended_after, since = time.monotonic() - began, len(peer.events)
     if which is signal.SIGTERM:
         assert not (peer.home / HEALTH).exists(), f"{name} left its health file"
     await trio.sleep(AWAY_SECONDS)
