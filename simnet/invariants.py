@@ -259,7 +259,8 @@ class Invariants:
 
     def _inspect(self, peer: Peer) -> None:
         """Check that no collection inside a peer grows without a bound."""
-        most = COLLECTION_ENTRIES_MAX + COLLECTION_ENTRIES_PER_PEER * len(self._simulation.peers)
+        peers = len(self._simulation.peers) + self._simulation.partial
+        most = COLLECTION_ENTRIES_MAX + COLLECTION_ENTRIES_PER_PEER * peers
         assert peer.node is not None
         for where, size in collections_in(peer.part, *peer.roles):
             if size > COLLECTIONS.get(where, most):

@@ -229,7 +229,7 @@ class Connection:
         owner, peer = self.owner, self.peer.peer_id
         if peer in owner.reserved_by or peer in owner._reservations:
             return False
-        return trio.current_time() - self.used_at >= limits.CONNECTION_GRACE_SECONDS
+        return trio.current_time() - self.opened_at >= limits.CONNECTION_GRACE_SECONDS
 
     def drop(self, stream: SimulatedStream) -> None:
         """Forget a stream that has ended."""

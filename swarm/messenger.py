@@ -44,9 +44,10 @@ REQUESTS_OPEN_MAX = 64
 REQUEST_ENVELOPES_MAX = 8
 """Number of envelopes in one request or reply: the message and its supporting envelopes."""
 
-LINE_SECONDS = 30.0
-"""A stream without a request for this long is ended. It outlasts the pause between two heartbeats;
-an older one would keep its connection from being closed for a peer that needs it more."""
+LINE_SECONDS = 15.0
+"""A stream without a request for this long is ended. It outlasts the pause of 10 s between two
+heartbeats; an older one would keep its connection from being closed for a peer that needs it more.
+"""
 
 PROTOCOL = "/swarm/message/1.0.0"
 

@@ -16,7 +16,16 @@ from swarm.app.output import check_writable, print_json, write_json
 from swarm.errors import UserError
 from tests.upgrade.older import VARIABLE
 
-FIGURES = ("ageing", "joining", "month", "scale", "signals", "dashboard", "upgrade")
+FIGURES = (
+    "ageing",
+    "joining",
+    "month",
+    "scale",
+    "trusted",
+    "signals",
+    "dashboard",
+    "upgrade",
+)
 
 
 def measured(figure: str) -> Report:

@@ -33,6 +33,7 @@ from simnet.scenarios.steady import WORKER, WORKLOAD
 from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.app.output import print_json
+from swarm.errors import SwarmError
 from swarm.events import Event
 
 WORKERS = 1000
@@ -130,6 +131,8 @@ def measured(workers: int, durations: Durations, checker: Hardware = CHECKER) ->
 
     peers = workers + VALIDATORS + RELAYS + 2
     report = simulate(Scenario("scale", "", peers, peers, run, Weather(), WORKLOAD))
+    if not found:
+        raise SwarmError(f"the simulation broke an invariant: {'; '.join(report['violations'])}")
     return msgspec.structs.replace(found[0], violations=report["violations"])
 
 

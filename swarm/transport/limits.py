@@ -49,8 +49,7 @@ CONNECTIONS_OF_STRANGERS_MAX = 1024
 """Of these, connections of peers that are neither trusted nor admitted."""
 
 CONNECTION_GRACE_SECONDS = 20.0
-"""A connection that was opened or used less than this ago is not idle: its next stream may open
-soon. A heartbeat comes every 10 s, so a connection that carries them is never idle."""
+"""A connection younger than this is not idle: its first stream may open soon."""
 
 CONNECTION_PING_SECONDS = 15.0
 """Between two pings of a connection. libp2p's yamux pings too but ignores silence, so a peer that

@@ -108,8 +108,8 @@ class Held(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it carries no stream, is not about to carry one (`CONNECTION_GRACE_SECONDS`),
-        and no relay needs it for a reservation."""
+        """Whether it carries no stream, is too old to be about to open its first, and no relay
+        needs it for a reservation."""
         ...
 
 

@@ -18,6 +18,7 @@ from swarm.envelope import Envelope
 from swarm.identity import Identity
 from swarm.messages import Heartbeat
 from swarm.messenger import LINE_SECONDS
+from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.transport import limits
 from tests.network.harness import Member, TestRun, identity, manifest, sealed_manifest
 
@@ -72,7 +73,7 @@ def test_whoever_asks_now_and_then_leaves_its_connection_to_others(
             async def beat(worker: Member) -> None:
                 while True:
                     await ask(worker)
-                    await trio.sleep(LINE_SECONDS / 3)
+                    await trio.sleep(HEARTBEAT_SECONDS)
 
             events = workers[0].transport.connection_events()
             nursery.start_soon(beat, workers[0])

@@ -260,8 +260,8 @@ class Connection(SwarmConn):  # type: ignore[misc]
     @property
     def idle(self) -> bool:
         """See `swarm.transport.room.Held`."""
-        unused = trio.current_time() - self.used_at >= limits.CONNECTION_GRACE_SECONDS
-        return unused and not self.streams and not self.swarm.needs(self.muxed_conn.peer_id)
+        old = trio.current_time() - self.opened_at >= limits.CONNECTION_GRACE_SECONDS
+        return old and not self.streams and not self.swarm.needs(self.muxed_conn.peer_id)
 
     async def _add_stream(self, muxed_stream: Any) -> Any:
         self.used_at = trio.current_time()
