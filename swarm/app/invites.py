@@ -69,6 +69,11 @@ def owners_run(place: Path) -> OwnersRun:
     """Find the signed manifest that a TOML file, a manifest or a folder names; raises
     `UserError`."""
     path = place.with_suffix(".manifest") if place.suffix == ".toml" else place
+    if path != place and not path.exists():
+        raise UserError(
+            f"there is no signed manifest {path} of {place}; type swarm run create {place}, or "
+            "name the manifest"
+        )
     if path.is_dir():
         found = sorted(path.glob("*.manifest"))
         if len(found) != 1:

@@ -46,6 +46,7 @@ def test_what_goes_wrong_is_said_in_one_sentence(home: Path, tmp_path: Path) -> 
     assert "30m, 12h or 7d" in complaint("run", "invite", home, "--expires", "soon")
     assert "between 1 and" in complaint("run", "invite", home, "--count", "0")
     assert "neither an invite's id" in complaint("run", "revoke-invite", "xyz", home)
+    assert "type swarm run create" in complaint("run", "invite", home / "mistyped.toml")
     (home / "other.manifest").write_bytes((home / "run.manifest").read_bytes())
     assert "should have one signed manifest" in complaint("run", "invite", home)
     load_or_create(home / "another.key")
