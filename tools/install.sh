@@ -84,7 +84,8 @@ pip=(.venv/bin/python -m pip --disable-pip-version-check)
 # torch first and by its exact version: an open range, or one resolved together with the rest,
 # would take a CUDA build (several GB) even where a CPU build is at hand.
 "${pip[@]}" install --quiet "$(grep '^torch==' requirements.lock)"
-"${pip[@]}" install --quiet -r requirements.lock
+# Twice: older versions of pip warn of how some packages are built.
+"${pip[@]}" install --quiet --quiet -r requirements.lock
 "${pip[@]}" install --quiet --no-deps --no-build-isolation -e .
 
 # libp2p installs `trio-stubs`, long out of date: mypy is to find trio's own types first.
