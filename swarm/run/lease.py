@@ -24,6 +24,10 @@ RETRY_SECONDS_MIN = 0.5
 
 RETRY_SECONDS_MAX = HEARTBEAT_SECONDS
 
+SILENT_SECONDS = 60.0
+"""A trusted peer that gave no answer is asked after the others for this long. To try a dead one
+costs a search in the DHT, which asks twenty peers and more, and delays the heartbeat meanwhile."""
+
 
 class Lease:
     """This peer's admission to a run, obtained and renewed."""
@@ -57,6 +61,8 @@ class Lease:
         self._granted = granted
         self._full = ""
         """Reason why the run had no room at the last attempt; empty if it had."""
+        self._silent_until: dict[str, float] = {}
+        """Of the run's trusted peers that gave no answer."""
         self.admission: Envelope | None = None
         self.entry = b""
         """The entry of the newest admission."""
@@ -91,11 +97,9 @@ class Lease:
             await trio.sleep(HEARTBEAT_SECONDS)
 
     async def _ask_in_rank(self) -> Envelope | None:
-        """Ask the trusted peers in rank order; returns the first valid admission, if any."""
+        """Ask the trusted peers in turn; returns the first valid admission, if any."""
         full = ""
-        for trusted in rendezvous(self._run.manifest.trusted_ids(), self._peer_id.encode()):
-            if trusted == self._peer_id:
-                continue
+        for trusted in self._order():
             peer = PeerId(trusted)
             try:
                 await self._reach(peer)
@@ -109,7 +113,9 @@ class Lease:
                 reply = await self._messenger.request(peer, request, *shown)
             except PeerError as error:
                 self._events.emit("membership.trusted_silent", remote=peer, reason=str(error))
+                self._silent_until[trusted] = self._world.now() + SILENT_SECONDS
                 continue
+            self._silent_until.pop(trusted, None)
             admission = first(reply, Admission)
             if admission is not None:
                 problem = self._problem(admission)
@@ -126,6 +132,15 @@ class Lease:
             self._events.emit("membership.waiting_for_place", reason=full)
         self._full = full
         return None
+
+    def _order(self) -> list[str]:
+        """The other trusted peers in rank order, those that were silent lately last."""
+        trusted = self._run.manifest.trusted_ids()
+        now = self._world.now()
+        silent = {peer: t for peer, t in self._silent_until.items() if peer in trusted and t > now}
+        self._silent_until = silent
+        ranked = [p for p in rendezvous(trusted, self._peer_id.encode()) if p != self._peer_id]
+        return sorted(ranked, key=lambda peer: peer in silent)
 
     def _problem(self, admission: Envelope) -> str | None:
         return check_admission(admission, self._run, self._peer_id, self._world.wall_time())

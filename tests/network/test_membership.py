@@ -135,6 +135,9 @@ def test_when_one_trusted_peer_is_silent_the_next_admits() -> None:
                 await nursery.start(lease.keep)
             assert lease.admission is not None
             assert lease.admission.sender == second
+            await trio.sleep(300)
+            tried = worker.names().count("membership.trusted_silent")
+            assert 4 <= tried <= 6, "a heartbeat every 10 s does not begin with who is silent"
             nursery.cancel_scope.cancel()
 
     in_virtual_time(main)
