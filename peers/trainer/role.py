@@ -329,7 +329,10 @@ class TrainerRole:
         order = await self._states.inherited_order()
         orders = [order] if order is not None else self._store.newest_orders(state.lineage, 1)
         self._curricula.restore(orders)
-        self._progress.lineage = newest + LINEAGES_LEFT
+        # Of two standbys that take over at once, the one that prevails has the later lineage.
+        places = max(1, len(self._run.manifest.standbys))
+        ahead = places - min(self._run.standby_place, places - 1)
+        self._progress.lineage = newest + ahead * (LINEAGES_LEFT + 1) - 1
         await self._roll_back(child, state, f"took over from the trainer of lineage {newest}")
         await self._states.drop_inherited()
 

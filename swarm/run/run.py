@@ -81,6 +81,11 @@ class Run:
         return self._title.takeovers
 
     @property
+    def standby_place(self) -> int:
+        """Place, among the standbys, of the one that signed the newest version; 0 if none did."""
+        return -self._title.precedence[4]
+
+    @property
     def manifest(self) -> RunManifest:
         """The newest version of the manifest."""
         return manifest_in(self._envelope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import cast
 
@@ -28,6 +29,7 @@ from swarm.run.update import sign_manifest, sign_takeover
 
 VALIDATORS = ["v0", "v1"]
 TRUSTED = ["trainer", "standby", *VALIDATORS]
+PUBLISHED = "trainer.checkpoint_published"
 LONG_SECONDS = 700.0
 """Longer than gossip repeats a message."""
 STATE_SECONDS = {"trainer": {"standby_minutes": 0.1}}
@@ -36,8 +38,15 @@ STATE_SECONDS = {"trainer": {"standby_minutes": 0.1}}
 class Scene:
     """A run with a trainer and a standby, and what they did."""
 
-    def __init__(self, seed: int, workers: int, step_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        workers: int,
+        step_seconds: float = 1.0,
+        standbys: Sequence[str] = ("standby",),
+    ) -> None:
         self.step_seconds = step_seconds
+        self.standbys = standbys
         self.simulation = Simulation(
             seed, workload=Workload(model_bytes=500_000, completion_tokens_mean=64)
         )
@@ -59,7 +68,8 @@ class Scene:
 
     async def start(self) -> None:
         await start_bootstrap(
-            self.simulation, trainers=["trainer"], validators=VALIDATORS, standbys=["standby"],
+            self.simulation, trainers=["trainer"], validators=VALIDATORS,
+            standbys=self.standbys,
             steps=100_000, groups_per_step=16, max_new_tokens=256,
         )  # fmt: skip
         learner = Hardware(step_seconds=self.step_seconds)
@@ -68,7 +78,7 @@ class Scene:
             *(Plan(name, ["validator"], hardware=checker) for name in VALIDATORS),
             *(
                 Plan(name, ["trainer"], hardware=learner, tables=STATE_SECONDS)
-                for name in ("trainer", "standby")
+                for name in ("trainer", *self.standbys)
             ),
             *(Plan(name, ["inference"], hardware=Hardware()) for name in self.workers),
             Plan("relay", ["relay"]),
@@ -206,6 +216,26 @@ def test_a_trainer_that_takes_its_place_back_is_followed_even_without_a_bundle(
             assert ledger(scene).credits
 
     run_virtual(main, seed=1, limit_seconds=3600)
+    assert not scene.simulation.violations
+
+
+@pytest.mark.parametrize(("name", "lineage"), [("standby", 32), ("second", 16)])
+def test_two_standbys_would_begin_different_lineages(name: str, lineage: int) -> None:
+    """So two that take over on both sides of a partition sign no policy of the same lineage and
+    step, and the one that prevails has the later lineage, which everybody follows."""
+    scene = Scene(13, workers=2, standbys=("standby", "second"))
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            scene.simulation.disturbed = 1
+            await scene.until(f"{name} standby.bundle_received")
+            await scene.simulation.peers["trainer"].crash()
+            scene.takeover(name, "trainer")
+            await scene.until(f"{name} {PUBLISHED}")
+            assert scene.heard[f"{name} {PUBLISHED}"][0]["lineage"] == lineage
+
+    run_virtual(main, seed=1, limit_seconds=600)
     assert not scene.simulation.violations
 
 
