@@ -98,8 +98,20 @@ class Evaluations:
         found = envelope.expect(Evaluation)
         if found.state == "failed" or self._interval(found.reference) < interval:
             return False
+        if found.state == "done":
+            return True
         wall_ms = self._peer.node.world.wall_time() * 1000
-        return found.state == "done" or envelope.body.expires_ms > wall_ms
+        return envelope.body.expires_ms > wall_ms and not self._gave_way(envelope)
+
+    def _gave_way(self, claim: Envelope) -> bool:
+        """Whether a peer that had begun has stopped since, as one of a lesser id had begun, too."""
+        interval = self._interval(claim.expect(Evaluation).reference)
+        return any(
+            other.sender < claim.sender
+            and other.body.issued_ms >= claim.body.issued_ms
+            and self._interval(other.expect(Evaluation).reference) == interval
+            for other in self._others.values()
+        )
 
     async def _wait_preceded(self, interval: tuple[int, int]) -> None:
         """Wait until another peer has the result, or has begun and has the lesser id."""
