@@ -195,7 +195,7 @@ class TrainerRole:
                 nursery.start_soon(self._watch_place)
                 nursery.start_soon(self._evaluations.run)
             while await self._take_step(child):
-                nursery.start_soon(self._watch_place)
+                pass
             await self._steps.publishing.idle()
             await self._finish(child)
 
