@@ -34,5 +34,5 @@ class Status:
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
-        if "changed" in self.__dict__:
+        if "changed" in self.__dict__ and name != "idle_since":  # which changes nothing by itself
             self.changed.touch()
