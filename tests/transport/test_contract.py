@@ -331,7 +331,8 @@ def test_addresses_are_tried_in_turn_and_each_failure_has_a_reason(network: Netw
                 await alice.transport.connect(bob.id, bad)
             text = str(caught.value)
             assert bob.id in text
-            assert all(address in text for address in bad)
+            own = f"/p2p/{bob.id}"  # which the sentence names already
+            assert all(address.removesuffix(own) in text for address in bad)
             assert "another peer" in text
             with pytest.raises(ConnectError, match="no address"):
                 await alice.transport.connect(bob.id, [])
