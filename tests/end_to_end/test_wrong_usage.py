@@ -87,7 +87,6 @@ def test_a_trainer_set_up_wrongly_says_so_in_one_sentence(
         ({"model": str(bare)}, "config.json cannot be read"),
         ({"model": str(base), "sede": 1}, "unknown key 'sede'; there are"),
         ({"model": str(base), "seed": "1"}, "[trainer]: seed is '1': input should"),
-        ({"model": str(base), "wandb": "x"}, "but wandb is not installed here"),
         ({"model": str(base), "device": "tpu"}, "device 'tpu' is not on this machine; there are"),
         ({"model": str(base), "interpreter": "/nowhere/python"}, "/nowhere/python"),
     ]
