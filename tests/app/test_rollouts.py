@@ -14,7 +14,7 @@ import msgspec
 import pyarrow.dataset
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -215,6 +215,7 @@ def test_advantages_are_the_trainers(rewards: list[float], chosen: dict[str, Any
 
 @given(st.integers(0, 2), st.lists(st.integers(1, 50), min_size=3, max_size=3))
 def test_a_length_penalty_is_told_apart_from_the_task(which: int, lengths: list[int]) -> None:
+    assume(lengths != [35, 35, 35])  # as far from 10 as from 60
     targets, task = [10, 60, 200], [1.0, 0.0, 1.0]
     rewards = [t - 0.01 * abs(targets[which] - n) for t, n in zip(task, lengths, strict=True)]
     verdict = a_verdict(rewards=[rewards], task_means=[2 / 3], task_spreads=[1.0])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -63,6 +63,8 @@ def ids_of(renderer: Counting, text: str) -> list[int]:
 def test_what_grows_is_what_stands_there_at_the_end(
     renderer: Counting, written: str, stops: list[str], size: int
 ) -> None:
+    # A stop within another one is complete first, though it stands later.
+    assume(not any(one != other and one in other for one in stops for other in stops))
     tokens = ids_of(renderer, written)
     text, told = Text(renderer, [STOP_ID], stops), ""
     full = renderer.decode_completion(tokens, [])[0]
