@@ -66,11 +66,11 @@ class Duplicates:
         """
         own = blake3.blake3(worker.encode() + b"".join(group_digests)).digest()
         held = self._first.setdefault(policy, OrderedDict())
+        oldest_first = [self._first[each] for each in sorted(self._first)]
         copies = 0
         for group in group_digests:
             held.setdefault(group, own)
-            oldest = next(p for p in sorted(self._first) if group in self._first[p])
-            copies += self._first[oldest][group] != own
+            copies += next(each[group] for each in oldest_first if group in each) != own
         self._forget_oldest()
         return copies if copies * 2 > len(group_digests) else 0
 

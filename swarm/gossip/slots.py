@@ -175,7 +175,7 @@ class Slots:
         """End conversations with peers that stay strangers for too long: they bring nothing."""
         now = self._world.now()
         for neighbour in list(self.neighbours.values()):
-            if neighbour.admitted_until > now or self.trusts(neighbour.peer):
+            if self._is_member(neighbour):
                 continue
             if 0 < neighbour.admitted_until <= now:
                 neighbour.since, neighbour.admitted_until = now, 0.0
