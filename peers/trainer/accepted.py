@@ -56,7 +56,7 @@ class AcceptedSubmissions:
     different files of the same groups to different validators."""
     _known: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """(lineage, policy) of the submissions in the pool or consumed, kept until the policy is too
-    old. Older submissions can only be stale, and the log says so."""
+    old and a log has the outcome."""
     _swept: tuple[int, int, int] | None = None
     """Policy, lineage and run revision at which stale submissions were last dropped from the pool.
     No submission becomes stale before one of them changes."""
@@ -303,9 +303,17 @@ class AcceptedSubmissions:
         self.progress.changed.touch()
 
     async def _forget_old(self) -> None:
-        """Forget keys and submissions of policies that are too old: their rollouts are stale."""
+        """Forget keys and submissions of policies that are too old: their rollouts are stale.
+
+        A submission is remembered until a log has its outcome: that of a step is logged only after
+        the next policy is durable, and a verdict heard again must not make it stale before that.
+        """
         youngest = (self.progress.lineage, self.progress.oldest_policy())
         self._taken = {key: taken for key, taken in self._taken.items() if key[:2] >= youngest}
-        self._known = {known: at for known, at in self._known.items() if at >= youngest}
+        self._known = {
+            known: at
+            for known, at in self._known.items()
+            if at >= youngest or not self.outcomes.settled(known)
+        }
         await self.store.drop_keys_before(*youngest)
         self.refusals.forget_before(*youngest)

@@ -108,7 +108,7 @@ def check_accounts(swarm: Swarm) -> Accounts:
         assert len(outcomes) == accounts.accepted[submission]
         if submission not in accounts.stale:  # another validator may refuse stale ones later
             assert len(outcomes) == accounts.state.verdicts[submission].groups
-        assert not set(outcomes) - {"consumed", "zero-advantage", "stale", "carried"}
+        assert set(outcomes) <= {"consumed", "zero-advantage", "stale", "carried"}, outcomes
 
     # Nothing is lost except verdicts that came when no more groups were wanted.
     missing = accounts.accepted.keys() - accounts.trained - accounts.stale - accounts.pool
@@ -122,7 +122,10 @@ def check_accounts(swarm: Swarm) -> Accounts:
         if not set(entry.outcomes) <= {"stale", "carried"}:
             by_step[entry.step].add(entry.submission)
     steps = swarm.manifest.schedule.steps
-    assert sorted(by_step) == list(range(steps))
+    assert sorted(by_step) == list(range(steps)), {
+        step: [e.outcomes for e in consumed if e.step == step]
+        for step in set(range(steps)) ^ set(by_step)
+    }
     state = json.loads((swarm["trainer"].home / f"trainer/states/0-{steps}/state.json").read_text())
     assert state["step"] == steps
     for step, names in state["consumed"].items():

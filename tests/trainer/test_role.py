@@ -612,6 +612,31 @@ def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
     assert len({entry.submission for entry in entries}) == len(entries)
 
 
+def test_what_it_has_trained_on_is_remembered_until_it_is_logged() -> None:
+    """A verdict heard again meanwhile, too old by then, must not log it as stale before that."""
+
+    async def main(simulation: Simulation) -> None:
+        trainer = (await start_run(simulation, "validator", "trainer", steps=20))["trainer"]
+        assert await simulation.meet(simulation.expect("trainer.step_opened", ["trainer"]), 600)
+        role = trainer.roles[0]
+        assert isinstance(role, TrainerRole)
+        accepted, trained_on = role._accepted, verdict(0)
+        accepted.expect(trained_on)
+        accepted._add(trained_on)
+        accepted.take(4)
+        accepted.trained(0)
+        accepted.progress.advance(19)  # far beyond its policy
+        await accepted.discard([])
+        assert not role._collector._is_new(trained_on)
+        entry = Consumed(step=0, submission=trained_on.submission, outcomes=["consumed"] * 4)
+        await accepted.outcomes.consumed([entry])
+        await accepted.discard([])
+        assert not accepted.knows(trained_on.submission)
+        assert not role._collector._is_new(trained_on)
+
+    simulate(main)
+
+
 def test_what_arrives_stale_while_others_are_dropped_is_dropped_too() -> None:
     """Or the next batch, taken at once, holds it."""
     left: list[bytes] = []
