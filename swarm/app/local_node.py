@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from peers.relay import RelaySettings
 from swarm.errors import UserError
 from swarm.events import Events, JsonLines, Lines
 from swarm.identity import load_or_create
 from swarm.node.assemble import assemble
-from swarm.node.joining import LAST_BOOTSTRAP, EntryPoints, find_run, join_network
+from swarm.node.joining import (
+    BOOTSTRAP_DEADLINE_SECONDS,
+    LAST_BOOTSTRAP,
+    EntryPoints,
+    find_run,
+    join_network,
+)
 from swarm.node.node import Node
 from swarm.roles import BOOTSTRAP
 from swarm.run.manifest import load_manifest, run_id
@@ -31,6 +40,9 @@ from swarm.world.home_format import HOME_FORMAT, open_format
 from swarm.world.machine import Machine
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+
+SILENT_SECONDS_MAX = 5.0
+"""Time after which a visit says that it still waits for its bootstrap peers."""
 
 
 @asynccontextmanager
@@ -166,7 +178,21 @@ async def visit_network(
             run=run,
         )
         async with open_node(settings, events_sink=lambda event: None) as node:
-            yield node, await join_network(node)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_say_that_it_waits, settings.bootstrap)
+                entry_points = await join_network(node)
+                nursery.cancel_scope.cancel()
+            yield node, entry_points
+
+
+async def _say_that_it_waits(bootstrap: Sequence[str]) -> None:
+    await trio.sleep(SILENT_SECONDS_MAX)
+    print(
+        f"no answer yet from {', '.join(bootstrap)}; asking for up to "
+        f"{BOOTSTRAP_DEADLINE_SECONDS:g} s",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def last_bootstrap(home: Path | None = None) -> list[str]:

@@ -21,6 +21,7 @@ from swarm.ledger.serving import Ledger
 from swarm.manifest import RunManifest
 from swarm.messages import Message, PeerRecord
 from swarm.node.departure import Departure
+from swarm.node.searches import Search, Searches
 from swarm.run.changes import changes
 from swarm.run.exchange import serve_manifests
 from swarm.run.lease import HEARTBEAT_SECONDS
@@ -134,6 +135,7 @@ class Node:
     _records_bytes: int = 0
     _refused: dict[str, RunManifest] = field(default_factory=dict)
     """The last refused manifest of each run."""
+    _searches: Searches = field(default_factory=Searches)
     _met: dict[PeerId, list[str]] = field(default_factory=dict)
     """Peers and addresses in the file `PEERS_MET`."""
 
@@ -281,26 +283,44 @@ class Node:
         return envelope.expect(PeerRecord)
 
     async def reach(self, peer: PeerId) -> None:
-        """Connect to a peer unless connected: by its known addresses, else by those in the DHT.
+        """Connect to a peer unless connected: by its known addresses, else by those in the DHT,
+        which is not searched again for a while after a search in vain.
 
         Raises a `PeerError` that names the peer.
         """
         if peer in self.transport.connected():
             return
+        search = self._searches.of(peer)
+        async with search.lock:
+            if peer not in self.transport.connected():
+                await self._look_for(peer, search)
+        self._searches.end(peer)
+
+    async def _look_for(self, peer: PeerId, search: Search) -> None:
         record = self.record(peer)
-        if record is not None:
+        known = record.addresses if record is not None else search.addresses
+        if known or record is not None:
             try:
-                await self.transport.connect(peer, record.addresses)
+                await self.transport.connect(peer, known)
                 return
             except PeerError:
                 self._forget_record(peer)
-        record = await self.find_record(peer)
-        addresses: Sequence[str] = record.addresses if record is not None else ()
-        if not addresses:
-            addresses = await self.dht.find_peer(peer)
-        if not addresses:
-            raise PeerError(f"no address of {peer} is known to the DHT")
-        await self.transport.connect(peer, addresses)
+                search.addresses = known
+                if self.world.now() < search.again_at:
+                    raise
+        if self.world.now() < search.again_at:
+            raise PeerError(f"no address of {peer} was known to the DHT a moment ago")
+        try:
+            record = await self.find_record(peer)
+            addresses: Sequence[str] = record.addresses if record is not None else ()
+            if not addresses:
+                addresses = await self.dht.find_peer(peer)
+            if not addresses:
+                raise PeerError(f"no address of {peer} is known to the DHT")
+            await self.transport.connect(peer, addresses)
+        except (PeerError, Dropped):
+            search.vain(self.world.now())
+            raise
 
     async def _remember_peers(self) -> None:
         """Write the addresses of up to `PEERS_MET_MAX` connected peers to disk, trusted ones first.

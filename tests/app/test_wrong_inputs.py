@@ -55,6 +55,11 @@ def test_flags(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     assert sentence in complaint("peer", "--home", tmp_path / "home", *arguments)
 
 
+def test_a_dashboard_of_rollouts_that_are_nowhere(tmp_path: Path) -> None:
+    said = complaint("dashboard", "--bootstrap", NOBODY, "--rollouts", tmp_path)
+    assert f"--rollouts {tmp_path} is no peer's home; give a validator's or trainer's" in said
+
+
 def test_a_manifest_is_no_way_to_anybody_for_a_worker(tmp_path: Path) -> None:
     """Such a worker used to wait for ever, and logged that it knew no address of a trusted peer."""
     manifest = tmp_path / "run.manifest"

@@ -18,7 +18,9 @@ from swarm.messages import PeerRecord
 from swarm.node.node import RECORDS_BYTES_MAX, RECORDS_MAX
 from swarm.node.policies import SOURCES_MAX, SOURCES_NEAR_MAX
 from swarm.node.run_node import RunNode
+from swarm.node.searches import PAUSE_SECONDS_MAX
 from swarm.run.admission import admits
+from swarm.run.records import peer_key
 from swarm.shardcast import limits
 from swarm.transport import Source
 from tests.ledger.harness import (
@@ -158,6 +160,56 @@ def test_the_bytes_of_an_unreachable_peers_record_are_free_again(tmp_path: Path)
             with pytest.raises(PeerError):
                 await trainer.node.reach(identity(1000).peer_id)
             assert trainer.node._records_bytes == before
+
+    in_virtual_time(main)
+
+
+def test_a_peer_that_is_down_is_searched_for_once_and_then_ever_less_often(tmp_path: Path) -> None:
+    async def main() -> None:
+        run = Swarm(tmp_path)
+        async with run.peer(TRAINER) as trainer, run.peer(WORKER):
+            gone, searches = identity(1000).peer_id, 0
+            get = trainer.node.dht.get
+
+            async def counted(key: bytes) -> bytes | None:
+                nonlocal searches
+                searches += key == peer_key(gone)  # it looks for trusted peers, too
+                return await get(key)
+
+            trainer.node.dht.get = counted  # type: ignore[method-assign]
+
+            async def miss() -> None:
+                with pytest.raises(PeerError, match=gone):
+                    await trainer.node.reach(gone)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(9):
+                    nursery.start_soon(miss)
+            assert searches == 1, "they share one search"
+            for _ in range(3600):
+                await miss()
+                await trio.sleep(1)
+            assert 3600 / PAUSE_SECONDS_MAX <= searches < 3600 / PAUSE_SECONDS_MAX + 5
+
+    in_virtual_time(main)
+
+
+def test_a_peer_that_returns_to_its_address_is_reached_at_once(tmp_path: Path) -> None:
+    """Although the DHT is not searched again for a while."""
+
+    async def main() -> None:
+        run = Swarm(tmp_path)
+        async with run.peer(TRAINER) as trainer, run.apart(WORKER) as worker:
+            at = list(worker.node.transport.addresses())
+            record = msgspec.structs.replace(RECORD, addresses=at)
+            trainer.node.learn_record(sealed(WORKER, record, ""))
+            run.network.cut(TRAINER.peer_id, WORKER.peer_id)
+            for _ in range(2):
+                with pytest.raises(PeerError):
+                    await trainer.node.reach(WORKER.peer_id)
+            run.network.heal(TRAINER.peer_id, WORKER.peer_id)
+            await trainer.node.reach(WORKER.peer_id)
+            assert WORKER.peer_id in trainer.node.transport.connected()
 
     in_virtual_time(main)
 

@@ -11,6 +11,7 @@ from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson, Bootstrap, WhichRun
+from swarm.errors import UserError
 
 
 @exits
@@ -75,6 +76,8 @@ def dashboard(
 
     settings = load_settings(config, {})
     check(settings.alarms)
+    if rollouts is not None and not (rollouts / "identity.key").is_file():
+        raise UserError(f"--rollouts {rollouts} is no peer's home; give a validator's or trainer's")
     tokens = required_keys(listen, token_file, "--listen", "--token-file")
     listener = None if as_json else open_listener(listen)
     run_until_interrupted(show)

@@ -1,0 +1,55 @@
+"""Searches of the DHT for peers, each of which costs tens of requests."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from swarm.identity import PeerId
+
+PAUSE_SECONDS_MIN = 5.0
+PAUSE_SECONDS_MAX = 60.0
+"""Pause after a search in vain; each is twice the previous one. A peer that is down is wanted every
+few seconds, by everybody."""
+
+SEARCHES_MAX = 1024
+"""Peers whose searches are remembered; the least recent is forgotten."""
+
+
+@dataclass(eq=False)
+class Search:
+    """What came of looking for one peer."""
+
+    lock: trio.Lock = field(default_factory=trio.Lock)
+    """Held by the one caller that looks; the others wait, and share what it finds."""
+    addresses: Sequence[str] = ()
+    """Those at which the peer was not found last time: it may be back at the same."""
+    again_at: float = 0.0
+    """When the DHT may be searched again."""
+    _pause_seconds: float = PAUSE_SECONDS_MIN
+
+    def vain(self, now: float) -> None:
+        """Note that the DHT was searched in vain."""
+        self.again_at = now + self._pause_seconds
+        self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
+
+
+class Searches:
+    """The searches for the peers that are not connected."""
+
+    def __init__(self) -> None:
+        self._by_peer: OrderedDict[PeerId, Search] = OrderedDict()
+
+    def of(self, peer: PeerId) -> Search:
+        search = self._by_peer.setdefault(peer, Search())
+        self._by_peer.move_to_end(peer)
+        if len(self._by_peer) > SEARCHES_MAX:
+            self._by_peer.popitem(last=False)
+        return search
+
+    def end(self, peer: PeerId) -> None:
+        """Note that a peer was found."""
+        self._by_peer.pop(peer, None)
