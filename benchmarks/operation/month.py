@@ -4,17 +4,16 @@
 
 Production peers in virtual time (`simnet`): a bootstrap peer, a relay, an observer, a trainer and
 its standby, three validators and eight workers. A simulated second costs as much in which nothing
-happens, so this is not a month of the clock: it has thirty days of 100 s, with about 33 steps, 110
-submissions and 3 restarts each, by a power cut or a killed process in turn. Each day a worker
-leaves for good, and a new one comes.
-An epoch of the ledger is sealed about once a day. What expires by the clock is held for a longer
-share of such a month, so it shows more, not less: what is kept for an hour grows to the end.
+happens, so a day has an hour: about 33 steps, 110 submissions and 3 restarts, by a power cut or a
+killed process in turn. Each day a worker leaves for good, and a new one comes. An epoch of the
+ledger is sealed about once a day. Fifteen days pass before the month that counts: by then what is
+kept for hours has expired, and the last 512 steps, which a trainer remembers, are over.
 
 Twelve times a day the files, databases, rows and collections of each peer are counted. They rise
 between two seals and fall when sealed entries are deleted, so they are averaged over each epoch.
 The slope is that of the line of least squares through the epochs of the last two thirds of the
-days; its error allows for residuals that follow each other. A quantity is flat if its slope is
-below 1 % a week by two errors, and grows if it is above 1 % and above two errors.
+days, which are thirty; its error allows for residuals that follow each other. A quantity is flat if
+its slope is below 1 % a week by two errors, and grows if it is above 1 % and above two errors.
 
 A restart empties what a process holds, and so hides its growth. Therefore a third of the validators
 and half of the workers are never restarted, the other peers of which there is one only in the first
@@ -61,14 +60,14 @@ TOTALS = ("disk bytes", "rows", "entries in memory")
 class Size:
     """How long and how busy the month is."""
 
-    days: int = 30
-    day_seconds: float = 100.0
+    days: int = 45
+    day_seconds: float = 3600.0
     validators: int = 3
     workers: int = 8
     restarts_per_day: int = 3
     leavers_per_day: int = 1
     """Workers that are replaced by others: none or one."""
-    step_seconds: float = 3.0
+    step_seconds: float = 108.0
     groups_per_step: int = 12
     """Four of a submission."""
     stake_steps: int = 10
@@ -126,7 +125,7 @@ class Diary:
 
 
 def measure(size: Size | None = None, each_day: Callable[[Month], None] | None = None) -> Month:
-    """Simulate a month; takes about five minutes of one core. `each_day` gets what is known."""
+    """Simulate a month; takes about twenty minutes of one core. `each_day` gets what is known."""
     size, each_day = size or Size(), each_day or _say
     simulation, diary = Simulation(SEED, workload=WORKLOAD), Diary(size)
     invariants = Invariants(simulation)

@@ -29,7 +29,7 @@ def test_residuals_that_follow_each_other_make_a_slope_less_sure() -> None:
 
 def diary(value_at: dict[str, float], *, sawtooth: float) -> Diary:
     """Thirty days of which the last epoch is unfinished; `value_at` gives the rise of each day."""
-    kept = Diary(Size(days=30))
+    kept = Diary(Size(days=30, day_seconds=100.0))
     kept.seals = [0.7 * number for number in range(43)]
     for hour in range(30 * 12):
         day = hour / 12
@@ -86,8 +86,8 @@ def test_no_table_or_collection_grows_with_the_days(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("swarm.node.announced.ANNOUNCEMENTS_MAX", 20)
     monkeypatch.setitem(FEW_PROOFS["inference"], "proofs_kept_bytes", 10_000)
     size = Size(
-        days=9, validators=2, workers=2, restarts_per_day=0, leavers_per_day=0, step_seconds=6.0,
-        groups_per_step=4, stake_steps=1, epoch_entries=40,
+        days=9, day_seconds=100.0, validators=2, workers=2, restarts_per_day=0, leavers_per_day=0,
+        step_seconds=6.0, groups_per_step=4, stake_steps=1, epoch_entries=40,
     )  # fmt: skip
     month = measure(size, lambda _: None)
     assert month.slopes and not month.violations
