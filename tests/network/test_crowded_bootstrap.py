@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from socket import SO_LINGER, SOL_SOCKET
@@ -51,8 +51,9 @@ class Door:
     async def _carry(
         source: trio.SocketStream, target: trio.SocketStream, scope: trio.CancelScope
     ) -> None:
-        async for data in source:
-            await target.send_all(data)
+        with suppress(trio.BrokenResourceError):  # either side may end with a reset
+            async for data in source:
+                await target.send_all(data)
         scope.cancel()
 
 
