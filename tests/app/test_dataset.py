@@ -61,6 +61,7 @@ def test_it_goes_on_where_it_was_interrupted(policy: Path, tmp_path: Path) -> No
     assert [row["index"] for row in rows_of(out)] == list(range(40))
 
 
+@pytest.mark.slow
 def test_the_environment_takes_options(policy: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ("--option", "lengths=[3]", "--option", "prompt='{length}{prompt}'")

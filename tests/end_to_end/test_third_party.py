@@ -133,6 +133,7 @@ def test_its_environment_takes_its_own_options(site: Path) -> None:
     assert len(longer.answer) == 3 and longer.target_length == 4
 
 
+@pytest.mark.slow
 def test_its_engine_and_environment_serve_in_child_processes(
     site: Path, policy: Path, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def complete(name: str) -> Installed:
     return Installed(requirements=RECIPES[name].requirements, complete=True)
 
 
+@pytest.mark.slow
 def test_a_half_made_environment_is_refused_and_finished(tmp_path: Path) -> None:
     home = tmp_path / "home"
     said: list[str] = []

@@ -29,7 +29,8 @@ from tests.orders import submission_order
 ORDER = submission_order(step=6, policy=policy_reference(4), number=2, groups=3, max_new_tokens=40)
 
 
-@pytest.mark.parametrize("kind", ["die", pytest.param("hang", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["die", "hang"])
 def test_a_restarted_child_generates_only_the_rest(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

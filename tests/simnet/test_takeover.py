@@ -182,7 +182,7 @@ def test_a_trainer_that_is_replaced_while_it_trains_stops() -> None:
     scene.check()
 
 
-@pytest.mark.parametrize("stands_by", [True, False])
+@pytest.mark.parametrize("stands_by", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_trainer_that_takes_its_place_back_is_followed_even_without_a_bundle(
     stands_by: bool,
 ) -> None:

@@ -264,6 +264,7 @@ def test_a_state_from_before_there_was_a_second_model_begins_one(
     assert same(weights_of(found), weights_of(first))
 
 
+@pytest.mark.slow
 def test_two_ranks_reward_what_one_process_rewards(base: Path, tmp_path: Path) -> None:
     """Groups are divided over the ranks, so a baseline's completions are not all on one."""
 

@@ -74,6 +74,7 @@ def test_a_learner_with_offloaded_moments_is_the_same_and_they_exchange_states(
         assert same(weights_of(resumed), weights_of(plain))
 
 
+@pytest.mark.slow
 def test_ranks_offload_their_own_parts(base: Path, tmp_path: Path) -> None:
     def work(ranks: Ranks) -> list[Any]:
         results: list[Any] = []
