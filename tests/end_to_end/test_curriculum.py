@@ -19,7 +19,7 @@ from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
 
 NAMES = ["bootstrap", "trainer", "validator", "inference-1"]
-STEPS = 7
+STEPS = 10
 LEVELS = ["first", "second", "third"]
 """Columns of the data: the same digits in orders that show the level of a prompt."""
 
