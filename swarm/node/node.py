@@ -290,10 +290,16 @@ class Node:
         """
         if peer in self.transport.connected():
             return
-        search = self._searches.of(peer)
+        search, began = self._searches.of(peer), self.world.now()
         async with search.lock:
             if peer not in self.transport.connected():
-                await self._look_for(peer, search)
+                if search.failed_at > began:  # while this caller waited
+                    raise PeerError(search.failure)
+                try:
+                    await self._look_for(peer, search)
+                except PeerError as error:
+                    search.fail(str(error), self.world.now())
+                    raise
         self._searches.end(peer)
 
     async def _look_for(self, peer: PeerId, search: Search) -> None:

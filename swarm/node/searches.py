@@ -29,7 +29,14 @@ class Search:
     """Those at which the peer was not found last time: it may be back at the same."""
     again_at: float = 0.0
     """When the DHT may be searched again."""
+    failure: str = ""
+    failed_at: float = 0.0
+    """Why, and when, the peer was not found last time."""
     _pause_seconds: float = PAUSE_SECONDS_MIN
+
+    def fail(self, reason: str, now: float) -> None:
+        """Note why a caller has not found the peer, for those that wait for it."""
+        self.failure, self.failed_at = reason, now
 
     def vain(self, now: float) -> None:
         """Note that the DHT was searched in vain."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -204,9 +204,24 @@ def test_a_peer_that_returns_to_its_address_is_reached_at_once(tmp_path: Path) -
             record = msgspec.structs.replace(RECORD, addresses=at)
             trainer.node.learn_record(sealed(WORKER, record, ""))
             run.network.cut(TRAINER.peer_id, WORKER.peer_id)
-            for _ in range(2):
-                with pytest.raises(PeerError):
+            connect, dials = trainer.node.transport.connect, 0
+
+            async def counted(peer: PeerId, addresses: Sequence[str]) -> None:
+                nonlocal dials
+                dials += peer == WORKER.peer_id
+                await connect(peer, addresses)
+
+            trainer.node.transport.connect = counted  # type: ignore[method-assign]
+
+            async def miss() -> None:
+                with pytest.raises(PeerError, match=WORKER.peer_id):
                     await trainer.node.reach(WORKER.peer_id)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(9):
+                    nursery.start_soon(miss)
+            assert dials <= 2, "those that wait share the failure"
+            await miss()
             run.network.heal(TRAINER.peer_id, WORKER.peer_id)
             await trainer.node.reach(WORKER.peer_id)
             assert WORKER.peer_id in trainer.node.transport.connected()
