@@ -64,7 +64,22 @@ class Books:
 
     def grown_since(self, seal: Sealed | None, trusted: Sequence[str]) -> int:
         """New entries of all logs together since a seal."""
-        return growth({owner: Log(self._database, owner).size() for owner in trusted}, seal)
+        return self.growth({owner: Log(self._database, owner).size() for owner in trusted}, seal)
+
+    def growth(self, sizes: Mapping[str, int], seal: Sealed | None) -> int:
+        """Entries of all logs together, of these sizes, that a seal does not cover.
+
+        The seals' own blocks do not count: with many workers they alone would fill an epoch, and
+        each seal would make the next one due.
+        """
+        covered = {log.owner: log.size for log in seal.logs} if seal is not None else {}
+        found = sum(max(0, size - covered.get(owner, 0)) for owner, size in sizes.items())
+        for owner, places in self.seals().items():
+            first = covered.get(owner, 0)
+            for place in places:
+                if first <= place.position < sizes.get(owner, 0):
+                    found -= min(self.seal_at(place).block, place.position - first) + 1
+        return found
 
     async def seal(
         self, number: int, frontier: Frontier, authority: Authority, previous: Place | None
@@ -199,12 +214,6 @@ def sealed_size(log: Log) -> int:
     seal = decode(raw)
     covered = seal.log(log.owner) if isinstance(seal, Sealed) else None
     return covered.size if covered is not None else 0
-
-
-def growth(sizes: Mapping[str, int], seal: Sealed | None) -> int:
-    """Entries of all logs together, of these sizes, that a seal does not cover."""
-    covered = {log.owner: log.size for log in seal.logs} if seal is not None else {}
-    return sum(max(0, size - covered.get(owner, 0)) for owner, size in sizes.items())
 
 
 def _difference(seal: Sealed, own: Sealed) -> str:

@@ -13,7 +13,7 @@ from swarm.events import Events
 from swarm.ledger import agreement, epochs
 from swarm.ledger.agreement import Place, Seals
 from swarm.ledger.entries import Sealed
-from swarm.ledger.sealing import Books, FalseSeal, growth
+from swarm.ledger.sealing import Books, FalseSeal
 from swarm.ledger.state import Authority, Frontier
 from swarm.node.node import Node
 from swarm.run.run import Run
@@ -87,7 +87,7 @@ class Sealing:
         held = self._books.seal_at(last) if last is not None else None
         for place in agreement.adoptable(seals, number, authority):
             covered = {log.owner: log.size for log in place.says.logs}
-            due = growth(covered, held) >= entries and (place.owner, number) not in self._accused
+            due = self._books.growth(covered, held) >= entries and (place.owner, number) not in self._accused
             if due and await self._countersign(place, seals, authority):
                 return
         if self._books.grown_since(held, authority.trusted) < entries:

@@ -210,6 +210,39 @@ def test_a_sealed_epoch_is_pruned_and_nothing_that_counts_is_lost(tmp_path: Path
     everything(main, tmp_path)
 
 
+def test_what_a_seal_carries_of_many_workers_makes_no_further_seal_due(tmp_path: Path) -> None:
+    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+        await run.advance(1)
+        for number in range(30):
+            await alice.trusted.append_verdict(
+                proven(1000 + number, run.step, identity(50 + number))
+            )
+            entry = Consumed(
+                step=run.step,
+                submission=(1000 + number).to_bytes(32, "big"),
+                outcomes=["consumed", "consumed"],
+            )
+            await trainer.trusted.append([entry])
+        await run.advance(20)
+        await run.look()
+        blocks = [
+            record.entry.block
+            for log in run.logs(bob)
+            for record in log
+            if isinstance(record.entry, Sealed)
+        ]
+        assert len(blocks) == 3 and sum(blocks) > EPOCH
+        for _ in range(5):
+            await run.advance(2)
+            await run.look()
+        assert len(trainer.events("ledger.sealed")) == 1
+        await run.advance(4)
+        await run.look()
+        assert len(trainer.events("ledger.sealed")) == 2
+
+    everything(main, tmp_path)
+
+
 def check_kept(kept: ProofFile, archive: Archive, folder: Path) -> None:
     """A worker's kept proof holds against the log of today, and a changed one does not."""
     table, file = folder / "logs.jsonl", folder / "kept.json"
