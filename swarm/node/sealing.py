@@ -86,8 +86,10 @@ class Sealing:
             return  # the others have not sealed the last one yet
         held = self._books.seal_at(last) if last is not None else None
         for place in agreement.adoptable(seals, number, authority):
+            if (place.owner, number) in self._accused:
+                continue
             covered = {log.owner: log.size for log in place.says.logs}
-            due = self._books.growth(covered, held) >= entries and (place.owner, number) not in self._accused
+            due = self._books.growth(covered, held) >= entries
             if due and await self._countersign(place, seals, authority):
                 return
         if self._books.grown_since(held, authority.trusted) < entries:
