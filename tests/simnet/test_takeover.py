@@ -140,6 +140,37 @@ def test_the_standby_goes_on_and_the_trainer_stands_by_when_it_returns(
     scene.check()
 
 
+@pytest.mark.parametrize("power", [True, False], ids=["power cut", "killed"])
+def test_a_standby_that_stops_as_a_bundle_becomes_whole_has_one_that_it_can_open(
+    power: bool,
+) -> None:
+    scene = Scene(21, workers=2)
+    whole = trio.Event()
+
+    def stop(_now: float, peer: Peer, event: Event) -> None:
+        is_whole = (peer.name, event.name) == ("standby", "shardcast.checkpoint_complete")
+        if is_whole and not whole.is_set() and scene.heard.get("standby standby.bundle_received"):
+            peer.disk.lose_power()  # before another byte is written
+            whole.set()
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            scene.simulation.listeners.append(stop)
+            await whole.wait()
+            peers = scene.simulation.peers
+            await peers["trainer"].kill()
+            await (peers["standby"].crash() if power else peers["standby"].kill())
+            scene.heard.clear()
+            await peers["standby"].start_again()
+            await scene.until("standby standby.standing_by")
+            held = scene.heard["standby standby.standing_by"][0]
+            assert held["step"] == (0 if power else 1)
+
+    run_virtual(main, seed=1, limit_seconds=600)
+    assert not scene.simulation.violations
+
+
 def test_a_standby_holds_no_verdicts_until_it_trains() -> None:
     scene = Scene(3, workers=2)
 

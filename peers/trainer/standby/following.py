@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import trio
 
 from peers.trainer.saving import INHERITED, ORDER, State
@@ -17,6 +20,7 @@ from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Source
 
 ROOT = "standby"
+CONTENTS = ".contents"
 NONE = State(-1, -1)
 
 RETRY_SECONDS = 5.0
@@ -33,7 +37,7 @@ SHOW_SECONDS = 30.0
 
 
 def _contents_file(state: State) -> str:
-    return f"{ROOT}/{state.lineage}-{state.step}.contents"
+    return f"{ROOT}/{state.lineage}-{state.step}{CONTENTS}"
 
 
 class StandingBy:
@@ -107,6 +111,25 @@ class StandingBy:
                 f"the offered state of step {state.step} is not newer than the one held"
             )
         began = self._node.world.now()
+        # First: whoever is stopped between a whole bundle and its contents could never open it.
+        await self._node.disk.write(_contents_file(state), offer.sealed)
+        with self._kept(self.newest):
+            await self._fetch(trainer, offer, state)
+        self.newest = state
+        self._since_ms, self._bytes = contents.saved_ms, offer.total_bytes
+        await self._drop_others()
+        self._node.events.emit(
+            "standby.bundle_received",
+            step=state.step,
+            lineage=state.lineage,
+            bytes=offer.total_bytes,
+            seconds=self._node.world.now() - began,
+        )
+        self._say()
+
+    async def _fetch(self, trainer: PeerId, offer: Offer, state: State) -> None:
+        """Fetch the files of a bundle; they are durable on return."""
+        reference = offer.reference
         with trio.CancelScope(deadline=trio.current_time() + STALLED_SECONDS) as self._stalling:
             folder = await self._fetcher.fetch(
                 Checkpoint(reference=reference, total_bytes=offer.total_bytes),
@@ -118,20 +141,26 @@ class StandingBy:
                 f"no piece of the state of step {state.step} has arrived for {STALLED_SECONDS:g} s"
             )
         await self._node.disk.sync(folder)
-        await self._node.disk.write(_contents_file(state), offer.sealed)
-        before, self.newest = self.newest, state
-        self._since_ms, self._bytes = contents.saved_ms, offer.total_bytes
-        if before != NONE:
-            await self._node.disk.remove(_contents_file(before))
-            await self._store.withdraw((before.lineage, before.step))
-        self._node.events.emit(
-            "standby.bundle_received",
-            step=state.step,
-            lineage=state.lineage,
-            bytes=offer.total_bytes,
-            seconds=self._node.world.now() - began,
-        )
-        self._say()
+
+    @contextmanager
+    def _kept(self, state: State) -> Iterator[None]:
+        """Keep a bundle inside this block, though the store would drop it for a newer one."""
+        key = (state.lineage, state.step)
+        self._store.pin(key)
+        try:
+            yield
+        finally:
+            self._store.unpin(key)
+
+    async def _drop_others(self) -> None:
+        """Delete all bundles but the newest, and contents that belong to none."""
+        for lineage, step in self._store.complete():
+            if State(lineage, step) != self.newest:
+                await self._store.withdraw((lineage, step))
+        for name in self._node.disk.list(ROOT):
+            path = f"{ROOT}/{name}"
+            if name.endswith(CONTENTS) and path != _contents_file(self.newest):
+                await self._node.disk.remove(path)
 
     def _on_piece(self, change: Change, held: Held, index: int) -> None:
         if change == Change.PIECE and self._stalling is not None:
