@@ -155,8 +155,10 @@ class TrainerRole:
 
     async def run(self) -> None:
         """Train until every step of the run is done; a standby first waits for its turn."""
-        if self._run.manifest.is_standby(self._peer.peer_id):
-            await StandingBy(self._peer).until_trainer()
+        standing_by = StandingBy(self._peer)
+        # A standby whose turn came while it was down, or was unpacking, has a bundle.
+        if self._run.manifest.is_standby(self._peer.peer_id) or standing_by.has_bundle():
+            await standing_by.until_trainer()
         self._collector.listen()
         await self._store.open()
         await self._offering.open()

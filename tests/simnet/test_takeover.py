@@ -171,6 +171,45 @@ def test_a_standby_that_stops_as_a_bundle_becomes_whole_has_one_that_it_can_open
     assert not scene.simulation.violations
 
 
+@pytest.mark.parametrize("moment", ["unpacking", "down"])
+def test_a_standby_that_is_not_there_when_its_turn_comes_goes_on_from_its_bundle(
+    moment: str,
+) -> None:
+    """It is stopped while it unpacks, or hears only at its next start that it is the trainer."""
+    scene = Scene(22, workers=2)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            scene.simulation.disturbed = 1
+            await scene.until("standby standby.bundle_received")
+            peers = scene.simulation.peers
+            standby = peers["standby"]
+            await peers["trainer"].kill()
+            if moment == "down":
+                await standby.kill()
+                scene.takeover("standby", "trainer")
+                await trio.sleep(60)  # the bootstrap peer has heard of it
+            else:
+                standby.disk.bytes_per_second = 50.0
+                scene.takeover("standby", "trainer")
+                with trio.fail_after(60):
+                    while "inherited.new" not in "".join(standby.disk.files()):  # noqa: ASYNC110
+                        await trio.sleep(0.01)
+                await standby.kill()
+                standby.disk.bytes_per_second = 1e9
+            await standby.start_again()
+            await scene.until("standby trainer.step_trained", 3)
+            assert not [name for name in standby.disk.files() if name.startswith("standby/")]
+            await peers["trainer"].start(resume=True)
+            await scene.until("trainer standby.bundle_received")
+            left = [name for name in peers["trainer"].disk.files() if name.startswith("bundles/")]
+            assert not left, "a bundle that the trainer made is of no use to the standby it is now"
+
+    run_virtual(main, seed=1, limit_seconds=600)
+    assert not scene.simulation.violations
+
+
 def test_a_standby_holds_no_verdicts_until_it_trains() -> None:
     scene = Scene(3, workers=2)
 

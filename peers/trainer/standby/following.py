@@ -10,6 +10,7 @@ import trio
 from peers.trainer.saving import INHERITED, ORDER, State
 from peers.trainer.standby.asking import Asked, Offer, ask
 from peers.trainer.standby.bundle import BadBundle, Contents, decrypted, parse_contents
+from peers.trainer.standby.offering import ROOT as BUNDLES
 from swarm.errors import PeerError, SwarmError
 from swarm.identity import PeerId
 from swarm.messages import Checkpoint
@@ -56,16 +57,28 @@ class StandingBy:
         """When the trainer made that bundle, or when this process began to wait for one."""
         self._bytes = 0
 
+    def has_bundle(self) -> bool:
+        """Whether a bundle is on this disk: one is deleted once it is unpacked."""
+        return any(name.endswith(CONTENTS) for name in self._node.disk.list(ROOT))
+
     async def until_trainer(self) -> None:
         """Follow the trainer until the run's manifest names this peer in its place.
 
         The newest bundle is then a state on this disk (`SavedStates.inherited`).
         """
-        run = self._peer.run
         await self._store.recover()
         for lineage, step in self._store.complete():
             if self._node.disk.exists(_contents_file(State(lineage, step))):
                 self.newest = State(lineage, step)
+        if not self._peer.run.manifest.is_trainer(self._peer.peer_id):
+            await self._stand_by()
+        if self.newest != NONE:
+            await self._unpack(self.newest)
+
+    async def _stand_by(self) -> None:
+        """Keep the newest bundle until the manifest names this peer as the trainer."""
+        run = self._peer.run
+        await self._node.disk.remove(BUNDLES)  # this peer may have been the trainer
         if self.newest != NONE:
             sealed = await self._node.disk.read(_contents_file(self.newest))
             held = self._store.held((self.newest.lineage, self.newest.step))
@@ -80,8 +93,6 @@ class StandingBy:
             while not run.manifest.is_trainer(self._peer.peer_id):
                 await self._peer.versions.changed.wait_change()
             nursery.cancel_scope.cancel()
-        if self.newest != NONE:
-            await self._unpack(self.newest)
 
     # --- following ---------------------------------------------------------------------------
 
@@ -153,7 +164,7 @@ class StandingBy:
             self._store.unpin(key)
 
     async def _drop_others(self) -> None:
-        """Delete all bundles but the newest, and contents that belong to none."""
+        """Delete all whole bundles but the newest, and contents that belong to none."""
         for lineage, step in self._store.complete():
             if State(lineage, step) != self.newest:
                 await self._store.withdraw((lineage, step))
@@ -207,7 +218,10 @@ class StandingBy:
     # --- taking over -------------------------------------------------------------------------
 
     async def _unpack(self, state: State) -> None:
-        """Decrypt a bundle to a state that the trainer continues from. Repeatable at any point."""
+        """Decrypt a bundle to a state that the trainer continues from, then delete the bundle.
+
+        A peer that is stopped meanwhile does it again.
+        """
         disk = self._node.disk
         contents = self._opened(await disk.read(_contents_file(state)))
         held = self._store.held((state.lineage, state.step))
@@ -219,4 +233,7 @@ class StandingBy:
         if contents.order:
             await disk.write(f"{aside}/{ORDER}", contents.order)
         await disk.rename(aside, INHERITED)
+        await disk.sync(INHERITED)
+        self.newest = NONE
+        await self._drop_others()
         self._node.events.emit("standby.unpacked", step=state.step, lineage=state.lineage)
