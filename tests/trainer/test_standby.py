@@ -21,6 +21,7 @@ from peers.trainer.standby.bundle import (
     parse_contents,
 )
 from simnet.disk import SimulatedDisk
+from swarm.errors import DiskFullError
 from swarm.identity import Identity, sealed_for
 from swarm.world.disk import LocalDisk
 
@@ -54,6 +55,22 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
             )
         await decrypted(disk, "bundle", contents(files), "out")
         assert {name: await disk.read(f"out/{name}") for name in disk.list("out")} == plain
+
+    trio.run(main)
+
+
+def test_a_bundle_leaves_room_for_the_next_state() -> None:
+    """A full disk would end the trainer, for the sake of its standby."""
+
+    async def main() -> None:
+        disk = SimulatedDisk(capacity_bytes=2_900_000)
+        for name in ("moments", "weights"):
+            await disk.write(f"state/{name}", bytes(500_000))
+        with pytest.raises(DiskFullError, match=r"need 2,000,000 bytes, and 1,900,000 are free"):
+            await encrypted(disk, "state", "bundle", SECRET)
+        assert not disk.list("bundle")
+        disk.capacity_bytes += 100_000
+        assert len(await encrypted(disk, "state", "bundle", SECRET)) == 2
 
     trio.run(main)
 

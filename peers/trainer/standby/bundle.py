@@ -21,7 +21,7 @@ from nacl.bindings import (
 )
 from nacl.exceptions import CryptoError
 
-from swarm.errors import DECODE_ERRORS, SwarmError
+from swarm.errors import DECODE_ERRORS, DiskFullError, SwarmError
 from swarm.messages import Count, Digest
 from swarm.world import Disk
 
@@ -84,8 +84,16 @@ def file_name(index: int) -> str:
 async def encrypted(disk: Disk, folder: str, target: str, secret: bytes) -> list[BundleFile]:
     """Encrypt the files of `folder` into the empty folder `target`, and list them.
 
-    Raises `OSError` if one is removed meanwhile, and `DiskFullError`.
+    Raises `OSError` if one is removed meanwhile, and `DiskFullError`, before anything is written,
+    if the trainer's next state would find no room beside the bundle.
     """
+    total = sum(disk.size_bytes(f"{folder}/{name}") for name in disk.list(folder))
+    if (free := disk.free_bytes()) < 2 * total:
+        raise DiskFullError(
+            f"a bundle of the {total:,} bytes in {folder} for the standbys, and room for the next "
+            f"state, need {2 * total:,} bytes, and {free:,} are free; free some space, or choose "
+            "a --home on a larger disk"
+        )
     files: list[BundleFile] = []
     for name in disk.list(folder):
         path = f"{folder}/{name}"

@@ -120,9 +120,15 @@ class Offering:
         if not self._secret or named != self._named:
             self._secret, self._named = node.world.secret_bytes(32), list(named)
         began = node.world.now()
-        with self.states.keeping(state):
-            await node.disk.remove(MAKING)
-            files = await encrypted(node.disk, state.folder, MAKING, self._secret)
+        await node.disk.remove(MAKING)  # if the one before was cut off
+        try:
+            with self.states.keeping(state):
+                files = await encrypted(node.disk, state.folder, MAKING, self._secret)
+            await self._bundles.withdraw((state.lineage, state.step))
+            held = await self._bundles.publish(MAKING, state.lineage, state.step)
+        except (SwarmError, OSError):
+            await node.disk.remove(MAKING)  # the trainer needs the room
+            raise
         orders = self.store.newest_orders(state.lineage, 1)
         contents = Contents(
             run=self.peer.run.id,
@@ -133,8 +139,6 @@ class Offering:
             files=files,
             order=msgspec.msgpack.encode(orders[0]) if orders else b"",
         )
-        await self._bundles.withdraw((state.lineage, state.step))
-        held = await self._bundles.publish(MAKING, state.lineage, state.step)
         self._made, self._made_at = _Made(state, held, contents), node.world.now()
         node.events.emit(
             "trainer.bundle_made",
