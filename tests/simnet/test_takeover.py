@@ -11,6 +11,8 @@ import pytest
 import trio
 
 from peers.trainer.role import TrainerRole
+from peers.trainer.standby import offering
+from peers.trainer.standby.bundle import Contents
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.disk import SimulatedDisk
@@ -21,6 +23,7 @@ from swarm.app.takeover import GONE_SECONDS, LISTENING_SECONDS, ask_all_trusted,
 from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.events import Event
+from swarm.identity import Identity, PeerId, sealed_for
 from swarm.ledger.entries import decode
 from swarm.ledger.log import Log
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
@@ -208,6 +211,63 @@ def test_a_standby_that_is_not_there_when_its_turn_comes_goes_on_from_its_bundle
 
     run_virtual(main, seed=1, limit_seconds=600)
     assert not scene.simulation.violations
+
+
+@pytest.mark.parametrize(
+    "lie", ["missing file", "another size", "huge", "twice", "other key", "older"]
+)
+def test_a_bundle_that_does_not_fit_its_contents_takes_no_place(
+    lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standby keeps the one it has, and says why."""
+    scene = Scene(23, workers=2)
+    stranger = Identity(bytes(32)).peer_id
+
+    def lying(peer: PeerId, raw: bytes) -> bytes:
+        contents = msgspec.msgpack.decode(raw, type=Contents)
+        if contents.step == 0:
+            return sealed_for(peer, raw)
+        (file,) = contents.files
+        more = msgspec.structs.replace(file, name="more")
+        files = {
+            "missing file": [
+                msgspec.structs.replace(file, size_bytes=file.size_bytes - 17),
+                msgspec.structs.replace(more, size_bytes=1),
+            ],
+            "another size": [msgspec.structs.replace(file, size_bytes=file.size_bytes + 1)],
+            "huge": [msgspec.structs.replace(file, size_bytes=2**53)],
+            "twice": [file, file],
+        }.get(lie, [file])
+        step = 0 if lie == "older" else contents.step
+        changed = msgspec.structs.replace(contents, files=files, step=step)
+        return sealed_for(stranger if lie == "other key" else peer, msgspec.msgpack.encode(changed))
+
+    monkeypatch.setattr(offering, "sealed_for", lying)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            await scene.until("standby standby.no_bundle", 2)
+            (received,) = scene.heard["standby standby.bundle_received"]
+            assert received["step"] == 0
+            reason = str(scene.heard["standby standby.no_bundle"][-1]["reason"])
+            assert WHY[lie] in reason, reason
+            await scene.simulation.peers["trainer"].kill()
+            scene.takeover("standby", "trainer")
+            await scene.until("standby trainer.step_trained", 3)
+
+    run_virtual(main, seed=1, limit_seconds=600)
+    assert not scene.simulation.violations
+
+
+WHY = {
+    "missing file": "are not those of its contents",
+    "another size": "and its contents list",
+    "huge": "its contents list 9,007,336,693,694,464",
+    "twice": "list state twice",
+    "other key": "are not sealed to this peer's key",
+    "older": "belong to different states",
+}
 
 
 def test_a_standby_holds_no_verdicts_until_it_trains() -> None:

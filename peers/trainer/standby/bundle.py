@@ -8,6 +8,7 @@ from which the keys follow is in the bundle's *contents*, sealed to each standby
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 import msgspec
@@ -73,12 +74,28 @@ def parse_contents(raw: bytes) -> Contents:
             f"a bundle has version {found.version}, and this program reads {BUNDLE_VERSION}; run "
             "the same version of Swarm on trainer and standby"
         )
+    names = Counter(file.name for file in found.files)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise BadBundle(f"the contents of a bundle list {twice[0]} twice")
     return found
 
 
 def file_name(index: int) -> str:
     """Name of an encrypted file in a bundle's folder."""
     return f"{index:04d}"
+
+
+def sealed_sizes(contents: Contents) -> dict[str, int]:
+    """Bytes of each encrypted file that these contents need, by name in the bundle's folder."""
+    return {
+        file_name(index): file.size_bytes + len(_starts(file.size_bytes)) * TAG_BYTES
+        for index, file in enumerate(contents.files)
+    }
+
+
+def _starts(size_bytes: int) -> range:
+    """Where the chunks of a file begin; an empty file has one."""
+    return range(0, max(size_bytes, 1), CHUNK_BYTES)
 
 
 async def encrypted(disk: Disk, folder: str, target: str, secret: bytes) -> list[BundleFile]:
@@ -100,7 +117,7 @@ async def encrypted(disk: Disk, folder: str, target: str, secret: bytes) -> list
         size = disk.size_bytes(path)
         file = BundleFile(name, size, await disk.digest(path, 0, size))
         out = f"{target}/{file_name(len(files))}"
-        starts = range(0, max(size, 1), CHUNK_BYTES)
+        starts = _starts(size)
         await disk.allocate(out, size + len(starts) * TAG_BYTES)
         key = _key_of(file, secret)
         for number, start in enumerate(starts):
@@ -117,7 +134,7 @@ async def decrypted(disk: Disk, folder: str, contents: Contents, target: str) ->
         path, out = f"{folder}/{file_name(index)}", f"{target}/{file.name}"
         await disk.allocate(out, file.size_bytes)
         key = _key_of(file, contents.secret)
-        for number, start in enumerate(range(0, max(file.size_bytes, 1), CHUNK_BYTES)):
+        for number, start in enumerate(_starts(file.size_bytes)):
             size = min(CHUNK_BYTES, file.size_bytes - start)
             sealed = await disk.read(path, start + number * TAG_BYTES, size + TAG_BYTES)
             try:

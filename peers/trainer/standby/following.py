@@ -9,7 +9,13 @@ import trio
 
 from peers.trainer.saving import INHERITED, ORDER, State
 from peers.trainer.standby.asking import Asked, Offer, ask
-from peers.trainer.standby.bundle import BadBundle, Contents, decrypted, parse_contents
+from peers.trainer.standby.bundle import (
+    BadBundle,
+    Contents,
+    decrypted,
+    parse_contents,
+    sealed_sizes,
+)
 from peers.trainer.standby.offering import ROOT as BUNDLES
 from swarm.errors import PeerError, SwarmError
 from swarm.identity import PeerId
@@ -121,11 +127,22 @@ class StandingBy:
             raise BadBundle(
                 f"the offered state of step {state.step} is not newer than the one held"
             )
+        sizes = sealed_sizes(contents)
+        if sum(sizes.values()) != offer.total_bytes:
+            raise BadBundle(
+                f"the offered bundle has {offer.total_bytes:,} bytes, and its contents list "
+                f"{sum(sizes.values()):,}"
+            )
         began = self._node.world.now()
         # First: whoever is stopped between a whole bundle and its contents could never open it.
         await self._node.disk.write(_contents_file(state), offer.sealed)
         with self._kept(self.newest):
             await self._fetch(trainer, offer, state)
+            held = self._store.held((state.lineage, state.step))
+            assert held is not None
+            if {file.name: file.size_bytes for file in held.manifest.files} != sizes:
+                await self._store.withdraw(held.key)
+                raise BadBundle("the files of the offered bundle are not those of its contents")
         self.newest = state
         self._since_ms, self._bytes = contents.saved_ms, offer.total_bytes
         await self._drop_others()
