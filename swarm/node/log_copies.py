@@ -6,6 +6,7 @@ import math
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import trio
 
@@ -17,7 +18,7 @@ from swarm.ledger.client import LedgerClient, open_ledger
 from swarm.ledger.derived import deriving
 from swarm.ledger.entries import decode, expulsions_in
 from swarm.ledger.log import Log
-from swarm.ledger.mirror import Fork, LogMirror
+from swarm.ledger.mirror import Fork, LogMirror, Origin
 from swarm.messages import LogHead
 from swarm.node.node import Node
 from swarm.observable import Observable
@@ -241,6 +242,8 @@ class LogCopies:
         while held < size:
             raws, origin = await client.entries_or_origin(owner, held, size - held)
             if origin is not None:
+                if held:
+                    await self._vouched(owner, origin)
                 skipped = origin.start - held
                 self._node.events.emit("ledger.skipped", owner=owner, entries=skipped)
                 held = origin.start
@@ -254,6 +257,33 @@ class LogCopies:
             await mirror.extend(head, raws, proof, derive, origin)
             for raw in expulsions_in(entries):
                 self._on_expulsion(raw)
+
+    async def _vouched(self, owner: str, origin: Origin) -> None:
+        """Return if more than half of the trusted peers, the owner of a log among them, say that it
+        begins here. Else `PeerError`: entries that this peer holds cannot be compared with a log
+        that begins after them, so its owner alone could put another one in its place."""
+        trusted = self._run.manifest.trusted_ids()
+        same = [owner]
+
+        async def ask(other: PeerId) -> None:
+            with suppress(PeerError):
+                await self._node.reach(other)
+                async with open_ledger(self._node.transport, other) as client:
+                    if await client.origin(owner) == origin:
+                        same.append(other)
+
+        with trio.move_on_after(CATCH_UP_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for other in trusted:
+                    if other not in (owner, self._node.peer_id):
+                        nursery.start_soon(ask, PeerId(other))
+        if len(same) <= len(trusted) // 2:
+            raise PeerError(
+                f"entries of the log of {owner} that are not here are pruned before "
+                f"{origin.start}, and {len(same)} of {len(trusted)} trusted peers say so where "
+                "more than half must; this peer keeps its copy. If those that know are gone for "
+                "good, move ledger.sqlite away, and it is restored from those that are left"
+            )
 
 
 def _size(head: Envelope) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import trio
 
 from swarm.errors import PeerError, leaf_errors
+from swarm.ledger.entries import CheckpointPublished, encode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror
 from tests.ledger.harness import (
@@ -124,5 +126,42 @@ def test_a_copy_that_cannot_be_stored_ends_no_peer(tmp_path: Path) -> None:
 
                 await alice.until(refused, "it is refused")
                 await alice.trusted.append_verdict(verdict_at(0))
+
+    in_virtual_time(main)
+
+
+def published(step: int) -> CheckpointPublished:
+    return CheckpointPublished(lineage=0, step=step, manifest=bytes(32))
+
+
+@pytest.mark.parametrize("start", [3, 4, 8], ids=["known", "at the end", "beyond"])
+def test_an_owner_that_calls_its_log_pruned_cannot_put_another_one_in_its_place(
+    tmp_path: Path, start: int
+) -> None:
+    """It rewrites all that it has signed, and says that it begins where nobody can compare."""
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice:
+            async with swarm.peer(BOB) as bob:
+                for number in range(4):
+                    await bob.trusted.append_verdict(verdict_at(number))
+                for peer in (trainer, alice):
+                    await peer.until(lambda p=peer: size(p, BOB.peer_id) == 4, "copied")
+                log = Log(bob.trusted._database, BOB.peer_id)
+                other = [published(number) for number in range(13)]
+
+                def rewrite(connection: sqlite3.Connection) -> None:
+                    log.begin_within(connection, 0, [])
+                    log.append_within(connection, [encode(entry) for entry in other[:12]])
+                    log.prune_within(connection, start)
+
+                await bob.trusted._database.transact(rewrite)
+                await bob.trusted.append(other[12:])
+                await trio.sleep(30)
+            for peer in (trainer, alice):
+                assert peer.events("ledger.forked") or peer.events("ledger.mirror_failed")
+                copy = LogMirror(peer.trusted._database, BOB.peer_id).log
+                assert (copy.start(), copy.size()) == (0, 4)
 
     in_virtual_time(main)
