@@ -19,6 +19,10 @@ from swarm.ledger.log import Log
 from swarm.ledger.state import Authority, Base, Frontier, Record
 from swarm.world import Database
 
+SEALS_MAX = 64
+"""Seals of a log that are looked at. An honest log has one or two of each epoch that is not pruned;
+one with thousands would cost every other trusted peer seconds at each look."""
+
 
 class FalseSeal(SwarmError):
     """A trusted peer sealed something else than follows from the logs.
@@ -40,10 +44,13 @@ class Books:
         self._me = me
 
     def seals(self) -> dict[str, list[Place]]:
-        """The seals in each log that has one, the oldest first."""
+        """The newest `SEALS_MAX` seals in each log that has one, the oldest first."""
         found: dict[str, list[Place]] = {}
         rows = self._database.read(
-            "SELECT owner, position, epoch, stated FROM seals ORDER BY owner, position"
+            "SELECT owner, position, epoch, stated FROM (SELECT *, ROW_NUMBER() OVER "
+            "(PARTITION BY owner ORDER BY position DESC) AS age FROM seals) WHERE age <= ? "
+            "ORDER BY owner, position",
+            (SEALS_MAX,),
         )
         for row in rows:
             found.setdefault(row[0], []).append(Place(*row))

@@ -23,6 +23,7 @@ from swarm.ledger.client import open_ledger
 from swarm.ledger.entries import Carried, CheckpointPublished, Consumed, Sealed, SealedWorker
 from swarm.ledger.epochs import Epoch, records_of
 from swarm.ledger.proof_file import ProofFile
+from swarm.ledger.sealing import SEALS_MAX, Books
 from swarm.ledger.state import Authority, Base, Frontier, Record, Totals, ledger_state
 from swarm.manifest import Limits, Thresholds
 from swarm.messages import CheckpointReference, Evidence, StepOrder, Verdict
@@ -134,6 +135,9 @@ class Run:
         base = epochs.base_of(logs, self.authority.trusted)
         records = [record for log in logs for record in log]
         return dict(ledger_state(records, self.authority, base=base).totals)
+
+    def sizes(self, peer: Peer) -> list[int]:
+        return [log.size() for o in self.authority.trusted if (log := peer.trusted.log_of(o))]
 
     def starts(self, peer: Peer) -> list[int]:
         return [log.start() for o in self.authority.trusted if (log := peer.trusted.log_of(o))]
@@ -383,6 +387,40 @@ def test_a_second_seal_that_nobody_can_check_stops_nobody(
         for peer in (alice, bob):
             assert len(peer.events("ledger.sealed")) == 1 and run.starts(peer) == starts
             assert not peer.events("ledger.false_seal")
+
+    everything(main, tmp_path)
+
+
+@pytest.mark.parametrize("epoch", [None, 0], ids=["every epoch", "one epoch"])
+def test_thousands_of_false_seals_cost_the_others_no_time(
+    tmp_path: Path, epoch: int | None
+) -> None:
+    """One trusted peer fills its log with seals; the others seal and prune."""
+
+    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+        await run.advance(30)
+        await run.look(rounds=0)
+        seal = honest_block(run, bob)[-1]
+        lies = [
+            msgspec.structs.replace(
+                seal, epoch=number if epoch is None else epoch, totals=number.to_bytes(32, "big")
+            )
+            for number in range(3000)
+        ]
+        await bob.trusted.append(lies)
+        await bob.until(lambda: run.sizes(trainer) == run.sizes(bob), "the lies are copied")
+        books = Books(trainer.trusted._database, TRAINER.peer_id)
+        assert len(books.seals()[BOB.peer_id]) == SEALS_MAX
+        del run.peers[BOB.peer_id]
+        await run.advance(10)
+        await run.look()
+        await run.advance(50)
+        await run.look()
+        for peer in (trainer, alice):
+            assert [told["epoch"] for told in peer.events("ledger.sealed")] == [0, 1]
+            assert min(run.starts(peer)[:2]) > 20, "pruned"
+        told = {told["owner"] for told in trainer.events("ledger.false_seal")}
+        assert told == ({BOB.peer_id} if epoch == 0 else set()), "epochs to come are ignored"
 
     everything(main, tmp_path)
 
