@@ -150,17 +150,19 @@ class LogCopies:
                     f"entries for, which {other} holds; restore ledger.sqlite from a backup, or "
                     "move it away to have it restored from other trusted peers"
                 )
+        fork: Fork | None = None
         for other in sorted(found, key=lambda peer: (-_size(found[peer]), peer)):
             if _size(found[other]) <= self._log.size():
                 break
             try:
                 async with open_ledger(self._node.transport, other) as client:
                     await self._pull(client, found[other])
-            except PeerError as error:
+            except (Fork, PeerError) as error:  # what it sent may be false, and another's right
+                fork = error if isinstance(error, Fork) else fork
                 self._node.events.emit("ledger.restore_failed", remote=other, reason=str(error))
         known = max((_size(head) for head in found.values()), default=0)
         if self._log.size() < known:
-            raise PeerError(
+            raise fork or PeerError(
                 f"{known - self._log.size()} entries of this peer's log are lost here, and none "
                 f"of {', '.join(sorted(found))} provided them; start it again once they answer"
             )

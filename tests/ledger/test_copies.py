@@ -165,3 +165,35 @@ def test_an_owner_that_calls_its_log_pruned_cannot_put_another_one_in_its_place(
                 assert (copy.start(), copy.size()) == (0, 4)
 
     in_virtual_time(main)
+
+
+class Altered(Log):
+    """A copy of a log whose server sends other entries than were signed."""
+
+    def entries(self, start: int, count: int) -> list[bytes]:
+        return [encode(published(start + n)) for n in range(len(super().entries(start, count)))]
+
+
+def test_a_peer_that_sends_false_entries_does_not_keep_another_from_its_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = an_old_swarm(tmp_path)
+        async with swarm.peer(TRAINER) as trainer, swarm.peer(BOB) as bob:
+            async with swarm.peer(ALICE) as alice:
+                for number in range(4):
+                    await alice.trusted.append_verdict(verdict_at(number))
+                for peer in (trainer, bob):
+                    await peer.until(lambda p=peer: size(p, ALICE.peer_id) == 4, "copied")
+            shutil.rmtree(tmp_path / ALICE.peer_id)
+            liar = min((trainer, bob), key=lambda peer: peer.node.peer_id)  # is asked first
+            copy = Altered(liar.trusted._database, ALICE.peer_id)
+            liar.trusted.log_of = lambda owner: copy  # type: ignore[method-assign]
+            async with swarm.peer(ALICE) as alice:
+                await alice.until(lambda: bool(alice.events("ledger.restored")), "it is restored")
+                (told,) = alice.events("ledger.restore_failed")
+                assert told["remote"] == liar.node.peer_id
+                await alice.trusted.append_verdict(verdict_at(4))
+                honest = bob if liar is trainer else trainer
+                await honest.until(lambda: size(honest, ALICE.peer_id) == 5, "and goes on")
+                assert not honest.events("ledger.forked")
+
+    in_virtual_time(main)
