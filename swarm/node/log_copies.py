@@ -157,7 +157,7 @@ class LogCopies:
             try:
                 async with open_ledger(self._node.transport, other) as client:
                     await self._pull(client, found[other])
-            except (Fork, PeerError) as error:  # what it sent may be false, and another's right
+            except (Fork, *_NOT_COPIED) as error:  # another one may have the right entries
                 fork = error if isinstance(error, Fork) else fork
                 self._node.events.emit("ledger.restore_failed", remote=other, reason=str(error))
         known = max((_size(head) for head in found.values()), default=0)

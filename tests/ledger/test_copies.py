@@ -174,7 +174,20 @@ class Altered(Log):
         return [encode(published(start + n)) for n in range(len(super().entries(start, count)))]
 
 
-def test_a_peer_that_sends_false_entries_does_not_keep_another_from_its_log(tmp_path: Path) -> None:
+class Misplaced(Log):
+    """A copy of a log whose server says that it is pruned, and sends no hashes for that part."""
+
+    def start(self) -> int:
+        return 3
+
+    def peaks(self) -> list[bytes]:
+        return []
+
+
+@pytest.mark.parametrize("lie", [Altered, Misplaced])
+def test_a_peer_that_sends_false_entries_does_not_keep_another_from_its_log(
+    tmp_path: Path, lie: type[Log]
+) -> None:
     async def main() -> None:
         swarm = an_old_swarm(tmp_path)
         async with swarm.peer(TRAINER) as trainer, swarm.peer(BOB) as bob:
@@ -185,7 +198,7 @@ def test_a_peer_that_sends_false_entries_does_not_keep_another_from_its_log(tmp_
                     await peer.until(lambda p=peer: size(p, ALICE.peer_id) == 4, "copied")
             shutil.rmtree(tmp_path / ALICE.peer_id)
             liar = min((trainer, bob), key=lambda peer: peer.node.peer_id)  # is asked first
-            copy = Altered(liar.trusted._database, ALICE.peer_id)
+            copy = lie(liar.trusted._database, ALICE.peer_id)
             liar.trusted.log_of = lambda owner: copy  # type: ignore[method-assign]
             async with swarm.peer(ALICE) as alice:
                 await alice.until(lambda: bool(alice.events("ledger.restored")), "it is restored")
