@@ -21,7 +21,7 @@ from swarm.ledger.serving import Ledger
 from swarm.manifest import RunManifest
 from swarm.messages import Message, PeerRecord
 from swarm.node.departure import Departure
-from swarm.node.searches import Search, Searches
+from swarm.node.searches import SEARCH_SECONDS_MAX, Search, Searches
 from swarm.run.changes import changes
 from swarm.run.exchange import serve_manifests
 from swarm.run.lease import HEARTBEAT_SECONDS
@@ -317,16 +317,22 @@ class Node:
         if self.world.now() < search.again_at:
             raise PeerError(f"no address of {peer} was known to the DHT a moment ago")
         try:
-            record = await self.find_record(peer)
-            addresses: Sequence[str] = record.addresses if record is not None else ()
-            if not addresses:
-                addresses = await self.dht.find_peer(peer)
-            if not addresses:
-                raise PeerError(f"no address of {peer} is known to the DHT")
-            await self.transport.connect(peer, addresses)
+            with trio.fail_after(SEARCH_SECONDS_MAX):
+                record = await self.find_record(peer)
+                addresses: Sequence[str] = record.addresses if record is not None else ()
+                if not addresses:
+                    addresses = await self.dht.find_peer(peer)
+                if not addresses:
+                    raise PeerError(f"no address of {peer} is known to the DHT")
+                await self.transport.connect(peer, addresses)
         except (PeerError, Dropped):
             search.vain(self.world.now())
             raise
+        except trio.TooSlowError as error:
+            search.vain(self.world.now())
+            raise PeerError(
+                f"{peer} was not found by the DHT within {SEARCH_SECONDS_MAX:g} s"
+            ) from error
 
     async def _remember_peers(self) -> None:
         """Write the addresses of up to `PEERS_MET_MAX` connected peers to disk, trusted ones first.

@@ -15,6 +15,11 @@ PAUSE_SECONDS_MAX = 60.0
 """Pause after a search in vain; each is twice the previous one. A peer that is down is wanted every
 few seconds, by everybody."""
 
+SEARCH_SECONDS_MAX = 30.0
+"""Deadline of a search and of the connection that it leads to, usually seconds. Strangers that do
+not answer, or name addresses that do not, would hold up all callers for minutes, though the peer
+may have said meanwhile where it is."""
+
 SEARCHES_MAX = 1024
 """Peers whose searches are remembered; the least recent is forgotten."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ import trio
 
 from swarm.errors import PeerError
 from swarm.identity import PeerId
+from swarm.kademlia.lookup import LOOKUP_SECONDS_MAX
 from swarm.manifest import RunManifest
 from swarm.messages import PeerRecord
 from swarm.node.node import RECORDS_BYTES_MAX, RECORDS_MAX
@@ -225,6 +226,38 @@ def test_a_peer_that_returns_to_its_address_is_reached_at_once(tmp_path: Path) -
             run.network.heal(TRAINER.peer_id, WORKER.peer_id)
             await trainer.node.reach(WORKER.peer_id)
             assert WORKER.peer_id in trainer.node.transport.connected()
+
+    in_virtual_time(main)
+
+
+def test_who_says_where_it_is_is_reached_though_strangers_hold_up_the_search(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        run = Swarm(tmp_path)
+        async with run.peer(TRAINER) as trainer, run.apart(WORKER) as worker:
+            await trainer.node.transport.disconnect(WORKER.peer_id)
+
+            async def silent(key: bytes) -> None:
+                await trio.sleep(LOOKUP_SECONDS_MAX)
+
+            trainer.node.dht.get = silent  # type: ignore[assignment]
+            reached: list[float] = []
+
+            async def reach() -> None:
+                with suppress(PeerError):
+                    await trainer.node.reach(WORKER.peer_id)
+                    reached.append(trio.current_time() - began)
+
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(reach)
+                await trio.sleep(1)
+                at = list(worker.node.transport.addresses())
+                record = msgspec.structs.replace(RECORD, addresses=at)
+                trainer.node.learn_record(sealed(WORKER, record, ""))
+            assert len(reached) == 2 and max(reached) < LOOKUP_SECONDS_MAX / 2
 
     in_virtual_time(main)
 
