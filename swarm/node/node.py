@@ -293,7 +293,9 @@ class Node:
         search, began = self._searches.of(peer), self.world.now()
         async with search.lock:
             if peer not in self.transport.connected():
-                if search.failed_at > began:  # while this caller waited
+                known = self.record(peer)
+                is_news = known is not None and known.addresses != search.addresses
+                if search.failed_at > began and not is_news:  # while this caller waited
                     raise PeerError(search.failure)
                 try:
                     await self._look_for(peer, search)
@@ -324,6 +326,7 @@ class Node:
                     addresses = await self.dht.find_peer(peer)
                 if not addresses:
                     raise PeerError(f"no address of {peer} is known to the DHT")
+                search.addresses = addresses
                 await self.transport.connect(peer, addresses)
         except (PeerError, Dropped):
             search.vain(self.world.now())

@@ -19,7 +19,7 @@ from swarm.messages import PeerRecord
 from swarm.node.node import RECORDS_BYTES_MAX, RECORDS_MAX
 from swarm.node.policies import SOURCES_MAX, SOURCES_NEAR_MAX
 from swarm.node.run_node import RunNode
-from swarm.node.searches import PAUSE_SECONDS_MAX
+from swarm.node.searches import PAUSE_SECONDS_MAX, SEARCH_SECONDS_MAX
 from swarm.run.admission import admits
 from swarm.run.records import peer_key
 from swarm.shardcast import limits
@@ -257,7 +257,7 @@ def test_who_says_where_it_is_is_reached_though_strangers_hold_up_the_search(
                 at = list(worker.node.transport.addresses())
                 record = msgspec.structs.replace(RECORD, addresses=at)
                 trainer.node.learn_record(sealed(WORKER, record, ""))
-            assert len(reached) == 2 and max(reached) < LOOKUP_SECONDS_MAX / 2
+            assert len(reached) == 2 and max(reached) < SEARCH_SECONDS_MAX + 1
 
     in_virtual_time(main)
 
