@@ -270,6 +270,29 @@ WHY = {
 }
 
 
+def test_a_bundle_that_was_damaged_on_the_disk_ends_the_standby_with_the_way_out() -> None:
+    scene = Scene(24, workers=0)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            scene.simulation.disturbed = 1
+            await scene.until("standby standby.bundle_received")
+            peers = scene.simulation.peers
+            await peers["trainer"].kill()
+            disk = peers["standby"].disk
+            for name in [name for name in disk.files() if name.endswith("/0000")]:
+                raw = bytearray(await disk.read(name))
+                raw[0] ^= 1
+                await disk.write(name, bytes(raw))
+            scene.takeover("standby", "trainer")
+            await trio.sleep(3)
+            ended = str(peers["standby"].ended)
+            assert "damaged" in ended and "remove the folder standby in this home" in ended, ended
+
+    run_virtual(main, seed=1, limit_seconds=600)
+
+
 def test_a_standby_holds_no_verdicts_until_it_trains() -> None:
     scene = Scene(3, workers=2)
 

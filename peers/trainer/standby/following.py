@@ -245,10 +245,16 @@ class StandingBy:
         assert held is not None and held.complete
         aside = f"{INHERITED}.new"
         await disk.remove(aside)
-        await disk.remove(INHERITED)
-        await decrypted(disk, held.folder, contents, f"{aside}/{state.lineage}-{state.step}")
+        try:
+            await decrypted(disk, held.folder, contents, f"{aside}/{state.lineage}-{state.step}")
+        except BadBundle as error:
+            raise BadBundle(
+                f"{error}; remove the folder {ROOT} in this home, and begin with the run's newest "
+                "policy by swarm trainer restore"
+            ) from error
         if contents.order:
             await disk.write(f"{aside}/{ORDER}", contents.order)
+        await disk.remove(INHERITED)
         await disk.rename(aside, INHERITED)
         await disk.sync(INHERITED)
         self.newest = NONE
