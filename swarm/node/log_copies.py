@@ -29,6 +29,10 @@ RESTORE_SECONDS = 2.0
 """Time in which a starting trusted peer looks for copies of its own log that have more entries than
 its disk."""
 
+RESTORE_RATE = 100.0
+"""Entries per second below which a peer that hands over this peer's log is given up for the next
+one, after `RETRY_SECONDS`; what it has sent stays. A peer that works sends thousands."""
+
 COPIES_SECONDS = 600.0
 """Time for which a trusted peer whose home has no log waits for the others to say whether they have
 a copy. Long enough to start the peers of a run one after another by hand."""
@@ -154,9 +158,14 @@ class LogCopies:
         for other in sorted(found, key=lambda peer: (-_size(found[peer]), peer)):
             if _size(found[other]) <= self._log.size():
                 break
+            seconds = RETRY_SECONDS + (_size(found[other]) - self._log.size()) / RESTORE_RATE
             try:
-                async with open_ledger(self._node.transport, other) as client:
-                    await self._pull(client, found[other])
+                with trio.fail_after(seconds):
+                    async with open_ledger(self._node.transport, other) as client:
+                        await self._pull(client, found[other])
+            except trio.TooSlowError:
+                reason = f"it did not send this peer's log within {seconds:.0f} s"
+                self._node.events.emit("ledger.restore_failed", remote=other, reason=reason)
             except (Fork, *_NOT_COPIED) as error:  # another one may have the right entries
                 fork = error if isinstance(error, Fork) else fork
                 self._node.events.emit("ledger.restore_failed", remote=other, reason=str(error))

@@ -210,3 +210,32 @@ def test_a_peer_that_sends_false_entries_does_not_keep_another_from_its_log(
                 assert not honest.events("ledger.forked")
 
     in_virtual_time(main)
+
+
+class Dripping(Log):
+    """A copy of a log whose server sends one entry at a time."""
+
+    def entries(self, start: int, count: int) -> list[bytes]:
+        return super().entries(start, min(count, 1))
+
+
+def test_a_peer_that_hands_over_a_log_slowly_is_given_up_for_another(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = an_old_swarm(tmp_path)
+        count = 3000
+        async with swarm.peer(TRAINER) as trainer, swarm.peer(BOB) as bob:
+            async with swarm.peer(ALICE) as alice:
+                await alice.trusted.append([published(number) for number in range(count)])
+                for peer in (trainer, bob):
+                    await peer.until(lambda p=peer: size(p, ALICE.peer_id) == count, "copied")
+            shutil.rmtree(tmp_path / ALICE.peer_id)
+            slow = min((trainer, bob), key=lambda peer: peer.node.peer_id)  # is asked first
+            copy = Dripping(slow.trusted._database, ALICE.peer_id)
+            slow.trusted.log_of = lambda owner: copy  # type: ignore[method-assign]
+            async with swarm.peer(ALICE) as alice:
+                await alice.until(lambda: bool(alice.events("ledger.restored")), "it is restored")
+                (told,) = alice.events("ledger.restore_failed")
+                assert told["remote"] == slow.node.peer_id and "within 35 s" in told["reason"]
+                assert size(alice, ALICE.peer_id) == count
+
+    in_virtual_time(main)
