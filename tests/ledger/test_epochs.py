@@ -238,7 +238,7 @@ def test_what_a_seal_carries_of_many_workers_makes_no_further_seal_due(tmp_path:
         assert len(blocks) == 3 and sum(blocks) > EPOCH
         for _ in range(5):
             await run.advance(2)
-            await run.look()
+            await run.look(rounds=1)
         assert len(trainer.events("ledger.sealed")) == 1
         await run.advance(4)
         await run.look()
