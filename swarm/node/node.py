@@ -288,21 +288,26 @@ class Node:
 
         Raises a `PeerError` that names the peer.
         """
-        if peer in self.transport.connected():
-            return
-        search, began = self._searches.of(peer), self.world.now()
-        async with search.lock:
-            if peer not in self.transport.connected():
-                known = self.record(peer)
-                is_news = known is not None and known.addresses != search.addresses
-                if search.failed_at > began and not is_news:  # while this caller waited
-                    raise PeerError(search.failure)
-                try:
-                    await self._look_for(peer, search)
-                except PeerError as error:
-                    search.fail(str(error), self.world.now())
-                    raise
-        self._searches.end(peer)
+        if peer not in self.transport.connected():
+            search, began = self._searches.of(peer), self.world.now()
+            async with search.lock:
+                if peer not in self.transport.connected():
+                    await self._look_in_turn(peer, search, began)
+        if (forgotten := self._searches.end(peer)) is not None:
+            self.learn_record(forgotten)  # who asks this peer for pieces reads it
+
+    async def _look_in_turn(self, peer: PeerId, search: Search, began: float) -> None:
+        """Look for a peer, unless another caller has failed since `began`, and nothing new is known
+        of the peer: that failure is this caller's, too."""
+        record = self.record(peer)
+        is_news = record is not None and record.addresses != search.addresses
+        if search.failed_at > began and not is_news:
+            raise PeerError(search.failure)
+        try:
+            await self._look_for(peer, search)
+        except PeerError as error:
+            search.fail(str(error), self.world.now())
+            raise
 
     async def _look_for(self, peer: PeerId, search: Search) -> None:
         record = self.record(peer)
@@ -312,8 +317,11 @@ class Node:
                 await self.transport.connect(peer, known)
                 return
             except PeerError:
-                self._forget_record(peer)
+                if peer in self.transport.connected():
+                    return  # it has connected to this one meanwhile
                 search.addresses = known
+                search.forgotten = self._records.get(peer, search.forgotten)
+                self._forget_record(peer)
                 if self.world.now() < search.again_at:
                     raise
         if self.world.now() < search.again_at:

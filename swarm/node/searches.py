@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from swarm.envelope import Envelope
 from swarm.identity import PeerId
 
 PAUSE_SECONDS_MIN = 5.0
@@ -20,7 +21,7 @@ SEARCH_SECONDS_MAX = 30.0
 not answer, or name addresses that do not, would hold up all callers for minutes, though the peer
 may have said meanwhile where it is."""
 
-SEARCHES_MAX = 1024
+SEARCHES_MAX = 256
 """Peers whose searches are remembered; the least recent is forgotten."""
 
 
@@ -32,6 +33,8 @@ class Search:
     """Held by the one caller that looks; the others wait, and share what it finds."""
     addresses: Sequence[str] = ()
     """Those at which the peer was not found last time: it may be back at the same."""
+    forgotten: Envelope | None = None
+    """The record that had these addresses: a peer that cannot be reached is not named to others."""
     again_at: float = 0.0
     """When the DHT may be searched again."""
     failure: str = ""
@@ -62,6 +65,7 @@ class Searches:
             self._by_peer.popitem(last=False)
         return search
 
-    def end(self, peer: PeerId) -> None:
-        """Note that a peer was found."""
-        self._by_peer.pop(peer, None)
+    def end(self, peer: PeerId) -> Envelope | None:
+        """Note that a peer is connected; returns its record, if that was forgotten meanwhile."""
+        search = self._by_peer.pop(peer, None)
+        return search.forgotten if search is not None else None

@@ -226,6 +226,7 @@ def test_a_peer_that_returns_to_its_address_is_reached_at_once(tmp_path: Path) -
             run.network.heal(TRAINER.peer_id, WORKER.peer_id)
             await trainer.node.reach(WORKER.peer_id)
             assert WORKER.peer_id in trainer.node.transport.connected()
+            assert trainer.node.record(WORKER.peer_id) == record, "its pieces are found there"
 
     in_virtual_time(main)
 
