@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end.harness import processes_with
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_disturbed_swarm_is_measured_and_leaves_no_process_behind(tmp_path: Path) -> None:
     arguments = ["--seed", "1", "--seconds", "30", "--quiet", "10", "--every", "4", "--gap", "1"]
     done = subprocess.run(

@@ -128,7 +128,8 @@ def test_a_running_run_is_changed_as_the_readme_says(
                 peers.restart(name)
             restarted = len(trainer.events)
             resumed = await trainer.says("trainer.resumed", since=restarted)
-            await trainer.says("trainer.step_trained", step=resumed["step"] + 3)
+            # Enough steps for one of them to have a learning signal.
+            await trainer.says("trainer.step_trained", step=resumed["step"] + 8)
             check_rates(trainer.heard("trainer.step_trained", restarted), first, second, changed_at)
             await peers["inference-1"].says("inference.receipt", outcome="accepted")
 

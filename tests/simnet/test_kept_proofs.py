@@ -44,8 +44,10 @@ def _sealed_roots(log: Log) -> dict[int, bytes]:
     return {each.size: each.root for each in seal.earlier} | {covered.size: covered.root}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(
+    "restarts",
+    [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.long)],
+)
 def test_proofs_outlast_the_entries(restarts: bool) -> None:
     simulation = Simulation(4, workload=Workload(model_bytes=500_000, completion_tokens_mean=64.0))
     sealed = {name: 0 for name in VALIDATORS}

@@ -74,7 +74,7 @@ def printed(module: Any, capsys: Any, monkeypatch: Any, *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_policy_learns_its_thinking_budget(capsys: Any, monkeypatch: Any) -> None:
     result = printed(length, capsys, monkeypatch, "--seeds", "1", "--steps", "60")
     assert result["off_target_after"] < 0.6 * result["off_target_before"]
