@@ -337,7 +337,7 @@ def test_no_policy_is_loaded_over_submissions_that_are_generated(
             while service._player is None or service._player.is_idle:
                 await trio.lowlevel.checkpoint()
             nursery.start_soon(swap)
-            while not service._thread._turn.statistics().tasks_waiting:
+            while not (service._thread._turn.statistics().tasks_waiting or refused):
                 await trio.lowlevel.checkpoint()
             nursery.start_soon(second)
 
