@@ -6,13 +6,15 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
 from swarm.errors import PeerError, leaf_errors
-from swarm.ledger.entries import CheckpointPublished, encode
+from swarm.identity import Identity
+from swarm.ledger.entries import CheckpointPublished, Entry, encode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror
 from tests.ledger.harness import (
@@ -40,6 +42,10 @@ def an_old_swarm(folder: Path, age_seconds: float = 48 * HOURS) -> Swarm:
 
 def size(peer: Peer, owner: str) -> int:
     return LogMirror(peer.trusted._database, owner).log.size()
+
+
+def holds(peer: Peer, owner: Identity, entries: int) -> bool:
+    return size(peer, owner.peer_id) == entries
 
 
 def test_a_lost_log_is_not_begun_anew_while_everybody_else_sleeps(tmp_path: Path) -> None:
@@ -147,9 +153,9 @@ def test_an_owner_that_calls_its_log_pruned_cannot_put_another_one_in_its_place(
                 for number in range(4):
                     await bob.trusted.append_verdict(verdict_at(number))
                 for peer in (trainer, alice):
-                    await peer.until(lambda p=peer: size(p, BOB.peer_id) == 4, "copied")
+                    await peer.until(partial(holds, peer, BOB, 4), "copied")
                 log = Log(bob.trusted._database, BOB.peer_id)
-                other = [published(number) for number in range(13)]
+                other: list[Entry] = [published(number) for number in range(13)]
 
                 def rewrite(connection: sqlite3.Connection) -> None:
                     log.begin_within(connection, 0, [])
@@ -195,7 +201,7 @@ def test_a_peer_that_sends_false_entries_does_not_keep_another_from_its_log(
                 for number in range(4):
                     await alice.trusted.append_verdict(verdict_at(number))
                 for peer in (trainer, bob):
-                    await peer.until(lambda p=peer: size(p, ALICE.peer_id) == 4, "copied")
+                    await peer.until(partial(holds, peer, ALICE, 4), "copied")
             shutil.rmtree(tmp_path / ALICE.peer_id)
             liar = min((trainer, bob), key=lambda peer: peer.node.peer_id)  # is asked first
             copy = lie(liar.trusted._database, ALICE.peer_id)
@@ -227,7 +233,7 @@ def test_a_peer_that_hands_over_a_log_slowly_is_given_up_for_another(tmp_path: P
             async with swarm.peer(ALICE) as alice:
                 await alice.trusted.append([published(number) for number in range(count)])
                 for peer in (trainer, bob):
-                    await peer.until(lambda p=peer: size(p, ALICE.peer_id) == count, "copied")
+                    await peer.until(partial(holds, peer, ALICE, count), "copied")
             shutil.rmtree(tmp_path / ALICE.peer_id)
             slow = min((trainer, bob), key=lambda peer: peer.node.peer_id)  # is asked first
             copy = Dripping(slow.trusted._database, ALICE.peer_id)
