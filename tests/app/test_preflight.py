@@ -28,6 +28,7 @@ def test_one_screen_about_this_machine_and_a_policy(tmp_path: Path) -> None:
     assert not any(each["problem"] for each in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     config = tmp_path / "peer.toml"

@@ -225,6 +225,7 @@ class Dripping(Log):
         return super().entries(start, min(count, 1))
 
 
+@pytest.mark.slow
 def test_a_peer_that_hands_over_a_log_slowly_is_given_up_for_another(tmp_path: Path) -> None:
     async def main() -> None:
         swarm = an_old_swarm(tmp_path)

@@ -391,6 +391,7 @@ def test_a_second_seal_that_nobody_can_check_stops_nobody(
     everything(main, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", [None, 0], ids=["every epoch", "one epoch"])
 def test_thousands_of_false_seals_cost_the_others_no_time(
     tmp_path: Path, epoch: int | None

@@ -254,6 +254,7 @@ def test_states_take_no_place_among_the_events() -> None:
     inside(check)
 
 
+@pytest.mark.slow
 def test_a_stranger_over_its_rate_is_dropped_and_recovers() -> None:
     """A trusted sender too, whose rate is generous and whose flood is reported."""
     flooded: list[str] = []

@@ -133,6 +133,7 @@ def test_a_validator_that_accepts_everything_is_contradicted() -> None:
     assert evicted == {simulation.identity(name).peer_id for name in WORKERS if name != HONEST}
 
 
+@pytest.mark.slow
 def test_a_validator_that_refuses_one_worker_is_contradicted() -> None:
     simulation, said = run(lying(Spiteful), share=1.0)
     found = contradictions(simulation, said)

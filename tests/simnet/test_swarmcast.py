@@ -61,6 +61,7 @@ def test_a_slow_source_is_the_bound() -> None:
     assert seconds < max(outcome.finished.values()) < 3 * seconds + 10
 
 
+@pytest.mark.slow
 def test_of_one_relay_far_away_more_is_asked_at_once() -> None:
     case = headline(10, 2, size_bytes=150_000_000, relay_only=True)
     assert len(case.relays) == 1

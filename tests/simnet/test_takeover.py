@@ -556,6 +556,7 @@ def test_where_every_state_is_lost_the_newest_policy_is_enough(who: str) -> None
     assert "this home has no training state" in found
 
 
+@pytest.mark.slow
 def test_20_peers_lose_their_trainer_for_good_while_others_crash() -> None:
     """Every credit and receipt of the old lineage stays, and the work goes on."""
     scene = Scene(8, workers=14, step_seconds=4.0)

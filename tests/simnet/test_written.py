@@ -86,6 +86,7 @@ def test_all_scenarios_that_are_shipped_can_be_loaded() -> None:
         assert scenarios.load(name).about
 
 
+@pytest.mark.slow
 def test_workers_behind_nats_take_part() -> None:
     report = simulate("nat", seed=1)
     assert report["violations"] == []

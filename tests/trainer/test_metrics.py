@@ -83,6 +83,7 @@ def test_a_missing_library_is_one_sentence(
         Metrics(**where)
 
 
+@pytest.mark.slow
 def test_weights_and_biases_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restart continues the same run, and its repeated steps replace the first ones."""
     monkeypatch.chdir(tmp_path)
