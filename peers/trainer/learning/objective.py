@@ -163,7 +163,7 @@ def k3(log_other: Tensor, log_pi: Tensor) -> Tensor:
     since it tends to 1: as π outgrows the other policy, the term must keep pulling π back.
     """
     d = (log_other - log_pi).clamp(max=LOG_RATIO_MAX)
-    value = d.exp() - d - 1
+    value = d.expm1() - d
     clamped = value.clamp(max=KL_MAX)
     return torch.where(d < 0, clamped.detach() + (value - value.detach()), clamped)
 
