@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 
 import trio
 
@@ -91,7 +91,7 @@ class LogCopies:
         `PeerError` if other peers have more entries of it and do not hand them over, or too few
         answer within `COPIES_SECONDS`.
         """
-        others = [PeerId(o) for o in self._run.manifest.trusted_ids() if o != self._node.peer_id]
+        others = self._others()
         answers: dict[PeerId, Envelope | None] = {}
         deadline = trio.current_time() + COPIES_SECONDS
         told = False
@@ -128,17 +128,22 @@ class LogCopies:
         """Ask peers for their newest head of this log; those that have no copy answer None."""
 
         async def ask(other: PeerId) -> None:
-            try:
-                await self._node.reach(other)
-                async with open_ledger(self._node.transport, other) as client:
+            with suppress(PeerError, Dropped):  # it is down; another peer may answer
+                async with self._reached(other) as client:
                     answers[other] = await client.head(self._node.peer_id)
-            except (PeerError, Dropped):
-                return  # it is down; another peer may answer
 
-        with trio.move_on_after(RESTORE_SECONDS):
-            async with trio.open_nursery() as nursery:
-                for other in others:
-                    nursery.start_soon(ask, other)
+        await _at_once(ask, others, RESTORE_SECONDS)
+
+    def _others(self) -> list[PeerId]:
+        """The other trusted peers."""
+        return [PeerId(o) for o in self._run.manifest.trusted_ids() if o != self._node.peer_id]
+
+    @asynccontextmanager
+    async def _reached(self, other: PeerId) -> AsyncIterator[LedgerClient]:
+        """Ask another peer, once it is connected, for what its ledger holds."""
+        await self._node.reach(other)
+        async with open_ledger(self._node.transport, other) as client:
+            yield client
 
     async def _take(self, found: Mapping[PeerId, Envelope]) -> None:
         """Restore the entries up to the newest of these heads of this log, by who holds them."""
@@ -184,8 +189,7 @@ class LogCopies:
 
         async def ask(other: PeerId) -> None:
             try:
-                await self._node.reach(other)
-                async with open_ledger(self._node.transport, other) as client:
+                async with self._reached(other) as client:
                     for owner in owners:
                         head = await client.head(owner) if owner != self._node.peer_id else None
                         if head is not None:
@@ -193,11 +197,7 @@ class LogCopies:
             except (Fork, *_NOT_COPIED) as error:
                 self._node.events.emit("ledger.mirror_failed", owner=other, reason=str(error))
 
-        with trio.move_on_after(CATCH_UP_SECONDS):
-            async with trio.open_nursery() as nursery:
-                for other in self._run.manifest.trusted_ids():
-                    if other != self._node.peer_id:
-                        nursery.start_soon(ask, PeerId(other))
+        await _at_once(ask, self._others(), CATCH_UP_SECONDS)
 
     def _on_head(self, envelope: Envelope) -> None:
         owner = envelope.sender
@@ -221,8 +221,7 @@ class LogCopies:
         while True:
             head = heads.value
             try:
-                await self._node.reach(PeerId(owner))
-                async with open_ledger(self._node.transport, PeerId(owner)) as client:
+                async with self._reached(PeerId(owner)) as client:
                     await self._pull(client, head)
             except Fork as fork:
                 if fork.evidence is not None:
@@ -277,17 +276,12 @@ class LogCopies:
         same = [owner]
 
         async def ask(other: PeerId) -> None:
-            with suppress(PeerError):
-                await self._node.reach(other)
-                async with open_ledger(self._node.transport, other) as client:
+            with suppress(PeerError, Dropped):
+                async with self._reached(other) as client:
                     if await client.origin(owner) == origin:
                         same.append(other)
 
-        with trio.move_on_after(CATCH_UP_SECONDS):
-            async with trio.open_nursery() as nursery:
-                for other in trusted:
-                    if other not in (owner, self._node.peer_id):
-                        nursery.start_soon(ask, PeerId(other))
+        await _at_once(ask, [o for o in self._others() if o != owner], CATCH_UP_SECONDS)
         if len(same) <= len(trusted) // 2:
             raise PeerError(
                 f"entries of the log of {owner} that are not here are pruned before "
@@ -295,6 +289,16 @@ class LogCopies:
                 "more than half must; this peer keeps its copy. If those that know are gone for "
                 "good, move ledger.sqlite away, and it is restored from those that are left"
             )
+
+
+async def _at_once(
+    ask: Callable[[PeerId], Awaitable[None]], others: Sequence[PeerId], seconds: float
+) -> None:
+    """Ask all these peers at once, and wait for their answers for so long."""
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            for other in others:
+                nursery.start_soon(ask, other)
 
 
 def _size(head: Envelope) -> int:
