@@ -38,7 +38,7 @@ from peers.trainer.refusals import Refusals
 from peers.trainer.resuming import Resumption
 from peers.trainer.saving import SavedStates, State
 from peers.trainer.settings import TrainerSettings
-from peers.trainer.standby.following import StandingBy
+from peers.trainer.standby.following import StandingBy, holds_bundle
 from peers.trainer.standby.offering import Offering
 from peers.trainer.states import StateValues
 from peers.trainer.steps import Steps, StepTimes
@@ -155,10 +155,9 @@ class TrainerRole:
 
     async def run(self) -> None:
         """Train until every step of the run is done; a standby first waits for its turn."""
-        standing_by = StandingBy(self._peer)
         # A standby whose turn came while it was down, or was unpacking, has a bundle.
-        if self._run.manifest.is_standby(self._peer.peer_id) or standing_by.has_bundle():
-            await standing_by.until_trainer()
+        if self._run.manifest.is_standby(self._peer.peer_id) or holds_bundle(self._node.disk):
+            await StandingBy(self._peer).until_trainer()
         self._collector.listen()
         await self._store.open()
         await self._offering.open()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from swarm.errors import SwarmError
 from swarm.ledger import epochs
-from swarm.ledger.agreement import Place
+from swarm.ledger.agreement import Place, Seals
 from swarm.ledger.derived import deriving, prune
 from swarm.ledger.entries import Sealed, SealedLog, decode, encode
 from swarm.ledger.epochs import Epoch
@@ -69,11 +69,11 @@ class Books:
         log = Log(self._database, covered.owner)
         return log.start() <= covered.size <= log.size()
 
-    def grown_since(self, seal: Sealed | None, trusted: Sequence[str]) -> int:
-        """New entries of all logs together since a seal."""
-        return self.growth({owner: Log(self._database, owner).size() for owner in trusted}, seal)
+    def sizes(self, owners: Sequence[str]) -> dict[str, int]:
+        """Entries of each of these logs, those that are pruned included."""
+        return {owner: Log(self._database, owner).size() for owner in owners}
 
-    def growth(self, sizes: Mapping[str, int], seal: Sealed | None) -> int:
+    def growth(self, sizes: Mapping[str, int], seal: Sealed | None, seals: Seals) -> int:
         """Entries of all logs together, of these sizes, that a seal does not cover.
 
         The seals' own blocks do not count: with many workers they alone would fill an epoch, and
@@ -81,7 +81,7 @@ class Books:
         """
         covered = {log.owner: log.size for log in seal.logs} if seal is not None else {}
         found = sum(max(0, size - covered.get(owner, 0)) for owner, size in sizes.items())
-        for owner, places in self.seals().items():
+        for owner, places in seals.items():
             first = covered.get(owner, 0)
             for place in places:
                 if first <= place.position < sizes.get(owner, 0):

@@ -89,10 +89,10 @@ class Sealing:
             if (place.owner, number) in self._accused:
                 continue
             covered = {log.owner: log.size for log in place.says.logs}
-            due = self._books.growth(covered, held) >= entries
+            due = self._books.growth(covered, held, seals) >= entries
             if due and await self._countersign(place, seals, authority):
                 return
-        if self._books.grown_since(held, authority.trusted) < entries:
+        if self._books.growth(self._books.sizes(authority.trusted), held, seals) < entries:
             return
         frontier = self._final(authority)
         if not _is_later(frontier, held):

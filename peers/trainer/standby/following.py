@@ -25,6 +25,7 @@ from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.held import Change, Held
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Source
+from swarm.world import Disk
 
 ROOT = "standby"
 CONTENTS = ".contents"
@@ -47,6 +48,11 @@ def _contents_file(state: State) -> str:
     return f"{ROOT}/{state.lineage}-{state.step}{CONTENTS}"
 
 
+def holds_bundle(disk: Disk) -> bool:
+    """Whether a standby's bundle is on this disk: one is deleted once it is unpacked."""
+    return any(name.endswith(CONTENTS) for name in disk.list(ROOT))
+
+
 class StandingBy:
     """Follows the run's trainer. Its disk holds the newest whole bundle, and one in transfer."""
 
@@ -62,10 +68,6 @@ class StandingBy:
         self._since_ms = int(node.world.wall_time() * 1000)
         """When the trainer made that bundle, or when this process began to wait for one."""
         self._bytes = 0
-
-    def has_bundle(self) -> bool:
-        """Whether a bundle is on this disk: one is deleted once it is unpacked."""
-        return any(name.endswith(CONTENTS) for name in self._node.disk.list(ROOT))
 
     async def until_trainer(self) -> None:
         """Follow the trainer until the run's manifest names this peer in its place.
