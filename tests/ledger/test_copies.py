@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -190,22 +190,37 @@ class Misplaced(Log):
         return []
 
 
+async def lose_log(
+    swarm: Swarm,
+    peers: Sequence[Peer],
+    write: Callable[[Peer], Awaitable[None]],
+    served: type[Log],
+) -> Peer:
+    """Let alice write, the others copy it, and alice lose it; returns the one of them that will be
+    asked first, which serves its copy by this class."""
+    async with swarm.peer(ALICE) as alice:
+        await write(alice)
+        for peer in peers:
+            await peer.until(partial(holds, peer, ALICE, size(alice, ALICE.peer_id)), "copied")
+    shutil.rmtree(swarm.folder / ALICE.peer_id)
+    first = min(peers, key=lambda peer: peer.node.peer_id)
+    copy = served(first.trusted._database, ALICE.peer_id)
+    first.trusted.log_of = lambda owner: copy  # type: ignore[method-assign]
+    return first
+
+
 @pytest.mark.parametrize("lie", [Altered, Misplaced])
 def test_a_peer_that_sends_false_entries_does_not_keep_another_from_its_log(
     tmp_path: Path, lie: type[Log]
 ) -> None:
+    async def write(alice: Peer) -> None:
+        for number in range(4):
+            await alice.trusted.append_verdict(verdict_at(number))
+
     async def main() -> None:
         swarm = an_old_swarm(tmp_path)
         async with swarm.peer(TRAINER) as trainer, swarm.peer(BOB) as bob:
-            async with swarm.peer(ALICE) as alice:
-                for number in range(4):
-                    await alice.trusted.append_verdict(verdict_at(number))
-                for peer in (trainer, bob):
-                    await peer.until(partial(holds, peer, ALICE, 4), "copied")
-            shutil.rmtree(tmp_path / ALICE.peer_id)
-            liar = min((trainer, bob), key=lambda peer: peer.node.peer_id)  # is asked first
-            copy = lie(liar.trusted._database, ALICE.peer_id)
-            liar.trusted.log_of = lambda owner: copy  # type: ignore[method-assign]
+            liar = await lose_log(swarm, [trainer, bob], write, lie)
             async with swarm.peer(ALICE) as alice:
                 await alice.until(lambda: bool(alice.events("ledger.restored")), "it is restored")
                 (told,) = alice.events("ledger.restore_failed")
@@ -227,18 +242,15 @@ class Dripping(Log):
 
 @pytest.mark.slow
 def test_a_peer_that_hands_over_a_log_slowly_is_given_up_for_another(tmp_path: Path) -> None:
+    count = 3000
+
+    async def write(alice: Peer) -> None:
+        await alice.trusted.append([published(number) for number in range(count)])
+
     async def main() -> None:
         swarm = an_old_swarm(tmp_path)
-        count = 3000
         async with swarm.peer(TRAINER) as trainer, swarm.peer(BOB) as bob:
-            async with swarm.peer(ALICE) as alice:
-                await alice.trusted.append([published(number) for number in range(count)])
-                for peer in (trainer, bob):
-                    await peer.until(partial(holds, peer, ALICE, count), "copied")
-            shutil.rmtree(tmp_path / ALICE.peer_id)
-            slow = min((trainer, bob), key=lambda peer: peer.node.peer_id)  # is asked first
-            copy = Dripping(slow.trusted._database, ALICE.peer_id)
-            slow.trusted.log_of = lambda owner: copy  # type: ignore[method-assign]
+            slow = await lose_log(swarm, [trainer, bob], write, Dripping)
             async with swarm.peer(ALICE) as alice:
                 await alice.until(lambda: bool(alice.events("ledger.restored")), "it is restored")
                 (told,) = alice.events("ledger.restore_failed")
