@@ -157,6 +157,10 @@ def _untold(f: dict[str, Any]) -> str:
     return f" ({f['untold']} more like it were not logged)" if f.get("untold", 0) > 0 else ""
 
 
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
 _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "compute.child_died": lambda f: (
         f"child process {f['name']} {f['how']}; its last words: {' | '.join(f['last']) or 'none'}"
@@ -449,9 +453,9 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         f"epoch {f['epoch']} of the ledger is sealed, up to step {f['step']}"
     ),
     "ledger.not_sealed": lambda f: (
-        f"epoch {f['epoch']} of the ledger, which this peer has sealed, waits for "
-        f"{', '.join(map(_short, f['missing']))}; nothing is pruned until more than half of the "
-        "trusted peers have sealed the same"
+        f"epoch {f['epoch']} of the ledger is due, and waits for the seal of "
+        f"{', '.join(map(_short, f['missing']))}{_in_brackets(f['reason'])}; "
+        "nothing is pruned until more than half of the trusted peers have sealed the same"
     ),
     "ledger.pruned": lambda f: (
         f"{f['entries']} entries of the log of trusted peer {_short(f['owner'])}, sealed up to "

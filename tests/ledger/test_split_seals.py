@@ -85,24 +85,6 @@ def test_two_seals_that_crossed_on_the_wire_give_way_to_a_third(tmp_path: Path) 
     four(main, tmp_path)
 
 
-@pytest.mark.slow
-def test_a_seal_that_most_do_not_make_is_reported(tmp_path: Path) -> None:
-    async def main() -> None:
-        swarm = a_swarm(tmp_path, [ALICE, BOB, CAROL])
-        async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice:
-            run = Run(swarm, [trainer, alice])
-            async with swarm.peer(BOB), swarm.peer(CAROL):
-                await run.advance(30)
-                await run.look(rounds=0)
-            await run.look(rounds=17)
-            for peer in (trainer, alice):
-                (told,) = peer.events("ledger.not_sealed")
-                assert told["epoch"] == 0 and told["missing"] == [BOB.peer_id, CAROL.peer_id]
-                assert run.starts(peer)[0] == 0
-
-    in_virtual_time(main)
-
-
 def test_a_run_that_loses_a_peer_for_good_seals_with_its_successor(tmp_path: Path) -> None:
     """A seal that names a peer that the owner has replaced since is lost, and holds nothing up."""
     trusted = [TRAINER.peer_id, ALICE.peer_id, BOB.peer_id]

@@ -99,8 +99,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "not_sealed": Kind(
         "warn",
-        "most trusted peers do not seal the ledger's epoch that this peer has sealed for 15 "
-        "minutes",
+        "most trusted peers have not sealed an epoch of the ledger that is due for 15 minutes",
         "see whether the peers that the sentence names are up, and why they disagree; replace one "
         "that is gone for good",
         quiet_seconds=30 * MINUTE,
