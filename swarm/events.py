@@ -108,7 +108,14 @@ class JsonLines:
         self._stream = stream or sys.stdout
 
     def __call__(self, event: Event) -> None:
-        print(to_json(event), file=self._stream, flush=True)
+        _write_line(self._stream, to_json(event))
+
+
+def _write_line(stream: TextIO, line: str) -> None:
+    """Write a line at once: `print` writes its end apart to a stream without a buffer, and a
+    container's log then holds two records."""
+    stream.write(f"{line}\n")
+    stream.flush()
 
 
 def _readable(value: Any) -> str:
@@ -155,6 +162,10 @@ def _times(f: dict[str, Any]) -> str:
 def _untold(f: dict[str, Any]) -> str:
     """Format the number of dropped events of this kind (`Rationed`), if any."""
     return f" ({f['untold']} more like it were not logged)" if f.get("untold", 0) > 0 else ""
+
+
+def _for_minutes(seconds: float) -> str:
+    return f" for {seconds / 60:.0f} min" if seconds >= 60 else ""
 
 
 def _in_brackets(text: str) -> str:
@@ -273,7 +284,8 @@ _LINES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         "the manifest; continuing, please set it (NTP)"
     ),
     "membership.trusted_silent": lambda f: (
-        f"trusted peer {_short(f['remote'])} does not answer: {f['reason']}"
+        f"trusted peer {_short(f['remote'])} does not answer{_for_minutes(f['seconds'])}: "
+        f"{f['reason']}"
     ),
     "membership.refused": lambda f: (
         f"peer {_short(f['remote'])} was not admitted: {f['reason']}{_untold(f)}"
@@ -688,7 +700,7 @@ class Lines:
             line = f"{event.name}: {line or _fields(fields)}"
         if line is not None:
             moment = datetime.fromtimestamp(event.wall_time).strftime("%Y-%m-%d %H:%M:%S")
-            print(f"{moment} {line}", file=self._stream, flush=True)
+            _write_line(self._stream, f"{moment} {line}")
 
 
 def sentence(name: str, fields: dict[str, Any]) -> str | None:

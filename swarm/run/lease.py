@@ -62,7 +62,8 @@ class Lease:
         self._full = ""
         """Reason why the run had no room at the last attempt; empty if it had."""
         self._silent_until: dict[str, float] = {}
-        """Of the run's trusted peers that gave no answer."""
+        """Of the run's trusted peers that gave no answer, until when others are asked first."""
+        self._silent_since: dict[str, float] = {}
         self.admission: Envelope | None = None
         self.entry = b""
         """The entry of the newest admission."""
@@ -112,10 +113,10 @@ class Lease:
                 shown = [e for e in (self.admission, self._invite) if e is not None]
                 reply = await self._messenger.request(peer, request, *shown)
             except PeerError as error:
-                self._events.emit("membership.trusted_silent", remote=peer, reason=str(error))
-                self._silent_until[trusted] = self._world.now() + SILENT_SECONDS
+                self._note_silence(peer, str(error))
                 continue
             self._silent_until.pop(trusted, None)
+            self._silent_since.pop(trusted, None)
             admission = first(reply, Admission)
             if admission is not None:
                 problem = self._problem(admission)
@@ -133,12 +134,23 @@ class Lease:
         self._full = full
         return None
 
+    def _note_silence(self, peer: PeerId, reason: str) -> None:
+        """Report a trusted peer without an answer, once in `SILENT_SECONDS`."""
+        now = self._world.now()
+        since = self._silent_since.setdefault(peer, now)
+        if peer not in self._silent_until:
+            self._events.emit(
+                "membership.trusted_silent", remote=peer, reason=reason, seconds=now - since
+            )
+            self._silent_until[peer] = now + SILENT_SECONDS
+
     def _order(self) -> list[str]:
         """The other trusted peers in rank order, those that were silent lately last."""
         trusted = self._run.manifest.trusted_ids()
         now = self._world.now()
         silent = {peer: t for peer, t in self._silent_until.items() if peer in trusted and t > now}
         self._silent_until = silent
+        self._silent_since = {p: t for p, t in self._silent_since.items() if p in trusted}
         ranked = [p for p in rendezvous(trusted, self._peer_id.encode()) if p != self._peer_id]
         return sorted(ranked, key=lambda peer: peer in silent)
 

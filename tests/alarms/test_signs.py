@@ -109,6 +109,20 @@ def test_refusals_count_once_there_are_enough(tmp_path: Path) -> None:
     assert peer.names == ["refusals_rise"]
 
 
+def test_a_trusted_peer_that_starts_again_rings_nobody(tmp_path: Path) -> None:
+    peer = Peer(tmp_path)
+    for remote in ("trainer", "a", "b", "c"):
+        silent = {"remote": remote, "reason": "away", "seconds": 0.0}
+        peer.emit("membership.trusted_silent", **silent)
+    assert peer.names == []
+    for seconds in (60.0, 120.0, 180.0):
+        peer.clock.seconds += 60
+        assert peer.names == []
+        silent = {"remote": "trainer", "reason": "away", "seconds": seconds}
+        peer.emit("membership.trusted_silent", **silent)
+    assert peer.names == ["trusted_silent"]
+
+
 def test_disk_and_steps_are_looked_at(tmp_path: Path) -> None:
     peer = Peer(tmp_path, disk_free_share=1.0, no_step_seconds=60)
     peer.signs.look()

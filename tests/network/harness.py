@@ -233,6 +233,9 @@ class Member:
     def names(self) -> list[str]:
         return [event.name for event in self.seen]
 
+    def told(self, name: str) -> list[dict[str, Any]]:
+        return [event.fields for event in self.seen if event.name == name]
+
 
 class TestRun:
     """A memory network with one run; members are added as a test goes."""

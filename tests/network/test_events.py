@@ -82,7 +82,8 @@ def printed(event: Event, *, verbose: bool) -> str:
 
 
 def test_lines_have_dates_and_no_raw_names() -> None:
-    event = Event("membership.trusted_silent", 0.0, "me", {"remote": "12345678", "reason": "gone"})
+    fields = {"remote": "12345678", "reason": "gone", "seconds": 0.0}
+    event = Event("membership.trusted_silent", 0.0, "me", fields)
     line = printed(event, verbose=False)
     assert re.fullmatch(r"(1970-01-01|1969-12-31) \d\d:\d\d:\d\d trusted peer .*: gone\n", line)
     assert " membership.trusted_silent: trusted peer" in printed(event, verbose=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -138,6 +139,24 @@ def test_when_one_trusted_peer_is_silent_the_next_admits() -> None:
             await trio.sleep(300)
             tried = worker.names().count("membership.trusted_silent")
             assert 4 <= tried <= 6, "a heartbeat every 10 s does not begin with who is silent"
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_silence_is_reported_once_a_minute_with_its_length() -> None:
+    async def main() -> None:
+        async with running(run_with()) as run, trio.open_nursery() as nursery:
+            *_, worker = await trusted_and_worker(run, nursery)
+            for peer in TRUSTED:
+                run.network.kill(peer)  # type: ignore[arg-type]
+            nursery.start_soon(worker.lease().keep)
+            await trio.sleep(200)
+            told = worker.told("membership.trusted_silent")
+            for peer in TRUSTED:
+                lengths = [each["seconds"] for each in told if each["remote"] == peer]
+                assert lengths[0] == 0 and len(lengths) in (3, 4)
+                assert all(60 <= b - a < 90 for a, b in itertools.pairwise(lengths))
             nursery.cancel_scope.cancel()
 
     in_virtual_time(main)

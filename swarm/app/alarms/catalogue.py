@@ -106,7 +106,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "trusted_silent": Kind(
         "warn",
-        "a trusted peer fails to answer three times in 5 minutes, or is gone",
+        "a trusted peer has not answered for three minutes, or is gone",
         "see whether its process and its network are up",
         signs=3,
         within_seconds=5 * MINUTE,

@@ -31,7 +31,6 @@ SIGNS = {
     "ledger.forked": "log_forked",
     "ledger.false_seal": "log_forked",
     "ledger.not_sealed": "not_sealed",
-    "membership.trusted_silent": "trusted_silent",
     "membership.trusted_over_rate": "key_abused",
     "compute.child_died": "children_die",
 }
@@ -73,6 +72,9 @@ class FromEvents:
         elif event.name.endswith(".starved"):
             if fields.get("seconds", 0.0) >= self._settings.starved_seconds:
                 self._sign("starved", event)
+        elif event.name == "membership.trusted_silent":
+            if fields.get("seconds", 0.0):  # a restart takes less than a minute
+                self._sign("trusted_silent", event)
         elif event.name == "inference.device":
             if fields.get("busy", 1.0) < BUSY_SHARE_MIN:
                 self._sign("device_idle", event)
