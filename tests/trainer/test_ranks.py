@@ -15,11 +15,12 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.trainer.learning import meeting as meeting_module
 from peers.trainer.learning import ranks as ranks_module
 from peers.trainer.learning import watch as watch_module
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.lead import follow, lead
-from peers.trainer.learning.ranks import Launch, RankError, Ranks
+from peers.trainer.learning.ranks import Launch, RankError, Ranks, dist
 from swarm.app.local_peers import free_ports
 from swarm.errors import UserError
 from swarm.jobs.training import Done, EndTraining
@@ -111,6 +112,7 @@ def two_processes(
 ) -> tuple[Any, int | None]:
     """`work(lead)` in rank 0 and its result, with a follower beside it; the follower's status."""
     (port,) = free_ports(1)
+    port = int(os.environ.get("MASTER_PORT", port))
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     context = multiprocessing.get_context("fork")
@@ -171,3 +173,33 @@ def test_who_died_is_named(monkeypatch: pytest.MonkeyPatch, how: str, words: str
     result, _ = two_processes(monkeypatch, lambda service: service.die(Die(rank=1, how=how)))
     assert isinstance(result, RankError), result
     assert re.fullmatch(words, str(result)), result
+
+
+@pytest.mark.slow
+def test_ranks_that_start_again_meet_in_the_store_of_those_that_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun's agents outlive the ranks, and need not count their starts alike."""
+    monkeypatch.setattr(watch_module, "SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(ranks_module, "COLLECTIVE_SECONDS", 30.0)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    result, _ = two_processes(monkeypatch, lambda service: service.die(Die(rank=1, how="killed")))
+    assert isinstance(result, RankError)
+
+    async def work(service: Any) -> float:
+        said = await service.add(Add(numbers=(1.0, 2.0)))
+        await service.end(EndTraining())
+        return float(said)
+
+    assert two_processes(monkeypatch, work) == (3.0, 0)
+
+
+def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting_module, "JOIN_SECONDS", 0.5)
+    (port,) = free_ports(1)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(RuntimeError, match="no answer of rank 1, 2"):
+        meeting_module.meet(Launch(0, 3, 0))

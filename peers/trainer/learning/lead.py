@@ -17,15 +17,8 @@ import msgspec
 import trio
 
 from peers.engines.device import find_device
-from peers.trainer.learning.ranks import (
-    JOIN_SECONDS,
-    Launch,
-    RankError,
-    Ranks,
-    Store,
-    connect,
-    dist,
-)
+from peers.trainer.learning.meeting import meet
+from peers.trainer.learning.ranks import JOIN_SECONDS, Launch, RankError, Ranks, Store, dist
 from peers.trainer.learning.watch import Watch
 from swarm.errors import UserError
 from swarm.jobs.training import Done, EndTraining
@@ -43,8 +36,9 @@ own threads; the threads that write states agree on success or failure among all
 are about an exchange folder. The others are of the service of one of several trainers, and compute
 from files alone."""
 
-ANSWER_SECONDS = 5.0
-"""Time after which a question to the store is repeated, so that a wait can be given up."""
+ANSWER_SECONDS = 60.0
+"""Time after which a question to the store is repeated, so that Ctrl-C can end the wait. torch writes
+two lines of warning for each that had no answer."""
 
 
 class Commands:
@@ -160,16 +154,17 @@ def follow(make: Callable[[Ranks], Any]) -> None:
 
 def _meet(launch: Launch, device: str = "") -> tuple[Ranks, Store, Watch]:
     """Meet the other ranks; rank 0 decides on which kind of `device` all ranks compute."""
-    store = connect(launch, is_master=launch.rank == 0)
-    watch = Watch(launch)
+    watch = None
     try:
+        meeting = meet(launch)
+        store, watch = meeting.store, Watch(meeting)
         if launch.rank == 0:
             store.set("device", device)
         found = find_device(bytes(store.get("device")).decode(), launch.local_rank)
         return Ranks.join(launch, store, found), store, watch
     except (RuntimeError, dist.DistStoreError) as error:
         raise RankError(
-            watch.culprit()
+            (watch.culprit() if watch else "")
             or f"rank {launch.rank} of {launch.world} could not meet the others "
             f"within {JOIN_SECONDS:g} s: {error}"
         ) from error

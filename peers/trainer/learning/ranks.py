@@ -55,25 +55,6 @@ class Launch:
         return Launch(*found)
 
 
-def connect(launch: Launch, *, is_master: bool = False) -> Store:
-    """Connect to the rendezvous store; torchrun's agent serves it, so it outlives every rank."""
-    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    try:
-        store = dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=is_master and not served,
-            timeout=timedelta(seconds=JOIN_SECONDS),
-            wait_for_workers=False,
-        )
-    except KeyError as error:
-        raise UserError(
-            f"WORLD_SIZE is {launch.world} but {error} is not set; start all ranks with torchrun"
-        ) from error
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # an earlier start's keys are stale
-    return dist.PrefixStore(f"swarm-{restart}", store)
-
-
 class Ranks:
     """All ranks, as one of them sees them. `Ranks()` is a single process without a group."""
 

@@ -14,7 +14,8 @@ import threading
 import time
 from typing import NoReturn
 
-from peers.trainer.learning.ranks import Launch, connect, dist
+from peers.trainer.learning.meeting import Meeting
+from peers.trainer.learning.ranks import dist
 
 ALIVE_SECONDS = 1.0
 """Time between a rank's signs of life."""
@@ -27,9 +28,9 @@ minute; this leaves half of it for the rest."""
 class Watch:
     """Reports that this rank is alive, and ends its process when another rank dies."""
 
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
-        self._store = connect(launch)  # its own: a wait blocks a connection
+    def __init__(self, meeting: Meeting) -> None:
+        self._launch = launch = meeting.launch
+        self._store = meeting.connect()
         self._lock = threading.Lock()
         self._left = False
         self._culprit = ""
