@@ -37,8 +37,8 @@ are about an exchange folder. The others are of the service of one of several tr
 from files alone."""
 
 ANSWER_SECONDS = 60.0
-"""Time after which a question to the store is repeated, so that Ctrl-C can end the wait. torch writes
-two lines of warning for each that had no answer."""
+"""Time after which a question to the store is repeated, so that Ctrl-C can end the wait. torch
+writes two lines of warning for each that had no answer."""
 
 
 class Commands:
