@@ -14,7 +14,7 @@ from swarm.app.alarms.board import Board
 from swarm.app.dashboard.feed import Feed
 from swarm.app.dashboard.in_peer import PeerDashboard, dashboard_listening
 from swarm.app.dashboard.reading import ROLLOUTS_SHOWN, newest_rollouts, read_rollouts
-from swarm.app.dashboard.requests import KEPT_MAX, KEPT_SECONDS, SECONDS_MAX, Kept
+from swarm.app.dashboard.requests import KEPT_MAX, KEPT_SECONDS, SECONDS_MAX, WAITING_MAX, Kept
 from swarm.errors import PeerError, UserError
 from swarm.events import Event
 from swarm.settings import PeerSettings
@@ -54,6 +54,25 @@ def test_an_answer_is_given_again_for_a_while_and_few_are_kept() -> None:
 
         with pytest.raises(PeerError, match="no answer came within 75 s"):
             await kept.get("another", never)
+
+    in_virtual_time(main)
+
+
+def test_few_questions_wait_at_once() -> None:
+    async def main() -> None:
+        kept = Kept()
+
+        async def slow() -> bytes:
+            await trio.sleep(SECONDS_MAX / 2)
+            return b""
+
+        async with trio.open_nursery() as nursery:
+            for number in range(1 + WAITING_MAX):
+                nursery.start_soon(kept.get, f"{number}", slow)
+                await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(PeerError, match="16 questions are waiting, the most"):
+                await kept.get("one more", slow)
+            nursery.cancel_scope.cancel()
 
     in_virtual_time(main)
 

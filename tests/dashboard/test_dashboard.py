@@ -314,6 +314,14 @@ def test_a_slow_page_gets_the_snapshot_whole_and_a_quiet_feed_a_sign_of_life() -
     in_virtual_time(main)
 
 
+def test_all_clients_share_one_copy_of_a_snapshot() -> None:
+    """Hundreds that take it slowly, or not at all, hold no more memory than one."""
+    feed = Feed(example())
+    assert feed.whole() is feed.whole()
+    feed.publish(example(4))
+    assert msgspec.json.decode(feed.whole())["head"]["step"] == 4
+
+
 # --- the server ----------------------------------------------------------------------------------
 
 
@@ -405,6 +413,29 @@ def test_only_this_machines_names_are_answered_to_without_a_token() -> None:
                 for path in ("/", "/events.", "/snapshot.json"):
                     answer = await http.get(path, headers={"host": host})
                     assert answer.status_code in (status, 404 if status == 200 else 403)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("tokens", [frozenset[str](), frozenset({TOKEN})])
+def test_a_page_of_another_site_asks_nothing_by_the_browser(tokens: frozenset[str]) -> None:
+    """It could not read an answer, but could hold streams and ask for rollouts on and on."""
+
+    async def main() -> None:
+        async with serving(Feed(example()), tokens) as http:
+
+            async def status(site: str, destination: str, path: str) -> int:
+                headers = {"sec-fetch-site": site, "sec-fetch-dest": destination}
+                headers["authorization"] = f"Bearer {TOKEN}"
+                return (await http.get(path, headers=headers)).status_code
+
+            for site in ("cross-site", "same-site"):
+                for destination in ("empty", "iframe", "image", "script", ""):
+                    for path in ("/", "/events", "/rollouts.json", "/snapshot.json"):
+                        assert await status(site, destination, path) == 403
+                assert await status(site, "document", "/") == 200, "a link"
+            for site in ("same-origin", "none"):
+                assert await status(site, "empty", "/snapshot.json") == 200
 
     trio.run(main)
 

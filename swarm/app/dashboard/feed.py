@@ -23,18 +23,22 @@ class Feed:
         self.snapshot = snapshot
         self._version = Observable(0)
         self._change = b""
+        self._whole = b""
+        """The snapshot as JSON, once a page has asked for it; empty before."""
 
     def publish(self, snapshot: Snapshot) -> None:
         """Replace the snapshot, and wake the pages if anything differs."""
         found = changes(self.snapshot, snapshot)
         self.snapshot = snapshot
         if found:
+            self._whole = b""
             self._change = _event("change", msgspec.json.encode(found))
             self._version.set(self._version.value + 1)
 
     def whole(self) -> bytes:
-        """The snapshot as JSON."""
-        return msgspec.json.encode(self.snapshot)
+        """The snapshot as JSON, of which all clients that take it share one copy."""
+        self._whole = self._whole or msgspec.json.encode(self.snapshot)
+        return self._whole
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events for one page, until it leaves.

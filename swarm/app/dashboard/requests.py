@@ -21,6 +21,9 @@ SECONDS_MAX = 75.0
 KEPT_SECONDS = 10.0
 """Time for which an answer is given again: a page that asks on and on costs nothing."""
 
+WAITING_MAX = 16
+"""Questions that wait for the one that is being answered: each holds a connection."""
+
 KEPT_MAX = 64
 """Answers kept, the newest."""
 
@@ -50,7 +53,12 @@ class Kept:
     _answering: trio.Lock = field(default_factory=trio.Lock)
 
     async def get(self, question: str, answer: Callable[[], Awaitable[bytes]]) -> bytes:
-        """The answer, at most `KEPT_SECONDS` old. Raises `PeerError` past the deadline."""
+        """The answer, at most `KEPT_SECONDS` old.
+
+        Raises `PeerError` past the deadline, and at once if too many wait.
+        """
+        if self._answering.statistics().tasks_waiting >= WAITING_MAX:
+            raise PeerError(f"{WAITING_MAX} questions are waiting, the most; ask again later")
         try:
             with trio.fail_after(SECONDS_MAX):
                 async with self._answering:

@@ -188,6 +188,8 @@ class Door:
         await (refusal or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, headers: Headers) -> Response | None:
+        if _is_asked_by_another_site(headers):
+            return PlainTextResponse("another site may link to this page, and ask nothing", 403)
         if self._tokens:
             if self._allows(headers.get("authorization", "")):
                 return None
@@ -214,6 +216,16 @@ class Door:
         elif scheme.lower() != "bearer":
             return False
         return any([hmac.compare_digest(each.encode(), token) for each in self._tokens])
+
+
+def _is_asked_by_another_site(headers: Headers) -> bool:
+    """Whether a browser says that a page of another site asks.
+
+    It could not read the answer, but could fill the streams and ask what costs much. A link to the
+    page may stand anywhere.
+    """
+    other = headers.get("sec-fetch-site", "") in ("cross-site", "same-site")
+    return other and headers.get("sec-fetch-dest", "") != "document"
 
 
 async def serve(
