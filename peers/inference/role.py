@@ -537,7 +537,7 @@ class InferenceRole:
     def _generating(self) -> Iterator[None]:
         """The time in which a submission is asked for, for the meter and the heartbeats."""
         status = self._peer.status
-        status.idle_since = None
+        status.begins(self._node.world.now(), self._seconds_made)
         try:
             with self._meter.generating():
                 yield

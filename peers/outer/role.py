@@ -92,6 +92,8 @@ class ReplicaRole:
         self._restarts = Restarts(self._events, "replica")
         self._own: Own | None = None
         """This trainer's newest contribution."""
+        self._seconds_made = 0.0
+        """How long the last contribution took."""
         self._bases: set[bytes] = set()
         """Records from whose outer states this trainer has contributed."""
         self._alone: bool | None = None
@@ -245,21 +247,25 @@ class ReplicaRole:
                 self._events.emit("outer.measured", round=base.round, loss=loss)
         before = self._own
         number = before.number + 1 if before is not None else 1
-        begun = self._node.world.now()
+        begun, status = self._node.world.now(), self._peer.status
         folder = f"{FOLDER}/contribution-{number}"
-        trained = await child.train(
-            base.round + 1,
-            state=state,
-            inner_before=_inner(before.number) if before is not None else "",
-            inner_after=_inner(number),
-            contribution=folder,
-        )
+        status.begins(begun, self._seconds_made)
+        try:
+            trained = await child.train(
+                base.round + 1,
+                state=state,
+                inner_before=_inner(before.number) if before is not None else "",
+                inner_after=_inner(number),
+                contribution=folder,
+            )
+        finally:
+            status.idle_since = self._node.world.now()
         with trio.CancelScope(shield=True):  # it is made, and takes no long work any more
             await self._publish(folder, number, base, trained.tokens, begun, trained.figures)
             if before is not None:
                 await self._node.disk.remove(_inner(before.number))
-        seconds = self._node.world.now() - begun
-        self._peer.status.tokens_per_second = trained.tokens / seconds if seconds else 0.0
+        seconds = self._seconds_made = self._node.world.now() - begun
+        status.tokens_per_second = trained.tokens / seconds if seconds else 0.0
         await self._following.publish()
 
     async def _publish(

@@ -12,12 +12,14 @@ from peers.inference.idle import CAUSES, DeviceMeter
 from peers.inference.pending import UNDELIVERED_MAX, PendingSubmission
 from peers.inference.role import InferenceRole
 from simnet.clock import run_virtual
+from simnet.compute.children import SimulatedCompute
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event, Events, sentence
 from swarm.manifest import RunManifest
 from swarm.messages import StepOrder
+from swarm.node.status import IDLE_SECONDS, Status
 from tests.network.harness import in_virtual_time
 from tests.worlds import VirtualWorld
 
@@ -27,13 +29,17 @@ MINUTE = 60.0
 class Worker:
     """What one worker says in a swarm that always wants more."""
 
-    def __init__(self, hardware: Hardware, *, cut_at: float | None = None) -> None:
+    def __init__(
+        self, hardware: Hardware, *, cut_at: float | None = None, hangs_at: float | None = None
+    ) -> None:
         self.simulation = Simulation(3, workload=Workload(completion_tokens_mean=64))
         self.said: list[tuple[float, str, dict[str, Any]]] = []
         self.simulation.listeners.append(self._hear)
         self._hardware = hardware
         self._cut_at = cut_at
         """When the validator can no longer be reached."""
+        self._hangs_at = hangs_at
+        """When the engine stops in the midst of what it generates."""
 
     def _hear(self, now: float, peer: Peer, event: Event) -> None:
         if peer.name == "worker":
@@ -55,6 +61,11 @@ class Worker:
                     Plan("worker", ["inference"], hardware=self._hardware),
                 ):
                     await self.simulation.add(plan).start()
+                if self._hangs_at is not None:
+                    await trio.sleep_until(self._hangs_at)
+                    node = self.simulation.peers["worker"].node
+                    assert node is not None and isinstance(node.compute, SimulatedCompute)
+                    node.compute._setting.hardware = Hardware(tokens_per_second=1e-6)
                 if self._cut_at is not None:
                     await trio.sleep_until(self._cut_at)
                     peers = self.simulation.peers
@@ -90,6 +101,27 @@ def test_deliveries_that_stall_bound_what_is_generated() -> None:
     assert last["waiting_for_delivery"] + last["out_of_work"] > 0.9, last
     rates = [fields["tokens_per_second"] for _, fields in worker.named("peer.status")]
     assert max(rates) > 100 and rates[-1] == 0.0, "others are not told the rate of long ago"
+
+
+def test_an_engine_that_hangs_shows_no_rate_of_before() -> None:
+    worker = Worker(Hardware(tokens_per_second=400.0), hangs_at=MINUTE)
+    worker.work(4 * MINUTE)
+    last = worker.named("inference.submission_made")[-1][0]
+    assert last < 1.2 * MINUTE
+    told = [(now, fields["tokens_per_second"]) for now, fields in worker.named("peer.status")]
+    assert {rate > 100 for now, rate in told if 0.5 * MINUTE < now < last} == {True}
+    assert {rate for now, rate in told if now > last + MINUTE} == {0.0}
+    assert worker.named("peer.status")[-1][1]["doing"].startswith("generating")
+
+
+def test_a_rate_lasts_while_its_generation_may() -> None:
+    status = Status(tokens_per_second=100.0)
+    status.begins(1000.0, 60.0)
+    assert (status.rate(1179.0), status.rate(1181.0)) == (100.0, 0.0), "three times as long"
+    status.begins(1181.0, 1.0)
+    assert (status.rate(1181.0 + IDLE_SECONDS), status.rate(1212.0)) == (100.0, 0.0)
+    status.idle_since = 1212.0
+    assert (status.rate(1213.0), status.rate(1243.0)) == (100.0, 0.0)
 
 
 def test_the_time_of_a_device_is_divided_among_causes() -> None:

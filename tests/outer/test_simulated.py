@@ -57,3 +57,29 @@ def test_contributions_that_cannot_be_merged_are_left_out_by_everyone() -> None:
     too_large = "it has 2000088 bytes, more than the 1004096 that a contribution to this model"
     assert ("good", "it holds NaN") in refused
     assert any(peer == "good" and reason.startswith(too_large) for peer, reason in refused)
+
+
+def test_a_replica_that_waits_for_others_shows_no_rate() -> None:
+    rates: dict[float, float] = {}
+
+    async def main() -> None:
+        simulation = Simulation(1, workload=WORKLOAD)
+        names = ["quick", "slow"]
+
+        def hear(now: float, peer: Peer, event: Event) -> None:
+            if (peer.name, event.name) == ("quick", "peer.status"):
+                rates[now] = event.fields["tokens_per_second"]
+
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            outer = Outer(rounds=1, grace_seconds=150.0, deadline_seconds=160.0)
+            await start_bootstrap(simulation, trainers=names, validators=names[:1], outer=outer)
+            for name, seconds in zip(names, (5.0, 120.0), strict=True):
+                plan = Plan(name, ["replica"], SERVER, Hardware(step_seconds=seconds))
+                await simulation.add(plan).start()
+            done = simulation.expect("outer.run_complete", names)
+            await simulation.meet(done, 300.0)
+
+    run_virtual(main, seed=1, limit_seconds=1000.0)
+    assert max(rates.values()) > 0
+    assert rates[max(rates)] == 0.0, "what it did once is not what it does"

@@ -201,7 +201,7 @@ def _relay(to: Figures) -> None:
 
 def _inference(to: Figures) -> None:
     made = "inference.submission_made"
-    words = "Rate of generation; 0 after 30 s without."
+    words = "Rate of the last submission; 0 after 30 s without one or far too long within one."
     to.shows("peer.status", "tokens_per_second", "swarm_tokens_per_second", words)
     to.counts(made, "swarm_tokens_generated_total", "Tokens generated.", "tokens")
     to.times(made, "swarm_generation_seconds", "Time to generate one submission.")
