@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -140,11 +142,110 @@ def test_a_dead_webhook_delays_nobody_and_only_the_newest_state_waits(
             for _ in range(1000):
                 told.board.sign("log_forked", "forked")
                 told.board.well("log_forked")
-            assert len(told.delivery._waiting) == 0, "what came and went meanwhile is not told"
+            waiting = told.delivery._waiting["webhook"]
+            assert not waiting._alarms, "what came and went meanwhile is not told"
             await told.failed.wait()
             assert told.failures[0]["reason"] == "127.0.0.1 did not answer within 0.05 s"
 
     trio.run(main)
+
+
+def test_whoever_heard_of_an_alarm_hears_of_its_end() -> None:
+    """Also if it ends, comes and goes again while it is being told."""
+    server = Server(200, 200)
+
+    async def main() -> None:
+        async with server.listening() as url, delivering(AlarmSettings(webhook=url)) as told:
+            told.board.sign("log_forked", "forked")
+            await trio.testing.wait_all_tasks_blocked()
+            for _ in range(1000):
+                told.board.well("log_forked")
+                told.board.sign("log_forked", "forked again")
+            told.board.well("log_forked")
+            await server.got.wait()
+
+    trio.run(main)
+    assert [body["state"] for body in server.bodies] == ["raised", "cleared"]
+
+
+def test_a_command_does_not_wait_for_a_dead_webhook(tmp_path: Path) -> None:
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")  # accepts, never answers
+        settings = AlarmSettings(
+            webhook=f"http://127.0.0.1:{listener.socket.getsockname()[1]}/",
+            command=["/bin/sh", "-c", "exit 3"],
+        )
+        async with listener, delivering(settings) as told:
+            for name in ("disk_low", "log_forked", "no_step"):
+                told.board.sign(name, "once")
+            with trio.fail_after(delivery.WEBHOOK_SECONDS / 2):
+                while len(told.failures) < 3:
+                    await told.failed.wait()
+                    told.failed = trio.Event()
+            assert {each["to"] for each in told.failures} == {"command"}
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"HTTPS_PROXY": "socks5://127.0.0.1:1"},
+        {"HTTPS_PROXY": "http://[::1"},
+        {"NO_PROXY": "[::1"},
+        {"SSL_CERT_FILE": "/nowhere"},
+    ],
+)
+def test_an_environment_that_hinders_the_webhook_is_a_sentence(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    async def main() -> None:
+        async with delivering(AlarmSettings(webhook="https://example.invalid/s3cret")) as told:
+            told.board.sign("disk_low", "full")
+            await told.failed.wait()
+            reason = told.failures[0]["reason"]
+            assert reason.startswith("a proxy or certificates that the environment names (HTTPS")
+            assert "s3cret" not in reason
+
+    trio.run(main)
+
+
+def test_what_a_library_cannot_do_stops_nothing() -> None:
+    async def main() -> None:
+        async with delivering(AlarmSettings(webhook="https://xn--a/s3cret")) as told:
+            told.board.sign("disk_low", "full")
+            await told.failed.wait()
+            assert told.failures[0]["reason"] == "it cannot be told (InvalidCodepoint)"
+
+    trio.run(main)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_command_that_cannot_be_killed_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that runs as root by sudo: the system's answer is made here, without it."""
+    groups: list[int] = []
+
+    def denied(group: int, _signal: int) -> None:
+        groups.append(group)
+        raise PermissionError
+
+    kill = os.killpg
+
+    async def main() -> None:
+        monkeypatch.setattr(os, "killpg", denied)
+        monkeypatch.setattr(delivery, "COMMAND_SECONDS", 0.2)
+        async with delivering(AlarmSettings(command=["/bin/sleep", "60"])) as told:
+            told.board.sign("disk_low", "full")
+            await told.failed.wait()
+            assert told.failures[0]["reason"] == "/bin/sleep did not end within 0.2 s"
+
+    trio.run(main)
+    for group in groups:
+        kill(group, signal.SIGKILL)
+        os.waitpid(group, 0)
 
 
 def script(folder: Path, text: str) -> list[str]:
@@ -224,7 +325,9 @@ def test_a_lasting_alarm_is_told_again_and_a_mild_one_not_at_all() -> None:
         ({"webhook": "https://a:99999/s3cret"}, "webhook is no address of a host"),
         ({"webhook_token_file": "/nowhere"}, "webhook_token_file /nowhere cannot be read"),
         ({"webhook_token_file": "/dev/null"}, "must hold one line with the token"),
+        ({"webhook": "https://a..b/s3cret"}, "webhook is no address of a host"),
         ({"command": [""]}, "command begins with an empty text"),
+        ({"command": ["/bin/sh", "s3cret\0"]}, "command contains a NUL"),
     ],
 )
 def test_wrong_settings_are_a_sentence(settings: dict[str, Any], sentence: str) -> None:

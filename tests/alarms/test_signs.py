@@ -245,3 +245,11 @@ def test_a_standbys_bundle_is_old_only_while_the_run_goes_on(tmp_path: Path) -> 
     assert "of step 40, is 101 s old; the run has gone on for 7 steps since" in alarm.sentence
     peer.emit("standby.unpacked", step=40, lineage=0)
     assert peer.names == []
+
+
+def test_a_disk_that_cannot_be_asked_is_an_alarm_and_no_end(tmp_path: Path) -> None:
+    peer = Peer(tmp_path / "taken away")
+    peer.signs.look()
+    (alarm,) = peer.board.active
+    assert alarm.name == "disk_low"
+    assert alarm.sentence.endswith("taken away cannot be asked (No such file or directory)")

@@ -1,8 +1,8 @@
 """Telling people: an alarm goes to a webhook and a command, and its failures to the log.
 
-Deliveries run one after the other in a task of their own. Of each alarm only the newest state
-waits, so a peer goes on, and its memory stays bounded, whatever a dead webhook or a hanging command
-costs.
+Webhook and command have a task each, which tells one alarm after the other. Of each alarm only the
+newest state waits, so a peer goes on, and its memory stays bounded, whatever a dead webhook or a
+hanging command costs; neither waits for the other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -50,6 +50,35 @@ class Undelivered(Exception):
     """A webhook or a command failed. The message is the reason, without secrets."""
 
 
+class _Waiting:
+    """The alarms that wait to be told to one listener, each with its newest state."""
+
+    def __init__(self) -> None:
+        self._alarms: dict[str, tuple[Alarm, State]] = {}
+        self._told: set[str] = set()
+        """Alarms that the listener believes to be raised."""
+        self._wake = trio.Event()
+
+    def put(self, alarm: Alarm, state: State) -> None:
+        self._alarms.pop(alarm.name, None)
+        if state == "cleared" and alarm.name not in self._told:
+            return  # it came and went
+        self._alarms[alarm.name] = (alarm, state)
+        self._wake.set()
+
+    async def take(self) -> tuple[Alarm, State]:
+        """The alarm that has waited for longest; waits for one."""
+        while not self._alarms:
+            self._wake = trio.Event()
+            await self._wake.wait()
+        alarm, state = self._alarms.pop(next(iter(self._alarms)))
+        if state == "cleared":
+            self._told.discard(alarm.name)
+        else:
+            self._told.add(alarm.name)
+        return alarm, state
+
+
 class Delivery:
     """Delivers the alarms of one board until cancelled."""
 
@@ -62,27 +91,28 @@ class Delivery:
         self._emit = emit
         self._peer = peer
         self._token = token_of(settings)
-        self._waiting: dict[str, tuple[Alarm, State]] = {}
+        listeners = {"webhook": settings.webhook, "command": settings.command}
+        self._waiting = {to: _Waiting() for to, wanted in listeners.items() if wanted}
         self._told: dict[str, float] = {}
         """When each raised alarm was last told, by name."""
-        self._wake = trio.Event()
+        self._raised = trio.Event()
         board.changed.append(self._on_change)
 
     @property
     def wanted(self) -> bool:
         """Whether the settings name anybody to tell."""
-        return bool(self._settings.webhook or self._settings.command)
+        return bool(self._waiting)
 
     async def run(self) -> None:
-        while True:
-            while self._waiting:
-                name, (alarm, state) = next(iter(self._waiting.items()))
-                del self._waiting[name]
-                await self._deliver(alarm, state)
-            self._wake = trio.Event()
-            with trio.move_on_after(self._until_repeat()):
-                await self._wake.wait()
-            self._repeat()
+        tell = {"webhook": self._post, "command": self._execute}
+        async with trio.open_nursery() as nursery:
+            for to, waiting in self._waiting.items():
+                nursery.start_soon(self._deliver, to, tell[to], waiting)
+            while True:
+                with trio.move_on_after(self._until_repeat()):
+                    await self._raised.wait()
+                self._raised = trio.Event()
+                self._repeat()
 
     def _on_change(self, alarm: Alarm, state: State) -> None:
         if self._settings.severity == "page" and alarm.severity != "page":
@@ -91,10 +121,9 @@ class Delivery:
             self._told.pop(alarm.name, None)
         else:
             self._told[alarm.name] = trio.current_time()
-        waiting = self._waiting.pop(alarm.name, None)
-        if not (state == "cleared" and waiting is not None and waiting[1] == "raised"):
-            self._waiting[alarm.name] = (alarm, state)
-        self._wake.set()
+            self._raised.set()
+        for waiting in self._waiting.values():
+            waiting.put(alarm, state)
 
     def _until_repeat(self) -> float:
         if not self._settings.repeat_seconds or not self._told:
@@ -109,16 +138,22 @@ class Delivery:
             if every and told is not None and now - told >= every:
                 self._on_change(alarm, "repeated")
 
-    async def _deliver(self, alarm: Alarm, state: State) -> None:
-        words = {"raised": "", "repeated": "still: ", "cleared": "over: "}[state]
-        text = f"[{alarm.severity}] {words}{alarm.sentence} ({alarm.do})"
-        notice = Notice(state, alarm, self._peer, self.run_id, text)
-        for to, tell in (("webhook", self._post), ("command", self._execute)):
-            if getattr(self._settings, to):
-                try:
-                    await tell(notice)
-                except Undelivered as error:
-                    self._emit("alarm.undelivered", alarm=alarm.name, to=to, reason=str(error))
+    async def _deliver(
+        self, to: str, tell: Callable[[Notice], Awaitable[None]], waiting: _Waiting
+    ) -> None:
+        while True:
+            alarm, state = await waiting.take()
+            words = {"raised": "", "repeated": "still: ", "cleared": "over: "}[state]
+            text = f"[{alarm.severity}] {words}{alarm.sentence} ({alarm.do})"
+            try:
+                await tell(Notice(state, alarm, self._peer, self.run_id, text))
+            except Undelivered as error:
+                reason = str(error)
+            except Exception as error:  # a library's: what tells of trouble must cause none
+                reason = f"it cannot be told ({type(error).__name__})"
+            else:
+                continue
+            self._emit("alarm.undelivered", alarm=alarm.name, to=to, reason=reason)
 
     # --- webhook -----------------------------------------------------------------------------
 
@@ -132,8 +167,15 @@ class Delivery:
             headers["authorization"] = f"Bearer {self._token}"
         body = msgspec.json.encode(notice)
         reason = ""
-        # A proxy of the environment cannot reach this machine's own ports.
-        async with httpx.AsyncClient(trust_env=not is_local(host), timeout=None) as client:
+        try:
+            # A proxy of the environment cannot reach this machine's own ports.
+            made = httpx.AsyncClient(trust_env=not is_local(host), timeout=None)
+        except Exception as error:
+            raise Undelivered(
+                "a proxy or certificates that the environment names (HTTPS_PROXY, ALL_PROXY, "
+                f"NO_PROXY, SSL_CERT_FILE) cannot be used ({type(error).__name__})"
+            ) from error
+        async with made as client:
             for pause in (0.0, *WEBHOOK_PAUSES_SECONDS):
                 await trio.sleep(pause)
                 reason = f"{host} did not answer within {WEBHOOK_SECONDS:g} s"
@@ -180,11 +222,8 @@ class Delivery:
             with trio.move_on_after(COMMAND_SECONDS) as scope:
                 await self._talk(process, msgspec.json.encode(notice), said)
         finally:
-            # What the command has started in the background ends with it.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
             with trio.CancelScope(shield=True):
-                status = await process.wait()
+                status = await _end(process)
         if scope.cancelled_caught:
             raise Undelivered(f"{program} did not end within {COMMAND_SECONDS:g} s")
         if status != 0:
@@ -214,3 +253,17 @@ async def _keep_first(output: trio.abc.ReceiveStream, said: bytearray) -> None:
     """Read all output, so that the command never waits, and keep its beginning."""
     async for chunk in output:
         said += chunk[: LAST_WORDS_BYTES - len(said)]
+
+
+async def _end(process: trio.Process) -> int | None:
+    """Kill a command with what it has started in the background; returns its exit status.
+
+    None: it goes on as another user, such as by sudo, so that it cannot be killed.
+    """
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        return process.poll()
+    return await process.wait()

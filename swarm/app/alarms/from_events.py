@@ -94,17 +94,22 @@ class FromEvents:
 
     def look(self) -> None:
         """Check the disk and the trainer's pace. Called now and then."""
-        usage = shutil.disk_usage(self._home)
-        if usage.free < self._settings.disk_free_share * usage.total:
-            share = 100 * usage.free / usage.total
-            self._board.sign(
-                "disk_low",
-                f"{usage.free / 1e9:.1f} GB ({share:.1f} %) are free on the disk of {self._home}",
-            )
+        if words := self._lacks_space():
+            self._board.sign("disk_low", words)
         since, now = self._step_since, self._board.now()
         if since is not None and now - since >= self._settings.no_step_seconds:
             minutes = (now - since) / 60
             self._board.sign("no_step", f"the trainer has finished no step for {minutes:.0f} min")
+
+    def _lacks_space(self) -> str:
+        try:
+            usage = shutil.disk_usage(self._home)
+        except OSError as error:  # a disk that was taken away, a share whose server is gone
+            return f"the disk of {self._home} cannot be asked ({error.strerror})"
+        if usage.free >= self._settings.disk_free_share * usage.total:
+            return ""
+        share = 100 * usage.free / usage.total
+        return f"{usage.free / 1e9:.1f} GB ({share:.1f} %) are free on the disk of {self._home}"
 
     def _judge(self, name: str, *, refused: bool) -> None:
         judged = self._judged[name]

@@ -18,7 +18,8 @@ def check(settings: AlarmSettings) -> None:
         try:
             parts = urlsplit(settings.webhook)
             whole = bool(parts.hostname) and parts.port != 0 and " " not in parts.netloc
-        except ValueError:  # an unfinished IPv6 address, a port that is none
+            (parts.hostname or "").encode("idna")
+        except ValueError:  # an unfinished IPv6 address, a port that is none, a name without end
             whole = False
         if not whole:
             raise UserError(
@@ -33,6 +34,8 @@ def check(settings: AlarmSettings) -> None:
         token_of(settings)
     if settings.command and not settings.command[0]:
         raise UserError("[alarms]: command begins with an empty text; write program and arguments")
+    if "\0" in "".join(settings.command):
+        raise UserError("[alarms]: command contains a NUL, which no program can be given")
 
 
 def token_of(settings: AlarmSettings) -> str:
