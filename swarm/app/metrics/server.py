@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 PATH = b"/metrics"
 
 CONNECTIONS_MAX = 16
-"""Connections at once: each costs a socket, and a scraper needs one."""
+"""Connections at once: each costs a socket, and a scraper needs one. A further one ends the oldest,
+whose client lets it wait: the answer itself takes no time."""
 
 LINGER_SECONDS = 1.0
 LINGER_BYTES_MAX = 64 * 1024
@@ -52,7 +53,8 @@ class MetricsServer:
         self._figures = Figures(settings.role)
         self._buffers = Buffers()
         self._traffic = Traffic()  # apart from the peer's own, which is a figure
-        self._connections = 0
+        self._connections: dict[trio.CancelScope, None] = {}
+        """The oldest first."""
 
     @property
     def url(self) -> str:
@@ -74,21 +76,23 @@ class MetricsServer:
         await trio.serve_listeners(self._connection, [listener])
 
     async def _connection(self, stream: trio.SocketStream) -> None:
-        self._connections += 1
         wire = Wire(stream, self._traffic, self._buffers)
-        try:
-            if self._connections > CONNECTIONS_MAX:
-                await _reply(wire, 503, b"too many connections")
-            else:
+        while len(self._connections) >= CONNECTIONS_MAX:
+            oldest = next(iter(self._connections))
+            del self._connections[oldest]
+            oldest.cancel()
+        with trio.CancelScope() as scope:
+            self._connections[scope] = None
+            try:
                 await self._answer(wire)
                 await _linger(stream)
-        except Broken as broken:
-            log.debug("scraper %s", broken)
-        except Exception:  # a defect here must not stop the peer
-            log.exception("serving metrics failed")
-        finally:
-            self._connections -= 1
-            wire.close()
+            except Broken as broken:
+                log.debug("scraper %s", broken)
+            except Exception:  # a defect here must not stop the peer
+                log.exception("serving metrics failed")
+            finally:
+                self._connections.pop(scope, None)
+                wire.close()
 
     async def _answer(self, wire: Wire) -> None:
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.HEAD_BYTES_MAX)
