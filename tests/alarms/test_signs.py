@@ -201,8 +201,21 @@ def test_a_falling_reward_and_refusals_ring() -> None:
     run.read(Snapshot(Head("run"), steps=steps), 1.0)
     assert watched.names == ["reward_falls", "refusals_rise"]
     steps |= {n: step(0.9) for n in range(20, 30)}
-    run.read(Snapshot(Head("run"), steps=steps), 2.0)
+    watched.clock.seconds = CATALOGUE["reward_falls"].quiet_seconds
+    watched.board.sign("refusals_rise", "they still do")
+    run.read(Snapshot(Head("run"), steps=steps), watched.clock.seconds)
     assert watched.names == ["refusals_rise"], "quiet clears it"
+
+
+def test_a_reward_that_swings_about_its_limit_rings_once() -> None:
+    watched = Watched()
+    run = FromRun(watched.board, AlarmSettings())
+    steps = {n: step(1.0) for n in range(10)}
+    for number in range(10, 410):
+        steps[number] = step(0.49 if number // 10 % 2 else 0.52)
+        watched.clock.seconds += 5
+        run.read(Snapshot(Head("run"), steps=steps), watched.clock.seconds)
+    assert watched.told == [("reward_falls", "raised")]
 
 
 def test_what_is_wrong_with_the_run_rings() -> None:

@@ -69,7 +69,7 @@ CATALOGUE: dict[str, Kind] = {
         "page",
         "the mean reward of the last 10 judged steps is below half of the best 10",
         "look at rollouts and at the trainer's gradient norm and entropy; consider a rollback",
-        quiet_seconds=2 * MINUTE,
+        quiet_seconds=10 * MINUTE,
     ),
     "refusals_rise": Kind(
         "warn",
