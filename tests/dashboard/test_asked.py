@@ -13,7 +13,15 @@ import trio.testing
 from swarm.app.alarms.board import Board
 from swarm.app.dashboard.feed import Feed
 from swarm.app.dashboard.in_peer import PeerDashboard, dashboard_listening
-from swarm.app.dashboard.reading import ROLLOUTS_SHOWN, newest_rollouts, read_rollouts
+from swarm.app.dashboard.reading import (
+    OUTPUT_BYTES_MAX,
+    ROLLOUTS_SHOWN,
+    TEXT_CHARACTERS_MAX,
+    TURNS_MAX,
+    newest_rollouts,
+    read_rollouts,
+    shown_text,
+)
 from swarm.app.dashboard.requests import KEPT_MAX, KEPT_SECONDS, SECONDS_MAX, WAITING_MAX, Kept
 from swarm.errors import PeerError, UserError
 from swarm.events import Event
@@ -86,6 +94,17 @@ def test_the_newest_rollouts_are_few_of_each_worker(tmp_path: Path) -> None:
     assert len(shown) <= ROLLOUTS_SHOWN and all(steps.count(step) <= 4 for step in steps)
     assert {each.step for each in newest_rollouts(tmp_path, "", 3)} == {3}
     assert [turn.kind for turn in shown[0].turns][:2] == ["prompt", "model"]
+
+
+def test_a_text_is_shown_to_its_limit_and_no_further() -> None:
+    """A line of a text may be as long as the text; escapes make a hostile one no longer."""
+    words = "word " * 400
+    assert shown_text(words) == words
+    hostile = ("\u202e" * 49 + "\n") * 200 + "\ud800\x00\x1b[2J"
+    assert len(shown_text(hostile)) == TEXT_CHARACTERS_MAX
+    assert shown_text("\ud800\x00\x1b[2J<script>") == "\\ud800\\x00\\x1b[2J<script>"
+    longest = 4 * TEXT_CHARACTERS_MAX * TURNS_MAX * ROLLOUTS_SHOWN
+    assert longest < OUTPUT_BYTES_MAX, "nobody's texts are too long for the page"
 
 
 def test_rollouts_are_read_in_a_process_of_its_own(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ TEXT_CHARACTERS_MAX = 4000
 TURNS_MAX = 32
 
 MEMORY_BYTES_MAX = 4 << 30
-OUTPUT_BYTES_MAX = 8 << 20
+OUTPUT_BYTES_MAX = 16 << 20
+"""More than all texts at their longest, in characters of four bytes."""
+
 SECONDS_MAX = 60.0
 
 
@@ -89,7 +91,7 @@ def newest_rollouts(home: Path, run: str, step: int | None) -> list[RolloutShown
                 turns=[
                     TurnShown(
                         kind=turn.kind,
-                        text=_lines(turn.text if turn.text is not None else str(turn.tokens)),
+                        text=shown_text(turn.text if turn.text is not None else str(turn.tokens)),
                     )
                     for turn in seen.turns[:TURNS_MAX]
                 ],
@@ -100,8 +102,11 @@ def newest_rollouts(home: Path, run: str, step: int | None) -> list[RolloutShown
     return shown
 
 
-def _lines(text: str) -> str:
-    return "\n".join(printable(line) for line in text[:TEXT_CHARACTERS_MAX].split("\n"))
+def shown_text(text: str) -> str:
+    """A turn's text, cut to what the page shows, without control characters but line ends."""
+    lines = text[:TEXT_CHARACTERS_MAX].split("\n")
+    shown = "\n".join(printable(line, TEXT_CHARACTERS_MAX) for line in lines)
+    return shown[:TEXT_CHARACTERS_MAX]  # an escape takes up to ten characters
 
 
 async def read_rollouts(home: Path, run: str, step: int | None) -> bytes:
