@@ -22,20 +22,27 @@ function tree(peers) {
   for (const peer of peers) {
     const source = peer.row.arrival?.source;
     if (source && known.has(source) && source !== peer.id) {
-      children.set(source, [...(children.get(source) ?? []), peer]);
+      if (!children.has(source)) children.set(source, []);
+      children.get(source).push(peer);
     } else roots.push(peer);
   }
   const rows = [], seen = new Set();
-  const walk = (peer, depth) => {
-    if (seen.has(peer.id)) return;
-    seen.add(peer.id);
-    rows.push({ ...peer, depth });
-    for (const child of children.get(peer.id) ?? []) walk(child, depth + 1);
+  // Without recursion: peers may claim a chain as long as they are many.
+  const walk = (root) => {
+    const ahead = [{ ...root, depth: 0 }];
+    while (ahead.length) {
+      const peer = ahead.pop();
+      if (seen.has(peer.id)) continue;
+      seen.add(peer.id);
+      rows.push(peer);
+      const below = (children.get(peer.id) ?? []).map((child) => ({ ...child, depth: peer.depth + 1 }));
+      ahead.push(...below.reverse());
+    }
   };
   roots.sort((one, other) => other.row.roles.includes("trainer") - other.row.roles.includes("trainer")
     || (children.get(other.id)?.length ?? 0) - (children.get(one.id)?.length ?? 0));
-  for (const root of roots) walk(root, 0);
-  for (const peer of peers) walk(peer, 0); // pieces went round in a circle
+  for (const root of roots) walk(root);
+  for (const peer of peers) walk(peer); // pieces went round in a circle
   return rows;
 }
 
@@ -103,11 +110,13 @@ export function drawRegions(state) {
   if (byId("regions").hidden) return;
   const most = Math.max(1, ...[...regions.values()].map(({ speed }) => speed));
   const rows = [...regions].sort((one, other) => other[1].speed - one[1].speed || other[1].peers - one[1].peers);
-  byId("regions-body").replaceChildren(...rows.map(([name, sums]) => {
+  byId("regions-body").replaceChildren(...rows.slice(0, ROWS_SHOWN).map(([name, sums]) => {
     const shown = element("tr"), speed = element("td", undefined, "with-bar");
     speed.append(bar(sums.speed / most, `${count(sums.speed)} tokens/s`), element("span", count(sums.speed)));
     shown.append(element("th", name), element("td", count(sums.peers), "number"), element("td", count(sums.workers), "number"),
       speed, element("td", count(sums.newest), "number"), element("td", count(sums.credited), "number"));
     return shown;
   }));
+  byId("regions-note").hidden = rows.length <= ROWS_SHOWN;
+  byId("regions-note").textContent = `The ${ROWS_SHOWN} regions that generate most, of ${count(rows.length)}.`;
 }
