@@ -305,7 +305,7 @@ def test_a_slow_page_gets_the_snapshot_whole_and_a_quiet_feed_a_sign_of_life() -
         feed.publish(example(4))
         assert await kind() == "event: change"
         feed.publish(example(4))
-        assert await kind() == ": still here", "nothing had changed"
+        assert await kind() == "event: still", "nothing had changed"
         feed.publish(example(3))
         feed.publish(example(4))
         assert await kind() == "event: snapshot"
@@ -466,6 +466,19 @@ def test_a_token_opens_every_path_and_nothing_else_does() -> None:
                     assert await status(bad, path) == 401
             asked = await http.get("/")
             assert asked.headers["www-authenticate"].startswith("Basic ")
+
+    trio.run(main)
+
+
+def test_a_token_may_have_any_characters() -> None:
+    token = "zwölf Bären und vier"
+
+    async def main() -> None:
+        async with serving(Feed(example()), frozenset({token})) as http:
+            basic = base64.b64encode(f"me:{token}".encode()).decode()
+            for given in (f"Bearer {token}", f"Basic {basic}"):
+                headers = {"authorization": given.encode()}
+                assert (await http.get("/", headers=headers)).status_code == 200, given
 
     trio.run(main)
 

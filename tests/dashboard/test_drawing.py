@@ -39,8 +39,8 @@ for (let number = 0; number < PEERS; number++) {
 const state = { head: { policy: 5, policy_bytes: 1 }, peers };
 drawBroadcast(state);
 drawRegions(state);
-const drawn = Object.entries(made).map(([id, each]) => [id, each.children.length, each.textContent]);
-console.log(JSON.stringify(drawn));
+const told = ([id, each]) => [id, each.children.length, each.textContent];
+console.log(JSON.stringify(Object.entries(made).map(told)));
 """
 
 

@@ -11,9 +11,9 @@ from swarm.app.dashboard.snapshot import Snapshot, changes
 from swarm.observable import Observable
 
 PING_SECONDS = 15.0
-"""Time without a change after which a comment is sent: a page that has gone is noticed."""
+"""Time without a change after which the page is told so: each notices that the other has gone."""
 
-PING = b": still here\n\n"
+PING = b"event: still\ndata: {}\n\n"
 
 
 class Feed:

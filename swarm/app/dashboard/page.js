@@ -4,6 +4,7 @@ import { drawCharts } from "./charts.js";
 import { bar, byId, count, element, paragraph } from "./dom.js";
 import { drawPeers } from "./peers.js";
 import "./rollouts.js";
+import { follow } from "./stream.js";
 
 const REFUSALS_SHOWN = 8;
 const state = { head: {}, peers: new Map(), steps: new Map(), refusals: [] };
@@ -92,16 +93,17 @@ function take(change) {
   byId("chart-note").hidden = !state.steps.size;
 }
 const link = byId("link");
-const events = new EventSource("events");
-events.addEventListener("snapshot", (event) => {
-  state.peers.clear();
-  state.steps.clear();
-  take(JSON.parse(event.data));
-  link.textContent = "live";
-  link.className = "on";
-});
-events.addEventListener("change", (event) => take(JSON.parse(event.data)));
-events.addEventListener("error", () => {
-  link.textContent = "connection lost: trying again. What is shown is out of date.";
-  link.className = "lost";
+follow({
+  snapshot(found) {
+    state.peers.clear();
+    state.steps.clear();
+    take(found);
+    link.textContent = "live";
+    link.className = "on";
+  },
+  change: take,
+  lost() {
+    link.textContent = "connection lost: trying again. What is shown is out of date.";
+    link.className = "lost";
+  },
 });

@@ -64,6 +64,7 @@ PARTS = {
     "/broadcast.js": ("broadcast.js", "text/javascript"),
     "/peers.js": ("peers.js", "text/javascript"),
     "/rollouts.js": ("rollouts.js", "text/javascript"),
+    "/stream.js": ("stream.js", "text/javascript"),
     "/uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript"),
     "/uPlot.min.css": ("uPlot.min.css", "text/css"),
 }
@@ -207,7 +208,7 @@ class Door:
     def _allows(self, authorization: str) -> bool:
         """Whether a header has a token: as a bearer, or as the password that a browser asks for."""
         scheme, _, given = authorization.partition(" ")
-        token = given.strip().encode()
+        token = given.strip().encode("latin-1")  # as it came
         if scheme.lower() == "basic":
             try:
                 token = base64.b64decode(token, validate=True).partition(b":")[2]
