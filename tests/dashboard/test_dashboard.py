@@ -477,7 +477,7 @@ def test_a_token_may_have_any_characters() -> None:
         async with serving(Feed(example()), frozenset({token})) as http:
             basic = base64.b64encode(f"me:{token}".encode()).decode()
             for given in (f"Bearer {token}", f"Basic {basic}"):
-                headers = {"authorization": given.encode()}
+                headers = {b"authorization": given.encode()}
                 assert (await http.get("/", headers=headers)).status_code == 200, given
 
     trio.run(main)
