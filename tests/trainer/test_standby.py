@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from peers.trainer.standby.bundle import (
     CHUNK_BYTES,
+    FILES_MAX,
     BadBundle,
     BundleFile,
     Contents,
@@ -71,6 +72,27 @@ def test_a_bundle_leaves_room_for_the_next_state() -> None:
         assert not disk.list("bundle")
         disk.capacity_bytes += 100_000
         assert len(await encrypted(disk, "state", "bundle", SECRET)) == 2
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("files", "size_bytes", "words"),
+    [
+        (FILES_MAX + 1, 0, r"has 4,097 files, and a bundle for the standbys holds at most 4,096"),
+        (3, 2**40, r"has 3,298,534,883,328 bytes in 3 files, and a bundle for the standbys holds"),
+    ],
+)
+def test_a_state_that_cannot_be_published_is_refused_before_it_is_encrypted(
+    files: int, size_bytes: int, words: str
+) -> None:
+    async def main() -> None:
+        disk = SimulatedDisk(capacity_bytes=2**44)
+        for number in range(files):
+            await disk.allocate(f"state/{number}", size_bytes)
+        with trio.fail_after(30), pytest.raises(BadBundle, match=words):
+            await encrypted(disk, "state", "bundle", SECRET)
+        assert not disk.exists("bundle")
 
     trio.run(main)
 

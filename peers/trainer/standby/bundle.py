@@ -24,13 +24,15 @@ from nacl.exceptions import CryptoError
 
 from swarm.errors import DECODE_ERRORS, DiskFullError, SwarmError
 from swarm.messages import Count, Digest
+from swarm.shardcast.limits import CHECKPOINT_PIECES_MAX, PIECE_BYTES_MAX
+from swarm.shardcast.manifest import CHECKPOINT_FILES_MAX, piece_size_for
 from swarm.world import Disk
 
 BUNDLE_VERSION = 1
 CHUNK_BYTES = 1 << 20
 TAG_BYTES = 16
-FILES_MAX = 4096
-"""As many files as a checkpoint may have: one per rank and tensor shard."""
+FILES_MAX = CHECKPOINT_FILES_MAX
+"""A bundle is published as a checkpoint is. A state has one file per rank, and one more."""
 
 CONTENTS_BYTES_MAX = 1 << 20
 
@@ -88,9 +90,14 @@ def file_name(index: int) -> str:
 def sealed_sizes(contents: Contents) -> dict[str, int]:
     """Bytes of each encrypted file that these contents need, by name in the bundle's folder."""
     return {
-        file_name(index): file.size_bytes + len(_starts(file.size_bytes)) * TAG_BYTES
+        file_name(index): _sealed_bytes(file.size_bytes)
         for index, file in enumerate(contents.files)
     }
+
+
+def _sealed_bytes(size_bytes: int) -> int:
+    """Size of a file of `size_bytes` once it is encrypted."""
+    return size_bytes + len(_starts(size_bytes)) * TAG_BYTES
 
 
 def _starts(size_bytes: int) -> range:
@@ -101,10 +108,13 @@ def _starts(size_bytes: int) -> range:
 async def encrypted(disk: Disk, folder: str, target: str, secret: bytes) -> list[BundleFile]:
     """Encrypt the files of `folder` into the empty folder `target`, and list them.
 
-    Raises `OSError` if one is removed meanwhile, and `DiskFullError`, before anything is written,
-    if the trainer's next state would find no room beside the bundle.
+    Raises `OSError` if one is removed meanwhile. Before anything is written: `BadBundle` for more
+    files or bytes than a bundle may have, and `DiskFullError` if the trainer's next state would
+    find no room beside the bundle.
     """
-    total = sum(disk.size_bytes(f"{folder}/{name}") for name in disk.list(folder))
+    sizes = [disk.size_bytes(f"{folder}/{name}") for name in disk.list(folder)]
+    _check_fits(folder, sizes)
+    total = sum(sizes)
     if (free := disk.free_bytes()) < 2 * total:
         raise DiskFullError(
             f"a bundle of the {total:,} bytes in {folder} for the standbys, and room for the next "
@@ -118,7 +128,7 @@ async def encrypted(disk: Disk, folder: str, target: str, secret: bytes) -> list
         file = BundleFile(name, size, await disk.digest(path, 0, size))
         out = f"{target}/{file_name(len(files))}"
         starts = _starts(size)
-        await disk.allocate(out, size + len(starts) * TAG_BYTES)
+        await disk.allocate(out, _sealed_bytes(size))
         key = _key_of(file, secret)
         for number, start in enumerate(starts):
             plain = await disk.read(path, start, min(CHUNK_BYTES, size - start))
@@ -126,6 +136,24 @@ async def encrypted(disk: Disk, folder: str, target: str, secret: bytes) -> list
             await _put(disk, out, start + number * TAG_BYTES, sealed)
         files.append(file)
     return files
+
+
+def _check_fits(folder: str, sizes: list[int]) -> None:
+    """Raise `BadBundle` if files of these sizes are too many, or too large, to be published."""
+    if len(sizes) > FILES_MAX:
+        raise BadBundle(
+            f"the state in {folder} has {len(sizes):,} files, and a bundle for the standbys holds "
+            f"at most {FILES_MAX:,}; train with fewer ranks, each of which writes one, or without "
+            "standbys"
+        )
+    sealed = [_sealed_bytes(size) for size in sizes]
+    piece = piece_size_for(sum(sealed))
+    if sum(-(-size // piece) for size in sealed) > CHECKPOINT_PIECES_MAX:
+        raise BadBundle(
+            f"the state in {folder} has {sum(sizes):,} bytes in {len(sizes):,} files, and a bundle "
+            f"for the standbys holds at most {CHECKPOINT_PIECES_MAX * PIECE_BYTES_MAX:,}, less one "
+            "piece per file; train without standbys"
+        )
 
 
 async def decrypted(disk: Disk, folder: str, contents: Contents, target: str) -> None:
