@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from random import Random
 from typing import cast
@@ -13,6 +14,7 @@ import trio
 from peers.trainer.role import TrainerRole
 from peers.trainer.standby import offering
 from peers.trainer.standby.bundle import Contents
+from peers.trainer.standby.following import CONTENTS
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.disk import SimulatedDisk
@@ -35,7 +37,6 @@ TRUSTED = ["trainer", "standby", *VALIDATORS]
 PUBLISHED = "trainer.checkpoint_published"
 LONG_SECONDS = 700.0
 """Longer than gossip repeats a message."""
-STATE_SECONDS = {"trainer": {"standby_minutes": 0.1}}
 
 
 class Scene:
@@ -47,9 +48,11 @@ class Scene:
         workers: int,
         step_seconds: float = 1.0,
         standbys: Sequence[str] = ("standby",),
+        standby_minutes: float = 0.1,
     ) -> None:
         self.step_seconds = step_seconds
         self.standbys = standbys
+        self.tables = {"trainer": {"standby_minutes": standby_minutes}}
         self.simulation = Simulation(
             seed, workload=Workload(model_bytes=500_000, completion_tokens_mean=64)
         )
@@ -57,6 +60,8 @@ class Scene:
         self.workers = [f"w{number}" for number in range(workers)]
         self.heard: dict[str, list[dict[str, object]]] = {}
         self.changed = trio.Event()
+        self.disks: dict[str, SimulatedDisk] = {}
+        """Disks that peers have in place of their own, by peer."""
 
     def hear(self, _now: float, peer: Peer, event: Event) -> None:
         self.heard.setdefault(f"{peer.name} {event.name}", []).append(event.fields)
@@ -80,14 +85,16 @@ class Scene:
         plans = [
             *(Plan(name, ["validator"], hardware=checker) for name in VALIDATORS),
             *(
-                Plan(name, ["trainer"], hardware=learner, tables=STATE_SECONDS)
+                Plan(name, ["trainer"], hardware=learner, tables=self.tables)
                 for name in ("trainer", *self.standbys)
             ),
             *(Plan(name, ["inference"], hardware=Hardware()) for name in self.workers),
             Plan("relay", ["relay"]),
         ]
         for plan in plans:
-            await self.simulation.add(plan).start()
+            peer = self.simulation.add(plan)
+            peer.disk = self.disks.get(plan.name, peer.disk)
+            await peer.start()
 
     def takeover(self, by: str, of: str) -> Envelope:
         """Sign a takeover, and let a validator hear it."""
@@ -291,6 +298,98 @@ def test_a_bundle_that_was_damaged_on_the_disk_ends_the_standby_with_the_way_out
             assert "damaged" in ended and "remove the folder standby in this home" in ended, ended
 
     run_virtual(main, seed=1, limit_seconds=600)
+
+
+class FailingDisk(SimulatedDisk):
+    """Cannot read what a bundle is made of, once."""
+
+    fails = False
+
+    async def sha256(self, path: str) -> bytes:
+        if self.fails and path.startswith(offering.MAKING):
+            self.fails = False
+            raise OSError(errno.EIO, "Input/output error")
+        return await super().sha256(path)
+
+
+def test_a_bundle_that_could_not_be_made_is_made_again_and_not_offered() -> None:
+    """One of the same state, for fewer standbys: it would have replaced the one before."""
+    scene = Scene(27, workers=0, standbys=("standby", "second"))
+    scene.disks["trainer"] = disk = FailingDisk("trainer")
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            peers = scene.simulation.peers
+            for name in scene.standbys:
+                await scene.until(f"{name} standby.bundle_received")
+                await peers[name].kill()
+            peers["standby"].disk = SimulatedDisk("standby")
+            part = peers["trainer"].part
+            assert part is not None
+            held = manifest_in(part.run.manifest_envelope)
+            fewer = msgspec.structs.replace(held, version=2, standbys=held.standbys[:1])
+            owner, wall = scene.simulation.identity("owner"), part.node.world.wall_time()
+            for name in ("trainer", *VALIDATORS):
+                other = peers[name].part
+                assert other is not None
+                other.hear_manifest(sign_manifest(owner, fewer, wall))
+            disk.fails = True
+            await peers["standby"].start()
+            await scene.until("trainer trainer.bundle_not_offered")
+            assert not disk.exists(offering.MAKING)
+            await scene.until("standby standby.bundle_received", 2, seconds=30)
+
+    run_virtual(main, seed=1, limit_seconds=600)
+
+
+def test_a_bundle_for_another_key_is_not_deleted_and_the_way_out_is_said() -> None:
+    """It may be the only copy of the state, and the key may come back."""
+    scene = Scene(28, workers=0)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            scene.simulation.disturbed = 1
+            await scene.until("standby standby.bundle_received")
+            standby = scene.simulation.peers["standby"]
+            await standby.kill()
+            (name,) = [name for name in standby.disk.files() if name.endswith(CONTENTS)]
+            mine = await standby.disk.read(name)
+            await standby.disk.write(name, sealed_for(Identity(bytes(32)).peer_id, b"of another"))
+            await standby.start_again()
+            await trio.sleep(3)
+            ended = str(standby.ended)
+            assert "not sealed to this peer's key; put the identity.key back" in ended, ended
+            await standby.disk.write(name, mine)
+            await standby.start_again()
+            await scene.until("standby standby.standing_by", 2)
+
+    run_virtual(main, seed=1, limit_seconds=600)
+
+
+def test_a_bundle_in_transfer_leaves_nothing_when_the_standby_takes_over() -> None:
+    """Its room is needed for training states, and it would never be used."""
+    scene = Scene(25, workers=2)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            scene.simulation.disturbed = 1
+            await scene.until("standby standby.bundle_received")
+            peers = scene.simulation.peers
+            disk = peers["standby"].disk
+            with trio.fail_after(60):
+                while len(disk.list("standby")) < 4:  # noqa: ASYNC110
+                    await trio.sleep(1e-4)
+            await peers["trainer"].kill()
+            assert len(scene.heard["standby standby.bundle_received"]) == 1
+            scene.takeover("standby", "trainer")
+            await scene.until("standby trainer.step_trained", 3)
+            assert disk.list("standby") == []
+
+    run_virtual(main, seed=1, limit_seconds=600)
+    assert not scene.simulation.violations
 
 
 def test_a_standby_holds_no_verdicts_until_it_trains() -> None:

@@ -16,6 +16,7 @@ from peers.trainer.standby.bundle import (
     parse_contents,
     sealed_sizes,
 )
+from peers.trainer.standby.offering import MAKING
 from peers.trainer.standby.offering import ROOT as BUNDLES
 from swarm.errors import PeerError, SwarmError
 from swarm.identity import PeerId
@@ -72,7 +73,8 @@ class StandingBy:
     async def until_trainer(self) -> None:
         """Follow the trainer until the run's manifest names this peer in its place.
 
-        The newest bundle is then a state on this disk (`SavedStates.inherited`).
+        The newest bundle is then a state on this disk (`SavedStates.inherited`), and nothing of it,
+        or of one in transfer, is left.
         """
         await self._store.recover()
         for lineage, step in self._store.complete():
@@ -82,16 +84,27 @@ class StandingBy:
             await self._stand_by()
         if self.newest != NONE:
             await self._unpack(self.newest)
+        self.newest = NONE
+        await self._drop_others()
+        await self._node.disk.remove(ROOT)  # also what the store does not count yet
 
     async def _stand_by(self) -> None:
         """Keep the newest bundle until the manifest names this peer as the trainer."""
         run = self._peer.run
-        await self._node.disk.remove(BUNDLES)  # this peer may have been the trainer
+        for made in (BUNDLES, MAKING):  # this peer may have been the trainer
+            await self._node.disk.remove(made)
         if self.newest != NONE:
             sealed = await self._node.disk.read(_contents_file(self.newest))
             held = self._store.held((self.newest.lineage, self.newest.step))
             assert held is not None
-            self._since_ms, self._bytes = self._opened(sealed).saved_ms, held.manifest.total_bytes
+            try:
+                self._since_ms = self._opened(sealed).saved_ms
+            except BadBundle as error:  # not deleted: it may be the only copy of the state
+                raise BadBundle(
+                    f"{error}; put the identity.key back with which this home got it, or remove "
+                    f"the folder {ROOT} in this home, and the trainer is asked for another"
+                ) from error
+            self._bytes = held.manifest.total_bytes
         self._peer.blobs.serve_also(
             self._store, lambda client: client in run.manifest.standby_ids()
         )
@@ -183,10 +196,10 @@ class StandingBy:
             self._store.unpin(key)
 
     async def _drop_others(self) -> None:
-        """Delete all whole bundles but the newest, and contents that belong to none."""
-        for lineage, step in self._store.complete():
-            if State(lineage, step) != self.newest:
-                await self._store.withdraw((lineage, step))
+        """Delete all bundles but the newest, whole or not, and contents that belong to none."""
+        for held in self._store.all():
+            if held.key != (self.newest.lineage, self.newest.step):
+                await self._store.withdraw(held.key)
         for name in self._node.disk.list(ROOT):
             path = f"{ROOT}/{name}"
             if name.endswith(CONTENTS) and path != _contents_file(self.newest):
@@ -237,17 +250,17 @@ class StandingBy:
     # --- taking over -------------------------------------------------------------------------
 
     async def _unpack(self, state: State) -> None:
-        """Decrypt a bundle to a state that the trainer continues from, then delete the bundle.
+        """Decrypt a bundle to a state that the trainer continues from.
 
-        A peer that is stopped meanwhile does it again.
+        A peer that is stopped before the bundle is deleted does it again.
         """
         disk = self._node.disk
-        contents = self._opened(await disk.read(_contents_file(state)))
         held = self._store.held((state.lineage, state.step))
         assert held is not None and held.complete
         aside = f"{INHERITED}.new"
         await disk.remove(aside)
         try:
+            contents = self._opened(await disk.read(_contents_file(state)))
             await decrypted(disk, held.folder, contents, f"{aside}/{state.lineage}-{state.step}")
         except BadBundle as error:
             raise BadBundle(
@@ -259,6 +272,4 @@ class StandingBy:
         await disk.remove(INHERITED)
         await disk.rename(aside, INHERITED)
         await disk.sync(INHERITED)
-        self.newest = NONE
-        await self._drop_others()
         self._node.events.emit("standby.unpacked", step=state.step, lineage=state.lineage)

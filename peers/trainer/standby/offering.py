@@ -18,7 +18,7 @@ from peers.trainer.standby.asking import (
 )
 from peers.trainer.standby.bundle import Contents, encrypted
 from peers.trainer.store import TrainerStore
-from swarm.errors import DECODE_ERRORS, SwarmError
+from swarm.errors import DECODE_ERRORS, SwarmError, leaf_errors
 from swarm.identity import sealed_for
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held
@@ -37,6 +37,8 @@ class _Made:
     state: State
     held: Held
     contents: Contents
+    named: list[str]
+    """The standbys that know its secret."""
 
 
 @dataclass(eq=False)
@@ -50,9 +52,6 @@ class Offering:
     """Least time between two bundles."""
     _made: _Made | None = None
     _made_at: float = 0.0
-    _secret: bytes = b""
-    _named: list[str] = field(default_factory=list)
-    """The standbys that know the secret."""
     _making: trio.Lock = field(default_factory=trio.Lock)
 
     def __post_init__(self) -> None:
@@ -79,7 +78,7 @@ class Offering:
                 return
             asked = msgspec.msgpack.decode(raw, type=Asked)
             made = await self._newer_than(State(asked.lineage, asked.step))
-            if made is not None and stream.peer in self._named:
+            if made is not None and stream.peer in made.named:
                 contents = msgspec.msgpack.encode(made.contents)
                 sealed = sealed_for(stream.peer, contents)
                 total = made.held.manifest.total_bytes
@@ -101,9 +100,10 @@ class Offering:
         while True:
             async with self._making:
                 named = self.peer.run.manifest.standby_ids()
-                if self._made is not None and self._made.state > asked and named == self._named:
-                    return self._made
-                due = self._made_at + self.seconds_min if self._made else 0.0
+                made = self._made
+                if made is not None and made.state > asked and made.named == named:
+                    return made
+                due = self._made_at + self.seconds_min if made else 0.0
                 newest = self.states.changed.value
                 if newest is not None and newest > asked and world.now() >= due:
                     return await self._make(newest, named)
@@ -115,19 +115,26 @@ class Offering:
                 await self.states.changed.wait_change()
 
     async def _make(self, state: State, named: list[str]) -> _Made:
-        """Bundle a state. A new set of standbys gets a new secret."""
-        node = self.peer.node
-        if not self._secret or named != self._named:
-            self._secret, self._named = node.world.secret_bytes(32), list(named)
+        """Bundle a state. A new set of standbys gets a new secret.
+
+        Raises `SwarmError` or `OSError`.
+        """
+        node, before = self.peer.node, self._made
+        same = before is not None and before.named == named
+        secret = before.contents.secret if before and same else node.world.secret_bytes(32)
         began = node.world.now()
         await node.disk.remove(MAKING)  # if the one before was cut off
         try:
             with self.states.keeping(state):
-                files = await encrypted(node.disk, state.folder, MAKING, self._secret)
+                files = await encrypted(node.disk, state.folder, MAKING, secret)
+            if before is not None and before.state == state:
+                self._made = None  # it is withdrawn, also if the new one fails
             await self._bundles.withdraw((state.lineage, state.step))
             held = await self._bundles.publish(MAKING, state.lineage, state.step)
-        except (SwarmError, OSError):
+        except (SwarmError, OSError, ExceptionGroup) as error:
             await node.disk.remove(MAKING)  # the trainer needs the room
+            if isinstance(error, ExceptionGroup):  # of the files hashed at once
+                raise leaf_errors(error)[0] from error
             raise
         orders = self.store.newest_orders(state.lineage, 1)
         contents = Contents(
@@ -135,11 +142,11 @@ class Offering:
             lineage=state.lineage,
             step=state.step,
             saved_ms=int(node.world.wall_time() * 1000),
-            secret=self._secret,
+            secret=secret,
             files=files,
             order=msgspec.msgpack.encode(orders[0]) if orders else b"",
         )
-        self._made, self._made_at = _Made(state, held, contents), node.world.now()
+        self._made, self._made_at = _Made(state, held, contents, list(named)), node.world.now()
         node.events.emit(
             "trainer.bundle_made",
             step=state.step,
