@@ -16,12 +16,17 @@ from peers.trainer.state_format import STATES
 from swarm.jobs.training import Snapshot
 from swarm.messages import StepOrder
 from swarm.observable import Observable
+from swarm.shardcast.mirror.folder import partial_name
 from swarm.world import Disk, World
 
 INHERITED = "trainer/inherited"
 """Folder of a state that this trainer, which was a standby, continues from."""
 RESTORED = "trainer/restored"
 """Folder of a published policy that a trainer without a training state begins with."""
+RESTORING = f"{RESTORED}.new"
+"""The same before it is complete."""
+UNPACKING = f"{INHERITED}.new"
+"""`INHERITED` before it is complete."""
 ORDER = "order"
 """File there: the step order that was newest at the trainer before."""
 ANCHORS_KEPT = 3
@@ -95,9 +100,10 @@ class SavedStates:
         return msgspec.msgpack.decode(await self.disk.read(path), type=StepOrder)
 
     async def drop_inherited(self) -> None:
-        """Delete what was inherited or restored: a state of a later lineage is durable."""
-        await self.disk.remove(INHERITED)
-        await self.disk.remove(RESTORED)
+        """Delete what was inherited or restored, whole or not: a state of a later lineage is
+        durable, or there was nothing."""
+        for folder in (INHERITED, UNPACKING, RESTORED, RESTORING, partial_name(RESTORING)):
+            await self.disk.remove(folder)
 
     @contextmanager
     def keeping(self, state: State) -> Iterator[None]:

@@ -24,16 +24,17 @@ async def from_peers(
     digest: bytes | None = None,
     deadline: float,
     progress: Progress = lambda done, total: None,
+    option: str = "--out",
 ) -> Held:
     """Fetch the newest policy of a run into the folder `out`, as an observer of the run.
 
     The base of an adapter is fetched with it, into a folder in `out`.
 
-    `deadline` is in seconds. Raises `UserError` if `digest` is given and differs from the digest of
-    the policy's manifest. Also raises the errors of `Policies.get`.
+    `deadline` is in seconds; `option` has named `out`. Raises `UserError` if `digest` is given and
+    differs from the digest of the policy's manifest. Also raises the errors of `Policies.get`.
     """
-    check_out(out)
-    with writing(out) as disk:
+    check_out(out, option)
+    with writing(out, option) as disk:
         held, base = await _newest_policy(
             partial_of(out), bootstrap, run, digest, deadline, progress
         )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import trio
+from safetensors.torch import save_file
 
 from peers.engines.demo import make_policy
+from peers.engines.model import read_weights
 from swarm.app.restore import copy_verified, put_in_place
 from swarm.errors import UserError
 from swarm.identity import load_or_create
@@ -72,9 +76,64 @@ def test_what_no_trainer_has_published_is_refused(published: Path, tmp_path: Pat
     assert not out.exists()
 
 
+def test_only_what_the_manifest_lists_is_copied(published: Path, tmp_path: Path) -> None:
+    """The trainer reads every safetensors file of a folder: a stranger's would replace weights that
+    a trainer has signed. Nor is a disk filled from a device, or a folder read for ever."""
+    folder = tmp_path / "from a worker"
+    shutil.copytree(published, folder)
+    weights = read_weights(folder)
+    name = next(iter(weights))
+    save_file({name: torch.ones_like(weights[name])}, folder / "z.safetensors")
+    assert not torch.equal(read_weights(folder)[name], weights[name])
+    (folder / "zeros").symlink_to("/dev/zero")
+    (folder / "again").symlink_to(folder)
+    os.mkfifo(folder / "pipe")
+    with (folder / "sparse").open("wb") as file:
+        file.truncate(2**40)
+    copied(folder, tmp_path / "restored.new")
+    assert torch.equal(read_weights(tmp_path / "restored.new")[name], weights[name])
+    names = [path.name for path in (tmp_path / "restored.new").iterdir()]
+    assert sorted(names) == sorted(path.name for path in published.iterdir())
+
+
+def test_the_copy_of_an_interrupted_restore_is_no_source(published: Path, tmp_path: Path) -> None:
+    """The command empties that folder first."""
+    out = tmp_path / "restored.new"
+    shutil.copytree(published, out)
+    with pytest.raises(UserError, match=r"is where an interrupted restore put its copy"):
+        copied(out, out)
+    assert (out / "model.safetensors").exists()
+
+
+def test_a_restore_that_is_interrupted_leaves_nothing(published: Path, tmp_path: Path) -> None:
+    out = tmp_path / "restored.new"
+    begun: list[bool] = []
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+
+            def stop(done: int, total: int | None) -> None:
+                begun.append(out.exists())
+                scope.cancel()
+
+            digests = {digest_of((published / ".manifest").read_bytes())}
+            await copy_verified(out, published, RUN, digests, stop)
+
+    trio.run(main)
+    assert begun[0] and not out.exists()
+
+
 def test_a_home_that_needs_no_policy_gets_none(tmp_path: Path) -> None:
     words = ("trainer", "restore", "--home", tmp_path, "--bootstrap", NOBODY)
     assert "has no identity.key; give the trainer's home" in complaint(*words)
     load_or_create(tmp_path / "identity.key")
     (tmp_path / "trainer/states/0-7").mkdir(parents=True)
     assert "start the trainer with --resume, which loses nothing" in complaint(*words)
+    (tmp_path / "trainer/states").rename(tmp_path / "trainer/inherited")
+    assert "start the trainer with --resume, which loses nothing" in complaint(*words)
+    (tmp_path / "format").write_text('{"format": 99}')
+    assert "has format 99, and this build" in complaint(*words)
+    (tmp_path / "format").unlink()
+    shutil.rmtree(tmp_path / "trainer")
+    (tmp_path / "process.lock").mkdir()
+    assert f"--home {tmp_path} cannot be used (Is a directory" in complaint(*words)

@@ -10,6 +10,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.trainer.saving import State
 from peers.trainer.standby.bundle import (
     CHUNK_BYTES,
     FILES_MAX,
@@ -21,10 +22,14 @@ from peers.trainer.standby.bundle import (
     file_name,
     parse_contents,
 )
+from peers.trainer.standby.following import CONTENTS, ROOT, whole_bundle
 from simnet.disk import SimulatedDisk
 from swarm.errors import DiskFullError
+from swarm.events import Events
 from swarm.identity import Identity, sealed_for
+from swarm.shardcast.store import CheckpointStore
 from swarm.world.disk import LocalDisk
+from tests.worlds import VirtualWorld
 
 SECRET = bytes(range(32))
 STANDBY, OTHER = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
@@ -121,6 +126,26 @@ def test_files_that_have_not_changed_are_encrypted_to_the_same_bytes() -> None:
         await bundled(disk, {"moments": b"m" * 99 + b"n"})
         then = [await disk.read(f"bundle/{file_name(index)}") for index in (0, 1)]
         assert first[0] == then[0] and first[1][:64] != then[1][:64]
+
+    trio.run(main)
+
+
+def test_a_whole_bundle_is_told_from_one_in_transfer() -> None:
+    """`swarm trainer restore` leaves a home alone that has one."""
+
+    async def main() -> None:
+        disk, world = SimulatedDisk(), VirtualWorld()
+        store = CheckpointStore(disk, "o/r", Events(world, "standby"), root=ROOT)
+        assert await whole_bundle(disk, "o/r") is None
+        for step in (3, 12):
+            await bundled(disk, {"state.json": b"what the trainer knows" * step})
+            await store.publish("bundle", 0, step)
+            assert await whole_bundle(disk, "o/r") == (State(0, 3) if step == 12 else None)
+            await disk.write(f"{ROOT}/0-{step}{CONTENTS}", b"")
+            assert await whole_bundle(disk, "o/r") == State(0, step)
+        assert await whole_bundle(disk, "o/another") is None
+        await disk.write(f"{ROOT}/0-12/0000", b"")
+        assert await whole_bundle(disk, "o/r") == State(0, 3)
 
     trio.run(main)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import trio
 
-from peers.trainer.saving import INHERITED, ORDER, State
+from peers.trainer.saving import INHERITED, ORDER, UNPACKING, State
 from peers.trainer.standby.asking import Asked, Offer, ask
 from peers.trainer.standby.bundle import (
     BadBundle,
@@ -24,6 +24,7 @@ from swarm.messages import Checkpoint
 from swarm.node.run_node import RunNode
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.held import Change, Held
+from swarm.shardcast.recovery import read_back
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Source
 from swarm.world import Disk
@@ -52,6 +53,19 @@ def _contents_file(state: State) -> str:
 def holds_bundle(disk: Disk) -> bool:
     """Whether a standby's bundle is on this disk: one is deleted once it is unpacked."""
     return any(name.endswith(CONTENTS) for name in disk.list(ROOT))
+
+
+async def whole_bundle(disk: Disk, run: str) -> State | None:
+    """State of the newest bundle on this disk that has every piece; None: there is none."""
+    found = [NONE]
+    for name in disk.list(ROOT):
+        lineage, _, step = name.removesuffix(CONTENTS).partition("-")
+        if name.endswith(CONTENTS) and lineage.isdecimal() and step.isdecimal():
+            state = State(int(lineage), int(step))
+            held = await read_back(disk, run, f"{ROOT}/{lineage}-{step}", tuple(state[:2]))
+            if held is not None and not held.missing():
+                found.append(state)
+    return max(found) if len(found) > 1 else None
 
 
 class StandingBy:
@@ -257,19 +271,20 @@ class StandingBy:
         disk = self._node.disk
         held = self._store.held((state.lineage, state.step))
         assert held is not None and held.complete
-        aside = f"{INHERITED}.new"
-        await disk.remove(aside)
+        await disk.remove(UNPACKING)
         try:
             contents = self._opened(await disk.read(_contents_file(state)))
-            await decrypted(disk, held.folder, contents, f"{aside}/{state.lineage}-{state.step}")
+            await decrypted(
+                disk, held.folder, contents, f"{UNPACKING}/{state.lineage}-{state.step}"
+            )
         except BadBundle as error:
             raise BadBundle(
                 f"{error}; remove the folder {ROOT} in this home, and begin with the run's newest "
                 "policy by swarm trainer restore"
             ) from error
         if contents.order:
-            await disk.write(f"{aside}/{ORDER}", contents.order)
+            await disk.write(f"{UNPACKING}/{ORDER}", contents.order)
         await disk.remove(INHERITED)
-        await disk.rename(aside, INHERITED)
+        await disk.rename(UNPACKING, INHERITED)
         await disk.sync(INHERITED)
         self._node.events.emit("standby.unpacked", step=state.step, lineage=state.lineage)

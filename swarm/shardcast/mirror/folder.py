@@ -37,33 +37,39 @@ def watcher(progress: Progress) -> Callable[[Change, Held, int], None]:
     return watch
 
 
+def partial_name(out: str) -> str:
+    """Name of the folder in which a fetch into the folder `out` keeps its pieces."""
+    return f"{out}.partial"
+
+
 def partial_of(out: Path) -> Path:
     """The folder in which a fetch into `out` keeps its pieces until it is complete."""
     out = out.resolve()
-    return out.with_name(out.name + ".partial")
+    return out.with_name(partial_name(out.name))
 
 
-def check_out(out: Path) -> None:
-    """Raise `UserError` unless a fetched checkpoint can become the folder `out`."""
+def check_out(out: Path, option: str = "--out") -> None:
+    """Raise `UserError` unless a fetched checkpoint can become the folder `out`, which `option`
+    has named."""
     try:
         if out.exists():
             if not out.is_dir() or any(out.iterdir()):
-                raise UserError(f"--out {out} exists and is not an empty folder; choose another")
+                raise UserError(f"{option} {out} exists and is not an empty folder; choose another")
             if out.is_mount() or out.samefile(Path.cwd()):
                 raise UserError(
-                    f"--out {out} is the current folder or a mount point; choose a folder in it"
+                    f"{option} {out} is the current folder or a mount point; choose a folder in it"
                 )
     except OSError as error:
-        raise UserError(_not_written(out, error)) from error
+        raise UserError(_not_written(out, option, error)) from error
 
 
-def _not_written(out: Path, error: OSError) -> str:
-    return f"--out {out} cannot be written ({error.strerror}); choose another folder"
+def _not_written(out: Path, option: str, error: OSError) -> str:
+    return f"{option} {out} cannot be written ({error.strerror}); choose another folder"
 
 
 @contextmanager
-def writing(out: Path) -> Iterator[LocalDisk]:
-    """The disk for a fetch into `out`; its errors become `UserError`."""
+def writing(out: Path, option: str = "--out") -> Iterator[LocalDisk]:
+    """The disk for a fetch into `out`; its errors become `UserError`, which names `option`."""
     partial = partial_of(out)
     try:
         yield LocalDisk(partial)
@@ -71,10 +77,10 @@ def writing(out: Path) -> Iterator[LocalDisk]:
         leaves = leaf_errors(error)
         for leaf in leaves:
             if isinstance(leaf, DiskFullError):
-                # The message names a peer's --home; here the folder is --out.
-                raise DiskFullError(str(leaf).replace("--home", "--out")) from error
+                # The message names a peer's --home; here the folder may be another option's.
+                raise DiskFullError(str(leaf).replace("--home", option)) from error
         if isinstance(leaves[0], OSError):
-            raise UserError(_not_written(out, leaves[0])) from error
+            raise UserError(_not_written(out, option, leaves[0])) from error
         raise
     finally:
         with suppress(OSError):
