@@ -25,6 +25,9 @@ from swarm.messages import (
 )
 from swarm.protocol import ProtocolVersion
 
+VERSION_MAX = 1 << 53
+"""Highest version of a run's manifest."""
+
 
 class TrustedKey(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """A key that the owner trusts, from version `from_version` of the manifest on."""
@@ -484,7 +487,7 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     """One training job, signed by its owner. Run id: `<owner peer id>/<name>`."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\Z")]
-    version: Annotated[int, Meta(ge=1, le=2**53)]
+    version: Annotated[int, Meta(ge=1, le=VERSION_MAX)]
     model: Name
     tokenizer_hash: Digest
     environments: Environments

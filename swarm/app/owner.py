@@ -17,7 +17,7 @@ from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, UserError
 from swarm.identity import load_or_create
 from swarm.ledger.client import LedgerClient
-from swarm.manifest import RunManifest
+from swarm.manifest import VERSION_MAX, RunManifest
 from swarm.messages import Eviction, Reinstatement
 from swarm.node.node import Node
 from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
@@ -87,10 +87,13 @@ async def _update_network(
     """Update a run that the network knows. Its version may be newer than the local file."""
     async with visit(bootstrap, held.body.run) as (node, run):
         check_update(run.manifest, new, f"{files.description} (compared with the running network)")
-        newer = title_of(run.manifest_envelope).precedence > title_of(held).precedence
-        before = run.manifest_envelope if newer else held
-        envelope = _sign_update(files, before, new)
+        envelope = _sign_update(files, _newer(run.manifest_envelope, held), new)
         await _hand_over(node, envelope)
+
+
+def _newer(one: Envelope, other: Envelope) -> Envelope:
+    """The one of two versions of a run that counts."""
+    return max(other, one, key=lambda each: title_of(each).precedence)
 
 
 async def _hand_over(node: Node, envelope: Envelope) -> None:
@@ -132,7 +135,8 @@ class Heir:
 def succeed(heir: Heir, bootstrap: list[str]) -> None:
     """Make a successor the owner of a run: sign the version that says so, and hand it over.
 
-    With `bootstrap`, the version that the network has is succeeded, otherwise that of the file.
+    With `bootstrap`, the version that the network has is succeeded if it is newer than that of the
+    file; else a peer that hands out an old version would bring back what has been changed since.
     """
     if not heir.key.exists():
         raise UserError(f"there is no key {heir.key}; give the successor's key with --owner-key")
@@ -148,7 +152,10 @@ def succeed(heir: Heir, bootstrap: list[str]) -> None:
 
 async def _succeed_in_network(heir: Heir, held: Envelope, bootstrap: list[str]) -> None:
     async with visit(bootstrap, held.body.run) as (node, run):
-        await _hand_over(node, _sign_succession(heir, run.manifest_envelope))
+        before = _newer(run.manifest_envelope, held)
+        if manifest_in(before).version > VERSION_MAX // 2:
+            before = held  # a thief of the key may have left no number for versions after his
+        await _hand_over(node, _sign_succession(heir, before))
 
 
 def _sign_succession(heir: Heir, held: Envelope) -> Envelope:

@@ -8,7 +8,7 @@ from pathlib import Path
 from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, SwarmError, UserError
 from swarm.identity import Identity, PeerId
-from swarm.manifest import RunManifest
+from swarm.manifest import VERSION_MAX, RunManifest
 from swarm.run.changes import NEVER, Change, changes, values_listed
 from swarm.run.exchange import ask_for_manifests
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, load_manifest, manifest_in
@@ -38,6 +38,11 @@ def sign_takeover(standby: Identity, held: Envelope, trainer: str, wall_time: fl
 
 
 def _sealed(signer: Identity, manifest: RunManifest, wall_time: float, run: str) -> Envelope:
+    if manifest.version > VERSION_MAX:
+        raise UserError(
+            f"run {run} has version {manifest.version - 1:,}, the highest there can be, so nothing "
+            "can follow it; only a successor can go on, from an earlier version: swarm run succeed"
+        )
     try:
         return seal(
             signer,

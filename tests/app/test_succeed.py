@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from swarm.identity import Identity, load_or_create
+from swarm.manifest import VERSION_MAX
 from swarm.run.manifest import load_manifest, manifest_in
 from swarm.run.update import sign_manifest
 from swarm.succession import title_of
@@ -42,3 +43,38 @@ def test_a_successor_becomes_the_owner_of_a_running_run(tmp_path: Path) -> None:
         # With the file of before, the command meets the new owner's version in the network.
         path.write_bytes(first)
         assert "owns run" in complaint(*succeed("heir.key"))
+
+
+def test_an_old_version_in_the_network_is_not_brought_back(tmp_path: Path) -> None:
+    """A bootstrap peer hands it out, with a validator that the owner has replaced since."""
+    heir = load_or_create(tmp_path / "heir.key")
+    first = replace(
+        manifest_in(signed_manifest(tmp_path, OWNER)), successors=[heir.peer_id], checkpoints_kept=6
+    )
+    old, path = tmp_path / "old.manifest", tmp_path / "run.manifest"
+    old.write_bytes(sign_manifest(OWNER, first, time.time()).raw)
+    second = replace(first, version=2, checkpoints_kept=7)
+    path.write_bytes(sign_manifest(OWNER, second, time.time()).raw)
+    with bootstrap_peer(tmp_path / "home", old) as multiaddr:
+        words = ("run", "succeed", path, "--owner-key", tmp_path / "heir.key")
+        done = swarm(*words, "--bootstrap", multiaddr)
+    assert done.status == 0 and "version 2 → 3" in done.output, done.errors
+    assert manifest_in(load_manifest(path)).checkpoints_kept == 7
+
+
+def test_a_thief_who_signs_the_highest_version_does_not_keep_the_run(tmp_path: Path) -> None:
+    heir = load_or_create(tmp_path / "heir.key")
+    first = replace(manifest_in(signed_manifest(tmp_path, OWNER)), successors=[heir.peer_id])
+    path, stolen = tmp_path / "run.manifest", tmp_path / "stolen.manifest"
+    path.write_bytes(sign_manifest(OWNER, first, time.time()).raw)
+    last = replace(first, version=VERSION_MAX)
+    stolen.write_bytes(sign_manifest(OWNER, last, time.time()).raw)
+    with bootstrap_peer(tmp_path / "home", stolen) as multiaddr:
+        network = ("--owner-key", tmp_path / "heir.key", "--bootstrap", multiaddr)
+        before = stolen.read_bytes()
+        assert "the highest there can be" in complaint("run", "succeed", stolen, *network)
+        assert stolen.read_bytes() == before
+        done = swarm("run", "succeed", path, *network)
+        assert done.status == 0 and "version 1 → 2" in done.output, done.errors
+        path.write_bytes(stolen.read_bytes())
+        assert "owns run" in complaint("run", "succeed", path, *network)
