@@ -9,11 +9,16 @@ from pathlib import Path
 import trio
 
 from swarm.app.local_node import visit
+from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, UserError
+from swarm.messages import Checkpoint
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held
 from swarm.shardcast.mirror.folder import check_out, move_out, partial_of, watcher, writing
 from swarm.shardcast.mirror.index import Progress
+
+ANNOUNCED_SECONDS = 30.0
+"""Time in which a policy that trusted peers know of should be heard of from any peer."""
 
 
 async def from_peers(
@@ -25,18 +30,23 @@ async def from_peers(
     deadline: float,
     progress: Progress = lambda done, total: None,
     option: str = "--out",
+    known: tuple[int, int] = (0, 0),
 ) -> Held:
     """Fetch the newest policy of a run into the folder `out`, as an observer of the run.
 
     The base of an adapter is fetched with it, into a folder in `out`.
 
-    `deadline` is in seconds; `option` has named `out`. Raises `UserError` if `digest` is given and
-    differs from the digest of the policy's manifest. Also raises the errors of `Policies.get`.
+    `deadline` is in seconds; `option` has named `out`. `known`: (lineage, step) of a policy that is
+    known to be announced. An older one is fetched only if this one is not heard of for
+    `ANNOUNCED_SECONDS`: an old announcement may be shown again as long as it is valid.
+
+    Raises `UserError` if `digest` is given and differs from the digest of the policy's manifest.
+    Also raises the errors of `Policies.get`.
     """
-    check_out(out, option)
+    check_out(out)
     with writing(out, option) as disk:
         held, base = await _newest_policy(
-            partial_of(out), bootstrap, run, digest, deadline, progress
+            partial_of(out), bootstrap, run, digest, deadline, progress, known
         )
         # The deadline limits the network only; moving the complete files may take longer.
         await move_out(disk, held, out, base)
@@ -50,6 +60,7 @@ async def _newest_policy(
     digest: bytes | None,
     deadline: float,
     progress: Progress,
+    known: tuple[int, int],
 ) -> tuple[Held, Held | None]:
     """Fetch the newest policy of a run into the checkpoint store of a peer at `home`.
 
@@ -62,6 +73,8 @@ async def _newest_policy(
             peer = RunNode(node, found)
             peer.store.watch(watcher(progress))
             async with peer.joined():
+                with trio.move_on_after(ANNOUNCED_SECONDS):
+                    await peer.checkpoint.wait_until(lambda each: _reaches(each, known))
                 await peer.checkpoint.wait_until(lambda envelope: envelope is not None)
                 checkpoint = peer.newest_checkpoint()
                 assert checkpoint is not None
@@ -83,3 +96,10 @@ async def _newest_policy(
             f"no policy of the run was announced within {deadline:g} s; its trainer may be down"
         )
     return held, base
+
+
+def _reaches(announced: Envelope | None, known: tuple[int, int]) -> bool:
+    """Whether the announced policy is as new as one that is known."""
+    if announced is None:
+        return False
+    return announced.expect(Checkpoint).order() >= known

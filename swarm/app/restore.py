@@ -28,6 +28,7 @@ from swarm.identity import load_or_create
 from swarm.ledger.client import LedgerClient, fetch_log
 from swarm.ledger.entries import CheckpointPublished
 from swarm.node.node import Node
+from swarm.run.choice import check_joined
 from swarm.run.run import Run
 from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, CheckpointManifest, digest_of
 from swarm.shardcast.mirror.describe import own_manifest, verify
@@ -75,6 +76,7 @@ async def restore(wanted: Restore, progress: Progress = lambda done, total: None
             stack.enter_context(sole_user(home, "swarm trainer restore"))
             disk = LocalDisk(home)
         async with visit(bootstrap, wanted.run, looks_on=True) as (node, run):
+            await check_joined(disk, run.id, wanted.run)
             _check_place(run, peer)
             leads = run.manifest.is_trainer(peer)
             await _check_bundleless(wanted.home, disk, run, leads=leads)
@@ -93,7 +95,7 @@ async def restore(wanted: Restore, progress: Progress = lambda done, total: None
         with _using(wanted.home):
             aside.parent.mkdir(mode=0o700, exist_ok=True)
         if wanted.policy is None:
-            manifest = await _fetched(aside, wanted, bootstrap, run.id, progress)
+            manifest = await _fetched(aside, wanted, bootstrap, status, progress)
         else:
             manifest = await copy_verified(aside, wanted.policy, run.id, logged, progress)
         with _using(wanted.home):
@@ -182,9 +184,10 @@ async def _logged(node: Node, run: Run) -> set[bytes]:
 
 
 async def _fetched(
-    out: Path, wanted: Restore, bootstrap: Sequence[str], run: str, progress: Progress
+    out: Path, wanted: Restore, bootstrap: Sequence[str], status: RunStatus, progress: Progress
 ) -> CheckpointManifest:
     """Fetch the newest announced policy into the folder `out`; the same command resumes a fetch."""
+    run = status.run.id
     shutil.rmtree(out, ignore_errors=True)  # of a command that was stopped before it moved it
     try:
         held = await from_peers(
@@ -194,6 +197,7 @@ async def _fetched(
             deadline=wanted.deadline,
             progress=progress,
             option="--home",
+            known=status.newest(),
         )
     except DeadlineError as error:
         raise UserError(

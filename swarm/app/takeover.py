@@ -16,11 +16,13 @@ from swarm.errors import PeerError, SwarmError, UserError
 from swarm.identity import Identity, PeerId, load_or_create
 from swarm.ledger.client import LedgerClient
 from swarm.node.node import Node
+from swarm.run.choice import check_joined
 from swarm.run.exchange import ask_for_manifests
 from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.manifest import content_digest, manifest_in
 from swarm.run.run import Run
 from swarm.run.update import sign_takeover
+from swarm.world.disk import LocalDisk
 
 GONE_SECONDS = 60.0
 """A trainer that no trusted peer has heard for this long is gone: six heartbeats."""
@@ -58,6 +60,7 @@ async def take_over(wanted: Takeover) -> None:
     standby = load_or_create(key)
     bootstrap = list(wanted.bootstrap) or last_bootstrap(wanted.home)
     async with visit(bootstrap, wanted.run, looks_on=True) as (node, run):
+        await check_joined(LocalDisk(wanted.home.expanduser()), run.id, wanted.run)
         status = RunStatus(run)
         answered = await ask_all_trusted(node, status)
         trainer = _trainer(run, standby.peer_id, wanted.trainer)

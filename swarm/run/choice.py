@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import msgspec
+
 from swarm.envelope import Envelope
-from swarm.errors import UserError
+from swarm.errors import DECODE_ERRORS, UserError
 from swarm.run.manifest import run_id
 from swarm.world import Disk
 
@@ -60,7 +62,7 @@ async def pin_owner(disk: Disk, manifest: Envelope) -> None:
     """Remember a run's owner on first use; raises `UserError` if the name has another owner."""
     run = run_id(manifest)
     owner, _, name = run.partition("/")
-    pins = json.loads(await disk.read(_PINS)) if disk.exists(_PINS) else {}
+    pins = await _read_pins(disk)
     pinned = pins.get(name)
     if pinned is None:
         await disk.write(_PINS, json.dumps({**pins, name: owner}, indent=1).encode())
@@ -69,3 +71,32 @@ async def pin_owner(disk: Disk, manifest: Envelope) -> None:
             f"the run {name!r} is signed by {owner}, but you joined it before when it was signed "
             f"by {pinned}; if the owner really changed, remove the entry from {_PINS} in --home"
         )
+
+
+async def check_joined(disk: Disk, run: str, wanted: str | None) -> None:
+    """Raise `UserError` for a run that the peer with this disk has not joined, if it joined others.
+
+    Whoever can name this peer in a manifest of his own can show it that run. `wanted` (`--run`): a
+    run's full id is taken.
+    """
+    pins = await _read_pins(disk)
+    owner, _, name = run.partition("/")
+    if pins and pins.get(name) != owner and wanted != run:
+        joined = ", ".join(f"{pins[each]}/{each}" for each in sorted(pins)[:NAMES_MAX])
+        raise UserError(
+            f"the bootstrap peer shows run {run}, and this home has joined {joined}; give "
+            f"--bootstrap of that run's network, or --run {run} if you mean this one"
+        )
+
+
+async def _read_pins(disk: Disk) -> dict[str, str]:
+    """Owners of the runs that the peer with this disk has joined, by name; raises `UserError`."""
+    if not disk.exists(_PINS):
+        return {}
+    try:
+        return msgspec.json.decode(await disk.read(_PINS), type=dict[str, str])
+    except DECODE_ERRORS as error:
+        raise UserError(
+            f"{_PINS} in --home is damaged ({error}); restore it from a copy, or remove it, and "
+            "the bootstrap peer is believed about the run's owner once more"
+        ) from error

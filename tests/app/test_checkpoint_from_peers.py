@@ -18,9 +18,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from swarm.app import newest_policy
 from swarm.app.local_node import open_node
 from swarm.app.newest_policy import from_peers
-from swarm.envelope import STATE_LIFETIME_SECONDS
+from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import DeadlineError, leaf_errors
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId, load_or_create
@@ -176,6 +177,40 @@ def test_a_slow_disk_is_not_held_against_the_trainer(
 
     trio.run(main, clock=clock)
     assert len(synced) == 1
+
+
+@pytest.mark.slow
+def test_an_old_announcement_is_not_taken_for_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trusted peers know of policy 5, and whoever answers first shows policy 4 again."""
+    heard = trio.Event()
+    reaches = newest_policy._reaches
+
+    def observed(announced: Envelope | None, known: tuple[int, int]) -> bool:
+        if announced is not None:
+            heard.set()
+        return reaches(announced, known)
+
+    monkeypatch.setattr(newest_policy, "_reaches", observed)
+
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with trainer(tmp_path) as one, trio.open_nursery() as nursery:
+
+                async def announce_next() -> None:
+                    await heard.wait()
+                    for path in one.folder.iterdir():
+                        await one.node.disk.write(f"made/{path.name}", path.read_bytes())
+                    held = await one.part.store.publish("made", 0, 5)
+                    await one.part.announce(announcement(held), STATE_LIFETIME_SECONDS)
+
+                nursery.start_soon(announce_next)
+                out = tmp_path / "out"
+                held = await from_peers(out, [one.address], deadline=50.0, known=(0, 5))
+                assert held.key == (0, 5)
+
+    trio.run(main)
 
 
 @pytest.mark.slow

@@ -5,22 +5,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import trio
+from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from peers.engines.demo import make_policy
 from peers.engines.model import read_weights
 from swarm.app.restore import copy_verified, put_in_place
 from swarm.errors import UserError
-from swarm.identity import load_or_create
+from swarm.identity import Identity, load_or_create
+from swarm.manifest import TrustedKey
+from swarm.run.manifest import manifest_in
+from swarm.run.update import sign_manifest
 from swarm.shardcast.manifest import CheckpointManifest, digest_of
-from tests.app.harness import NOBODY, complaint, swarm
+from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 
 RUN = "me/run"
+SOON = {"restore": ("--deadline", "2"), "takeover": ()}
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +143,26 @@ def test_a_home_that_needs_no_policy_gets_none(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "trainer")
     (tmp_path / "process.lock").mkdir()
     assert f"--home {tmp_path} cannot be used (Is a directory" in complaint(*words)
+
+
+def test_a_strangers_run_that_names_this_peer_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    """Its policy would be trained on in the run that this home belongs to."""
+    home = tmp_path / "standby"
+    me = load_or_create(home / "identity.key").peer_id
+    mine = Identity(bytes([8]) * 32).peer_id
+    (home / "pinned-runs.json").write_text(json.dumps({"run": mine}))
+    stranger = Identity(bytes([7]) * 32)
+    manifest = manifest_in(signed_manifest(tmp_path, stranger, "other"))
+    named = replace(manifest, standbys=[TrustedKey(peer=me)])
+    path = tmp_path / "run.manifest"
+    path.write_bytes(sign_manifest(stranger, named, time.time()).raw)
+    with bootstrap_peer(tmp_path / "bootstrap", path) as multiaddr:
+        for command in ("restore", "takeover"):
+            words = ("trainer", command, "--home", home, "--bootstrap", multiaddr)
+            shown = f"shows run {stranger.peer_id}/other, and this home has joined {mine}/run"
+            assert shown in complaint(*words)
+            assert shown in complaint(*words, "--run", "other")
+            meant = complaint(*words, "--run", f"{stranger.peer_id}/other", *SOON[command])
+            assert "no other trusted peer" in meant or "no peer of run" in meant
+        (home / "pinned-runs.json").write_text('{"run": 7')
+        assert "pinned-runs.json in --home is damaged" in complaint(*words)

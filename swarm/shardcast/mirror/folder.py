@@ -48,19 +48,18 @@ def partial_of(out: Path) -> Path:
     return out.with_name(partial_name(out.name))
 
 
-def check_out(out: Path, option: str = "--out") -> None:
-    """Raise `UserError` unless a fetched checkpoint can become the folder `out`, which `option`
-    has named."""
+def check_out(out: Path) -> None:
+    """Raise `UserError` unless a fetched checkpoint can become the folder `out`."""
     try:
         if out.exists():
             if not out.is_dir() or any(out.iterdir()):
-                raise UserError(f"{option} {out} exists and is not an empty folder; choose another")
+                raise UserError(f"--out {out} exists and is not an empty folder; choose another")
             if out.is_mount() or out.samefile(Path.cwd()):
                 raise UserError(
-                    f"{option} {out} is the current folder or a mount point; choose a folder in it"
+                    f"--out {out} is the current folder or a mount point; choose a folder in it"
                 )
     except OSError as error:
-        raise UserError(_not_written(out, option, error)) from error
+        raise UserError(_not_written(out, "--out", error)) from error
 
 
 def _not_written(out: Path, option: str, error: OSError) -> str:
