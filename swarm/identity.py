@@ -25,6 +25,8 @@ PeerId = NewType("PeerId", str)
 
 _ID_PREFIX = bytes.fromhex("002408011220")
 SEED_BYTES = 32
+KEY_FILE_BYTES_MAX = 1024
+"""Of a key file no more is read; a key has 65."""
 SIGNATURE_BYTES = 64
 
 
@@ -129,8 +131,8 @@ def load_or_create(path: Path) -> Identity:
             raise UserError(
                 f"key file {path} has mode {mode:04o}, so others can read it; run: chmod 600 {path}"
             )
-        text = path.read_text(encoding="ascii").strip()
-        return Identity(bytes.fromhex(text))
+        with path.open(encoding="ascii") as file:
+            return Identity(bytes.fromhex(file.read(KEY_FILE_BYTES_MAX).strip()))
     except OSError as error:
         raise UserError(
             f"key file {path} cannot be read ({error.strerror}); "

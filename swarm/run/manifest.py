@@ -6,7 +6,14 @@ from pathlib import Path
 
 import blake3
 
-from swarm.envelope import ENVELOPE_VERSION, Dropped, Envelope, NeedsNewer, open_envelope
+from swarm.envelope import (
+    ENVELOPE_BYTES_MAX,
+    ENVELOPE_VERSION,
+    Dropped,
+    Envelope,
+    NeedsNewer,
+    open_envelope,
+)
 from swarm.errors import UserError
 from swarm.manifest import RunManifest
 from swarm.protocol import UPGRADE, protocol_problem
@@ -34,7 +41,8 @@ def content_digest(manifest: Envelope) -> bytes:
 def load_manifest(path: Path) -> Envelope:
     """Read a signed manifest from a file written by `swarm run create`; raises `UserError`."""
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(ENVELOPE_BYTES_MAX + 1)  # just enough of a larger one to refuse it
     except OSError as error:
         raise UserError(f"run manifest {path} cannot be read ({error.strerror})") from error
     return check_manifest(raw, str(path))

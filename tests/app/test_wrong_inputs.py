@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 import socket
@@ -112,6 +113,11 @@ def _garbage(key: Path) -> None:
     key.chmod(0o600)
 
 
+def _huge(key: Path) -> None:
+    key.touch(mode=0o600)
+    os.truncate(key, 2**40)
+
+
 def _unreadable(key: Path) -> None:
     # Root can read files of any mode, so a folder stands for a file that cannot be read.
     key.mkdir(mode=0o700)
@@ -122,6 +128,7 @@ def _unreadable(key: Path) -> None:
     [
         (_open_to_all, "has mode 0644, so others can read it; run: chmod 600"),
         (_garbage, "does not hold a key of 64 hex digits"),
+        (_huge, "does not hold a key of 64 hex digits"),
         (_unreadable, "cannot be read (Is a directory)"),
     ],
 )
@@ -129,6 +136,12 @@ def test_key_files(spoil: Callable[[Path], None], sentence: str, tmp_path: Path)
     spoil(tmp_path / "identity.key")
     said = complaint("peer", "--bootstrap", NOBODY, "--home", tmp_path)
     assert sentence in said and str(tmp_path / "identity.key") in said
+
+
+def test_a_manifest_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
+    _huge(tmp_path / "run.manifest")
+    words = ("--manifest", tmp_path / "run.manifest", "--home", tmp_path / "home")
+    assert "is not a valid run manifest" in complaint("peer", "--role=bootstrap", *words)
 
 
 def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
