@@ -202,9 +202,12 @@ def last_bootstrap(home: Path | None = None) -> list[str]:
     """
     path = (home.expanduser() if home else PeerSettings().home_path) / LAST_BOOTSTRAP
     try:
-        return path.read_text(encoding="utf-8").split()
-    except OSError:
+        found = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        found = []
+    if not found:
         raise UserError(
             "which network? give --bootstrap MULTIADDR (no peer has joined one from "
             f"{path.parent} yet)"
-        ) from None
+        )
+    return found

@@ -20,6 +20,7 @@ from swarm.app.restore import copy_verified, put_in_place
 from swarm.errors import UserError
 from swarm.identity import Identity, load_or_create
 from swarm.manifest import TrustedKey
+from swarm.node.joining import LAST_BOOTSTRAP
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest
 from swarm.shardcast.manifest import CheckpointManifest, digest_of
@@ -143,6 +144,15 @@ def test_a_home_that_needs_no_policy_gets_none(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "trainer")
     (tmp_path / "process.lock").mkdir()
     assert f"--home {tmp_path} cannot be used (Is a directory" in complaint(*words)
+
+
+@pytest.mark.parametrize("addresses", [b"", b"\xff\xff"])
+def test_a_damaged_list_of_bootstrap_peers_is_none(addresses: bytes, tmp_path: Path) -> None:
+    load_or_create(tmp_path / "identity.key")
+    (tmp_path / LAST_BOOTSTRAP).write_bytes(addresses)
+    for command in ("restore", "takeover"):
+        said = complaint("trainer", command, "--home", tmp_path)
+        assert f"give --bootstrap MULTIADDR (no peer has joined one from {tmp_path}" in said
 
 
 def test_a_strangers_run_that_names_this_peer_is_not_taken_for_its_own(tmp_path: Path) -> None:

@@ -1,19 +1,21 @@
-"""The trainer dies at every moment of making a bundle. Its standby never has less than before, the
-next process makes another bundle, and the trainer's disk keeps two of them, whatever happened."""
+"""A process dies at every moment of making a bundle, or of taking over with it.
+
+The standby never has less than before, the trainer's next process makes another bundle, and neither
+disk keeps more than it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 import trio
 
-from peers.trainer.standby import offering
+from peers.trainer.saving import INHERITED
+from peers.trainer.standby import following, offering
 from simnet.clock import run_virtual
 from simnet.disk import Content, SimulatedDisk
 from tests.simnet.test_takeover import Scene
-
-pytestmark = pytest.mark.slow
 
 MADE = "trainer trainer.bundle_made"
 BUNDLES_EACH_LIFE = 3
@@ -21,16 +23,18 @@ BUNDLES_EACH_LIFE = 3
 
 
 class MortalDisk(SimulatedDisk):
-    """Stops before a chosen one of the changes to bundles, as when its process is killed then."""
+    """Stops before a chosen one of the changes to some folders, as when its process is killed."""
 
-    def __init__(self) -> None:
-        super().__init__("trainer")
+    def __init__(self, name: str, *folders: str) -> None:
+        super().__init__(name)
+        self.folders = folders
+        """Paths whose changes count begin with one of these."""
         self.left = -1
         """Changes until it stops; negative: it does not."""
         self.dead = trio.Event()
 
     def _change_comes(self, path: str) -> None:
-        if not path.startswith((f"{offering.ROOT}/", offering.MAKING)) or self.left < 0:
+        if not path.startswith(self.folders) or self.left < 0:
             return
         if self.left == 0:
             self.lose_power()
@@ -69,16 +73,23 @@ class MortalDisk(SimulatedDisk):
         return sorted(made) + making[:1]
 
 
+async def first_of(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+    """Wait for one of several, and end the wait for the others."""
+    await wait()
+    scope.cancel()
+
+
 def newest(scene: Scene) -> tuple[int, int]:
     """The newest state of which the standby has a whole bundle."""
     received = scene.heard["standby standby.bundle_received"][-1]
     return int(str(received["lineage"])), int(str(received["step"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [True, False], ids=["power cut", "killed"])
 def test_the_trainer_dies_at_every_moment_of_a_bundle(power: bool) -> None:
     scene = Scene(26, workers=1, step_seconds=0.3, standby_minutes=0.005)
-    scene.disks["trainer"] = disk = MortalDisk()
+    scene.disks["trainer"] = disk = MortalDisk("trainer", f"{offering.ROOT}/", offering.MAKING)
     moments = 0
 
     async def life(moment: int) -> bool:
@@ -88,13 +99,8 @@ def test_the_trainer_dies_at_every_moment_of_a_bundle(power: bool) -> None:
         disk.left, disk.dead = moment, trio.Event()
         await trainer.start_again()
         async with trio.open_nursery() as nursery:
-
-            async def ends(wait: Callable[[], object]) -> None:
-                await wait()  # type: ignore[misc]
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(ends, disk.dead.wait)
-            nursery.start_soon(ends, lambda: scene.until(MADE, BUNDLES_EACH_LIFE))
+            for wait in (disk.dead.wait, partial(scene.until, MADE, BUNDLES_EACH_LIFE)):
+                nursery.start_soon(first_of, wait, nursery.cancel_scope)
         died = disk.dead.is_set()
         await (trainer.crash() if power else trainer.kill())
         disk.left = -1
@@ -120,8 +126,7 @@ def test_the_trainer_dies_at_every_moment_of_a_bundle(power: bool) -> None:
             assert newest(scene) > held
             assert len(disk.bundles()) <= offering.BUNDLES_KEPT
             await peers["trainer"].kill()
-            while not disk.exists(offering.MAKING):  # a power cut may undo it
-                assert await life(4)
+            assert await life(6) and disk.exists(offering.MAKING)
             scene.takeover("standby", "trainer")
             await scene.until("standby trainer.step_trained", 3)
             await peers["trainer"].start_again()
@@ -131,3 +136,48 @@ def test_the_trainer_dies_at_every_moment_of_a_bundle(power: bool) -> None:
     run_virtual(main, seed=1, limit_seconds=7200)
     assert not scene.simulation.violations
     assert moments > 20
+
+
+@pytest.mark.parametrize("power", [True, False], ids=["power cut", "killed"])
+def test_the_standby_dies_at_every_moment_of_taking_over(power: bool) -> None:
+    scene = Scene(29, workers=1, step_seconds=0.3)
+    scene.disks["standby"] = disk = MortalDisk("standby", following.ROOT, INHERITED)
+    moments = 0
+
+    async def life(moment: int) -> bool:
+        """One process, which dies at a moment; False: it has trained before."""
+        standby = scene.simulation.peers["standby"]
+        disk.left, disk.dead = moment, trio.Event()
+        await standby.start_again()
+        async with trio.open_nursery() as nursery:
+            trained = partial(scene.until, "standby trainer.step_trained")
+            for wait in (disk.dead.wait, trained):
+                nursery.start_soon(first_of, wait, nursery.cancel_scope)
+        if not disk.dead.is_set():
+            return False
+        await (standby.crash() if power else standby.kill())
+        disk.left = -1
+        return True
+
+    async def main() -> None:
+        nonlocal moments
+        async with scene.simulation.running():
+            await scene.start()
+            scene.simulation.disturbed = 1
+            peers = scene.simulation.peers
+            await scene.until("standby standby.bundle_received")
+            await peers["trainer"].kill()
+            await peers["standby"].kill()
+            scene.takeover("standby", "trainer")
+            await trio.sleep(60)  # the bootstrap peer has heard of it
+            while await life(moments):
+                moments += 1
+            await scene.until("standby trainer.step_trained", 3)
+            assert disk.list(following.ROOT) == []
+            assert not [name for name in disk.list("trainer") if "inherited" in name]
+            published = scene.heard["standby trainer.checkpoint_published"]
+            assert {each["lineage"] for each in published} == {16}
+
+    run_virtual(main, seed=1, limit_seconds=7200)
+    assert not scene.simulation.violations
+    assert moments > 10
