@@ -368,6 +368,42 @@ def test_a_bundle_for_another_key_is_not_deleted_and_the_way_out_is_said() -> No
     run_virtual(main, seed=1, limit_seconds=600)
 
 
+def test_offers_that_cannot_be_taken_do_not_fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time the trainer is started it offers another one."""
+    scene = Scene(31, workers=2)
+
+    def lying(peer: PeerId, raw: bytes) -> bytes:
+        contents = msgspec.msgpack.decode(raw, type=Contents)
+        (file,) = contents.files
+        other = msgspec.structs.replace(file, name="more", size_bytes=1)
+        less = msgspec.structs.replace(file, size_bytes=file.size_bytes - 17)
+        if contents.step > 0:
+            contents = msgspec.structs.replace(contents, files=[less, other])
+        return sealed_for(peer, msgspec.msgpack.encode(contents))
+
+    monkeypatch.setattr(offering, "sealed_for", lying)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            scene.simulation.disturbed = 1
+            await scene.until("standby standby.bundle_received")
+            trainer, disk = (
+                scene.simulation.peers["trainer"],
+                scene.simulation.peers["standby"].disk,
+            )
+            for _ in range(4):
+                await trainer.kill()
+                await trainer.start_again()
+                await scene.until("trainer trainer.step_trained", scene.trained("trainer") + 3)
+                scene.heard.pop("standby standby.no_bundle", None)
+                await scene.until("standby standby.no_bundle")
+            names = [name for name in disk.list("standby") if name.endswith(CONTENTS)]
+            assert len(names) == 2, names  # of the bundle held, and of the newest offer
+
+    run_virtual(main, seed=1, limit_seconds=600)
+
+
 def test_a_bundle_in_transfer_leaves_nothing_when_the_standby_takes_over() -> None:
     """Its room is needed for training states, and it would never be used."""
     scene = Scene(25, workers=2)

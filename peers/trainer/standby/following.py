@@ -99,7 +99,7 @@ class StandingBy:
         if self.newest != NONE:
             await self._unpack(self.newest)
         self.newest = NONE
-        await self._drop_others()
+        await self._drop_all_but()
         await self._node.disk.remove(ROOT)  # also what the store does not count yet
 
     async def _stand_by(self) -> None:
@@ -163,6 +163,7 @@ class StandingBy:
                 f"{sum(sizes.values()):,}"
             )
         began = self._node.world.now()
+        await self._drop_all_but(self.newest, state)  # of earlier offers, under another secret
         # First: whoever is stopped between a whole bundle and its contents could never open it.
         await self._node.disk.write(_contents_file(state), offer.sealed)
         with self._kept(self.newest):
@@ -174,7 +175,7 @@ class StandingBy:
                 raise BadBundle("the files of the offered bundle are not those of its contents")
         self.newest = state
         self._since_ms, self._bytes = contents.saved_ms, offer.total_bytes
-        await self._drop_others()
+        await self._drop_all_but(state)
         self._node.events.emit(
             "standby.bundle_received",
             step=state.step,
@@ -209,14 +210,14 @@ class StandingBy:
         finally:
             self._store.unpin(key)
 
-    async def _drop_others(self) -> None:
-        """Delete all bundles but the newest, whole or not, and contents that belong to none."""
+    async def _drop_all_but(self, *states: State) -> None:
+        """Delete all bundles but those of some states, whole or not, and all other contents."""
         for held in self._store.all():
-            if held.key != (self.newest.lineage, self.newest.step):
+            if held.key not in [(state.lineage, state.step) for state in states]:
                 await self._store.withdraw(held.key)
         for name in self._node.disk.list(ROOT):
             path = f"{ROOT}/{name}"
-            if name.endswith(CONTENTS) and path != _contents_file(self.newest):
+            if name.endswith(CONTENTS) and path not in map(_contents_file, states):
                 await self._node.disk.remove(path)
 
     def _on_piece(self, change: Change, held: Held, index: int) -> None:
