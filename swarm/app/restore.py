@@ -153,7 +153,8 @@ def _check_place(run: Run, peer: str) -> None:
 
 async def _check_bundleless(named: Path, disk: LocalDisk, run: Run, *, leads: bool) -> None:
     """Raise `UserError` if a home has a whole bundle: the trainer would begin with that."""
-    held = await whole_bundle(disk, run.id)
+    with _using(named):
+        held = await whole_bundle(disk, run.id)
     if held is not None:
         raise UserError(
             f"--home {named} has a bundle with the training state of step {held.step}; "

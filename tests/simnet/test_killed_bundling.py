@@ -14,7 +14,8 @@ import trio
 from peers.trainer.saving import INHERITED
 from peers.trainer.standby import following, offering
 from simnet.clock import run_virtual
-from simnet.disk import Content, SimulatedDisk
+from simnet.disk import SimulatedDisk
+from simnet.extents import Content
 from tests.simnet.test_takeover import Scene
 
 MADE = "trainer trainer.bundle_made"
