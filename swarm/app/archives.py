@@ -6,7 +6,7 @@ import csv
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,20 @@ def archive_in_home(home: Path, run: str | None) -> Archive:
     with _reading(home / "ledger.sqlite") as rows:
         _fill(archive, own, rows)
     return archive
+
+
+def learn_versions(home: Path, run: Run) -> None:
+    """Bring a run to the newest version that the peer of a home has stored, if that is newer.
+
+    A bootstrap peer may show an old one, with keys that the owner has replaced since. Raises
+    `UserError` if the home cannot be read.
+    """
+    database = home / "peer.sqlite"
+    if database.exists():
+        stored = "SELECT envelope FROM manifests WHERE run = ? ORDER BY version, digest"
+        for (raw,) in home_rows(database, stored, run.id):
+            with suppress(Dropped):  # of a newer Swarm
+                run.update(open_envelope(raw))
 
 
 Rows = Callable[..., list[tuple[Any, ...]]]

@@ -9,6 +9,7 @@ from pathlib import Path
 import trio
 
 from swarm.app.local_node import visit
+from swarm.app.onlooker import RunStatus
 from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, UserError
 from swarm.messages import Checkpoint
@@ -30,15 +31,16 @@ async def from_peers(
     deadline: float,
     progress: Progress = lambda done, total: None,
     option: str = "--out",
-    known: tuple[int, int] = (0, 0),
+    known: RunStatus | None = None,
 ) -> Held:
     """Fetch the newest policy of a run into the folder `out`, as an observer of the run.
 
     The base of an adapter is fetched with it, into a folder in `out`.
 
-    `deadline` is in seconds; `option` has named `out`. `known`: (lineage, step) of a policy that is
-    known to be announced. An older one is fetched only if this one is not heard of for
-    `ANNOUNCED_SECONDS`: an old announcement may be shown again as long as it is valid.
+    `deadline` is in seconds; `option` has named `out`. `known`: what trusted peers have said. Only
+    trainers of that version of the run are believed, or of a newer one. An older policy than theirs
+    is fetched only if theirs is not heard of for `ANNOUNCED_SECONDS`: an old announcement may be
+    shown again as long as it is valid.
 
     Raises `UserError` if `digest` is given and differs from the digest of the policy's manifest.
     Also raises the errors of `Policies.get`.
@@ -60,7 +62,7 @@ async def _newest_policy(
     digest: bytes | None,
     deadline: float,
     progress: Progress,
-    known: tuple[int, int],
+    known: RunStatus | None,
 ) -> tuple[Held, Held | None]:
     """Fetch the newest policy of a run into the checkpoint store of a peer at `home`.
 
@@ -70,11 +72,14 @@ async def _newest_policy(
     base: Held | None = None
     with trio.move_on_after(deadline) as scope:
         async with visit(bootstrap, run, home=home) as (node, found):
+            if known is not None:
+                found.update(known.run.manifest_envelope)
+            newest = known.newest() if known is not None else (0, 0)
             peer = RunNode(node, found)
             peer.store.watch(watcher(progress))
             async with peer.joined():
                 with trio.move_on_after(ANNOUNCED_SECONDS):
-                    await peer.checkpoint.wait_until(lambda each: _reaches(each, known))
+                    await peer.checkpoint.wait_until(lambda each: _reaches(each, newest))
                 await peer.checkpoint.wait_until(lambda envelope: envelope is not None)
                 checkpoint = peer.newest_checkpoint()
                 assert checkpoint is not None
@@ -98,8 +103,8 @@ async def _newest_policy(
     return held, base
 
 
-def _reaches(announced: Envelope | None, known: tuple[int, int]) -> bool:
-    """Whether the announced policy is as new as one that is known."""
+def _reaches(announced: Envelope | None, newest: tuple[int, int]) -> bool:
+    """Whether the announced policy is as new as one that is known, by (lineage, step)."""
     if announced is None:
         return False
-    return announced.expect(Checkpoint).order() >= known
+    return announced.expect(Checkpoint).order() >= newest

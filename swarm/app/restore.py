@@ -19,6 +19,7 @@ from peers.trainer.saving import INHERITED, RESTORED, RESTORING
 from peers.trainer.standby.following import ROOT as BUNDLE
 from peers.trainer.standby.following import whole_bundle
 from peers.trainer.state_format import STATES
+from swarm.app.archives import learn_versions
 from swarm.app.local_node import last_bootstrap, visit
 from swarm.app.newest_policy import from_peers
 from swarm.app.onlooker import RunStatus, ask_all
@@ -77,11 +78,12 @@ async def restore(wanted: Restore, progress: Progress = lambda done, total: None
             disk = LocalDisk(home)
         async with visit(bootstrap, wanted.run, looks_on=True) as (node, run):
             await check_joined(disk, run.id, wanted.run)
+            learn_versions(home, run)
+            status = RunStatus(run)
+            answered = await ask_all_trusted(node, status)  # they may have a newer version
             _check_place(run, peer)
             leads = run.manifest.is_trainer(peer)
             await _check_bundleless(wanted.home, disk, run, leads=leads)
-            status = RunStatus(run)
-            answered = await ask_all_trusted(node, status)
             logged = await _logged(node, run) if wanted.policy is not None else set()
             if leads:
                 age = await last_sign_of_life(node, status, answered, peer, asker="")
@@ -198,7 +200,7 @@ async def _fetched(
             deadline=wanted.deadline,
             progress=progress,
             option="--home",
-            known=status.newest(),
+            known=status,
         )
     except DeadlineError as error:
         raise UserError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import trio
 
+from swarm.app.archives import learn_versions
 from swarm.app.local_node import last_bootstrap, visit
 from swarm.app.onlooker import STATUS_SECONDS_MAX, RunStatus, ask_all
 from swarm.envelope import Envelope
@@ -61,6 +62,7 @@ async def take_over(wanted: Takeover) -> None:
     bootstrap = list(wanted.bootstrap) or last_bootstrap(wanted.home)
     async with visit(bootstrap, wanted.run, looks_on=True) as (node, run):
         await check_joined(LocalDisk(wanted.home.expanduser()), run.id, wanted.run)
+        learn_versions(wanted.home.expanduser(), run)
         status = RunStatus(run)
         answered = await ask_all_trusted(node, status)
         trainer = _trainer(run, standby.peer_id, wanted.trainer)

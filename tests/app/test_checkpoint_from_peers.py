@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,20 +17,24 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from swarm.app import newest_policy
 from swarm.app.local_node import open_node
 from swarm.app.newest_policy import from_peers
+from swarm.app.onlooker import RunStatus
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import DeadlineError, leaf_errors
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId, load_or_create
+from swarm.manifest import TrustedKey
 from swarm.messages import Checkpoint
 from swarm.node.node import Node
 from swarm.node.run_node import RunNode
 from swarm.run.manifest import load_manifest
 from swarm.run.run import Run
+from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
 from swarm.shardcast import limits
 from swarm.transport import OpenBlob, Refused
@@ -187,10 +192,10 @@ def test_an_old_announcement_is_not_taken_for_the_newest(
     heard = trio.Event()
     reaches = newest_policy._reaches
 
-    def observed(announced: Envelope | None, known: tuple[int, int]) -> bool:
+    def observed(announced: Envelope | None, newest: tuple[int, int]) -> bool:
         if announced is not None:
             heard.set()
-        return reaches(announced, known)
+        return reaches(announced, newest)
 
     monkeypatch.setattr(newest_policy, "_reaches", observed)
 
@@ -206,11 +211,37 @@ def test_an_old_announcement_is_not_taken_for_the_newest(
                     await one.part.announce(announcement(held), STATE_LIFETIME_SECONDS)
 
                 nursery.start_soon(announce_next)
+                checkpoint = one.part.newest_checkpoint()
+                assert checkpoint is not None
+                next_one = replace(checkpoint, reference=replace(checkpoint.reference, step=5))
+                known = RunStatus(one.part.run, next_one)
                 out = tmp_path / "out"
-                held = await from_peers(out, [one.address], deadline=50.0, known=(0, 5))
+                held = await from_peers(out, [one.address], deadline=50.0, known=known)
                 assert held.key == (0, 5)
 
     trio.run(main)
+
+
+@pytest.mark.slow
+def test_the_policy_of_a_trainer_that_was_replaced_is_not_believed(tmp_path: Path) -> None:
+    """The bootstrap peer shows the version in which its key, now a thief's, was the trainer's."""
+
+    served: list[list[bytes]] = []
+
+    async def main() -> None:
+        async with trainer(tmp_path) as one:
+            served.append(one.served)
+            other = TrustedKey(peer=Identity(bytes([9]) * 32).peer_id)
+            later = replace(one.part.run.manifest, version=2, trainers=[other])
+            newer = sign_manifest(Identity(bytes(32)), later, time.time())
+            known = RunStatus(Run(newer))
+            await from_peers(tmp_path / "out", [one.address], deadline=20.0, known=known)
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        trio.run(main)
+    # This thief believes the newer version, too.
+    assert "no longer trusts this peer" in str(leaf_errors(raised.value)[0])
+    assert served == [[]] and not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from peers.engines.demo import make_policy
 from peers.engines.model import read_weights
+from swarm.app.local_node import LOOPBACK, open_node
 from swarm.app.restore import copy_verified, put_in_place
 from swarm.errors import UserError
 from swarm.identity import Identity, load_or_create
@@ -23,6 +24,7 @@ from swarm.manifest import TrustedKey
 from swarm.node.joining import LAST_BOOTSTRAP
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest
+from swarm.settings import PeerSettings
 from swarm.shardcast.manifest import CheckpointManifest, digest_of
 from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 
@@ -176,3 +178,26 @@ def test_a_strangers_run_that_names_this_peer_is_not_taken_for_its_own(tmp_path:
             assert "no other trusted peer" in meant or "no peer of run" in meant
         (home / "pinned-runs.json").write_text('{"run": 7')
         assert "pinned-runs.json in --home is damaged" in complaint(*words)
+
+
+def test_a_version_that_the_home_knows_is_not_forgotten(tmp_path: Path) -> None:
+    """The bootstrap peer shows the one before, in which this peer was a standby."""
+    home, owner = tmp_path / "standby", Identity(bytes([7]) * 32)
+    me = load_or_create(home / "identity.key").peer_id
+    manifest = manifest_in(signed_manifest(tmp_path, owner))
+    first = replace(manifest, standbys=[TrustedKey(peer=me)])
+    versions = [first, replace(manifest, version=2)]
+    old, new = (sign_manifest(owner, each, time.time()) for each in versions)
+    (tmp_path / "run.manifest").write_bytes(old.raw)
+
+    async def run_before() -> None:
+        settings = PeerSettings(role=["trainer"], home=str(home), listen=list(LOOPBACK))
+        async with open_node(settings, events_sink=lambda event: None) as node:
+            await node.store_versions(f"{owner.peer_id}/test", [old, new])
+
+    trio.run(run_before)
+    with bootstrap_peer(tmp_path / "bootstrap", tmp_path / "run.manifest") as multiaddr:
+        for command in ("restore", "takeover"):
+            words = ("trainer", command, "--home", home, "--bootstrap", multiaddr)
+            said = complaint(*words, *SOON[command])
+            assert "its owner must list that id in the manifest's standbys first" in said
