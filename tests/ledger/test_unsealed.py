@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.events import sentence
 from swarm.ledger.entries import Sealed
+from swarm.sentences import sentence
 from tests.ledger.harness import ALICE, BOB, TRAINER, Peer, identity, in_virtual_time
 from tests.ledger.test_epochs import Run, a_swarm, everything, honest_block
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import trio
 
-from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event, Events, Lines, Rationed, sentence
+from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event, Events, Lines, Rationed
+from swarm.sentences import sentence
 from tests.docs.pages import ROOT
 from tests.network.harness import in_virtual_time
 from tests.worlds import VirtualWorld
@@ -20,7 +21,7 @@ FOR_THE_CURIOUS = re.compile(
     r"|messenger\.|peer\.status|shardcast\.(checkpoint_found|checkpoint_removed|delta_encoded|neighbour|piece_)"
     r"|trainer\.(submission_pooled|trained_on)|transport\."
 )
-"""Shown with `--verbose` alone. Any other event needs a sentence in `swarm/events.py`."""
+"""Shown with `--verbose` alone. Any other event needs a sentence in `swarm/sentences.py`."""
 
 
 def emitted() -> Iterator[tuple[str, frozenset[str]]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.app.alarms.board import Board
-from swarm.events import Event, sentence
+from swarm.events import Event
+from swarm.sentences import sentence
 from swarm.settings import AlarmSettings
 from swarm.untrusted import shown
 
