@@ -116,6 +116,10 @@ class Upgraded(msgspec.Struct, frozen=True):
     without_verdict: int
     without_receipt: int
     """Of those with a verdict."""
+    unreadable_to_older: int
+    """Accepted ones that the older trainer dropped: it took stale ones into a batch that had come
+    while it swept the others out, and its learner could not read them. Since then it sweeps
+    again."""
     not_accepted: list[str]
     """The validator, the check that failed, and why, of each such verdict."""
     refused_envelopes: dict[str, int]
@@ -167,6 +171,7 @@ async def _measure() -> Upgraded:
                 submissions=len(delivered(peers)),
                 without_verdict=len(without_verdict),
                 without_receipt=len(without_receipt),
+                unreadable_to_older=len(_unreadable_to_older(peers)),
                 not_accepted=_not_accepted(peers),
                 refused_envelopes=_refused_envelopes(peers),
                 turned_away={
@@ -241,12 +246,20 @@ async def _end(peers: Swarm, base: Path) -> tuple[Accounts, dict[str, int]]:
     await settle(peers)
     for peer in [peers["trainer"], *peers.of_role("inference")]:
         await peer.ended(SETTLE_SECONDS)
-    accounts = check_accounts(peers)  # nothing trained on twice, nothing accepted lost
+    # Nothing trained on twice, nothing accepted lost.
+    accounts = check_accounts(peers, _unreadable_to_older(peers))
     for peer in peers.peers.values():
         if peer.status.value is None:
             peer.send(signal.SIGTERM)
     statuses = [await peer.ended(SETTLE_SECONDS) for peer in peers.peers.values()]
     return accounts, {str(status): count for status, count in sorted(Counter(statuses).items())}
+
+
+def _unreadable_to_older(peers: Swarm) -> list[str]:
+    """Digests of the submissions that the trainer's older build could not read."""
+    events = peers["trainer"].events
+    (resumed, *_) = (at for at, each in enumerate(events) if each["event"] == "trainer.resumed")
+    return [e["submission"] for e in events[:resumed] if e["event"] == "trainer.unreadable"]
 
 
 def _by_role(pairs: Iterable[tuple[str, float]]) -> dict[str, Spread]:
