@@ -89,12 +89,11 @@ class Sealing:
         still agree on it (an earlier first peer began), else all that is final."""
         seals = self._books.seals()
         last = agreement.newest_agreed(seals, authority.trusted)
-        number = last.epoch + 1 if last is not None else 0
+        number, held = self._after(last)
         mine = [place for place in seals.get(self._me, ()) if place.epoch >= number]
         entries = self._run.manifest.limits.epoch_entries
         if not entries or not all(agreement.is_lost(seals, p, authority) for p in mine):
             return  # the others have not sealed the last one yet
-        held = self._books.seal_at(last) if last is not None else None
         for place in agreement.adoptable(seals, number, authority):
             if (place.owner, number) in self._accused:
                 continue
@@ -132,8 +131,7 @@ class Sealing:
         """Why this peer cannot check another's seal, which is to follow a `previous` one, or not
         yet; empty if it can."""
         seal, final = place.says, self._final(authority)
-        held = self._books.seal_at(previous) if previous is not None else None
-        number = previous.epoch + 1 if previous is not None else 0
+        number, held = self._after(previous)
         if seal.rules != epochs.rules_digest(authority):
             return "it rests on other rules than the manifest's"
         if sorted(authority.trusted) != [log.owner for log in seal.logs]:
@@ -173,8 +171,7 @@ class Sealing:
                 done = agreement.voters(seals, last.stated, trusted)
                 return _Awaited(last.epoch, [peer for peer in trusted if peer not in done])
         previous = agreement.newest_agreed(seals, trusted)
-        number = previous.epoch + 1 if previous is not None else 0
-        held = self._books.seal_at(previous) if previous is not None else None
+        number, held = self._after(previous)
         entries = self._run.manifest.limits.epoch_entries
         if (
             first == self._me
@@ -189,6 +186,12 @@ class Sealing:
         objection = self._objection(theirs[-1], previous, authority)
         said = f"its seal of epoch {theirs[-1].epoch} does not count here: {objection}"
         return _Awaited(number, [first], said if objection else "")
+
+    def _after(self, previous: Place | None) -> tuple[int, Sealed | None]:
+        """The number of the epoch after a seal, and that seal; 0 and None for the first epoch."""
+        if previous is None:
+            return 0, None
+        return previous.epoch + 1, self._books.seal_at(previous)
 
     def _final(self, authority: Authority) -> Frontier:
         """The newest submissions whose credit is final, as far as this peer knows."""
