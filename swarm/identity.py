@@ -24,6 +24,10 @@ from swarm.world.home import make_home
 PeerId = NewType("PeerId", str)
 
 _ID_PREFIX = bytes.fromhex("002408011220")
+KEY_FILE = "identity.key"
+"""File in a home with the key of its peer."""
+ID_FILE = "identity.pub"
+"""File in a home with the id of its peer. Without it, a lost key would be replaced unnoticed."""
 SEED_BYTES = 32
 KEY_FILE_BYTES_MAX = 1024
 """Of a key file no more is read; a key has 65."""
@@ -143,6 +147,47 @@ def load_or_create(path: Path) -> Identity:
             f"key file {path} does not hold a key of 64 hex digits; "
             "restore it from a backup, or move it away to get a new identity"
         ) from error
+
+
+def home_identity(home: Path, *, change: bool = False) -> Identity:
+    """Load the identity of a home, and make one for a home that has had none.
+
+    Raises `UserError` for a home that has had another identity, unless it may `change`.
+    """
+    if not change:
+        check_home_identity(home)
+    identity = load_or_create(home / KEY_FILE)
+    if id_in_home(home) != identity.peer_id:
+        try:
+            (home / ID_FILE).write_text(identity.peer_id + "\n", encoding="ascii")
+        except OSError as error:
+            raise UserError(
+                f"{home / ID_FILE} cannot be written ({error.strerror}); choose another folder"
+            ) from error
+    return identity
+
+
+def check_home_identity(home: Path) -> None:
+    """Raise `UserError` for a home whose key is missing, or is another than before."""
+    key, before = home / KEY_FILE, id_in_home(home)
+    found = load_or_create(key).peer_id if key.exists() else None
+    if (found == before) if before else (found or not any(home.glob("*.sqlite"))):
+        return
+    what = f"is that of {found}" if found else "is missing"
+    raise UserError(
+        f"{home} is the home of {before or 'a peer'}, and its identity.key {what}; put that key "
+        "back, choose another --home, or let this home become another peer's: swarm id "
+        f"{home} --change"
+    )
+
+
+def id_in_home(home: Path) -> str | None:
+    """Read the id of the peer that last used a home; None if the home does not say."""
+    try:
+        with (home / ID_FILE).open(encoding="ascii") as file:
+            return file.read(KEY_FILE_BYTES_MAX).strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _create(path: Path) -> Identity:

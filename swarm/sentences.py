@@ -98,6 +98,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         "on, and further ones are tried"
     ),
     "home.migrated": lambda f: f"the home has format {f['format']} now: {f['what']}",
+    "peer.identity_made": lambda f: f"new key: {f['key']}; a peer that has worked before has one",
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
     "transport.reachability": lambda f: (
         f"others reach this peer: {f['reachability']} ({f['reason']})"

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import pydantic
 
 from swarm.errors import UserError
+from swarm.identity import KEY_FILE, load_or_create
 from swarm.jobs import Hardware
 from swarm.tables import read_toml
 
@@ -114,7 +115,7 @@ class PeerSettings(pydantic.BaseModel):
     uplink_mbps: float | None = pydantic.Field(default=None, gt=0)
     """Upload limit of the piece plane in megabits per second; no limit if unset."""
     home: str = "~/.swarm"
-    """Folder of keys and state; created with mode 0700."""
+    """Folder of keys and state; created with mode 0700. `.` in a file: the folder of the file."""
     invite: str = ""
     """Invite of the run's owner, for a run that admits by invite."""
     run: str | None = None
@@ -187,10 +188,32 @@ def load_settings(config: Path | None, flags: dict[str, Any]) -> PeerSettings:
         if key not in tables and (key not in PeerSettings.model_fields or key == "tables"):
             raise UserError(f"{where}: unknown key {key!r}; there are: {', '.join(sorted(known))}")
     rest = {key: value for key, value in table.items() if key not in tables}
+    if config is not None and rest.get("home") == ".":
+        rest["home"] = str(config.absolute().parent)
     rest |= {key: value for key, value in flags.items() if value not in (None, [], False)}
     rest["alarms"] = _validated(AlarmSettings, rest.get("alarms", {}), f"{where}: [alarms]")
     rest["traces"] = _validated(TraceSettings, rest.get("traces", {}), f"{where}: [traces]")
-    return _validated(PeerSettings, {**rest, "tables": tables}, where)
+    settings = _validated(PeerSettings, {**rest, "tables": tables}, where)
+    if config is not None and not flags.get("home"):
+        _check_place(config, settings.home_path)
+    return settings
+
+
+def _check_place(config: Path, home: Path) -> None:
+    """Raise `UserError` for settings in the home of one peer that would start another one.
+
+    Usually the home was moved, and its file names the place where it was.
+    """
+    here, there = (
+        load_or_create(folder / KEY_FILE).peer_id if (folder / KEY_FILE).exists() else None
+        for folder in (config.absolute().parent, home)
+    )
+    if here is not None and here != there:
+        raise UserError(
+            f"--config {config} is beside the key of {here} and names home {home}, which "
+            f"{f'is that of {there}' if there else 'has no key'}; if the home was moved, write "
+            f'home = "." in the file, and if you mean that home, give --home {home}'
+        )
 
 
 ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)

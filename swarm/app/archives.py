@@ -15,7 +15,7 @@ from swarm.app.local_node import last_bootstrap, visit
 from swarm.app.onlooker import ask_all
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError, UserError
-from swarm.identity import load_or_create
+from swarm.identity import KEY_FILE, check_home_identity, id_in_home, load_or_create
 from swarm.ledger import merkle
 from swarm.ledger.archive import Archive, Row
 from swarm.ledger.client import LedgerClient
@@ -127,7 +127,8 @@ def archive_in_home(home: Path, run: str | None) -> Archive:
     if not manifests:
         raise UserError(f"the peer of {home} has joined no run")
     archive = Archive(choose_run([manifests[name] for name in sorted(manifests)], run))
-    own = load_or_create(home / "identity.key").peer_id
+    check_home_identity(home)
+    own = id_in_home(home) or load_or_create(home / KEY_FILE).peer_id
     archive.log(own).unsigned = True
     with _reading(home / "ledger.sqlite") as rows:
         _fill(archive, own, rows)

@@ -49,7 +49,7 @@ class Joining:
             "role": [self.link.role],
             "run": self.link.run,
             "bootstrap": list(self.link.bootstrap),
-            "home": str(self.home),
+            "home": ".",  # the file's own folder, so that a home can be moved
             **invite,
         }
 
@@ -60,6 +60,8 @@ class Joining:
     def write(self) -> None:
         """Write the settings file, unless a person has added settings to it."""
         held = self.held()
+        if held.get("home") == str(self.home):  # as earlier builds wrote it
+            held["home"] = self.table["home"]
         if held.items() >= self.table.items():
             return
         if held.keys() - self.table.keys() - {"invite"}:
@@ -99,7 +101,7 @@ def prepare(text: str, home: Path) -> Joining:
 def settings_of(joining: Joining, flags: dict[str, Any]) -> PeerSettings:
     """The peer's settings: its file, overruled by the link, overruled by flags."""
     config = joining.path if joining.path.exists() else None
-    return load_settings(config, {**joining.table, **flags})
+    return load_settings(config, {**joining.table, "home": str(joining.home), **flags})
 
 
 def look_at(joining: Joining) -> bool:

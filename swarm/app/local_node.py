@@ -14,7 +14,7 @@ import trio
 from peers.relay import RelaySettings
 from swarm.errors import UserError
 from swarm.events import Events, JsonLines, Lines
-from swarm.identity import load_or_create
+from swarm.identity import KEY_FILE, home_identity
 from swarm.node.assemble import assemble
 from swarm.node.joining import (
     BOOTSTRAP_DEADLINE_SECONDS,
@@ -75,12 +75,15 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
 
 @asynccontextmanager
 async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> AsyncIterator[Node]:
-    identity = load_or_create(home / "identity.key")
+    is_new = not (home / KEY_FILE).exists()
+    identity = home_identity(home)
     world = Machine()
     events = Events(world, identity.peer_id)
     events.add_sink(
         events_sink or (JsonLines() if settings.json_logs else Lines(verbose=settings.verbose))
     )
+    if is_new:
+        events.emit("peer.identity_made", key=str(home / KEY_FILE))
     disk = LocalDisk(home, settings.quota_bytes)
     manifests = {run_id(m): m for m in (load_manifest(Path(f)) for f in settings.manifest)}
     async with (

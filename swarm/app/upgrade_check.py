@@ -23,6 +23,7 @@ from swarm.app.onlooker import status_of
 from swarm.envelope import Dropped, open_envelope
 from swarm.errors import SwarmError, UserError, leaf_errors
 from swarm.findings import Finding
+from swarm.identity import check_home_identity
 from swarm.manifest import RunManifest
 from swarm.messages import Present
 from swarm.protocol import PROTOCOL_OLDEST, PROTOCOL_VERSION, UPGRADE
@@ -61,6 +62,7 @@ def _home(home: Path) -> Iterator[Finding]:
         yield Finding("home", text, {}, problem=True)
         return
     try:
+        check_home_identity(home)
         yield _format(home)
         for path in sorted(home.glob("*.sqlite")):
             yield _database(path)

@@ -47,7 +47,7 @@ def complaint(*arguments: str | Path) -> str:
     assert outcome.status != 0, outcome.output
     assert outcome.output == ""
     *events, last = outcome.errors.strip().splitlines()
-    harmless = re.compile(r"warning: |\S+ \S+ (listening on /ip|advice: )")
+    harmless = re.compile(r"warning: |\S+ \S+ (new key: |listening on /ip|advice: )")
     assert all(harmless.match(line) for line in events), outcome.errors
     assert last.startswith("error: ")
     return last.removeprefix("error: ")

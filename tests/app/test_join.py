@@ -15,6 +15,7 @@ from swarm.app.join import HEAD, prepare, settings_of
 from swarm.app.links import Link, make_link
 from swarm.errors import UserError
 from swarm.identity import Identity
+from swarm.settings import load_settings
 from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 
 OWNER, OTHER = Identity(bytes(32)), Identity(bytes([9]) * 32)
@@ -31,7 +32,7 @@ def test_the_settings_are_written_once_and_belong_to_the_person_then(tmp_path: P
     joining.write()
     assert stat.S_IMODE(joining.path.stat().st_mode) == 0o600
     table = tomllib.loads(joining.path.read_text())
-    assert table == {"role": ["relay"], "run": RUN, "bootstrap": [NOBODY], "home": str(home)}
+    assert table == {"role": ["relay"], "run": RUN, "bootstrap": [NOBODY], "home": "."}
 
     moved = prepare(link("/dnsaddr/example.org"), home)
     moved.write()
@@ -48,7 +49,7 @@ def test_the_settings_are_written_once_and_belong_to_the_person_then(tmp_path: P
 def test_a_home_of_any_name_is_read_again(name: str, tmp_path: Path) -> None:
     prepare(link(), tmp_path / name).write()
     again = prepare(link(), tmp_path / name)
-    assert again.held()["home"] == str(tmp_path / name)
+    assert load_settings(again.path, {}).home_path == tmp_path / name
 
 
 def test_a_home_is_of_one_run(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from swarm.app.upgrade_check import _peers
+from swarm.identity import load_or_create
 from swarm.messages import Heartbeat, Present
 from swarm.protocol import PROTOCOL_VERSION
 from swarm.world.home_format import FORMAT_FILE, HOME_FORMAT, open_format
@@ -29,8 +30,14 @@ def checked(*arguments: str | Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def give_key(home: Path) -> None:
+    (home / "identity.key").unlink(missing_ok=True)
+    load_or_create(home / "identity.key")
+
+
 def test_an_older_home_can_be_taken_over(tmp_path: Path) -> None:
     home = home_of_format_1(tmp_path / "home")
+    give_key(home)
     found = checked("--home", home)
     assert (found["home"]["format"], found["home"]["becomes"]) == (1, HOME_FORMAT)
     assert found["home"]["needs_bytes"] > 0 and "first start migrates it" in found["home"]["text"]
@@ -41,6 +48,9 @@ def test_an_older_home_can_be_taken_over(tmp_path: Path) -> None:
 
 def test_what_cannot_be_taken_over_is_a_problem(tmp_path: Path) -> None:
     home = home_of_format_1(tmp_path / "home")
+    (home / "identity.key").unlink()
+    assert "its identity.key is missing" in checked("--home", home)["home"]["text"]
+    give_key(home)
     with closing(sqlite3.connect(home / "peer.sqlite", isolation_level=None)) as connection:
         plain = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR])).raw
         connection.execute("INSERT INTO manifests VALUES ('r', 1, ?), ('r', 2, ?)", (plain, b"x"))

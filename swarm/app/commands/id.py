@@ -13,8 +13,11 @@ from swarm.app.exit import exits
 @exits
 def show_id(
     home: Annotated[Path, typer.Argument(help="Folder of a peer's keys and state.")],
+    change: Annotated[
+        bool, typer.Option("--change", help="Let the home become that of another peer.")
+    ] = False,
 ) -> None:
     """Print the id of the peer in a home, and make its key if it has none."""
-    from swarm.identity import load_or_create
+    from swarm.identity import home_identity
 
-    print(load_or_create(home / "identity.key").peer_id)
+    print(home_identity(home, change=change).peer_id)

@@ -17,7 +17,7 @@ from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.health import Unwell
 from swarm.app.health import examine as examine_health
 from swarm.findings import Finding, attempt
-from swarm.identity import load_or_create
+from swarm.identity import KEY_FILE, check_home_identity, load_or_create
 from swarm.roles import BOOTSTRAP, load_role
 from swarm.settings import PeerSettings
 from swarm.transport.libp2p.addresses import (
@@ -80,7 +80,8 @@ def home_and_ports(settings: PeerSettings) -> Iterator[Finding]:
 
 
 def _key(home: Path) -> str:
-    path = home / "identity.key"
+    check_home_identity(home)
+    path = home / KEY_FILE
     if not path.exists():
         return f"none yet; the first start makes {path}"
     return f"{load_or_create(path).peer_id}, readable by this user alone"
