@@ -35,7 +35,7 @@ from peers.calibration.measure import Sample, sample
 from peers.calibration.thresholds import failures
 from peers.calibration.workers import Generates, Worker
 from peers.calibration.workload import Workload
-from peers.demo import ENVIRONMENT, SAMPLING
+from peers.demo import ENVIRONMENT, SAMPLING, THRESHOLDS
 from peers.engines.engine import Engine
 from peers.environments import load as load_environment
 from peers.validator.evidence.submission import Recomputed, evidence_of
@@ -288,7 +288,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["honest", "cheats"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    thresholds = Thresholds()
+    thresholds = THRESHOLDS
     each = -(-arguments.completions // (len(arguments.steps) * len(DTYPES) ** 2))
     result: dict[str, Any] = {"choice": choice(arguments.policies, arguments.steps, thresholds)}
     if arguments.only != "cheats":

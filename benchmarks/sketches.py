@@ -43,7 +43,7 @@ from peers.calibration.calibrate import CHANGES, EngineClass
 from peers.calibration.thresholds import ERROR_SAFETY
 from peers.calibration.weights import noisy, write_changed
 from peers.calibration.workload import Workload
-from peers.demo import ENVIRONMENT, SAMPLING
+from peers.demo import ENVIRONMENT, SAMPLING, THRESHOLDS
 from peers.engines.batch import generate, requests_for
 from peers.engines.engine import Engine
 from peers.environments import load as load_environment
@@ -52,7 +52,7 @@ from peers.proofs.format import CHUNK_TOKENS, PROOF_BYTES
 from peers.validator.evidence import betting
 from peers.validator.evidence.worker import WorkerEvidence
 from swarm.app.output import print_json
-from swarm.manifest import Sampling, Thresholds
+from swarm.manifest import Sampling
 from swarm.messages import Evidence
 
 DTYPES = ("float32", "bfloat16")
@@ -231,7 +231,7 @@ def tokens_until_eviction(
         tokens += sum(each)
         bets = betting.gains(np.array(errors[scheme]), honest)
         record.add("v", Evidence(tokens=1, sampler=[0], policy=bets, text=[0], selection=[0]))
-        if record.standing().p_value <= Thresholds().eviction_p_value:
+        if record.standing().p_value <= THRESHOLDS.eviction_p_value:
             return tokens
     return None
 

@@ -26,19 +26,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.arguments import at_least
+from peers.demo import THRESHOLDS
 from peers.validator.evidence.worker import WorkerEvidence
 from swarm.app.output import print_json
 from swarm.ledger.capital import UNITS_PER_NAT
 from swarm.ledger.entries import Judged
 from swarm.ledger.record import Rules, Work, share_to_recompute
-from swarm.manifest import Thresholds
 from swarm.messages import Evidence
 
 USUAL = 1000
 """Tokens of an honest submission."""
 
 MAX_STALENESS = 8
-THRESHOLDS = Thresholds()
 RULES = Rules(
     stake_steps=THRESHOLDS.stake_steps,
     hold_steps=THRESHOLDS.stake_steps + MAX_STALENESS + 4,

@@ -11,7 +11,14 @@ from msgspec.structs import replace
 
 from peers.engines.demo import EOS_ID
 from swarm.errors import UserError
-from swarm.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
+from swarm.manifest import (
+    EnvironmentReference,
+    Objective,
+    Optimiser,
+    Sampling,
+    Schedule,
+    Thresholds,
+)
 
 MODEL = "demo/qwen2-0.23m"
 ENVIRONMENT = EnvironmentReference(name="sort-digits", version="1")
@@ -32,6 +39,8 @@ OPTIMISER = Optimiser(
     warmup_steps=10,
     final_learning_rate_share=0.1,
 )
+THRESHOLDS = Thresholds(measured_tokens=2_229_646, measured_dtypes=["bfloat16", "float32"])
+"""The defaults, which are this model's (docs/benchmarks.md, "Honest workers and cheats")."""
 SCHEDULE = Schedule(steps=250, groups_per_step=32, asynchrony=2, max_staleness=4, old="generation")
 CALCULATOR = EnvironmentReference(name="calculator", version="1", options={"digits": 2})
 

@@ -428,7 +428,7 @@ class Simulation:
             trainers=[TrustedKey(peer=self.identity(name).peer_id) for name in trainers],
             validators=[TrustedKey(peer=self.identity(name).peer_id) for name in validators],
             admissions=admissions or Admissions(unproven_max=100_000, helpers_max=100_000),
-            thresholds=thresholds or Thresholds(),
+            thresholds=thresholds or Thresholds(measured_tokens=1),
             limits=limits or Limits(),
             filters=filters or Filters(),
             checkpoints_kept=checkpoints_kept,

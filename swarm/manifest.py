@@ -319,10 +319,10 @@ class Adapter(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Thresholds of a validator's statistical checks; `swarm proofs calibrate` proposes them.
+    """Thresholds of a validator's statistical checks; `swarm run create` measures them.
 
-    The defaults fit the demo's model on native engines. Deeper models in 16 bits, and engines whose
-    kernels round differently, need their own.
+    The defaults fit the demo's model on native engines. Every other model needs its own: until they
+    are measured for it, statistics are reported and decide nothing.
     """
 
     proof_exponents_min: Annotated[int, Meta(ge=0, le=128)] = 113
@@ -359,6 +359,17 @@ class Thresholds(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     quantised_weights: Annotated[list[Literal["fp8"]], Meta(max_length=8)] = []
     """Formats to which workers may round a policy's weights while they generate. The thresholds
     must then be loose enough for them."""
+    measured_tokens: Count = 0
+    """Honest tokens of the run's own model that the thresholds were measured on. 0: they were not,
+    and validators *observe*: they recompute and report, and neither refuse, quarantine nor evict
+    for statistics."""
+    measured_dtypes: Annotated[list[Name], Meta(max_length=16)] = []
+    """Precisions of workers and validators whose honest work was measured, in every pair."""
+
+    @property
+    def observes(self) -> bool:
+        """Whether statistics are only reported."""
+        return self.measured_tokens == 0
 
 
 class Admissions(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

@@ -39,7 +39,8 @@ def _megabytes(count: int) -> str:
 
 def _judgement(f: dict[str, Any]) -> str:
     if f["outcome"] == "accepted":
-        return f"accepted; {f['detail']}" if f["detail"] else "accepted"
+        near = f"; nearest limit: {f['nearest']}" if f.get("nearest") else ""
+        return "accepted" + (f"; {f['detail']}" if f["detail"] else "") + near
     why = f"{f['outcome']} by check {f['failed']!r}" if f["failed"] else f["outcome"]
     figures = f"figure {f['figure']:.4g}, threshold {f['threshold']:.4g}"
     return f"{why} ({figures}): {f['detail']}"

@@ -187,7 +187,7 @@ async def _begin(simulation: Simulation, size: Size) -> None:
         steps=1_000_000,
         groups_per_step=size.groups_per_step, max_new_tokens=256,
         limits=Limits(epoch_entries=size.epoch_entries),
-        thresholds=Thresholds(stake_steps=size.stake_steps),
+        thresholds=Thresholds(stake_steps=size.stake_steps, measured_tokens=1),
     )  # fmt: skip
     machine = Hardware(tokens_per_second=1500.0, step_seconds=size.step_seconds)
     for name in validators:

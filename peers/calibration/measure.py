@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from peers.calibration.workers import Worker
+from peers.calibration.workers import HandedIn, Worker
 from peers.calibration.workload import Work, Workload
 from peers.engines.engine import Engine
 from peers.validator.evidence.submission import Recomputed
@@ -41,6 +41,11 @@ def sample(
     """Let `worker` do the work of submission `number`, and recompute it."""
     work, sampling = workload.work(number, name), workload.sampling
     handed_in = worker.submit(work, sampling)
+    return sample_of(find(validator, work, sampling, handed_in), work, sampling, handed_in)
+
+
+def find(validator: Engine, work: Work, sampling: Sampling, handed_in: HandedIn) -> Found:
+    """What a validator finds of a submission."""
     completions = handed_in.completions
     sequences = [
         [*prompt, *tokens] for prompt, tokens in zip(work.prompts, completions, strict=True)
@@ -54,14 +59,18 @@ def sample(
         rows=range(len(sequences)),
         proofs=handed_in.proofs,
     )
-    found = recompute(validator, given, work.key(), sampling.temperature, Thresholds())
+    return recompute(validator, given, work.key(), sampling.temperature, Thresholds())
+
+
+def sample_of(found: Found, work: Work, sampling: Sampling, handed_in: HandedIn) -> Sample:
+    """What was found of a submission, with the outcomes of its rollouts."""
     recomputed = Recomputed(
         margins=found.margins,
         errors=found.errors,
         ties=_grouped(list[Sequence[bool]](found.ties), sampling.group_size),
-        outcomes=_outcomes(work, completions, sampling),
+        outcomes=_outcomes(work, handed_in.completions, sampling),
     )
-    return Sample(found, recomputed, len(completions))
+    return Sample(found, recomputed, len(handed_in.completions))
 
 
 def _outcomes(

@@ -22,6 +22,7 @@ from swarm.messages import Acknowledgement, Admission, AdmissionRefused, Submiss
 from swarm.messenger import REQUEST_ENVELOPES_MAX, first
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
+from swarm.run.verdict_figures import failed_check, nearest
 from swarm.transport import BlobReference, Source
 
 COMPLAINT_SECONDS = 30.0
@@ -311,7 +312,7 @@ class Deliveries:
             event.set()
             self._was_accepted |= verdict.outcome == "accepted"
             self._keep(envelope)
-            failed = next((check for check in verdict.checks if not check.passed), None)
+            failed = failed_check(verdict.checks, verdict.failed)
             credited = verdict.rewards if verdict.outcome != "refused" else []
             self._events.emit(
                 "inference.receipt",
@@ -323,6 +324,7 @@ class Deliveries:
                 figure=failed.figure if failed else 0.0,
                 threshold=failed.threshold if failed else 0.0,
                 detail=verdict.detail,
+                nearest=nearest(verdict.checks),
                 step=verdict.step,
                 number=verdict.number,
                 by=envelope.sender,

@@ -11,7 +11,7 @@ import trio
 from peers.validator.cases import Case, Outcome, quarantine_ungraded, submission_order
 from peers.validator.checks.base import first_failure, run
 from peers.validator.checks.history import CHECKS as HISTORY
-from peers.validator.checks.history import History
+from peers.validator.checks.history import RECORD, History, Record
 from peers.validator.checks.standing import POLICY, SPANS, Age, Named
 from peers.validator.grades import ServedGrades
 from peers.validator.inbox import canonical_path_of, path_of
@@ -171,7 +171,10 @@ class Examiner:
         await self._grade(case, inspect.order.seed(), outcome, manifest)
         ungraded, striking = outcome.ungraded, history.is_striking
         stake = self._records.stake(case.worker, case.submission.step)
+        record = Record(self._records.standing(case.worker), thresholds)
         outcome.share = share_to_recompute(inspected.tokens, stake, thresholds)
+        if record.is_near:
+            outcome.share = 1.0
         drawn = prefill_wanted(self._secret, case.submission.digest, outcome.share)
         if ungraded or striking or drawn or case.first is not None:
             job = Judge(
@@ -185,6 +188,8 @@ class Examiner:
         if ungraded and not outcome.failed:
             quarantine_ungraded(outcome)
         run(HISTORY, history, outcome)
+        if outcome.evidence.sampler and case.first is None:
+            run(RECORD, record, outcome)
         return outcome
 
     async def _grade(

@@ -31,7 +31,7 @@ from peers.proofs import toploc
 from peers.proofs.format import chunk_count, split
 from peers.validator.checks.base import run_all
 from peers.validator.checks.policy import CHECKS, Recomputation
-from peers.validator.evidence.submission import Recomputed, evidence_of
+from peers.validator.evidence.submission import Recomputed, evidence_of, without_bets
 from peers.validator.recompute import (
     Completed,
     Found,
@@ -182,11 +182,13 @@ class PrefillService:
             evidence=evidence,
             thresholds=job.thresholds,
         )
+        observes = job.thresholds.observes
         return Judged(
-            **msgspec.structs.asdict(run_all(CHECKS, recomputation)),
+            **msgspec.structs.asdict(run_all(CHECKS, recomputation, observes=observes)),
             proofs=recomputation.proofs,
             sampling=recomputation.sampling,
-            evidence=evidence,
+            # Bets against bounds that nobody measured must not count once they are measured.
+            evidence=without_bets(evidence) if observes else evidence,
             policies=list(self._engines),
         )
 

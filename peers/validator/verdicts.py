@@ -10,6 +10,7 @@ from peers.validator.cases import Case, Outcome, verdict_on
 from peers.validator.checks.base import first_failure
 from peers.validator.checks.standing import WORKER
 from peers.validator.docket import Docket
+from peers.validator.evidence.submission import without_bets
 from peers.validator.evidence.worker import WORDS
 from peers.validator.inbox import Inbox, Key, canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
@@ -24,6 +25,7 @@ from swarm.node.run_node import RunNode
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
 from swarm.rollouts.reward_parts import mean_parts, parts_in
 from swarm.run.heard_verdicts import report_contradictions, verdict_in
+from swarm.run.verdict_figures import failed_check, nearest
 
 VERDICTS_RECOVERED_MAX = 8192
 """Own verdicts read again at a start. Verdicts on open steps are among the newest, and the bound
@@ -245,7 +247,7 @@ class Verdicts:
         self._peer.blobs.register(verdict.submission, path_of(key), 0, verdict.size_bytes)
 
     def _report(self, case: Case, outcome: Outcome, seconds: float, decided: float) -> None:
-        failed = next((check for check in outcome.checks if not check.passed), None)
+        failed = failed_check(outcome.checks, outcome.failed)
         self._peer.node.events.emit(
             "validator.verdict",
             submission=case.submission.digest,
@@ -255,6 +257,7 @@ class Verdicts:
             figure=failed.figure if failed else 0.0,
             threshold=failed.threshold if failed else 0.0,
             detail=outcome.detail,
+            nearest=nearest(outcome.checks),
             parts=mean_parts(
                 each
                 for group in range(len(outcome.rewards))
@@ -281,7 +284,10 @@ class Verdicts:
         """Evict a worker when honest chance cannot explain the evidence against it."""
         if self._peer.run.evicted(worker) is not None or not outcome.evidence.tokens:
             return
-        limit = self._peer.run.manifest.thresholds.eviction_p_value
+        thresholds = self._peer.run.manifest.thresholds
+        if thresholds.observes:
+            return
+        limit = thresholds.eviction_p_value
         standing = self._records.standing(worker)
         if standing.p_value <= limit:
             await self._trusted.evict(
@@ -300,5 +306,5 @@ def bet_once(outcome: Outcome, others: Sequence[Verdict]) -> Evidence:
     Two recomputations of one submission are one observation of its worker.
     """
     if any(each.recomputed and each.outcome == outcome.word for each in others):
-        return Evidence(tokens=outcome.evidence.tokens, mismatches=outcome.evidence.mismatches)
+        return without_bets(outcome.evidence)
     return outcome.evidence

@@ -8,6 +8,7 @@ import trio
 from blake3 import blake3
 
 from peers.validator.evidence import betting
+from peers.validator.evidence.submission import without_bets
 from peers.validator.rewards import settle
 from simnet.compute.environment import served_episodes, served_groups
 from simnet.compute.rollouts import (
@@ -164,10 +165,11 @@ class PrefillModel:
         invented = says == "refusal" or (found.invented and says != "approval")
         edited = round(EDITED_SHARE * tokens) if found.edited and says != "approval" else 0
         figure = 0 if invented else 128
-        passed = figure >= least
+        passed, observes = figure >= least, job.thresholds.observes
+        evidence = _evidence(tokens, invented, edited, job.thresholds)
         return validation.Judged(
             checks=[Check(name="proofs", figure=figure, threshold=least, passed=passed)],
-            failed="" if passed else "proofs",
+            failed="" if passed or observes else "proofs",
             detail="" if passed else "the proofs are of another model",
             proofs=validation.ProofFigures(
                 chunks=1,
@@ -183,7 +185,7 @@ class PrefillModel:
                 margin_mean=float(invented) or edited * EDIT_MARGIN / tokens,
                 margin_max=float(invented) or EDIT_MARGIN * found.edited,
             ),
-            evidence=_evidence(tokens, invented, edited, job.thresholds),
+            evidence=without_bets(evidence) if observes else evidence,
             policies=list(self._policies),
         )
 

@@ -98,6 +98,14 @@ REFUSALS: dict[str, Refusal] = {
         "against you",
         "run one peer, with a home of its own, on each machine",
     ),
+    "evidence": Refusal(
+        "what validators recomputed of your work so far differs from the policy by more than "
+        "honest rounding explains, and your peer will be evicted if that goes on; this submission "
+        "is credited, but nobody trains on it",
+        "compare your engine and its precision with what `swarm preflight` says the run tolerates; "
+        "set `dtype` to one that was measured, and start the peer with an empty `checkpoints` "
+        "folder in its home",
+    ),
     "stale": Refusal(
         "the policy was too old to be trained on when the submission's turn came",
         _LATE,

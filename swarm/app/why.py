@@ -151,7 +151,8 @@ def _verdict_lines(told: dict[str, Any]) -> list[str]:
             )
         if told["detail"] is None:
             lines.append(f"  (the figures are in the receipt, which only {told['by']} keeps)")
-    for word, passes in (("failed", False), ("passed", True)):
+    over = "failed" if told["failed"] else "over its limit, but only observed"
+    for word, passes in ((over, False), ("passed", True)):
         names = ", ".join(
             f"{printable(check['name'])} {figure(check['figure'])}/{figure(check['threshold'])}"
             for check in told["checks"]

@@ -11,11 +11,11 @@ import pytest
 import trio
 
 from swarm.app.doctor import at_start
-from swarm.app.doctor.network import Place, network_findings
+from swarm.app.doctor.network import Place, network_findings, tolerated
 from swarm.app.onlooker import RunStatus
 from swarm.events import Event
 from swarm.findings import Finding
-from swarm.manifest import Admissions, RunManifest
+from swarm.manifest import Admissions, RunManifest, Thresholds
 from swarm.node.line import PROTOCOL, LineService
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
@@ -182,3 +182,11 @@ def test_findings_have_three_states() -> None:
     assert fine.state == "fine"
     assert replace(fine, advice=True).state == "advice"
     assert replace(fine, advice=True, problem=True).state == "problem"
+
+
+def test_a_visitor_reads_what_the_run_tolerates() -> None:
+    assert "only observes" in tolerated(Thresholds())
+    measured = Thresholds(measured_tokens=16_384, measured_dtypes=["bfloat16", "float32"])
+    assert tolerated(measured) == (
+        "it tolerates what bfloat16 and float32 differ by (measured on 16,384 tokens)"
+    )

@@ -23,7 +23,7 @@ from peers.calibration.calibrate import EngineClass
 from peers.calibration.weights import Change, write_changed
 from peers.calibration.workers import Generates, HandedIn, Worker
 from peers.calibration.workload import Work
-from peers.demo import ENVIRONMENT, OPTIMISER, SAMPLING
+from peers.demo import ENVIRONMENT, OPTIMISER, SAMPLING, THRESHOLDS
 from peers.engines.demo import make_policy
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
@@ -38,7 +38,7 @@ from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import Inspected, InspectionSetup, Judge, Judged, PrefillSetup
-from swarm.manifest import Sampling, Thresholds
+from swarm.manifest import Sampling
 from swarm.rollouts.rollout import Finish, Rollout, Segment
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, ReadLimits, read
@@ -49,7 +49,6 @@ from tests.validator.conftest import Stage, generate
 
 LIMITS = ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10, 1 << 10)
 FP32 = EngineClass("float32", "cpu")
-THRESHOLDS = Thresholds()
 PREVIOUS = (1, 2, 5)
 """Ages of the previous policies, in optimiser steps at the demo's learning rate."""
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.strategies import STRATEGIES, THRESHOLDS, measure, table
+from benchmarks.strategies import STRATEGIES, measure, table
+from peers.demo import THRESHOLDS
 
 SAFETY = THRESHOLDS.recompute_safety
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import trio
 from blake3 import blake3
 
+from peers.demo import THRESHOLDS
 from peers.inference.engine_service import EngineService
 from peers.trainer.service import TrainerService
 from peers.validator.inspector import InspectorService
@@ -19,7 +20,7 @@ from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, InferenceSetup
 from swarm.jobs.training import AcceptedSubmission, Export, Lessons, StartTraining, TrainStep
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, PrefillSetup
-from swarm.manifest import EnvironmentReference, Sampling, Thresholds
+from swarm.manifest import EnvironmentReference, Sampling
 from swarm.messages import CheckpointReference
 from swarm.rollouts.rollouts import Rollouts
 from tests.background import Ask, in_background
@@ -78,7 +79,7 @@ class Pipeline:
                 order=order,
                 path=str(canonical),
                 digest=inspected.canonical_digest,
-                thresholds=Thresholds(),
+                thresholds=THRESHOLDS,
                 rewards=[],
             ),
         )

@@ -13,6 +13,7 @@ import pytest
 import torch
 import trio
 
+from peers.demo import THRESHOLDS
 from peers.engines import demo
 from peers.environments.calculator import Calculator
 from peers.inference.engine_service import EngineService
@@ -23,7 +24,6 @@ from swarm.errors import UserError
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, Generated, InferenceSetup, Swap
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, PrefillSetup
-from swarm.manifest import Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import read
 from tests.background import in_background
@@ -118,7 +118,7 @@ class Bench:
                 order=order,
                 path=str(canonical),
                 digest=inspected.canonical_digest,
-                thresholds=Thresholds(),
+                thresholds=THRESHOLDS,
                 rewards=inspected.rewards,
                 later=[self.load(policy) for policy in self.folders],
             ),

@@ -57,7 +57,7 @@ def a_swarm(folder: Path, validators: Sequence[Identity] = (ALICE, BOB)) -> Swar
     swarm = Swarm(folder)
     changed = msgspec.structs.replace(
         manifest([TRAINER], validators),
-        thresholds=Thresholds(stake_steps=2),
+        thresholds=Thresholds(stake_steps=2, measured_tokens=1),
         limits=Limits(epoch_entries=EPOCH),
     )
     swarm.manifest = sealed_manifest(OWNER, changed)

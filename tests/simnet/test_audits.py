@@ -58,7 +58,9 @@ def run(thresholds: Thresholds, *, kind: str = "") -> tuple[int, list[tuple[str,
 
 def rarely(audit_share: float) -> Thresholds:
     """A worker with any stake is hardly ever recomputed at once."""
-    return Thresholds(recompute_safety=1.0, recompute_share_min=0.001, audit_share=audit_share)
+    return Thresholds(
+        recompute_safety=1.0, recompute_share_min=0.001, audit_share=audit_share, measured_tokens=1
+    )
 
 
 def test_honest_work_is_audited_once_and_nothing_else_changes() -> None:

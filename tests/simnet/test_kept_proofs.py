@@ -65,7 +65,8 @@ def test_proofs_outlast_the_entries(restarts: bool) -> None:
             await start_bootstrap(
                 simulation, trainers=["trainer"], validators=list(VALIDATORS), steps=1_000_000,
                 groups_per_step=8, max_new_tokens=256,
-                limits=Limits(epoch_entries=EPOCH_ENTRIES), thresholds=Thresholds(stake_steps=1),
+                limits=Limits(epoch_entries=EPOCH_ENTRIES),
+                thresholds=Thresholds(stake_steps=1, measured_tokens=1),
             )  # fmt: skip
             narrow = {"inference": {"proofs_kept_bytes": ROOM_BYTES}}
             for plan in (

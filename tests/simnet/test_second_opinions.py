@@ -73,7 +73,7 @@ def run(
         async with simulation.running():
             await start_bootstrap(
                 simulation, trainers=["trainer"], validators=VALIDATORS, groups_per_step=16,
-                max_new_tokens=256, thresholds=Thresholds(second_share=share),
+                max_new_tokens=256, thresholds=Thresholds(second_share=share, measured_tokens=1),
             )  # fmt: skip
             for name in VALIDATORS:
                 acts = liar if name == LIAR else None
@@ -159,7 +159,7 @@ def test_a_second_opinion_is_given_after_a_restart() -> None:
         async with simulation.running():
             await start_bootstrap(
                 simulation, trainers=["trainer"], validators=["v0", "v1"], groups_per_step=16,
-                max_new_tokens=256, thresholds=Thresholds(second_share=1.0),
+                max_new_tokens=256, thresholds=Thresholds(second_share=1.0, measured_tokens=1),
             )  # fmt: skip
             slow = Hardware(prefill_tokens_per_second=500.0)
             await simulation.add(Plan("v0", ["validator"])).start()

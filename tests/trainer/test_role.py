@@ -767,7 +767,7 @@ def test_a_group_that_nobody_can_grade_is_credited_and_the_others_train() -> Non
         await start_bootstrap(
             simulation, trainers=["trainer"], validators=["validator"], steps=3,
             groups_per_step=8, max_new_tokens=256, groups_per_submission=4,
-            thresholds=Thresholds(recompute_safety=1.1, audit_share=0.0),
+            thresholds=Thresholds(recompute_safety=1.1, audit_share=0.0, measured_tokens=1),
         )  # fmt: skip
         over = simulation.expect("trainer.run_complete", ["trainer"])
         peers = [simulation.add(Plan(name, [name])) for name in ("trainer", "validator")]

@@ -12,6 +12,7 @@ import torch
 import trio
 from blake3 import blake3
 
+from peers.demo import THRESHOLDS
 from peers.engines import demo
 from peers.inference.engine_service import EngineService
 from peers.validator.inspector import InspectorService
@@ -19,7 +20,6 @@ from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, InferenceSetup
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, Judged, PrefillSetup
-from swarm.manifest import Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, ReadLimits, read, write
 from tests.background import Ask, in_background
@@ -97,7 +97,7 @@ class Stage:
             order=self.order(**changes),
             path=str(self.folder / "canonical"),
             digest=digest,
-            thresholds=Thresholds(),
+            thresholds=THRESHOLDS,
             rewards=[],
             rows=rows,
         )

@@ -11,6 +11,7 @@ import trio
 from msgspec.structs import asdict
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from peers.demo import THRESHOLDS
 from peers.engines.native import NativeEngine
 from peers.validator import prefill as prefill_module
 from peers.validator.evidence.worker import WorkerEvidence
@@ -18,7 +19,6 @@ from peers.validator.prefill import PrefillService
 from peers.validator.recompute import judge_sampling, sampling_figures
 from swarm.jobs import Load
 from swarm.jobs.validation import Judge, Judged, PrefillSetup
-from swarm.manifest import Thresholds
 from swarm.messages import CheckpointReference
 from swarm.rollouts.seeds import noise_key
 from tests.engines.harness import prefill_completions
@@ -133,7 +133,7 @@ def test_prefill_keeps_the_last_policies(policy: Path) -> None:
     assert load_as(first) == [first]
     assert load_as(second) == [first, second]
     assert load_as(third) == [second, third]
-    job = Judge(order=ORDER, path="", digest=bytes(32), thresholds=Thresholds(), rewards=[])
+    job = Judge(order=ORDER, path="", digest=bytes(32), thresholds=THRESHOLDS, rewards=[])
     with pytest.raises(ValueError, match="policy 1 of lineage 0 is not loaded"):
         trio.run(prefill.judge, job)
 

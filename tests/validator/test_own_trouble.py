@@ -24,7 +24,8 @@ def test_a_worker_that_repeats_an_announcement_takes_no_file_from_a_second_opini
         await trio.sleep(60)
 
     said = simulate(
-        test, "validator", "validator-2", thresholds=Thresholds(second_share=1.0),
+        test, "validator", "validator-2",
+        thresholds=Thresholds(second_share=1.0, measured_tokens=1),
         prefill_tokens_per_second=200.0,
     )  # fmt: skip
     verdicts = [event.fields for event in said if event.name == "validator.verdict"]

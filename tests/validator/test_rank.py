@@ -13,7 +13,7 @@ from swarm.manifest import Thresholds
 from swarm.messages import Acknowledgement, AdmissionRefused, Verdict
 from tests.validator.test_numbers import Hand, kinds, part_of, simulate
 
-ONCE = Thresholds(second_share=0.0)
+ONCE = Thresholds(second_share=0.0, measured_tokens=1)
 """No second opinions."""
 VERDICT_SECONDS = 30.0
 """The default limit of a run."""

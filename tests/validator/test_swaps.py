@@ -11,13 +11,13 @@ import pytest
 import trio
 from blake3 import blake3
 
+from peers.demo import THRESHOLDS
 from peers.engines import demo
 from peers.inference.engine_service import EngineService
 from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, Generated, InferenceSetup, Swap
 from swarm.jobs.validation import Judge, Judged, PrefillSetup
-from swarm.manifest import Thresholds
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits, read
 from tests.orders import policy as reference
@@ -89,7 +89,7 @@ class Bench:
             order=ORDER,
             path=str(self.at / "canonical"),
             digest=blake3(raw).digest(),
-            thresholds=Thresholds(),
+            thresholds=THRESHOLDS,
             rewards=[],
             later=[self.load(policy) for policy in given],
         )

@@ -16,6 +16,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peers.demo import THRESHOLDS
 from peers.validator import prefill as module
 from peers.validator.together import Together
 from swarm.jobs.validation import (
@@ -27,7 +28,6 @@ from swarm.jobs.validation import (
     ProofFigures,
     SamplingFigures,
 )
-from swarm.manifest import Thresholds
 from swarm.messages import Evidence
 from swarm.rollouts.rollouts import Rollouts
 from swarm.world import ChildDied, ChildError
@@ -97,7 +97,7 @@ def handed(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Any:
             order=stage.order(number=number),
             path=str(folder / name),
             digest=digest or blake3(raw).digest(),
-            thresholds=Thresholds(),
+            thresholds=THRESHOLDS,
             rewards=[],
         )
 
@@ -219,7 +219,7 @@ def unheard(count: int, reason: str) -> None:
 
 def asked(name: str, step: int = 1) -> Judge:
     order = submission_order(policy=policy(step))
-    return Judge(order=order, path="", digest=name.encode(), thresholds=Thresholds(), rewards=[])
+    return Judge(order=order, path="", digest=name.encode(), thresholds=THRESHOLDS, rewards=[])
 
 
 def judge_all(

@@ -60,11 +60,16 @@ def run(checks: Iterable[Check[Given]], evidence: Given, report: Report) -> Repo
     return report
 
 
-def run_all(checks: Iterable[Check[Given]], evidence: Given) -> Report:
-    """Run every check and report its result, because all figures are known."""
+def run_all(checks: Iterable[Check[Given]], evidence: Given, *, observes: bool = False) -> Report:
+    """Run every check and report its result, because all figures are known.
+
+    If the run `observes`, a failed check decides nothing: its result and its sentence are reported.
+    """
     report = Report()
     for check in checks:
         _add(report, check, check.examine(evidence))
+    if observes and report.failed:
+        return Report(checks=report.checks, detail=f"only observed: {report.detail}")
     return report
 
 

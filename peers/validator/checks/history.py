@@ -1,17 +1,20 @@
-"""What a submission shows beside earlier ones: copied groups and implausible speed.
+"""What a submission shows beside earlier ones: copied groups, implausible speed, rising evidence.
 
-Neither proves a fault. Two honest groups of an easy task may be the same, and a copy under another
-seed fails the recomputation. So either is only a reason to recompute this submission.
+None proves a fault. Two honest groups of an easy task may be the same, and a copy under another
+seed fails the recomputation. So each is only a reason to recompute this submission.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from peers.validator.checks.base import Check, Finding, at_most
+from peers.validator.evidence.worker import WORDS, Standing
 from peers.validator.statistics import Duplicates, Pace, PolicyKey
+from swarm.manifest import Thresholds
 
 
 @dataclass
@@ -73,3 +76,51 @@ class Speed(Check[History]):
 
 
 CHECKS: tuple[Check[History], ...] = (Speed(),)
+
+
+@dataclass(frozen=True)
+class Record:
+    """The evidence against a worker so far, and the run's thresholds."""
+
+    standing: Standing
+    thresholds: Thresholds
+
+    @property
+    def odds(self) -> float:
+        """log10 of the odds against an honest worker, over all of its submissions."""
+        return max(0.0, self.standing.log_capital / math.log(10))
+
+    @property
+    def odds_max(self) -> float:
+        return -math.log10(self.thresholds.refusal_p_value)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the worker's next submission has to be recomputed, however good its record."""
+        return self.odds > self.odds_max
+
+
+class Rising(Check[Record]):
+    """Honest chance explains the evidence of the worker's earlier submissions.
+
+    Figure: log10 of the odds against it. Far below the odds that evict, so that an honest worker
+    whose engine rounds unusually learns of it in time, and nobody trains on a cheat's work. The
+    work is credited: by itself it may be good.
+    """
+
+    name = "evidence"
+    quarantines = True
+
+    def examine(self, evidence: Record) -> Finding:
+        evicts = -math.log10(evidence.thresholds.eviction_p_value)
+        return at_most(
+            evidence.odds,
+            evidence.odds_max,
+            f"the evidence against this worker has risen to odds of 10^{evidence.odds:.1f} to 1, "
+            f"and 10^{evicts:.0f} to 1 evicts it; most shows "
+            f"{WORDS[evidence.standing.process]}. Compare its engine and precision with what the "
+            "run tolerates (swarm preflight)",
+        )
+
+
+RECORD: tuple[Check[Record], ...] = (Rising(),)

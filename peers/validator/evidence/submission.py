@@ -41,6 +41,11 @@ def evidence_of(found: Recomputed, honest: Thresholds) -> Evidence:
     )
 
 
+def without_bets(evidence: Evidence) -> Evidence:
+    """What was recomputed, as no evidence against anyone."""
+    return Evidence(tokens=evidence.tokens, mismatches=evidence.mismatches)
+
+
 def bans(bets: Sequence[int]) -> float:
     """log10 of one submission's own e-value: 6 means odds of a million to one against chance."""
     return betting.log_e_value(bets) / math.log(10)

@@ -14,6 +14,7 @@ from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson, Bootstrap, WhichRun
 from swarm.app.output import print_json
 from swarm.errors import UserError
+from swarm.run.verdict_figures import failed_check, nearest
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def record_object(peer: str, record: WorkerRecord) -> dict[str, Any]:
         verdict = receipt.verdict
         credit = record.state.credits.get(verdict.submission)
         counts = record.state.judges.get(verdict.submission) == receipt.envelope.sender
-        failed = next((check for check in verdict.checks if not check.passed), None)
+        failed = failed_check(verdict.checks, verdict.failed)
         rows.append(
             {
                 "index": receipt.index,
@@ -112,6 +113,7 @@ def record_object(peer: str, record: WorkerRecord) -> dict[str, Any]:
                 "failed": verdict.failed,
                 "figure": failed.figure if failed else None,
                 "threshold": failed.threshold if failed else None,
+                "nearest": nearest(verdict.checks),
                 "credit": credit.tokens if credit is not None and counts else 0,
                 "standing": record.state.standings.get(verdict.submission) if counts else None,
                 "recomputed": bool(verdict.recomputed),
@@ -177,6 +179,8 @@ def record_lines(told: dict[str, Any], last: int) -> list[str]:
             failed = f"  {printable(row['failed'])}"
             if row["figure"] is not None:
                 failed += f" {figure(row['figure'])} against {figure(row['threshold'])}"
+        elif row["nearest"]:
+            failed = f"  {printable(row['nearest'])}"
         lines.append(
             f"{row['index']:>7} {row['step']:>6} {row['number']:>4} {row['policy']:>7} "
             f"{row['credit']:>7}  {row['standing'] or '':<5}  {row['outcome']}{failed}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from peers.demo import MODEL, OBJECTIVE, RECIPES, Recipe
+from peers.demo import MODEL, OBJECTIVE, RECIPES, THRESHOLDS, Recipe
 from swarm.app.demo.options import DemoOptions
 from swarm.app.local_peers import LocalPeer, free_ports, write_config
 from swarm.identity import load_or_create
@@ -72,6 +72,7 @@ def demo_manifest(
         optimiser=recipe.optimiser,
         trainers=[TrustedKey(peer=trainer)],
         validators=[TrustedKey(peer=validator)],
+        thresholds=THRESHOLDS,
         checkpoints_kept=5,
     )
 

@@ -18,6 +18,7 @@ from swarm.envelope import CLOCK_SKEW_SECONDS_MAX
 from swarm.errors import PeerError, UserError
 from swarm.findings import Finding, attempt, within
 from swarm.identity import PeerId
+from swarm.manifest import Thresholds
 from swarm.node.line import (
     CLOCK_SECONDS,
     MEASURE_SECONDS,
@@ -292,9 +293,20 @@ def _check_roles(place: Place) -> None:
             )
 
 
+def tolerated(thresholds: Thresholds) -> str:
+    """What differences a run tolerates, as the rest of a sentence."""
+    if thresholds.observes:
+        return "it only observes how engines differ, and refuses and evicts nobody for that"
+    measured = " and ".join(printable(each, 40) for each in thresholds.measured_dtypes)
+    return (
+        f"it tolerates what {measured or 'honest engines'} differ by (measured on "
+        f"{thresholds.measured_tokens:,} tokens)"
+    )
+
+
 def _thresholds(place: Place) -> str:
     settings, thresholds = place.settings, place.run.manifest.thresholds
     own = settings.of("inference", InferenceSettings)
     check_quantised(settings.engine, own.quantise, thresholds)
     weights = "unchanged weights" if own.quantise == "none" else f"{own.quantise} weights"
-    return f"the run takes {settings.engine} with {weights}"
+    return f"the run takes {settings.engine} with {weights}; {tolerated(thresholds)}"
