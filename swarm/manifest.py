@@ -439,6 +439,14 @@ class Outer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     staleness_max: Annotated[int, Meta(ge=0, le=16)] = 1
     """Rounds by which the base of a contribution may be older than the newest outer state."""
     compression: Compression = "int8"
+    step_tokens_max: Annotated[int, Meta(ge=1, le=1 << 32)] = 1 << 22
+    """Most tokens of one inner step, however large a trainer's batch: a contribution that claims
+    more than `inner_steps` of these does not count."""
+
+    @property
+    def contribution_tokens_max(self) -> int:
+        """Most tokens that the inner steps of one contribution can train on."""
+        return self.inner_steps * self.step_tokens_max
 
     def problem(self) -> str | None:
         """One sentence about the first invalid number, or None."""

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from swarm.identity import SIGNATURE_BYTES, Identity, verify
 from swarm.manifest import TRAINERS_MAX
 from swarm.messages import CheckpointReference, Count, Digest, Key, Message, StateMessage
 
@@ -34,7 +35,23 @@ class Contribution(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     total_bytes: Count
     """Size of its files."""
     tokens: Annotated[int, Meta(ge=1, le=CONTRIBUTION_TOKENS_MAX)]
-    """Tokens that the inner steps trained on: its weight in the merge."""
+    """Tokens that the inner steps trained on: its weight in the merge, which has bounds."""
+    signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
+    """The trainer's, over all of the above and the run's id. So whoever signs a record can neither
+    make up the contribution of another trainer nor change one."""
+
+    def signed(self, identity: Identity, run: str) -> Contribution:
+        """The contribution with its trainer's signature."""
+        signature = identity.sign(self._signed_bytes(run))
+        return msgspec.structs.replace(self, signature=signature)
+
+    def is_signed(self, run: str) -> bool:
+        """Whether the trainer that it names has signed it for this run."""
+        return verify(self.trainer, self._signed_bytes(run), self.signature)
+
+    def _signed_bytes(self, run: str) -> bytes:
+        unsigned = msgspec.structs.replace(self, signature=b"")
+        return b"swarm/1/contribution\x00" + msgspec.msgpack.encode((run, unsigned))
 
 
 class OuterStatus(StateMessage, frozen=True, kw_only=True):

@@ -1,21 +1,22 @@
 """The chain of round records, which everyone checks and follows by the same rules.
 
 No consensus is needed. Two trainers that do not hear each other may sign two records with the same
-parent; each leads a branch. Once a trainer knows both branches it follows the *heaviest*: most
-tokens of all its rounds, and of equals the one with the smaller digest. What the lighter branch has
-merged is lost.
+parent; each leads a branch. Once a trainer knows both branches it follows the *heaviest*. A round
+weighs the number of trainers that it merges besides one, so that however many rounds one trainer
+makes by itself, they weigh nothing; nobody's claims weigh anything. Of equals the longer branch is
+followed, then the one with the smaller digest. What the lighter branch has merged is lost.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from swarm.envelope import Envelope
 from swarm.errors import SwarmError
-from swarm.outer import GENESIS, Contribution, RoundRecord
+from swarm.outer import CONTRIBUTION_TOKENS_MAX, GENESIS, Contribution, RoundRecord
 
 ROUNDS_KEPT = 500
 """Rounds of the chain kept in memory: as long as two parts of a network may be apart and still
@@ -50,21 +51,32 @@ class Link:
     def round(self) -> int:
         return self.record.round
 
-    @property
-    def weight(self) -> tuple[int, bytes]:
-        """Of two links the one with the smaller value is followed."""
-        return -self.record.tokens, self.digest
+    def gain(self, trainers: Collection[str] | None) -> int:
+        """What the record adds to its chain's weight, if only these trainers count."""
+        if trainers is None:
+            return len(self.record.contributions) - 1
+        if self.signer not in trainers:
+            return 0
+        counted = sum(each.trainer in trainers for each in self.record.contributions)
+        return max(0, counted - 1)
 
 
 class Chain:
     """The records of the newest rounds, and the rules by which one of their branches counts."""
 
-    def __init__(self, staleness_max: int) -> None:
+    def __init__(
+        self, staleness_max: int, contribution_tokens_max: int = CONTRIBUTION_TOKENS_MAX
+    ) -> None:
         self._staleness_max = staleness_max
+        self._contribution_tokens_max = contribution_tokens_max
+        self._trainers: Collection[str] | None = None
+        """Trainers whose records and contributions weigh something; None: all."""
         self._links: dict[bytes, Link] = {}
         """Checked records, whose parents are known."""
-        self._by_weight: list[tuple[int, bytes]] = []
-        """Their weights, sorted: the heaviest first."""
+        self._weights: dict[bytes, int] = {GENESIS: 0}
+        """Weights of the chains that end in them."""
+        self._by_weight: list[tuple[int, int, bytes]] = []
+        """Their weights, rounds and digests, sorted: the heaviest first."""
         self._waiting: dict[bytes, Link] = {}
         """Records whose parents are unknown, oldest first."""
 
@@ -84,7 +96,7 @@ class Chain:
             if len(self._waiting) > WAITING_MAX:
                 del self._waiting[next(iter(self._waiting))]
             return []
-        self._check(link.record)
+        self._check(link)
         return self._join(link)
 
     def begin_at(self, envelope: Envelope) -> list[Link]:
@@ -94,6 +106,7 @@ class Chain:
         if link.digest in self._links:
             return []
         _check_alone(link.record)
+        _check_signatures(link)
         self._waiting.pop(link.digest, None)
         return self._join(link)
 
@@ -104,21 +117,51 @@ class Chain:
         while joining:
             link = joining.pop()
             self._links[link.digest] = link
-            insort(self._by_weight, link.weight)
+            self._weigh(link, self._weight_before(link))
             joined.append(link)
             children = [c for c in self._waiting.values() if c.record.parent == link.digest]
             for child in children:
                 del self._waiting[child.digest]
                 with suppress(BadRecord):  # it stays out, like one that comes after its parent
-                    self._check(child.record)
+                    self._check(child)
                     joining.append(child)
         return joined
+
+    def _weight_before(self, link: Link) -> int:
+        """The weight of a record's parent. An unknown one (`begin_at`) weighs as much as any chain
+        known here that is shorter, or nobody who missed many rounds would follow it."""
+        known = self._weights.get(link.record.parent)
+        if known is not None:
+            return known
+        shorter = (each.digest for each in self._links.values() if each.round < link.round)
+        return max((self._weights[digest] for digest in shorter), default=0)
+
+    def _weigh(self, link: Link, before: int) -> None:
+        """Note a record's weight; `before` is its parent's."""
+        self._weights[link.digest] = before + link.gain(self._trainers)
+        insort(self._by_weight, self._rank(link))
+
+    def _rank(self, link: Link) -> tuple[int, int, bytes]:
+        """Of two links the one with the smaller value is followed."""
+        return -self._weights[link.digest], -link.round, link.digest
+
+    def trust(self, trainers: Collection[str]) -> None:
+        """Let only the records and contributions of these trainers weigh anything, past ones too:
+        what a trainer that the owner has removed signed or sent decides nothing any more."""
+        if trainers == self._trainers:
+            return
+        before, had = self._weights, self._trainers
+        self._trainers, self._weights, self._by_weight = trainers, {GENESIS: 0}, []
+        for link in sorted(self._links.values(), key=lambda each: each.round):
+            parent = self._weights.get(link.record.parent)
+            self._weigh(link, before[link.digest] - link.gain(had) if parent is None else parent)
 
     def forget_before(self, round: int) -> None:
         """Forget the records of older rounds."""
         for link in [link for link in self._links.values() if link.round < round]:
             del self._links[link.digest]
-            del self._by_weight[bisect_left(self._by_weight, link.weight)]
+            del self._by_weight[bisect_left(self._by_weight, self._rank(link))]
+            del self._weights[link.digest]
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -128,11 +171,15 @@ class Chain:
     def get(self, digest: bytes) -> Link | None:
         return self._links.get(digest)
 
+    def children(self, digest: bytes) -> list[Link]:
+        """The records that follow one."""
+        return [link for link in self._links.values() if link.record.parent == digest]
+
     def round_of(self, digest: bytes) -> int:
         return 0 if digest == GENESIS else self._links[digest].round
 
     def tokens_of(self, digest: bytes) -> int:
-        """Tokens of all rounds up to a record: the weight of the chain that ends there."""
+        """Tokens of all rounds up to a record, by the word of each trainer."""
         return 0 if digest == GENESIS else self._links[digest].record.tokens
 
     def best(self, counts: Callable[[Link], bool] = lambda link: True) -> bytes:
@@ -140,7 +187,7 @@ class Chain:
 
         Only records for which `counts` is true can be the last.
         """
-        heads = (digest for _, digest in self._by_weight if counts(self._links[digest]))
+        heads = (digest for *_, digest in self._by_weight if counts(self._links[digest]))
         return next(heads, GENESIS)
 
     def ancestor(self, digest: bytes, round: int) -> bytes | None:
@@ -182,6 +229,12 @@ class Chain:
 
         Every trainer that knows the parent's chain gives the same answer.
         """
+        if contribution.tokens > self._contribution_tokens_max:
+            return (
+                f"it claims {contribution.tokens:,} tokens; the inner steps of a contribution have "
+                f"at most {self._contribution_tokens_max:,} (outer.inner_steps times "
+                "outer.step_tokens_max)"
+            )
         age = self.round_of(parent) - contribution.base_round
         if age < 0:
             return f"its base is round {contribution.base_round}, which this chain lacks"
@@ -207,8 +260,9 @@ class Chain:
             yield link
             digest = link.record.parent
 
-    def _check(self, record: RoundRecord) -> None:
+    def _check(self, link: Link) -> None:
         """Raise `BadRecord` unless a record may follow its parent."""
+        record = link.record
         _check_alone(record)
         expected = self.round_of(record.parent) + 1
         if record.round != expected:
@@ -228,6 +282,7 @@ class Chain:
                     f"the record of round {record.round} has a contribution of "
                     f"{contribution.trainer} that does not count: {why}"
                 )
+        _check_signatures(link)
 
 
 def names_of(contribution: Contribution) -> tuple[object, object]:
@@ -252,6 +307,17 @@ def _check_alone(record: RoundRecord) -> None:
         raise BadRecord(f"the record of round {record.round} lists the same files twice")
     if (record.round == 1) != (record.parent == GENESIS):
         raise BadRecord(f"the record of round {record.round} has a parent of another round")
+
+
+def _check_signatures(link: Link) -> None:
+    """Raise `BadRecord` for a contribution that its trainer has not signed."""
+    run = link.envelope.body.run
+    for contribution in link.record.contributions:
+        if not contribution.is_signed(run):
+            raise BadRecord(
+                f"the record of round {link.round} has a contribution that {contribution.trainer} "
+                "has not signed"
+            )
 
 
 def lost(chain: Chain, old: bytes, new: bytes) -> Sequence[Link]:

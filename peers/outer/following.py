@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -56,6 +58,10 @@ class OtherState(SwarmError):
     """The outer state of this trainer is not the one that a record names."""
 
 
+class Disowned(BadRecord):
+    """A record states another outer state than most trainers have; it is not followed."""
+
+
 class Following:
     """The outer state that this trainer holds, and its way to the heaviest chain's."""
 
@@ -74,8 +80,14 @@ class Following:
         self._moving = trio.Lock()
         """Held while a state's folder moves, and while a merge reads one."""
         self._failed: dict[bytes, _Failures] = {}
+        """By record; by the trainer's id where its records could not be learned."""
+        self._disowned: dict[bytes, None] = {}
+        """Records that state another outer state than most trainers have, oldest first."""
         self._said_lost: bytes | None = None
         """The last record of a branch that was reported as lost."""
+        self.takes_part = False
+        """Whether this process has begun inner steps: one that has just started follows the others,
+        whatever they have done meanwhile."""
         self._events = loop.peer.node.events
 
     # --- the position ------------------------------------------------------------------------
@@ -219,7 +231,36 @@ class Following:
         """Whether a record can be the last of the chain that this trainer follows."""
         if self._is_given_up(link.digest):
             return False
-        return link.signer in self._loop.peer.run.manifest.trainer_ids()
+        if link.signer not in self._loop.peer.run.manifest.trainer_ids():
+            return False
+        chain = self._loop.chain
+        fork = chain.fork(self.record, link.digest)
+        beyond = (chain.path(fork, link.digest) or []) if fork is not None else [link]
+        return not any(each.digest in self._disowned or self._is_thin(each) for each in beyond)
+
+    def _is_thin(self, link: Link) -> bool:
+        """Whether a record lists fewer contributions than the quorum, too early, and leaves out a
+        trainer that is present on this trainer's own chain.
+
+        Without this rule one trainer could merge only its own contributions, round after round,
+        while the others take their inner steps, and all would follow.
+        """
+        peer, chain = self._loop.peer, self._loop.chain
+        outer = peer.run.manifest.outer
+        listed = {each.trainer for each in link.record.contributions}
+        if (
+            not self.takes_part
+            or link.signer == peer.peer_id
+            or len(listed) >= outer.quorum
+            or peer.node.world.now() >= self.since + outer.deadline_seconds
+        ):
+            return False
+        present, others = self._loop.presence.present(), self._loop.presence.others()
+        return any(
+            chain.ancestor(self.record, others[trainer].round) == others[trainer].record
+            for trainer in present
+            if trainer in others and trainer not in listed
+        )
 
     def _is_given_up(self, record: bytes) -> bool:
         """Whether the state after a record could not be reached a short while ago."""
@@ -236,23 +277,28 @@ class Following:
 
     def _target(self) -> bytes:
         """The last record of the heaviest known chain that can be followed."""
+        self._loop.chain.trust(self._loop.peer.run.manifest.trainer_ids())
         return self._loop.chain.best(self._counts)
 
     def _ahead(self) -> tuple[str, OuterStatus] | None:
-        """A trainer whose state is on a heavier chain than all records here, if there is one."""
-        target = self._target()
-        weight = (-self._loop.chain.tokens_of(target), target)
-        found = [
-            (-status.tokens, status.record, trainer, status)
-            for trainer, status in self._loop.presence.others().items()
+        """A trainer whose records lead to a state that no record here does, if there is one; of
+        several, one of those that most trainers agree with.
+
+        What a status says of its own weight would be a claim, so its records are asked for.
+        """
+        others = self._loop.presence.others()
+        held = Counter(status.record for status in others.values())
+        unknown = [
+            (-held[status.record], status.record, trainer)
+            for trainer, status in others.items()
             if status.record not in self._loop.chain
-            and not self._is_given_up(status.record)
-            and (-status.tokens, status.record) < weight
+            and status.round > self.state.round - ROUNDS_KEPT
+            and not self._is_given_up(trainer.encode())
         ]
-        if not found:
+        if not unknown:
             return None
-        _, _, trainer, status = min(found, key=lambda each: each[:3])
-        return trainer, status
+        trainer = min(unknown)[2]
+        return trainer, others[trainer]
 
     # --- following ---------------------------------------------------------------------------
 
@@ -263,8 +309,9 @@ class Following:
             try:
                 ahead = self._ahead()
                 if ahead is not None:
-                    wanted = ahead[1].record
+                    wanted = ahead[0].encode()
                     await self._learn(*ahead)
+                    self._failed.pop(wanted, None)
                     continue
                 wanted = self._target()
                 if wanted != self.record:
@@ -273,12 +320,21 @@ class Following:
                     continue
             except ChildDied:
                 raise
+            except Disowned:  # it is not followed any more
+                continue
             except (SwarmError, OSError) as error:
                 self._fail(wanted, str(error))
                 await trio.sleep(RETRY_SECONDS)
                 continue
             with trio.move_on_after(GIVEN_UP_SECONDS):
                 await self._loop.changed.wait_change()
+
+    def _disown(self, link: Link, reason: str) -> None:
+        """Never follow a record, which states what fewer trainers say than this one does."""
+        self._events.emit("outer.record_refused", signer=link.signer, reason=reason)
+        self._disowned[link.digest] = None
+        if len(self._disowned) > ROUNDS_KEPT:
+            del self._disowned[next(iter(self._disowned))]
 
     def _fail(self, wanted: bytes, reason: str) -> None:
         """Count a failed attempt, and report it."""
@@ -308,12 +364,26 @@ class Following:
         if not records:
             raise PeerError(f"{trainer} does not hand out the record of its round {status.round}")
         if wanted not in self._loop.chain:
+            self._check_company(trainer, {each.digest for each in records})
             for link in self._loop.chain.begin_at(records[-1]):
                 await self._store.keep_record(link.envelope)
         for envelope in reversed(records):
             await self.hear(envelope)
         if status.record not in self._loop.chain:
             raise PeerError(f"{trainer} hands out records that do not follow from each other")
+
+    def _check_company(self, trainer: str, records: Collection[bytes]) -> None:
+        """Raise `PeerError` unless more than half of the other trainers that are present are where
+        a trainer's records lead, which begin somewhere in a chain of which nothing is known here.
+        """
+        others = self._loop.presence.others()
+        present = [each for each in self._loop.presence.present() if each in others]
+        agree = sum(others[each].record in records for each in present)
+        if self.record != GENESIS and 2 * agree <= len(present):
+            raise PeerError(
+                f"the records of {trainer} have no beginning that is known here, and only {agree} "
+                f"of {len(present)} other trainers agree with them"
+            )
 
     async def _advance(self, target: bytes, child: ReplicaChild) -> None:
         """Go to the state after a record of the chain."""
@@ -332,7 +402,7 @@ class Following:
         try:
             for step in path:
                 await self._merge(step, child)
-        except ChildDied:
+        except (BadRecord, ChildDied):
             raise
         except SwarmError as error:
             self._events.emit("outer.not_merged", round=step.round, reason=str(error))
@@ -364,10 +434,18 @@ class Following:
         """Merge one record's contributions, and go to the state that follows."""
         before = self._states[link.record.parent]
         if before.digest != link.record.state:
-            raise OtherState(
+            claims = self._claims(before.record)
+            ours, theirs = claims[before.digest], claims[link.record.state]
+            problem = (
                 f"the outer state of round {before.round} differs from the one that {link.signer} "
-                "has signed"
+                f"has signed; {ours} trainers have this one, {theirs} the other"
             )
+            if ours > theirs:
+                self._disown(link, problem)
+                raise Disowned(problem)
+            if ours == theirs and len(self._loop.presence.present()) > 2:
+                raise BadRecord(problem)  # until the others have merged that round too
+            raise OtherState(problem)
         parts: list[tuple[str, str, int]] = []
         folders: dict[str, str] = {}
         failed: list[Exception] = []
@@ -448,6 +526,21 @@ class Following:
         await self._forget_old()
         return True
 
+    def _claims(self, record: bytes) -> Counter[bytes]:
+        """How many trainers say that a record leads to each of several states: by their status, or
+        by a record that they have signed after it."""
+        said = {
+            link.signer: link.record.state
+            for link in self._loop.chain.children(record)
+            if link.signer in self._loop.peer.run.manifest.trainer_ids()
+        }
+        for trainer, status in self._loop.presence.others().items():
+            if status.record == record:
+                said[trainer] = status.state
+        if record in self._states:
+            said[self._loop.peer.peer_id] = self._states[record].digest
+        return Counter(said.values())
+
     def _offer(self, trainer: str, status: OuterStatus, target: bytes) -> _Offer | None:
         """The outer state that a trainer offers, if it is on the way to a record."""
         reference = status.published
@@ -461,4 +554,7 @@ class Following:
             return None
         since = self._loop.chain.path(record, status.record)
         digest = since[0].record.state if since else status.state
+        claims = self._claims(record)
+        if claims[digest] < max(claims.values(), default=0):
+            return None
         return _Offer(trainer, State(record, reference.lineage, digest), reference)

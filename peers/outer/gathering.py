@@ -88,6 +88,9 @@ class Gathering:
         if why is not None and digest not in self._reported:
             _remember(self._reported, digest, why)
             self._report(contribution, why)
+        if why is None and not contribution.is_signed(self._loop.peer.run.id):
+            why = "its trainer has not signed it"
+            self._refuse(contribution, why)
         return why is None
 
     def _refuse(self, contribution: Contribution, why: str) -> None:

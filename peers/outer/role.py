@@ -79,10 +79,17 @@ class ReplicaRole:
                 f"outer.rounds of run {self._run.id} is 0, so it has no outer loop; its owner "
                 "must set the number of rounds under [outer], or this peer be a trainer instead"
             )
+        step_tokens = self._settings.batch_sequences * self._settings.sequence_tokens
+        if step_tokens > self._outer.step_tokens_max and not self._settings.exchange:
+            raise UserError(
+                f"replica.batch_sequences times replica.sequence_tokens is {step_tokens}; run "
+                f"{self._run.id} allows {self._outer.step_tokens_max} (outer.step_tokens_max): "
+                "choose a smaller batch"
+            )
         self._store = OuterStore(peer.node.disk.database("outer.sqlite"))
         self._loop = OuterLoop(
             peer=peer,
-            chain=Chain(self._outer.staleness_max),
+            chain=Chain(self._outer.staleness_max, self._outer.contribution_tokens_max),
             presence=Presence(peer),
             artifacts=Artifacts(peer),
             changed=Observable(None),
@@ -210,6 +217,7 @@ class ReplicaRole:
                 self._peer.status.doing = f"waiting for round {base.round + 1}"
                 await self._loop.changed.wait_change()
                 continue
+            self._following.takes_part = True
             self._peer.status.step = base.round + 1
             self._peer.status.doing = f"round {base.round + 1}: inner steps"
             with trio.CancelScope() as scope:
@@ -282,7 +290,7 @@ class ReplicaRole:
                 artifact=held.reference,
                 total_bytes=held.manifest.total_bytes,
                 tokens=tokens,
-            ),
+            ).signed(self._node.identity, self._run.id),
         )
         await self._store.keep_own(own)
         self._own = own
@@ -304,6 +312,7 @@ class ReplicaRole:
         """Contribute the RL trainer's snapshots until the last round is merged."""
 
         async def publish(folder: str, number: int, steps: int) -> None:
+            self._following.takes_part = True
             with trio.CancelScope(shield=True):
                 begun = self._node.world.now()
                 await self._publish(folder, number, self._following.state, steps, begun, {})

@@ -75,9 +75,14 @@ class OuterStore:
             "SELECT envelope FROM records WHERE round >= ? ORDER BY round, digest", (since,)
         )
         try:
-            return [open_envelope(raw) for (raw,) in rows]
+            found = [open_envelope(raw) for (raw,) in rows]
         except Dropped as dropped:
             raise _other_version(dropped) from dropped
+        if not all(
+            each.signature for one in found for each in one.expect(RoundRecord).contributions
+        ):
+            raise _other_version(ValueError("contributions were not signed"))
+        return found
 
     async def reach(self, state: State) -> None:
         """Note a state that is durable, as the newest one."""

@@ -12,6 +12,7 @@ from simnet.compute.setting import Setting
 from simnet.extents import Symbol
 from swarm.jobs import outer
 from swarm.jobs.training import Done, EndTraining
+from swarm.outer import CONTRIBUTION_TOKENS_MAX
 
 T = TypeVar("T")
 
@@ -80,6 +81,8 @@ class OuterModel:
         tokens = round(
             self._setting.hardware.tokens_per_second * self._setting.hardware.step_seconds
         )
+        if self._setting.fabricates == "claims":
+            tokens = CONTRIBUTION_TOKENS_MAX
         return outer.RoundTrained(tokens=max(1, tokens), figures={"loss": 1.0 / (1 + job.round)})
 
     @property

@@ -79,7 +79,8 @@ class Setting:
     """What an adversary's engine delivers, or a function that says it for each submission: rollouts
     of other "weights" or "prompts", "edits" of a few tokens, "garbage", or "poison", which kills an
     inspector, or "turns" of another episode. A validator's "approval" finds everything right, and
-    its "refusal" nothing. A trainer's contributions hold "nan", or are too "large"."""
+    its "refusal" nothing. A trainer's contributions hold "nan", are too "large", or have "claims"
+    of more tokens than any inner steps train on."""
 
     def fabricated(self, order: SubmissionOrder) -> str:
         """What is fabricated for a submission."""

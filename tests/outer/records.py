@@ -28,7 +28,7 @@ def contribution(
         artifact=CheckpointReference(lineage=1, step=base_round, digest=files, size_bytes=100),
         total_bytes=1000,
         tokens=tokens,
-    )
+    ).signed(identity, RUN)
 
 
 def record(

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from peers.outer.artifacts import Artifacts
 from peers.outer.chain import Chain
 from peers.outer.gathering import Gathering
+from peers.outer.learning import contribution as contribution_file
+from peers.outer.learning import state
+from peers.outer.learning.contribution import Header
+from peers.outer.learning.file_jobs import FileJobs, Merging
+from peers.outer.learning.state import StateFile, shares
+from peers.outer.learning.tensor_file import Shapes
 from peers.outer.loop import OuterLoop
 from peers.outer.presence import Presence
 from simnet.clock import run_virtual
@@ -19,11 +31,14 @@ from simnet.compute.setting import Hardware
 from simnet.faults import AnyFault, ClockStep, Crash, FullDisk, befall
 from simnet.scenarios.parts import SERVER, start_bootstrap
 from simnet.scenarios.several_trainers import WORKLOAD, Agreement
-from simnet.simulation import Plan, Simulation
+from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
+from swarm.jobs.outer import Contributed, Merged, MergeRound
 from swarm.manifest import Outer, RunManifest
+from swarm.messages import CheckpointReference
 from swarm.observable import Observable
-from tests.outer.records import contribution, record
+from swarm.outer import Contribution, RoundRecord
+from tests.outer.records import TRAINERS, contribution, record
 from tests.simnet.test_versions import signed
 
 NAMES = ["a", "b", "c"]
@@ -45,6 +60,7 @@ def outlast(
     meanwhile: Callable[[Simulation, RunManifest], Awaitable[object]],
     *,
     rounds: int = 4,
+    quorum: int = 2,
     stay: list[str] = NAMES,
     seconds: float = 600.0,
 ) -> Said:
@@ -55,7 +71,7 @@ def outlast(
         Agreement(simulation)
         said = Said(simulation)
         async with simulation.running():
-            outer = Outer(rounds=rounds, grace_seconds=5.0, deadline_seconds=60.0)
+            outer = Outer(rounds=rounds, quorum=quorum, grace_seconds=5.0, deadline_seconds=60.0)
             bootstrap = await start_bootstrap(
                 simulation, trainers=NAMES, validators=NAMES[:1], outer=outer
             )
@@ -168,11 +184,232 @@ def test_a_contribution_of_another_branch_counts_once_its_branch_is_followed() -
             await trio.sleep(30.0)  # it joins
             part = peer.part
             assert part is not None
+            mine = late.signed(TRAINERS[1], part.run.id)
             loop = OuterLoop(part, chain, Presence(part), Artifacts(part), Observable(None))
             gathering = Gathering(loop)
             for _ in range(2):
-                assert not gathering._is_new(late.trainer, late, ours.digest)
+                assert not gathering._is_new(mine.trainer, mine, ours.digest)
             assert len(said.named("outer.contribution_refused")) == 1
-            assert gathering._is_new(late.trainer, late, theirs.digest)
+            assert gathering._is_new(mine.trainer, mine, theirs.digest)
+            made_up = late.signed(TRAINERS[2], part.run.id)
+            assert not gathering._is_new(made_up.trainer, made_up, theirs.digest)
+            assert "has not signed it" in said.named("outer.contribution_refused")[-1]["reason"]
 
     run_virtual(main, seed=1, limit_seconds=1000.0)
+
+
+# --- one bad trainer -------------------------------------------------------------------------
+
+
+class Bad:
+    """Trainer c: whenever another one has merged a round, it signs records by itself."""
+
+    def __init__(self, simulation: Simulation, records: int = 1, state: bytes = b"") -> None:
+        self._simulation = simulation
+        self._identity = simulation.peers["c"].identity
+        self._records, self._state = records, state
+        self._signed: set[bytes] = set()
+        simulation.listeners.append(self._hear)
+        self._merged, self._told = trio.open_memory_channel[dict[str, Any]](100)[::-1]
+
+    def _hear(self, _: float, peer: Peer, event: Event) -> None:
+        if event.name == "outer.merged" and peer.name != "c":
+            self._told.send_nowait(event.fields)
+
+    async def run(self) -> None:
+        async for merged in self._merged:
+            part = self._simulation.peers["c"].part
+            if merged["record"] in self._signed or part is None:
+                continue
+            self._signed.add(merged["record"])
+            parent, round, state = merged["record"], merged["round"], merged["state"]
+            for number in range(self._records):
+                reference = CheckpointReference(
+                    lineage=round, step=number, digest=bytes([number + 1]) * 32, size_bytes=100
+                )
+                mine = Contribution(
+                    trainer=self._identity.peer_id,
+                    base=parent,
+                    base_round=round,
+                    artifact=reference,
+                    total_bytes=1000,
+                    tokens=1,
+                ).signed(self._identity, part.run.id)
+                message = RoundRecord(
+                    round=round + 1,
+                    parent=parent,
+                    state=self._state or state,
+                    contributions=[mine],
+                    tokens=merged["tokens"] + number + 1,
+                )
+                envelope = await part.seal(message, 3600.0)
+                part.gossip.publish(envelope)
+                parent, round = envelope.digest, round + 1
+
+
+def test_rounds_that_one_trainer_makes_by_itself_are_not_followed() -> None:
+    """Or it would own the merge: it need not wait for anybody's inner steps."""
+
+    async def attack(simulation: Simulation, _: RunManifest) -> None:
+        await Bad(simulation, records=3).run()
+
+    said = outlast(attack, stay=["a", "b"], rounds=4)
+    for name in "ab":
+        merged = {each["round"]: len(each["trainers"]) for each in said.named("outer.merged", name)}
+        assert sorted(merged) == [1, 2, 3, 4]
+        assert min(merged.values()) >= 2
+        assert not said.named("outer.behind", name)
+        assert not said.named("outer.round_abandoned", name)
+
+
+def test_a_record_that_states_another_outer_state_than_most_have_is_not_followed() -> None:
+    """Or the others would believe that their own bits are wrong, and fetch the signer's state."""
+
+    async def attack(simulation: Simulation, _: RunManifest) -> None:
+        await Bad(simulation, state=b"\x07" * 32).run()
+
+    said = outlast(attack, stay=["a", "b"], rounds=3, quorum=1)
+    refused = [each["reason"] for each in said.named("outer.record_refused", "a")]
+    assert any("3 trainers have this one, 0 the other" in reason for reason in refused)
+    for name in "ab":  # who has merged first does not know yet what the others have, and waits
+        assert not any(each["last"] for each in said.named("outer.behind", name))
+        assert not said.named("outer.recovered", name)
+
+
+def test_a_trainer_that_claims_too_many_tokens_contributes_nothing() -> None:
+    async def start(simulation: Simulation, _: RunManifest) -> None:
+        peer = simulation.peers["c"]
+        await peer.kill()
+        peer.plan.fabricates = "claims"
+        await peer.start(resume=True)
+        await trio.sleep_forever()
+
+    said = outlast(start, stay=["a", "b"], rounds=3)
+    refused = {each["reason"] for each in said.named("outer.contribution_refused", "a")}
+    assert len(refused) == 1
+    assert "it claims 17,592,186,044,416 tokens; the inner steps" in refused.pop()
+    assert all(len(each["trainers"]) == 2 for each in said.named("outer.merged", "a"))
+
+
+SHAPES: Shapes = {"a.weight": (3, 700), "b.norm": (5,)}
+HONEST = 4
+
+
+def values_of(seed: int) -> dict[str, Tensor]:
+    """A pseudo-gradient: every trainer's has a common part, and noise of its own."""
+    common, own = torch.Generator().manual_seed(9), torch.Generator().manual_seed(seed)
+    return {
+        name: 1e-5 * (torch.randn(shape, generator=common) + torch.randn(shape, generator=own))
+        for name, shape in SHAPES.items()
+    }
+
+
+class Merge(FileJobs):
+    """Merges the contributions of four honest trainers, by the production code, and a bad one's."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._model = Merging(folder, None, SHAPES, torch.float32)
+        self._folder = folder
+        path = folder / "before" / state.FILE
+        path.parent.mkdir()
+        state.begin(SHAPES, lambda name: torch.zeros(SHAPES[name]), path)
+
+    def _contributed(self, trainer: str, values: dict[str, Tensor], tokens: int) -> Contributed:
+        folder = self._folder / f"contribution-{trainer}"
+        folder.mkdir(exist_ok=True)
+        contribution_file.write(
+            folder / contribution_file.FILE,
+            Header("fp32", list(SHAPES.items())),
+            lambda name, piece: (values[name].reshape(-1)[piece], torch.zeros(0)),
+            lambda name, piece, rest: None,
+        )
+        return Contributed(trainer=trainer, folder=str(folder), tokens=tokens)
+
+    def run(
+        self, bad: Callable[[Tensor], Tensor] | None = None, tokens: int = 640
+    ) -> tuple[Tensor, Merged]:
+        """Return the step of the merge, flat. `bad`: what the bad trainer makes of its values."""
+        given = [self._contributed(f"{n}", values_of(n), 640) for n in range(HONEST)]
+        if bad is not None:
+            spoilt = {name: bad(each) for name, each in values_of(HONEST).items()}
+            given.append(self._contributed("bad", spoilt, tokens))
+        job = MergeRound(
+            state=str(self._folder / "before"),
+            contributions=given,
+            momentum=0.0,
+            learning_rate=1.0,
+            folder=str(self._folder / "after"),
+        )
+        merged = trio.run(self.merge, job)
+        after = StateFile(self._folder / "after" / state.FILE)
+        return -torch.cat([after.weight(name).clone() for name in SHAPES]), merged
+
+
+def test_a_claim_of_tokens_gains_nothing(tmp_path: Path) -> None:
+    merge = Merge(tmp_path)
+    _, fair = merge.run(lambda values: values)
+    _, claimed = merge.run(lambda values: values, tokens=1 << 44)
+    assert claimed.digest == fair.digest
+
+
+def test_honest_contributions_are_merged_as_if_there_were_no_bounds(tmp_path: Path) -> None:
+    step, _ = Merge(tmp_path).run()
+    mean = torch.zeros(len(step))
+    for number in range(HONEST):
+        flat = torch.cat([each.reshape(-1) for each in values_of(number).values()])
+        mean += flat * (640 / (640 * HONEST))
+    assert torch.equal(step, mean)
+
+
+@pytest.mark.parametrize(
+    ("bad", "share"),
+    [
+        (lambda values: values * 1e6, 2.0),
+        (lambda values: -values, 1.2),
+        (lambda values: values * -1e6, 2.0),
+        (torch.zeros_like, 0.0),
+        (lambda values: values * 1e-30, 0.0),
+    ],
+)
+def test_one_of_five_moves_the_mean_by_at_most_two_fifths_of_a_contribution(
+    bad: Callable[[Tensor], Tensor], share: float, tmp_path: Path
+) -> None:
+    """So it cannot turn the mean around. `share`: norm of its part, in those of an honest one."""
+    merge = Merge(tmp_path)
+    honest, _ = merge.run()
+    step, merged = merge.run(bad, tokens=1 << 44)
+    assert merged.left_out == []
+    norms = [
+        float(torch.cat([each.reshape(-1) for each in values_of(number).values()]).norm())
+        for number in range(HONEST)
+    ]
+    moved = float((step - honest * HONEST / (HONEST + 1)).norm())
+    assert moved <= max(norms) * (share / (HONEST + 1) + 1e-6)
+    assert float(step @ honest) > 0.25 * float(honest @ honest)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 101.0])
+def test_values_that_cannot_be_merged_are_left_out_with_their_claim(
+    value: float, tmp_path: Path
+) -> None:
+    merge = Merge(tmp_path)
+    _, honest = merge.run()
+    _, merged = merge.run(lambda values: torch.full_like(values, value), tokens=1 << 44)
+    assert merged.digest == honest.digest
+    assert [each.trainer for each in merged.left_out] == ["bad"]
+
+
+@given(
+    honest=st.lists(st.floats(1.0, 1.9), min_size=2, max_size=12),
+    norm=st.floats(0.0, 1e12),
+    claim=st.integers(1, 1 << 44),
+)
+def test_one_of_any_number_has_the_pull_of_two_honest_ones_at_most(
+    honest: list[float], norm: float, claim: int
+) -> None:
+    *factors, bad = shares([640] * len(honest) + [claim], [*honest, norm])
+    number = len(honest) + 1
+    assert bad * norm <= 2 * max(honest) / number * (1 + 1e-12)
+    if number % 2 or norm >= min(honest):  # the least of an even number may be the lower median
+        assert min(factors) >= 1 / number * (1 - 1e-12)

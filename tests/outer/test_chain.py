@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.outer.chain import BadRecord, Chain, lost
 from swarm.envelope import Envelope
-from swarm.outer import GENESIS, Contribution
-from tests.outer.records import TRAINERS, contribution, record
+from swarm.outer import GENESIS, Contribution, RoundRecord
+from tests.outer.records import RUN, TRAINERS, contribution, record
 
 STALENESS_MAX = 1
 
@@ -96,7 +97,7 @@ def test_a_long_chain_may_arrive_backwards_and_its_beginning_is_forgotten() -> N
 
 
 def test_records_that_a_removed_trainer_signed_last_do_not_count() -> None:
-    heavy = record([contribution(3, tokens=1000)], signer=4)
+    heavy = record([contribution(number) for number in range(3)], signer=4)
     chain = chain_of(FIRST, heavy)
     assert chain.best() == heavy.digest
     assert chain.best(lambda link: link.signer != TRAINERS[4].peer_id) == FIRST.digest
@@ -106,11 +107,75 @@ def test_records_that_a_removed_trainer_signed_last_do_not_count() -> None:
 
 
 def test_what_the_lighter_branch_has_merged_is_lost() -> None:
-    heavier = record([contribution(3, tokens=50)])
+    heavier = record([contribution(number) for number in (1, 2, 3)])
     chain = chain_of(FIRST, SECOND, heavier)
     assert chain.best() == heavier.digest
     assert [link.round for link in lost(chain, SECOND.digest, heavier.digest)] == [1, 2]
     assert not lost(chain, FIRST.digest, SECOND.digest)
+
+
+def alone(trainer: int, rounds: int, start: Envelope | None = None) -> list[Envelope]:
+    """Rounds that one trainer makes by itself, with claims as high as the wire allows."""
+    records: list[Envelope] = []
+    for _ in range(rounds):
+        parent = records[-1] if records else start
+        digest = parent.digest if parent is not None else GENESIS
+        number = parent.expect(RoundRecord).round if parent is not None else 0
+        mine = contribution(trainer, digest, number, tokens=1 << 44)
+        records.append(record([mine], parent, signer=trainer))
+    return records
+
+
+@given(rounds=st.integers(1, 40), late=st.booleans())
+def test_no_claim_and_no_number_of_rounds_of_one_trainer_outweighs_two_others(
+    rounds: int, late: bool
+) -> None:
+    bad = alone(4, rounds)
+    chain = chain_of(*bad, FIRST) if late else chain_of(FIRST, *bad)
+    assert chain.best() == FIRST.digest
+
+
+def test_a_claim_beyond_what_the_inner_steps_can_train_on_does_not_count() -> None:
+    chain = Chain(STALENESS_MAX, contribution_tokens_max=100)
+    with pytest.raises(BadRecord, match=r"it claims 101 tokens; the inner steps .* at most 100"):
+        chain.add(record([contribution(0), contribution(1, tokens=101)]))
+    assert chain.add(record([contribution(0), contribution(1, tokens=100)]))
+
+
+def test_nobody_makes_up_the_contribution_of_another_trainer() -> None:
+    """Or one trainer could let all others contribute what it likes, which also weighs most."""
+    made_up = contribution(0).signed(TRAINERS[4], RUN)
+    raised = msgspec.structs.replace(contribution(0), tokens=11)
+    other_run = contribution(0).signed(TRAINERS[0], "owner/other")
+    for bad in (made_up, raised, other_run):
+        with pytest.raises(BadRecord, match="has not signed"):
+            chain_of(record([bad, contribution(1)], signer=4))
+        with pytest.raises(BadRecord, match="has not signed"):
+            Chain(STALENESS_MAX).begin_at(record([bad], signer=4))
+
+
+def test_removing_a_trainer_heals_the_chain() -> None:
+    """Its own records weigh nothing from then on, past ones too, and neither do those of others by
+    its contributions."""
+    three = [contribution(number) for number in (0, 1, 4)]
+    bad = record(three, signer=4)
+    honest = {identity.peer_id for identity in TRAINERS[:4]}
+    chain = chain_of(FIRST, bad)
+    assert chain.best() == bad.digest
+    chain.trust(honest)
+    assert chain.best() == FIRST.digest
+    # What honest trainers have built on it counts by what they contributed themselves.
+    built = record([contribution(2, bad.digest, 1), contribution(3, bad.digest, 1)], bad)
+    more = record([contribution(each, built.digest, 2) for each in (0, 1, 2)], built)
+    chain.add(built)
+    chain.add(more)
+    assert chain.best() == more.digest
+    # A contribution of its weighs nothing in a record of another's either.
+    other = record([contribution(0), contribution(4)], signer=1)
+    assert chain_of(other).best() == other.digest
+    two = chain_of(other, FIRST)
+    two.trust(honest)
+    assert two.best() == FIRST.digest
 
 
 @st.composite
@@ -138,11 +203,16 @@ def test_every_order_of_arrival_ends_at_the_same_record(
     records: list[Envelope], data: st.DataObject
 ) -> None:
     best = set()
+    named = {identity.peer_id for identity in TRAINERS[: data.draw(st.integers(1, 5))]}
     for _ in range(2):
         chain = Chain(STALENESS_MAX)
-        for each in data.draw(st.permutations(records)):
+        removed = data.draw(st.integers(0, len(records)))
+        for number, each in enumerate(data.draw(st.permutations(records))):
+            if number == removed:
+                chain.trust(named)
             with suppress(BadRecord):
                 chain.add(each)
+        chain.trust(named)
         best.add(chain.best())
         counted = set()
         for link in chain.path(GENESIS, chain.best()) or []:

@@ -42,14 +42,18 @@ def test_merging_the_average_is_merging_the_contributions(tmp_path: Path) -> Non
     begin(SHAPES, lambda name: torch.ones(SHAPES[name]), tmp_path / "state")
     before, how = StateFile(tmp_path / "state"), OuterOptimiser()
     given = [
-        Given(name, tokens, write(tmp_path / name, tokens, code))
-        for name, tokens, code in (("x", 300, "fp32"), ("y", 100, "int8"))
+        Given(name, tokens, write(tmp_path / name, seed, code))
+        for seed, (name, tokens, code) in enumerate(
+            [("x", 200, "fp32"), ("y", 200, "int8"), ("z", 100, "fp32")]
+        )
     ]
     merge(before, given, how, tmp_path / "by-list")
     updates = [np.fromfile(update_of(each.path), "<f4") for each in given]
-    (0.75 * updates[0] + 0.25 * updates[1]).astype("<f4").tofile(tmp_path / "average")
+    (0.4 * updates[0] + 0.4 * updates[1] + 0.2 * updates[2]).astype("<f4").tofile(
+        tmp_path / "average"
+    )
     flat.write_contribution(tmp_path / "average", SHAPES, tmp_path / "averaged")
-    merge(before, [Given("average", 400, tmp_path / "averaged")], how, tmp_path / "by-average")
+    merge(before, [Given("average", 500, tmp_path / "averaged")], how, tmp_path / "by-average")
     after = StateFile(tmp_path / "by-list"), StateFile(tmp_path / "by-average")
     for name in SHAPES:
         torch.testing.assert_close(after[0].weight(name), after[1].weight(name))

@@ -85,18 +85,18 @@ class FileJobs:
         return await self._on_files(check)
 
     async def inspect(self, job: InspectContribution) -> Inspected:
-        return await self._on_files(lambda: Inspected(problem=self._problem(job.contribution)))
+        return await self._on_files(lambda: Inspected(problem=self._inspect(job.contribution)[1]))
 
     async def merge(self, job: MergeRound) -> Merged:
         def merge() -> Merged:
             given, left_out = [], []
             for each in job.contributions:
-                problem = self._problem(each.folder)
+                norm, problem = self._inspect(each.folder)
                 if problem:
                     left_out.append(LeftOut(trainer=each.trainer, problem=problem))
                 else:
                     path = Path(each.folder) / contribution.FILE
-                    given.append(Given(each.trainer, each.tokens, path))
+                    given.append(Given(each.trainer, each.tokens, path, norm))
             before = StateFile(Path(job.state) / state.FILE)
             how = OuterOptimiser(job.learning_rate, job.momentum)
             with whole_folder(Path(job.folder)) as aside:
@@ -152,15 +152,15 @@ class FileJobs:
         """Work in the thread for files, while the learner may be training."""
         return await self._files.run(lambda _: work(), None)
 
-    def _problem(self, folder: str) -> str:
+    def _inspect(self, folder: str) -> tuple[float, str]:
+        """Return a contribution's norm, or in one sentence what is wrong with it."""
         try:
             with Contribution(Path(folder) / contribution.FILE, self._model.shapes) as file:
-                file.check()
+                return file.check(), ""
         except BadContribution as error:
-            return str(error)
+            return 0.0, str(error)
         except OSError as error:
-            return f"the file cannot be read ({error.strerror})"
-        return ""
+            return 0.0, f"the file cannot be read ({error.strerror})"
 
 
 @contextmanager

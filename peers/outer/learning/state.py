@@ -4,7 +4,8 @@ Both are fp32, in one file that is mapped into memory, so they take none of a de
 file's digest is the state's digest: trainers with the same digest hold the same weights, bit for
 bit.
 
-`merge` is a pure function of the state before and a list of contributions. Every operation is one
+`merge` is a pure function of the state before and a list of contributions. What a trainer says of
+its own contribution bounds nothing, so the median of all does (`shares`). Every operation is one
 rounded IEEE operation per element (a product and a sum are never fused), in the order of the
 trainers' ids, so neither the machine, the number of threads nor the order of arrival changes a bit.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_low
 
 import torch
 from torch import Tensor
@@ -27,6 +29,10 @@ from swarm.world.progress import report
 
 FILE = "outer.safetensors"
 """Name of the file in a state's folder."""
+
+NORM_MEDIANS = 2.0
+"""Largest norm of a contribution in the merge, in medians of all. Honest ones of as many steps
+differ by less, so none of theirs is changed."""
 
 _FORMAT = "swarm-outer-state-1"
 _WEIGHT, _MOMENTUM = "weight.", "momentum."
@@ -47,8 +53,10 @@ class Given:
     trainer: str
     """Peer id; the order of the sum."""
     tokens: int
-    """Its weight in the mean."""
+    """Its weight in the mean, up to the median of all."""
     path: Path
+    norm: float | None = None
+    """Of its values, from `Contribution.check`; None: `merge` computes it."""
 
 
 class StateFile:
@@ -118,6 +126,21 @@ def begin(shapes: Shapes, weight_of: Callable[[str], Tensor], path: Path) -> byt
     return writer.finish()
 
 
+def shares(tokens: Sequence[int], norms: Sequence[float]) -> list[float]:
+    """What each contribution's values are multiplied by in the mean.
+
+    No claim of tokens weighs more than the median one, and a contribution longer than
+    `NORM_MEDIANS` median ones is shortened to that. The lower median of an even number, which a
+    half of all cannot raise above the largest of the others. Contributions of zeros set no bound.
+    """
+    weights = [min(each, median_low(tokens)) for each in tokens]
+    longest = NORM_MEDIANS * median_low([norm for norm in norms if norm] or [0.0])
+    return [
+        weight / sum(weights) * (longest / norm if norm > longest else 1.0)
+        for weight, norm in zip(weights, norms, strict=True)
+    ]
+
+
 def merge(
     before: StateFile, given: Sequence[Given], optimiser: OuterOptimiser, path: Path
 ) -> bytes:
@@ -127,16 +150,20 @@ def merge(
     `Contribution.check` refuses.
     """
     given = sorted(given, key=lambda each: each.trainer)
-    total = sum(each.tokens for each in given)
     writer = TensorFileWriter(path, _FORMAT, _stored(before.shapes))
     with ExitStack() as stack:
         opened = [stack.enter_context(Contribution(each.path, before.shapes)) for each in given]
+        norms = [
+            file.check() if each.norm is None else each.norm
+            for each, file in zip(given, opened, strict=True)
+        ]
+        factors = shares([each.tokens for each in given], norms)
         for name, shape in before.shapes.items():
             for piece in pieces(shape):
                 report()
                 mean = torch.zeros(piece.stop - piece.start)
-                for each, file in zip(given, opened, strict=True):
-                    mean += file.piece(name, piece) * (each.tokens / total)
+                for factor, file in zip(factors, opened, strict=True):
+                    mean += file.piece(name, piece) * factor
                 momentum = before.momentum(name, piece) * optimiser.momentum
                 momentum += mean
                 step = momentum * optimiser.momentum
