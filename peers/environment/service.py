@@ -15,6 +15,7 @@ from peers.environments.episodes import EpisodeLimits, Replies, grade_segments
 from peers.environments.interface import Grade, episodes_of
 from peers.environments.model_facts import ModelFacts
 from peers.environments.probe import probe_hash
+from peers.environments.prompt_room import PromptRoom
 from peers.environments.renderer import Renderer
 from swarm.errors import UserError
 from swarm.jobs.environment import (
@@ -68,7 +69,7 @@ class EnvironmentPeerService:
     def draw(self, job: DrawPrompt) -> Drawn:
         drawn = self._task(job)
         return Drawn(
-            tokens=self._renderer.encode_prompt(drawn.task.prompt),
+            tokens=list(drawn.tokens),
             last=episodes_of(drawn.environment) is None,
         )
 
@@ -123,14 +124,17 @@ class EnvironmentPeerService:
         key = (order.seed(), job.group)
         drawn = self._tasks.get(key)
         if drawn is None:
-            drawn = self._environments.task(order.environments, *key, order.step)
+            room = PromptRoom.of_policy(
+                self._renderer, self._facts.max_position_embeddings, order.sampling.max_new_tokens
+            )
+            drawn = self._environments.task(order.environments, *key, order.step, room)
             self._tasks[key] = drawn
             if len(self._tasks) > TASKS_KEPT:
                 self._tasks.popitem(last=False)
         return drawn
 
     def _check_prompt(self, drawn: GroupTask, segments: Sequence[Sequence[int]]) -> None:
-        if list(segments[0]) != self._renderer.encode_prompt(drawn.task.prompt):
+        if list(segments[0]) != drawn.tokens:
             raise ValueError("the episode does not begin with the prompt of its group")
 
     def _check_tokens(self, job: PlayTurn) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,7 +16,6 @@ from peers.environments.interface import (
     Environment,
     Grade,
     Message,
-    Split,
     Task,
     Tasks,
     Transcript,
@@ -24,6 +23,7 @@ from peers.environments.interface import (
     messages_of,
 )
 from peers.environments.pairs import PAIR, json_pairs
+from peers.environments.tasks import Changed
 from swarm.errors import UserError
 
 Text = Annotated[str, Meta(min_length=1, max_length=1000)]
@@ -67,7 +67,7 @@ class Chat(Wrapper):
         self.variables = _variables(options, f"environment {inner.name!r}: options")
 
     def tasks(self) -> Tasks:
-        return _ChatTasks(self.inner.cached_tasks, self.options, tuple(self.variables.items()))
+        return Changed(self.inner.cached_tasks, self._as_chat)
 
     def grade(self, task: Task, transcript: Transcript) -> float | Grade:
         mark = self.options.answer_after
@@ -79,15 +79,7 @@ class Chat(Wrapper):
             transcript = replace(transcript, turns=turns)
         return self.inner.grade(task, transcript)
 
-
-@dataclass(frozen=True)
-class _ChatTasks:
-    inner: Tasks
-    options: ChatOptions
-    variables: tuple[tuple[str, Any], ...]
-
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
-        task = self.inner.draw(seed, split, step)
+    def _as_chat(self, task: Task, seed: bytes) -> Task:
         if isinstance(task.prompt, str) and not self.options.chat:
             return task
         system = self.options.system_prompt
@@ -96,7 +88,7 @@ class _ChatTasks:
             rest = messages[1:] if messages[0].role == "system" else messages
             messages = (Message("system", system), *rest)
         own = task.prompt.variables if isinstance(task.prompt, Conversation) else ()
-        prompt = Conversation(messages, (*own, *self.variables))
+        prompt = Conversation(messages, (*own, *self.variables.items()))
         return replace(task, prompt=prompt, inner=task)
 
 

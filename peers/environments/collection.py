@@ -9,11 +9,16 @@ import msgspec
 
 from peers.environments.interface import Environment, Task
 from peers.environments.play import task_of
+from peers.environments.prompt_room import PromptRoom
 from peers.environments.registry import load
 from swarm.jobs import SubmissionOrder
 from swarm.manifest import EnvironmentReference
 from swarm.rollouts.continuations import State
 from swarm.rollouts.seeds import environment_of_group, task_seed
+from swarm.turns import PACKED_BYTES_MAX, TOKEN_BYTES
+
+SERVED_PROMPT_TOKENS_MAX = PACKED_BYTES_MAX // TOKEN_BYTES
+"""A prompt of a served environment travels in one message."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,8 @@ class GroupTask:
     """Index of the environment in the run's list."""
     environment: Environment
     task: Task
+    tokens: list[int]
+    """Token ids of the task's prompt."""
     prefix: Sequence[int] = ()
     """Token ids of the state that the group continues, after the task's prompt."""
 
@@ -34,6 +41,11 @@ def labels(references: Sequence[EnvironmentReference]) -> list[str]:
     return [
         f"{name}-{index}" if names.count(name) > 1 else name for index, name in enumerate(names)
     ]
+
+
+def room_for(reference: EnvironmentReference, room: PromptRoom) -> PromptRoom:
+    """Room for the prompts of an environment, which may have to fit a message."""
+    return room.at_most(SERVED_PROMPT_TOKENS_MAX) if reference.where == "served" else room
 
 
 class Environments:
@@ -61,9 +73,11 @@ class Environments:
             self._loaded[key] = found
         return found
 
-    def tasks(self, order: SubmissionOrder) -> list[GroupTask | None]:
+    def tasks(self, order: SubmissionOrder, room: PromptRoom) -> list[GroupTask | None]:
         """The tasks of a submission's groups, derived from its seed and the weights, or those of
         the states that they continue; None for a group of a served environment.
+
+        A task that `room` does not take is passed over, and the seed draws another.
 
         Raises `UserError` for an environment that is not installed or fails to draw a task.
         """
@@ -71,24 +85,31 @@ class Environments:
         weights = [reference.weight for reference in references]
         continued = {each.group: each.state for each in order.continued}
         return [
-            self._continued(references, continued[group])
+            self._continued(references, continued[group], room)
             if group in continued
-            else self.task(references, seed, group, order.step)
+            else self.task(references, seed, group, order.step, room)
             if references[environment_of_group(seed, group, weights)].where == "local"
             else None
             for group in range(order.groups)
         ]
 
-    def _continued(self, references: Sequence[EnvironmentReference], state: State) -> GroupTask:
-        drawn = self.task(references, state.seed, state.group, state.step)
+    def _continued(
+        self, references: Sequence[EnvironmentReference], state: State, room: PromptRoom
+    ) -> GroupTask:
+        drawn = self.task(references, state.seed, state.group, state.step, room)
         return replace(drawn, prefix=state.prefix)
 
     def task(
-        self, references: Sequence[EnvironmentReference], seed: bytes, group: int, step: int
+        self,
+        references: Sequence[EnvironmentReference],
+        seed: bytes,
+        group: int,
+        step: int,
+        room: PromptRoom,
     ) -> GroupTask:
         """The task of one group; raises as `tasks`."""
         index = environment_of_group(seed, group, [reference.weight for reference in references])
         environment = self.of(references[index])
-        return GroupTask(
-            index, environment, task_of(environment, task_seed(seed, group), step=step)
-        )
+        room = room_for(references[index], room)
+        task = task_of(environment, task_seed(seed, group), step=step, room=room)
+        return GroupTask(index, environment, task, room.encode(task.prompt))

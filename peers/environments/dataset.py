@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,10 +13,21 @@ import msgspec
 from msgspec import Meta
 
 from peers.environments.graders import make_grader
-from peers.environments.interface import Grade, Message, Prompt, SingleTurn, Task, Tasks, Transcript
+from peers.environments.interface import (
+    Grade,
+    Message,
+    Prompt,
+    SingleTurn,
+    Task,
+    Tasks,
+    Transcript,
+    UnusableTask,
+    messages_of,
+)
 from peers.environments.pairs import PAIR, json_pairs
+from peers.environments.play import is_text
 from peers.environments.rows import Row, Rows
-from peers.environments.tasks import Generated
+from peers.environments.tasks import Indexed
 from swarm.errors import UserError
 from swarm.manifest import OptionValue
 
@@ -76,18 +88,31 @@ class OfRows(SingleTurn):
         return range(len(self.rows))
 
     def tasks(self) -> Tasks:
+        """The rows; one of the wrong form is unusable, and costs nothing but itself."""
         indices = self.indices()
-        # 256 bits modulo the number of rows favour none measurably.
-        return Generated(
-            lambda randomness: self.task_of_row(
-                indices[int.from_bytes(randomness, "big") % len(indices)]
-            )
+        return Indexed(
+            len(indices),
+            lambda index: self._usable(indices[index]),
+            lambda index: self.rows.place(indices[index]),
         )
 
+    def _usable(self, index: int) -> Task:
+        try:
+            task = self.task_of_row(index)
+        except UserError as error:
+            raise UnusableTask(str(error)) from error
+        place = self.rows.place(index)
+        if not is_text(task.answer):
+            raise UnusableTask(f"{place}: the answer {task.answer!r:.60} is no text in Unicode")
+        contents = [each.content for each in messages_of(task.prompt)]
+        if not all(map(is_text, contents)):
+            raise UnusableTask(f"{place}: the prompt {contents[-1]!r:.60} is no text in Unicode")
+        if not any(content.strip() for content in contents):
+            raise UnusableTask(f"{place}: the prompt is empty")
+        return task
+
     def pins(self) -> Mapping[str, OptionValue]:
-        """The data's hash; reads every row before, so that no run meets a bad one."""
-        for index in self.indices():
-            self.task_of_row(index)
+        """The data's hash."""
         return {"hash": self.rows.hash()}
 
     @abstractmethod
@@ -118,7 +143,7 @@ class Dataset(OfRows):
     def task_of_row(self, index: int) -> Task:
         columns = self._mapping
         row = self.rows.row(index, columns.names)
-        where = f"{self.rows.where}: row {index}"
+        where = self.rows.place(index)
         answer = columns.answer and text_in(row, columns.answer, where)
         data = {name: row[column] for name, column in columns.data.items()}
         return Task(columns.prompt(row, where), self._grader.completion(answer), data)
@@ -188,9 +213,10 @@ def prompt_in(row: Row, column: str, where: str) -> Prompt:
 def text_in(row: Row, column: str, where: str) -> str:
     """Text or a number in a column, as text; raises `UserError`."""
     value = row[column]
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise UserError(
-            f"{where}: {column!r} is {value!r:.60}; it must be text or a number; repair the data "
-            "or name another column"
-        )
-    return str(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, str) or (is_number and math.isfinite(value)):
+        return str(value)
+    raise UserError(
+        f"{where}: {column!r} is {value!r:.60}; it must be text or a number; repair the data or "
+        "name another column"
+    )

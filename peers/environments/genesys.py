@@ -74,7 +74,7 @@ class Genesys(OfRows):
 
     def task_of_row(self, index: int) -> Task:
         row = self.rows.row(index, (*COLUMNS, *self._present))
-        where = f"{self.rows.where}: row {index}"
+        where = self.rows.place(index)
         kind = row["task_type"]
         if not isinstance(kind, str) or kind not in self._verifiers:
             raise UserError(

@@ -165,6 +165,13 @@ class NotGradable(UserError):
     """
 
 
+class UnusableTask(UserError):
+    """No rollout can be made of a task, such as a row without a prompt; the message names it.
+
+    Every machine finds the same, by the task and the model alone. The seed then draws another task.
+    """
+
+
 class Tasks(Protocol):
     """The tasks of an environment; `peers.environments.tasks` has ready-made ones."""
 

@@ -7,7 +7,7 @@ target is drawn from a short list with the task's seed, so it is the same for a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -16,12 +16,12 @@ from msgspec import Meta
 from peers.environments.interface import (
     Environment,
     Prompt,
-    Split,
     Task,
     Tasks,
     Wrapper,
     messages_of,
 )
+from peers.environments.tasks import Changed
 from swarm.rollouts.seeds import digest
 
 ALPHA = 0.0003
@@ -60,16 +60,9 @@ class LengthTargets(Wrapper):
         self.options: LengthOptions = options
 
     def tasks(self) -> Tasks:
-        return _LengthTasks(self.inner.cached_tasks, self.options)
+        return Changed(self.inner.cached_tasks, self._with_target)
 
-
-@dataclass(frozen=True)
-class _LengthTasks:
-    inner: Tasks
-    options: LengthOptions
-
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
-        task = self.inner.draw(seed, split, step)
+    def _with_target(self, task: Task, seed: bytes) -> Task:
         chosen = int.from_bytes(digest("swarm/1/target-length", seed), "big")
         target = self.options.lengths[chosen % len(self.options.lengths)]
         prompt = self._filled(task.prompt, target)

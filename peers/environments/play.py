@@ -23,9 +23,12 @@ from peers.environments.interface import (
     Split,
     Task,
     Transcript,
+    UnusableTask,
     episodes_of,
 )
+from peers.environments.prompt_room import PromptRoom
 from swarm.errors import UserError
+from swarm.rollouts.seeds import digest
 
 Observation = str | tuple[Message, ...]
 
@@ -33,10 +36,40 @@ TARGET_LENGTH_BITS = 32
 """Bits of a task's target length in the probe hash."""
 
 
+REDRAWS_MAX = 64
+"""Draws for a seed. If half of all tasks are unusable, all of these are with probability 2^-64."""
+
+
 def task_of(
-    environment: Environment, seed: bytes, split: Split = "train", *, step: int = 0
+    environment: Environment,
+    seed: bytes,
+    split: Split = "train",
+    *,
+    step: int = 0,
+    room: PromptRoom | None = None,
 ) -> Task:
-    """Draw the task of a seed in a rollout step; raises `UserError`."""
+    """Draw the task of a seed in a rollout step; raises `UserError`.
+
+    With `room`, the first of the seed's tasks whose prompt it takes; `UnusableTask` if it takes
+    none of `REDRAWS_MAX`.
+    """
+    if room is None:
+        return _drawn(environment, seed, split, step)
+    for attempt in range(REDRAWS_MAX):
+        again = digest("swarm/1/redraw", seed, attempt.to_bytes(4, "big")) if attempt else seed
+        task = _drawn(environment, again, split, step)
+        try:
+            room.encode(task.prompt)
+            return task
+        except UnusableTask as error:
+            unusable = error
+    raise UnusableTask(
+        f"environment {environment.name!r} draws no task that this model can be given, in "
+        f"{REDRAWS_MAX} draws; of the last: {unusable}"
+    )
+
+
+def _drawn(environment: Environment, seed: bytes, split: Split, step: int) -> Task:
     with failures(cannot_draw(environment)), _limited(environment, "draw a task"):
         task = environment.cached_tasks.draw(seed, split, step)
     if not isinstance(task, Task) or not _is_prompt(_messages(task.prompt)):
@@ -45,11 +78,11 @@ def task_of(
             "prompt of text or a tuple of messages"
         )
     for name, value, is_right, right in (
-        ("answer", task.answer, _is_text(task.answer), "text, as the model writes it"),
+        ("answer", task.answer, is_text(task.answer), "text, as the model writes it"),
         (
             "demonstration",
             task.demonstration,
-            isinstance(task.demonstration, tuple) and all(map(_is_text, task.demonstration)),
+            isinstance(task.demonstration, tuple) and all(map(is_text, task.demonstration)),
             "a tuple of texts",
         ),
         (
@@ -146,7 +179,7 @@ def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade
             f"{shown(graded.parts, 40)}; they must be a dictionary of names and numbers"
         )
     for name, part in graded.parts.items():
-        if not _is_text(name) or not _is_finite(part):
+        if not is_text(name) or not _is_finite(part):
             raise UserError(
                 f"environment {environment.name!r} gives the completion {text} the part "
                 f"{shown(name, 40)} = {shown(part, 40)}; it must be a name with a finite number"
@@ -221,18 +254,18 @@ def _messages(prompt: object) -> object:
 
 def _is_prompt(value: object) -> bool:
     if isinstance(value, str):
-        return _is_text(value)
+        return is_text(value)
     return (
         isinstance(value, tuple)
         and bool(value)
         and all(
-            isinstance(each, Message) and _is_text(each.role) and _is_text(each.content)
+            isinstance(each, Message) and is_text(each.role) and is_text(each.content)
             for each in value
         )
     )
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
     """Whether a value is text that a tokenizer takes: half of a UTF-16 pair is none."""
     try:
         return isinstance(value, str) and value.encode() is not None

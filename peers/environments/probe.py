@@ -6,6 +6,7 @@ import blake3
 
 from peers.environments.interface import Environment
 from peers.environments.play import task_of
+from peers.environments.prompt_room import PromptRoom
 from peers.environments.renderer import Renderer
 from swarm.rollouts.seeds import digest
 
@@ -25,11 +26,11 @@ def probe_hash(environment: Environment, renderer: Renderer) -> bytes:
     If a prompt is of messages, the hash of the chat template follows.
     """
     hasher = blake3.blake3(b"swarm/1/probe")
-    is_chat = False
+    is_chat, room = False, PromptRoom(renderer)
     for index in range(PROBE_TASKS):
-        task = task_of(environment, probe_seed(index))
+        task = task_of(environment, probe_seed(index), room=room)
         for tokens in (
-            renderer.encode_prompt(task.prompt),
+            room.encode(task.prompt),
             renderer.encode_completion(task.answer),
         ):
             hasher.update(b"".join(n.to_bytes(4, "big") for n in (len(tokens), *tokens)))

@@ -86,8 +86,15 @@ class Rows:
             return self._opened[file].row(index - self._starts[file], columns)
         except ValueError as error:
             raise UserError(
-                f"{self.where}: row {index} cannot be read ({error}); repair the data"
+                f"{self.place(index)} cannot be read ({error}); repair the data"
             ) from error
+
+    def place(self, index: int) -> str:
+        """The file of a row, and its number there, for messages."""
+        if len(self.files) == 1:
+            return f"{self.where}: row {index}"
+        file = bisect_right(self._starts, index) - 1
+        return f"{self.where}: {self.files[file].name}: row {index - self._starts[file]}"
 
     def check_columns(self, columns: Sequence[str], option: str) -> None:
         """Raise `UserError` for a column that the data set lacks."""

@@ -1,15 +1,15 @@
-"""Ready-made tasks of an environment: a list, a generator, a generator that grows harder."""
+"""Ready-made tasks of an environment: a list, rows, a generator, one that grows harder."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import blake3
 import msgspec
 
-from peers.environments.interface import Prompt, Split, Task, Tasks
+from peers.environments.interface import Prompt, Split, Task, Tasks, UnusableTask
 from swarm.rollouts.seeds import digest
 
 SPLITS: tuple[Split, Split] = ("train", "held_out")
@@ -23,22 +23,36 @@ probability (1/16)^10000, a held-out task with (15/16)^10000, which is below 1e-
 
 
 def split_of(prompt: Prompt) -> Split:
-    """The split a prompt belongs to, by its hash, so that training never sees a held-out prompt."""
-    raw = prompt.encode("utf-8") if isinstance(prompt, str) else msgspec.json.encode(prompt)
+    """The split a prompt belongs to, by its hash, so that training never sees a held-out prompt.
+
+    Raises `UnusableTask` for text that has no UTF-8.
+    """
+    try:
+        raw = prompt.encode("utf-8") if isinstance(prompt, str) else msgspec.json.encode(prompt)
+    except UnicodeEncodeError as error:  # half of a UTF-16 pair
+        raise UnusableTask(f"the prompt {prompt!r:.60} is no text in Unicode ({error})") from error
     return "held_out" if blake3.blake3(raw).digest()[0] < HELD_OUT_BELOW else "train"
 
 
 def draw(seed: bytes, split: Split, make: Callable[[bytes], Task]) -> Task:
-    """The first task of `split` that `make` returns.
+    """The first task of `split` that `make` returns; it may raise `UnusableTask` for some.
 
     Attempt 0, 1, … passes 32 bytes to `make`, derived from the seed and the attempt's number.
-    Raises `ValueError` when `DRAWS_MAX` attempts give none: `make` then ignores its argument or
-    has too few prompts.
+    Raises `UnusableTask` when `DRAWS_MAX` attempts give no other, else `ValueError` when they give
+    none of the split: `make` then ignores its argument or has too few prompts.
     """
+    unusable: UnusableTask | None = None
+    others = 0
     for attempt in range(DRAWS_MAX):
-        task = make(digest("swarm/1/draw", seed, attempt.to_bytes(4, "big")))
-        if split_of(task.prompt) == split:
-            return task
+        try:
+            task = make(digest("swarm/1/draw", seed, attempt.to_bytes(4, "big")))
+            if split_of(task.prompt) == split:
+                return task
+            others += 1
+        except UnusableTask as error:
+            unusable = error
+    if unusable is not None and not others:
+        raise unusable
     raise ValueError(
         f"no {split} task in {DRAWS_MAX} draws; one prompt in sixteen is held out, by its hash: "
         "make more different prompts"
@@ -66,6 +80,34 @@ class Curriculum:
 
 
 @dataclass(frozen=True)
+class Indexed:
+    """Tasks that a function makes from an index below `count`, each split drawn uniformly.
+
+    The function may raise `UnusableTask`; another index is drawn then.
+    """
+
+    count: int
+    at: Callable[[int], Task]
+    named: Callable[[int], str] = "task {}".format
+    """What a message calls a task; an `UnusableTask` that `at` raises says it already."""
+
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        # 256 bits modulo the number of tasks favour none measurably.
+        return draw(seed, split, lambda raw: self.at(int.from_bytes(raw, "big") % self.count))
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Other tasks, each changed by a function of the task and the seed that drew it."""
+
+    inner: Tasks
+    change: Callable[[Task, bytes], Task]
+
+    def draw(self, seed: bytes, split: Split, step: int) -> Task:
+        return self.change(self.inner.draw(seed, split, step), seed)
+
+
+@dataclass(frozen=True)
 class TaskList:
     """A finite list of tasks, each split drawn uniformly."""
 
@@ -75,16 +117,29 @@ class TaskList:
         if not self.tasks:
             raise ValueError("its TaskList is empty; give it tasks")
         try:
-            return draw(seed, split, self._chosen)
+            return Indexed(len(self.tasks), self.tasks.__getitem__).draw(seed, split, step)
         except ValueError as error:
             raise ValueError(
                 f"its TaskList of {len(self.tasks)} tasks has no {split} task that could be found; "
                 "one prompt in sixteen is held out, by its hash: add tasks"
             ) from error
 
-    def _chosen(self, randomness: bytes) -> Task:
-        # 256 bits modulo the length favour no task measurably.
-        return self.tasks[int.from_bytes(randomness, "big") % len(self.tasks)]
+
+def indexed(tasks: Tasks) -> Indexed | None:
+    """The same tasks by index, if there are finitely many."""
+    if isinstance(tasks, Changed):
+        inner = indexed(tasks.inner)
+        if inner is None:
+            return None
+        change, at = tasks.change, inner.at
+        return Indexed(
+            inner.count,
+            lambda index: change(at(index), digest("swarm/1/index", index.to_bytes(8, "big"))),
+            inner.named,
+        )
+    if isinstance(tasks, TaskList):
+        return Indexed(len(tasks.tasks), tasks.tasks.__getitem__)
+    return tasks if isinstance(tasks, Indexed) else None
 
 
 SHARE_DRAWS = 1024
@@ -94,8 +149,9 @@ SHARE_DRAWS = 1024
 def held_out_share(tasks: Tasks) -> float | None:
     """About the share of the prompts that is held out; None for tasks of another kind."""
     drawn: Iterable[Task]
-    if isinstance(tasks, TaskList):
-        drawn = itertools.islice(tasks.tasks, SHARE_DRAWS)
+    listed = indexed(tasks)
+    if listed is not None:
+        drawn = _usable(listed)
     elif isinstance(tasks, Generated):
         drawn = map(tasks.make, _randoms())
     elif isinstance(tasks, Curriculum):
@@ -104,6 +160,12 @@ def held_out_share(tasks: Tasks) -> float | None:
         return None
     splits = [split_of(task.prompt) for task in drawn]
     return splits.count("held_out") / len(splits) if splits else None
+
+
+def _usable(tasks: Indexed) -> Iterator[Task]:
+    for index in range(min(tasks.count, SHARE_DRAWS)):
+        with suppress(UnusableTask):
+            yield tasks.at(index)
 
 
 def _randoms() -> Iterator[bytes]:

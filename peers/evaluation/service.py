@@ -14,6 +14,7 @@ from peers.engines.registry import check_engine, make_engine
 from peers.environments import Environment, NotGradable, Renderer, Task, grade, load
 from peers.environments.episodes import transcript_of
 from peers.environments.interface import Prompt, messages_of
+from peers.environments.prompt_room import PromptRoom, shorter_answers
 from peers.evaluation.checkpoint import checkpoint_hash, stop_ids_of
 from peers.evaluation.tasks import different_tasks, evaluation_seed
 from swarm.errors import UserError
@@ -61,10 +62,13 @@ class EvaluationService:
         stop_ids = job.stop_ids or stop_ids_of(self._folder)
         self._engine = make_engine(self._setup.engine, self._folder, self._setup.hardware)
         self._key = noise_key(evaluation_seed(job.split, job.seed))
-        self._tasks = [
-            different_tasks(environment, job.split, job.seed, job.tasks, step=job.step)
-            for environment in self._environments
-        ]
+        positions, wanted = self._engine.capabilities.length_max, max(1, job.max_new_tokens)
+        room = PromptRoom.of_policy(self._renderer, positions, wanted)
+        with shorter_answers():
+            self._tasks = [
+                different_tasks(each, job.split, job.seed, job.tasks, step=job.step, room=room)
+                for each in self._environments
+            ]
         return TasksDrawn(
             checkpoint=found,
             engine=self._engine.capabilities.engine_class,
@@ -74,22 +78,14 @@ class EvaluationService:
         )
 
     def _new_tokens(self, wanted: int) -> int:
-        """The length limit of a sample; raises `UserError` if a task leaves no room for it."""
+        """The length limit of a sample; without one, what the longest prompt leaves."""
         assert self._engine is not None
-        positions = self._engine.capabilities.length_max
         longest = max(
             len(self._renderer.encode_prompt(task.prompt))
             for tasks in self._tasks
             for task in tasks
         )
-        room = positions - longest
-        if room < max(1, wanted):
-            raise UserError(
-                f"the longest prompt has {longest} tokens, which leaves {max(0, room)} of the "
-                f"checkpoint's {positions} positions; {wanted or 'at least 1'} are wanted for a "
-                "sample: give a smaller --max-new-tokens, or easier tasks"
-            )
-        return wanted or min(NEW_TOKENS, room)
+        return wanted or min(NEW_TOKENS, self._engine.capabilities.length_max - longest)
 
     async def play(self, job: PlayTasks) -> AsyncIterator[Sample]:
         playing = _Sets(self, job)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from peers.environments import Environment, Task, task_of
 from peers.environments.interface import Prompt, Split
+from peers.environments.prompt_room import PromptRoom
 from swarm.rollouts.seeds import digest
 
 REPEATS_FACTOR = 20
@@ -29,15 +31,39 @@ def seeds_of_tasks(drawn: bytes) -> Iterator[bytes]:
 
 
 def different_tasks(
-    environment: Environment, split: Split, seed: int, count: int, *, step: int = 0
+    environment: Environment,
+    split: Split,
+    seed: int,
+    count: int,
+    *,
+    step: int = 0,
+    room: PromptRoom | None = None,
 ) -> list[Task]:
-    """The first `count` tasks with different prompts, or all that the environment has."""
-    found: dict[Prompt, Task] = {}
+    """The first `count` tasks with different prompts, or all that the environment has.
+
+    Those that `room` does not take are passed over.
+    """
+    seeds = seeds_of_tasks(evaluation_seed(split, seed))
+    drawn = with_new_prompts(environment, seeds, split, step=step, room=room)
+    return [task for _, task in islice(drawn, count)]
+
+
+def with_new_prompts(
+    environment: Environment,
+    seeds: Iterable[bytes],
+    split: Split,
+    *,
+    step: int = 0,
+    room: PromptRoom | None = None,
+) -> Iterator[tuple[bytes, Task]]:
+    """Each seed, and its task, whose prompt none before it had; ends when no other is found."""
+    known: set[Prompt] = set()
     repeated = 0
-    for each in seeds_of_tasks(evaluation_seed(split, seed)):
-        if len(found) == count or repeated >= REPEATS_MIN + REPEATS_FACTOR * len(found):
-            break
-        task = task_of(environment, each, split, step=step)
-        repeated = repeated + 1 if task.prompt in found else 0
-        found.setdefault(task.prompt, task)
-    return list(found.values())
+    for each in seeds:
+        if repeated >= REPEATS_MIN + REPEATS_FACTOR * len(known):
+            return
+        task = task_of(environment, each, split, step=step, room=room)
+        repeated = repeated + 1 if task.prompt in known else 0
+        if not repeated:
+            known.add(task.prompt)
+            yield each, task

@@ -24,6 +24,8 @@ from peers.engines.model import read_weights
 from peers.engines.registry import check_engine, make_engine
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments, GroupTask
+from peers.environments.model_facts import ModelFacts
+from peers.environments.prompt_room import PromptRoom
 from peers.inference.asking import AskedQueue
 from peers.inference.finished import FinishedRollouts
 from peers.inference.survey import survey
@@ -317,8 +319,10 @@ class EngineService:
         self._check_policy(order)
         assert self._player is not None
         renderer = self._current_renderer()
+        positions = ModelFacts.read(self._folder).max_position_embeddings
+        room = PromptRoom.of_policy(renderer, positions, order.sampling.max_new_tokens)
         with self._player.environments_turn:
-            local = self._environments.tasks(order)
+            local = self._environments.tasks(order, room)
         groups = self._with_served(job, local)
         path = Path(job.path)
         path.parent.mkdir(parents=True, exist_ok=True)

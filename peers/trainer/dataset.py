@@ -6,19 +6,21 @@ INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 atte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 
 import blake3
 
 from peers.engines.model import weight_files
 from peers.engines.native import NativeEngine
-from peers.environments import Renderer, Task, task_of
+from peers.environments import Renderer, Task
 from peers.environments import load as load_environment
 from peers.environments.interface import as_text
+from peers.environments.prompt_room import PromptRoom, shorter_answers
 from peers.evaluation.checkpoint import stop_ids_of
+from peers.evaluation.tasks import with_new_prompts
 from peers.trainer.evaluation import graded
-from swarm.errors import UserError
 from swarm.jobs.offline import (
     Attempt,
     DescribePolicy,
@@ -43,6 +45,9 @@ class DatasetService:
         self._environment = load_environment(setup.environment, setup.version, setup.options)
         self._renderer = Renderer(self._folder)
         self._engine = NativeEngine(self._folder)
+        self._drawn: Iterator[tuple[bytes, Task]] = iter(())
+        self._next = (-1, 0, 0)
+        """Index, seed and length limit of the task that `_drawn` gives next."""
         self._thread = JobThread()
 
     @in_job_thread
@@ -61,14 +66,10 @@ class DatasetService:
             group_size=job.attempts,
             groups_per_submission=1,
         )
-        indices = range(job.first, job.first + job.count)
-        seeds = [
-            digest("swarm/1/dataset", job.seed.to_bytes(8, "big"), index.to_bytes(8, "big"))
-            for index in indices
-        ]
-        tasks = [task_of(self._environment, each) for each in seeds]
-        for task in tasks:
-            self._check_length(task, job.max_new_tokens)
+        with shorter_answers():
+            drawn = self._tasks_from(job)
+        indices = range(job.first, job.first + len(drawn))
+        seeds, tasks = [seed for seed, _ in drawn], [task for _, task in drawn]
         attempts = self._attempts(tasks, job.first, job.seed, sampling)
         return TasksMeasured(
             rows=[
@@ -85,18 +86,26 @@ class DatasetService:
             ]
         )
 
-    def _check_length(self, task: Task, max_new_tokens: int) -> None:
-        """Raise `UserError` unless the policy can hold a task's prompt and a completion."""
-        prompt = self._renderer.encode_prompt(task.prompt)
-        length_max = self._engine.capabilities.length_max
-        if not prompt:
-            raise UserError(f"the tokenizer makes no token of the prompt {task.prompt!r}")
-        if len(prompt) + max_new_tokens > length_max:
-            raise UserError(
-                f"a prompt of {len(prompt)} tokens and --max-new-tokens {max_new_tokens} "
-                f"exceed the {length_max} positions of the policy; give a "
-                "smaller --max-new-tokens"
-            )
+    def _tasks_from(self, job: MeasureTasks) -> list[tuple[bytes, Task]]:
+        """Seeds and tasks from index `first` on, of which no two have one prompt.
+
+        Fewer than wanted where the environment has no other.
+        """
+        key = (job.first, job.seed, job.max_new_tokens)
+        if key != self._next:
+            self._drawn = islice(self._draw(job.seed, job.max_new_tokens), job.first, None)
+        found = list(islice(self._drawn, job.count))
+        self._next = (job.first + len(found), job.seed, job.max_new_tokens)
+        return found
+
+    def _draw(self, seed: int, max_new_tokens: int) -> Iterator[tuple[bytes, Task]]:
+        positions = self._engine.capabilities.length_max
+        room = PromptRoom.of_policy(self._renderer, positions, max_new_tokens)
+        seeds = (
+            digest("swarm/1/dataset", seed.to_bytes(8, "big"), index.to_bytes(8, "big"))
+            for index in count()
+        )
+        return with_new_prompts(self._environment, seeds, "train", room=room)
 
     def _attempts(
         self, tasks: Sequence[Task], first: int, seed: int, sampling: Sampling

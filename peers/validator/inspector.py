@@ -18,6 +18,7 @@ from peers.environments import Renderer, episodes_of, probe_hash
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, grade_segments
 from peers.environments.model_facts import ModelFacts
+from peers.environments.prompt_room import PromptRoom
 from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.parsing import Reader
@@ -65,16 +66,20 @@ class InspectorService:
     @in_job_thread
     def inspect(self, job: Inspect) -> Inspected:
         order = job.order
+        self._renderer = renderer = Renderer.current(Path(job.tokenizer_folder), self._renderer)
+        facts = ModelFacts.read(Path(job.tokenizer_folder))
+        room = PromptRoom.of_policy(
+            renderer, facts.max_position_embeddings, order.sampling.max_new_tokens
+        )
         try:
-            drawn = self._environments.tasks(order)
+            drawn = self._environments.tasks(order, room)
         except UserError as error:
             # The worker is not at fault.
             return Inspected(checks=[], failed="environment", detail=str(error), quarantined=True)
-        self._renderer = renderer = Renderer.current(Path(job.tokenizer_folder), self._renderer)
         differs = self._differing(order, renderer)
         if differs:
             return Inspected(checks=[], failed="environment", detail=differs, quarantined=True)
-        inspection = self._inspection(job, drawn, renderer)
+        inspection = self._inspection(job, drawn, room, facts)
         report = Report()
         run(CHECKS, inspection, report)
         if report.failed:
@@ -116,20 +121,22 @@ class InspectorService:
                 self._alike.add(key)
         return ""
 
-    def _own(self, order: SubmissionOrder) -> Callable[[int], GroupTask]:
+    def _own(self, order: SubmissionOrder, room: PromptRoom) -> Callable[[int], GroupTask]:
         """Draws the task of a served group from this machine's copy of its environment."""
         seed = order.seed()
-        return lambda group: self._environments.task(order.environments, seed, group, order.step)
+        return lambda group: self._environments.task(
+            order.environments, seed, group, order.step, room
+        )
 
     def _inspection(
-        self, job: Inspect, drawn: Sequence[GroupTask | None], renderer: Renderer
+        self,
+        job: Inspect,
+        drawn: Sequence[GroupTask | None],
+        room: PromptRoom,
+        config: ModelFacts,
     ) -> Inspection:
         order, sampling = job.order, job.order.sampling
-        config = ModelFacts.read(Path(job.tokenizer_folder))
-        prompts = [
-            None if each is None else [*renderer.encode_prompt(each.task.prompt), *each.prefix]
-            for each in drawn
-        ]
+        prompts = [None if each is None else [*each.tokens, *each.prefix] for each in drawn]
         several_turns = any(
             each is None or episodes_of(each.environment) is not None for each in drawn
         )
@@ -151,7 +158,7 @@ class InspectorService:
             environments=order.environments_of_groups() or [0] * order.groups,
             prompts=prompts,
             group_size=sampling.group_size,
-            renderer=renderer,
+            renderer=room.renderer,
             vocabulary=config.vocab_size,
             limits=EpisodeLimits(sampling.stop_ids, sampling.max_new_tokens, positions),
             swaps_max=sampling.swaps_max,
@@ -159,7 +166,7 @@ class InspectorService:
             seed=order.seed(),
             environment_peers=job.environment_peers,
             hung=job.hung,
-            own=self._own(order) if self._grades_served else None,
+            own=self._own(order, room) if self._grades_served else None,
         )
 
     async def run(self) -> None:
@@ -216,8 +223,7 @@ def _served_task(
     rollouts: Rollouts, inspection: Inspection, group: int, drawn: GroupTask
 ) -> GroupTask:
     """The task of a served group; raises `UserError` unless it has the signed prompt."""
-    prompt = inspection.renderer.encode_prompt(drawn.task.prompt)
-    if prompt != rollouts.prompt(group * inspection.group_size):
+    if drawn.tokens != rollouts.prompt(group * inspection.group_size):
         raise UserError(
             f"this validator's copy of {drawn.environment.name} draws another prompt than the "
             "environment peer; install the same version and data, or set served_grades = "

@@ -25,7 +25,7 @@ from swarm.world.compute import LocalCompute
 SERVICE = "peers.trainer.dataset:DatasetService"
 TASKS_AT_ONCE = 32
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Filtering:
 
 @dataclass
 class Progress:
-    """Counts of tasks tried and tasks kept."""
+    """Counts of tasks tried, tasks kept, and tasks to try, which may turn out to be fewer."""
 
     tried: int = 0
     kept: int = 0
@@ -89,26 +89,28 @@ async def filter_tasks(
         policy = await service.describe(DescribePolicy())
         head = {"format": FORMAT, **asdict(wanted), **msgspec.structs.asdict(policy)}
         del head["tasks"]  # more may be tried later
-        progress, prompts = _resume(out, head)
+        progress = _resume(out, head)
         progress.total = wanted.tasks
         kept = _response_file(responses, wanted, policy.policy, progress.tried)
         with out.open("a", encoding="utf-8") as file:
             while progress.tried < wanted.tasks:
                 show(progress)
                 job = _tasks(wanted, policy.stop_ids, progress.tried, responses is not None)
-                for task in (await service.measure(job)).rows:
+                rows = (await service.measure(job)).rows
+                for task in rows:
                     if kept is not None:
                         kept.add(task)
                     row = msgspec.structs.asdict(task)
                     del row["data"], row["responses"]
                     share = row["passes"] / wanted.attempts
-                    fresh = row["prompt"] not in prompts
-                    row["kept"] = fresh and wanted.low <= share <= wanted.high
-                    prompts.add(row["prompt"])
+                    row["kept"] = wanted.low <= share <= wanted.high
                     progress.tried += 1
                     progress.kept += row["kept"]
                     file.write(json.dumps(row) + "\n")
                 file.flush()
+                if len(rows) < job.count:  # there are no others
+                    progress.total = progress.tried
+                    break
         if kept is not None:
             kept.close()
         show(progress)
@@ -147,10 +149,9 @@ def _tasks(wanted: Filtering, stop_ids: list[int], first: int, responses: bool) 
     )
 
 
-def _resume(out: Path, head: dict[str, Any]) -> tuple[Progress, set[str]]:
+def _resume(out: Path, head: dict[str, Any]) -> Progress:
     """Read the results so far. Starts a missing file and drops an incomplete last line."""
     progress = Progress()
-    prompts: set[str] = set()
     expected = json.dumps(head, default=str, sort_keys=True)
     try:
         raw = out.read_bytes() if out.exists() else b""
@@ -160,7 +161,7 @@ def _resume(out: Path, head: dict[str, Any]) -> tuple[Progress, set[str]]:
     except OSError as error:
         raise UserError(f"--out {out} cannot be written ({error.strerror})") from error
     if not whole:
-        return progress, prompts
+        return progress
     lines = whole.decode("utf-8", "replace").splitlines()
     if lines[0] != expected:
         raise UserError(
@@ -171,5 +172,4 @@ def _resume(out: Path, head: dict[str, Any]) -> tuple[Progress, set[str]]:
         row = json.loads(line)
         progress.tried += 1
         progress.kept += row["kept"]
-        prompts.add(row["prompt"])
-    return progress, prompts
+    return progress

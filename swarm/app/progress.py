@@ -1,4 +1,4 @@
-"""A progress bar for transfers."""
+"""Progress bars on standard error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -20,13 +22,25 @@ from swarm.shardcast.mirror.index import Progress as Report
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Report]:
-    """Show a progress bar if standard error is a terminal."""
+    """Show the progress of a transfer in bytes if standard error is a terminal."""
+    with _bar(what, DownloadColumn(), TransferSpeedColumn()) as report:
+        yield report
+
+
+@contextmanager
+def counting_bar(what: str) -> Iterator[Report]:
+    """Show the progress of something that is counted, likewise."""
+    with _bar(what, MofNCompleteColumn()) as report:
+        yield report
+
+
+@contextmanager
+def _bar(what: str, *columns: ProgressColumn) -> Iterator[Report]:
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
+        *columns,
         TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,

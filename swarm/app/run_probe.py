@@ -15,10 +15,13 @@ from peers.engines.config import read_supported_config
 from peers.engines.tokenizer import check_tokenizer
 from peers.environments import Environment, Renderer, Task, Transcript, grade, probe_hash, task_of
 from peers.environments.chat_checks import check_history, check_stop_ids
-from peers.environments.collection import Environments
+from peers.environments.collection import Environments, room_for
 from peers.environments.interface import episodes_of
 from peers.environments.play import Episode
 from peers.environments.probe import PROBE_TASKS, probe_seed
+from peers.environments.prompt_room import PromptRoom
+from peers.environments.tasks import indexed
+from swarm.app.run_rows import check_rows, policy_room
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.curriculum import at_level
@@ -45,28 +48,37 @@ CALIBRATED = ("proof_exponents_min", "honest_margin", "margin_max", "honest_proo
 default."""
 
 
-def described(file: Path, tokenizer: Path | None) -> RunManifest:
+def described(file: Path, tokenizer: Path | None, unusable_max: float) -> RunManifest:
     """Make and check the manifest that a TOML file describes; warnings go to standard error.
 
-    `tokenizer` is a folder; None stands for the model's folder. Raises `UserError` if the run could
-    not work.
+    `tokenizer` is a folder; None stands for the model's folder. `unusable_max`: see `check_rows`.
+    Raises `UserError` if the run could not work.
     """
     description = describe_run(file)
     folder = tokenizer or Path(description.model)
-    manifest = manifest_from_toml(file, probe_hashes(folder, description.environments))
-    for warning in probe_run(manifest, folder, str(file)):
+    installed = Environments()
+    unhashed = RunHashes(tokenizer=bytes(32), probes=[bytes(32) for _ in description.environments])
+    rows = check_rows(manifest_from_toml(file, unhashed), folder, installed, unusable_max)
+    manifest = manifest_from_toml(file, probe_hashes(folder, description.environments, installed))
+    for warning in [*rows.warnings, *probe_run(manifest, folder, str(file))]:
         print(f"warning: {warning}", file=sys.stderr)
+    for line in rows.lines:
+        print(line)
     return manifest
 
 
-def probe_hashes(folder: Path, environments: Sequence[EnvironmentReference]) -> RunHashes:
+def probe_hashes(
+    folder: Path,
+    environments: Sequence[EnvironmentReference],
+    installed: Environments | None = None,
+) -> RunHashes:
     """Hash the tokenizer in `folder` and each environment's probe tasks rendered with it.
 
     Environments pin down what else their tasks depend on.
 
     Raises `UserError` if the folder has no tokenizer or an environment is not installed.
     """
-    renderer, installed = Renderer(folder), Environments()
+    renderer, installed = Renderer(folder), installed or Environments()
     return RunHashes(
         tokenizer=renderer.tokenizer_hash,
         probes=[probe_hash(installed.of(each), renderer) for each in environments],
@@ -100,10 +112,16 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
         ]
     ]
     steps = manifest.schedule.steps
-    probed = [_probe_environment(installed.of(each), renderer, steps) for each in variants]
+    # Rows that are too long were counted, and a worker passes over them; other prompts must fit.
+    limited, unlimited = policy_room(manifest, folder, renderer), PromptRoom(renderer)
+    probed = []
     for each in variants:
-        if each.where == "served":
-            check_prompts_fit(installed.of(each), renderer, steps)
+        environment = installed.of(each)
+        has_rows = indexed(environment.cached_tasks) is not None
+        if each.where == "served" and not has_rows:
+            check_prompts_fit(environment, renderer, steps)
+        room = room_for(each, limited) if has_rows else unlimited
+        probed.append(_probe_environment(environment, room, steps))
     longest, largest = (max(figures) for figures in zip(*probed, strict=True))
     warnings = [
         warning
@@ -191,7 +209,7 @@ def _warnings(manifest: RunManifest, config: dict[str, Any], where: str) -> list
 # --- the environment ---------------------------------------------------------------------------
 
 
-def _probe_environment(environment: Environment, renderer: Renderer, steps: int) -> tuple[int, int]:
+def _probe_environment(environment: Environment, room: PromptRoom, steps: int) -> tuple[int, int]:
     """Draw, render and grade probe tasks of the first and the last step.
 
     Returns the number of tokens of the longest prompt and the largest token id. Raises `UserError`
@@ -200,18 +218,13 @@ def _probe_environment(environment: Environment, renderer: Renderer, steps: int)
     longest = largest = 0
     for step in dict.fromkeys((0, steps - 1)):
         for index in range(PROBE_TASKS):
-            task = task_of(environment, probe_seed(index), step=step)
-            if task != task_of(environment, probe_seed(index), step=step):
+            task = task_of(environment, probe_seed(index), step=step, room=room)
+            if task != task_of(environment, probe_seed(index), step=step, room=room):
                 raise UserError(
                     f"environment {environment.name!r} draws different tasks from one seed, so no "
                     "validator could check a prompt; derive everything random from the seed"
                 )
-            tokens = renderer.encode_prompt(task.prompt)
-            if not tokens:
-                raise UserError(
-                    f"environment {environment.name!r} makes the prompt {task.prompt!r:.100}, "
-                    "which has no tokens; a prompt needs at least one"
-                )
+            tokens = room.encode(task.prompt)
             longest, largest = max(longest, len(tokens)), max(largest, *tokens)
             if index < GRADED_TASKS:
                 _try_grades(environment, task)

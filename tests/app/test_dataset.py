@@ -13,7 +13,7 @@ import trio
 from typer.testing import CliRunner
 
 from peers.engines.demo import make_policy
-from peers.environments import Grade, Transcript, grade, load, task_of
+from peers.environments import Grade, Transcript, grade, load, split_of, task_of
 from peers.environments.listed import Listed
 from peers.environments.sort_digits import SortDigits
 from peers.trainer.dataset import DatasetService
@@ -83,6 +83,23 @@ def test_other_settings_do_not_mix_in_one_file(policy: Path, tmp_path: Path) -> 
     assert refused.exit_code != 0
     assert "results of another policy, environment or setting" in refused.output
     assert out.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_every_row_is_tried_once(policy: Path, tmp_path: Path) -> None:
+    """With replacement, 100 draws of 40 rows would try some three times and some never."""
+    data, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    rows = [{"prompt": f"{n:06}>", "answer": str(n)} for n in range(40)]
+    data.write_text("\n".join(map(json.dumps, [*rows, {"prompt": "", "answer": ""}])))
+    options = ("--environment", "dataset", "--option", f"path='{data}'", "--tasks", "100")
+    done = run(policy, out, *options)
+    assert done.exit_code == 0, done.output
+    trained = {row["prompt"] for row in rows if split_of(row["prompt"]) == "train"}
+    found = [row["prompt"] for row in rows_of(out)]
+    assert sorted(found) == sorted(trained) and 30 < len(found) < 40
+    assert f"dataset has no other prompts than these {len(found)}" in done.output
+    before = out.read_bytes()
+    assert run(policy, out, *options).exit_code == 0 and out.read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["", "0.5", "0.5:0.1", "-1:1", "0:2", "a:b", "nan:1"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from peers.environments import Transcript, grade, load, task_of
-from peers.environments.interface import Message, messages_of
+from peers.environments.interface import Message, UnusableTask, messages_of
 from peers.environments.probe import probe_seed
 from swarm.errors import UserError
 from tests.app.harness import complaint, swarm
@@ -96,10 +96,12 @@ def test_wrong_options_are_sentences(
         ({"prompt": "x"}, r"row 1 cannot be read \(it lacks 'answer'\)"),
     ],
 )
-def test_every_row_is_read_before_a_run(row: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_a_row_of_the_wrong_form_is_named(
+    row: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
     environment = dataset(write(tmp_path / "d.jsonl", [{"prompt": "a", "answer": "b"}, row]))
-    with pytest.raises(UserError, match=sentence):
-        environment.pins()
+    with pytest.raises(UnusableTask, match=sentence):
+        environment.cached_tasks.at(1)
 
 
 def test_a_run_has_the_hash_of_its_data(tmp_path: Path) -> None:

@@ -86,10 +86,10 @@ def test_records_without_a_verifier_are_a_sentence_or_left_out(tmp_path: Path) -
     path = write(tmp_path / "mixed.jsonl", [CODE, *(record(n) for n in range(30))])
     verifiers = ["verifiable_sum=number"]
     with pytest.raises(UserError, match=r"row 0: no verifier .* task_type 'verifiable_code'; add"):
-        genesys(path, verifiers=verifiers).pins()
+        genesys(path, verifiers=verifiers).cached_tasks.at(0)
     chosen = genesys(path, verifiers=verifiers, task_types=["verifiable_sum"])
     assert list(chosen.indices()) == list(range(1, 31))
-    chosen.pins()
+    assert chosen.cached_tasks.at(0).data["task_type"] == "verifiable_sum"
     with pytest.raises(UserError, match=r"task_types is poems, but .* has no such record"):
         genesys(path, task_types=["poems"])
 
@@ -105,7 +105,7 @@ def test_records_without_a_verifier_are_a_sentence_or_left_out(tmp_path: Path) -
 def test_wrong_records_are_sentences(fields: Any, sentence: str, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [record(0, **fields)])
     with pytest.raises(UserError, match=sentence):
-        genesys(path, verifiers=["verifiable_sum=number"]).pins()
+        genesys(path, verifiers=["verifiable_sum=number"]).cached_tasks.at(0)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_no_length_limit_means_what_the_context_leaves(checkpoint: Path) -> None
     assert trio.run(service.draw, DrawTasks(**{**_fields(DRAW), "max_new_tokens": 0})) == (
         trio.run(service.draw, DrawTasks(**{**_fields(DRAW), "max_new_tokens": 56}))
     )
-    with pytest.raises(UserError, match=r"8 tokens, which leaves 56 .* --max-new-tokens"):
+    with pytest.raises(UserError, match=r"8 tokens; 7 are the most .* --max-new-tokens"):
         trio.run(service.draw, DrawTasks(**{**_fields(DRAW), "max_new_tokens": 57}))
 
 

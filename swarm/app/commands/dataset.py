@@ -81,4 +81,6 @@ def filter_command(
         print(f"\r{text}" if sys.stderr.isatty() else text, end=end, file=sys.stderr)
 
     done = run_until_interrupted(filter_tasks, wanted, out, show, responses)
+    if done.tried < tasks:
+        print(f"{environment} has no other prompts than these {done.tried}", file=sys.stderr)
     print(f"{done.kept} of {done.tried} tasks are kept; the results are in {out}")

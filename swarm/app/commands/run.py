@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 REASON_CHARACTERS_MAX = 500
 """Longest reason of a reinstatement (`swarm.messages.Line`)."""
 
+UNUSABLE_MAX = 0.05
+"""More unusable rows look like a wrong column."""
+
+UnusableMax = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, help="Share of a data set's rows that may have no usable prompt or answer."
+    ),
+]
+
 app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 
 
@@ -41,6 +51,7 @@ def run_create(
         typer.Option(help="The owner's key, made on first use. [default: ~/.swarm/owner.key]"),
     ] = None,
     tokenizer: TokenizerFolder = None,
+    unusable_max: UnusableMax = UNUSABLE_MAX,
 ) -> None:
     """Make and sign a run manifest.
 
@@ -50,7 +61,8 @@ def run_create(
     require_extra("infer", "swarm run create")
     from swarm.app.owner import OwnersFiles, create_run
 
-    create_run(OwnersFiles(file, out or file.with_suffix(".manifest"), owner_key, tokenizer))
+    signed = out or file.with_suffix(".manifest")
+    create_run(OwnersFiles(file, signed, owner_key, tokenizer, unusable_max))
 
 
 @app.command("update")
@@ -72,6 +84,7 @@ def run_update(
         Path | None, typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]")
     ] = None,
     tokenizer: TokenizerFolder = None,
+    unusable_max: UnusableMax = UNUSABLE_MAX,
 ) -> None:
     """Sign another version of a run, show what it changes and when, and hand it to the network.
 
@@ -81,7 +94,8 @@ def run_update(
     require_extra("infer", "swarm run update")
     from swarm.app.owner import OwnersFiles, update_run
 
-    files = OwnersFiles(file, manifest or file.with_suffix(".manifest"), owner_key, tokenizer)
+    signed = manifest or file.with_suffix(".manifest")
+    files = OwnersFiles(file, signed, owner_key, tokenizer, unusable_max)
     update_run(files, bootstrap or [])
 
 

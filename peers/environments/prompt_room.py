@@ -1,0 +1,87 @@
+"""Which prompts a model can be given: those that have tokens, and leave room for an answer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from peers.environments.interface import Prompt, UnusableTask, as_text, messages_of
+from swarm.errors import UserError
+
+if TYPE_CHECKING:
+    from peers.environments.renderer import Renderer
+
+CHARACTERS_PER_TOKEN_MAX = 256
+"""Longest text of one token in the vocabularies in use is half of this: 128 spaces. A prompt with
+more characters than this for each token is too long without being tokenized."""
+
+PROMPTS_KEPT = 64
+
+
+@dataclass(frozen=True)
+class PromptRoom:
+    """Encodes prompts of at most so many tokens.
+
+    Worker, validator and environment peer must find the same, since an unusable prompt makes the
+    seed draw another task: so it depends on files of the policy and on the manifest only.
+    """
+
+    renderer: Renderer
+    tokens_max: int | None = None
+    """None: any length."""
+    _kept: OrderedDict[Prompt, list[int]] = field(default_factory=OrderedDict, repr=False)
+    """Of the last prompts, because a drawn prompt is encoded next."""
+
+    @classmethod
+    def of_policy(cls, renderer: Renderer, positions: int, max_new_tokens: int) -> PromptRoom:
+        """Room for the prompts after which a model may still sample so many tokens."""
+        return cls(renderer, max(0, positions - max_new_tokens))
+
+    def at_most(self, tokens: int) -> PromptRoom:
+        """The same with another limit, if that is smaller."""
+        limit = tokens if self.tokens_max is None else min(tokens, self.tokens_max)
+        return PromptRoom(self.renderer, limit)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; raises `UnusableTask` for one that the model cannot be given."""
+        found = self._kept.get(prompt)
+        if found is None:
+            found = self._kept[prompt] = self._encoded(prompt)
+            while len(self._kept) > PROMPTS_KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        shown, limit = f"the prompt {as_text(prompt)!r:.80}", self.tokens_max
+        characters = sum(len(each.content) for each in messages_of(prompt))
+        if limit is not None and characters > limit * CHARACTERS_PER_TOKEN_MAX:
+            raise UnusableTask(
+                f"{shown} has {characters} characters; {limit} tokens are the most that leave room "
+                "for an answer"
+            )
+        try:
+            tokens = self.renderer.encode_prompt(prompt)
+        except UserError as error:
+            raise UnusableTask(f"{shown} cannot be rendered: {error}") from error
+        if not tokens:
+            raise UnusableTask(f"{shown} has no tokens; leave such tasks out")
+        if limit is not None and len(tokens) > limit:
+            raise UnusableTask(
+                f"{shown} has {len(tokens)} tokens; {limit} are the most that leave room for an "
+                "answer"
+            )
+        return tokens
+
+
+@contextmanager
+def shorter_answers() -> Iterator[None]:
+    """Say, where no task of an environment is usable, that shorter answers may be the way out."""
+    try:
+        yield
+    except UnusableTask as error:
+        raise UserError(
+            f"{error}; give a smaller --max-new-tokens if the prompt is too long, or other tasks"
+        ) from error

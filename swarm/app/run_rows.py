@@ -1,0 +1,115 @@
+"""The look at every row of a run's data sets before its manifest is signed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peers.environments import Renderer
+from peers.environments.collection import Environments, room_for
+from peers.environments.interface import UnusableTask
+from peers.environments.model_facts import ModelFacts
+from peers.environments.prompt_room import PromptRoom
+from peers.environments.tasks import Indexed, indexed
+from swarm.app.progress import counting_bar
+from swarm.errors import UserError
+from swarm.manifest import EnvironmentReference, RunManifest
+
+UNUSABLE_SHOWN = 20
+"""Unusable rows that are named one by one."""
+
+Show = Callable[[int, int], None]
+"""Hears of (rows rendered, all rows)."""
+
+
+@dataclass
+class DataRead:
+    """What `check_rows` has to say once the run is found possible."""
+
+    lines: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RowsRead:
+    """What the rows of one environment are good for."""
+
+    rows: int
+    unusable: list[str] = field(default_factory=list)
+    """A sentence for each of the first; it names the file and the row."""
+    unusable_count: int = 0
+    tokens_max: int = 0
+    """Tokens of the longest usable prompt."""
+    seconds: float = 0.0
+
+
+def check_rows(
+    manifest: RunManifest, folder: Path, installed: Environments, unusable_max: float
+) -> DataRead:
+    """Render every row of the run's data sets with the tokenizer in `folder`.
+
+    Warnings name the rows that no rollout can be made of; a worker that draws one draws another.
+    Raises `UserError` if they are more than the share `unusable_max`.
+    """
+    room = policy_room(manifest, folder, Renderer(folder))
+    read = DataRead()
+    for reference in manifest.environments:
+        tasks = indexed(installed.of(reference).cached_tasks)
+        if tasks is None:
+            continue
+        with counting_bar(f"rendering the rows of {reference.name}") as show:
+            found = read_rows(tasks, room_for(reference, room), show)
+        read.lines.append(
+            f"{reference.name}: {found.rows:,} rows rendered, "
+            f"{found.seconds / found.rows * 1000:.2g} s per thousand; the longest prompt has "
+            f"{found.tokens_max:,} tokens"
+        )
+        read.warnings += _judged(found, reference, manifest, unusable_max)
+    return read
+
+
+def policy_room(manifest: RunManifest, folder: Path, renderer: Renderer) -> PromptRoom:
+    """Room for the prompts of a run; of any length if `folder` has no config.json."""
+    if not (folder / "config.json").exists():
+        return PromptRoom(renderer)
+    positions = ModelFacts.read(folder).max_position_embeddings
+    return PromptRoom.of_policy(renderer, positions, manifest.sampling.max_new_tokens)
+
+
+def read_rows(tasks: Indexed, room: PromptRoom, show: Show = lambda done, total: None) -> RowsRead:
+    """Render each of the tasks."""
+    found, started = RowsRead(tasks.count), time.monotonic()
+    for index in range(tasks.count):
+        show(index, tasks.count)
+        where = ""
+        try:
+            prompt = tasks.at(index).prompt
+            where = f"{tasks.named(index)}: "
+            found.tokens_max = max(found.tokens_max, len(room.encode(prompt)))
+        except UnusableTask as error:
+            found.unusable_count += 1
+            if len(found.unusable) < UNUSABLE_SHOWN:
+                found.unusable.append(f"{where}{error}")
+    found.seconds = time.monotonic() - started
+    return found
+
+
+def _judged(
+    found: RowsRead, reference: EnvironmentReference, manifest: RunManifest, unusable_max: float
+) -> list[str]:
+    bad = found.unusable_count
+    if not bad:
+        return []
+    counted = f"{bad:,} of {found.rows:,} rows of {reference.name}"
+    if bad > unusable_max * found.rows:
+        raise UserError(
+            f"{counted} cannot be used, more than the share --unusable-max {unusable_max:g}. "
+            f"{found.unusable[0]}. Repair or remove such rows, make sampling.max_new_tokens "
+            f"({manifest.sampling.max_new_tokens}) smaller if prompts are too long, or raise "
+            "--unusable-max"
+        )
+    more = [f"and {bad - UNUSABLE_SHOWN:,} more"] if bad > UNUSABLE_SHOWN else []
+    listed = "".join(f"\n  {each}" for each in [*found.unusable, *more])
+    return [f"{counted} cannot be used; a worker that draws one draws another:{listed}"]
