@@ -27,6 +27,7 @@ from peers.environments.interface import (
     episodes_of,
 )
 from peers.environments.prompt_room import PromptRoom
+from peers.environments.tasks import Indexed, indexed
 from swarm.errors import UserError
 from swarm.rollouts.seeds import digest
 
@@ -99,6 +100,12 @@ def _drawn(environment: Environment, seed: bytes, split: Split, step: int) -> Ta
                 f"{shown(value, 100)}; it must be {right}"
             )
     return task
+
+
+def indexed_tasks(environment: Environment) -> Indexed | None:
+    """An environment's tasks by index, if there are finitely many; raises `UserError`."""
+    with failures(cannot_draw(environment)), _limited(environment, "list its tasks"):
+        return indexed(environment.cached_tasks)
 
 
 class Episode:

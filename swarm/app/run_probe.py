@@ -17,10 +17,9 @@ from peers.environments import Environment, Renderer, Task, Transcript, grade, p
 from peers.environments.chat_checks import check_history, check_stop_ids
 from peers.environments.collection import Environments, room_for
 from peers.environments.interface import episodes_of
-from peers.environments.play import Episode
+from peers.environments.play import Episode, indexed_tasks
 from peers.environments.probe import PROBE_TASKS, probe_seed
 from peers.environments.prompt_room import PromptRoom
-from peers.environments.tasks import indexed
 from swarm.app.run_rows import check_rows, policy_room
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
@@ -117,7 +116,7 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
     probed = []
     for each in variants:
         environment = installed.of(each)
-        has_rows = indexed(environment.cached_tasks) is not None
+        has_rows = indexed_tasks(environment) is not None
         if each.where == "served" and not has_rows:
             check_prompts_fit(environment, renderer, steps)
         room = room_for(each, limited) if has_rows else unlimited

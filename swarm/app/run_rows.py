@@ -11,8 +11,9 @@ from peers.environments import Renderer
 from peers.environments.collection import Environments, room_for
 from peers.environments.interface import UnusableTask
 from peers.environments.model_facts import ModelFacts
+from peers.environments.play import indexed_tasks
 from peers.environments.prompt_room import PromptRoom
-from peers.environments.tasks import Indexed, indexed
+from peers.environments.tasks import Indexed
 from swarm.app.progress import counting_bar
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest
@@ -56,7 +57,7 @@ def check_rows(
     room = policy_room(manifest, folder, Renderer(folder))
     read = DataRead()
     for reference in manifest.environments:
-        tasks = indexed(installed.of(reference).cached_tasks)
+        tasks = indexed_tasks(installed.of(reference))
         if tasks is None:
             continue
         with counting_bar(f"rendering the rows of {reference.name}") as show:
@@ -102,14 +103,14 @@ def _judged(
     bad = found.unusable_count
     if not bad:
         return []
-    counted = f"{bad:,} of {found.rows:,} rows of {reference.name}"
+    counted = f"{bad:,} of {found.rows:,} rows of {reference.name} cannot be used"
     if bad > unusable_max * found.rows:
         raise UserError(
-            f"{counted} cannot be used, more than the share --unusable-max {unusable_max:g}. "
+            f"{counted}, more than the share --unusable-max {unusable_max:g}. "
             f"{found.unusable[0]}. Repair or remove such rows, make sampling.max_new_tokens "
             f"({manifest.sampling.max_new_tokens}) smaller if prompts are too long, or raise "
             "--unusable-max"
         )
     more = [f"and {bad - UNUSABLE_SHOWN:,} more"] if bad > UNUSABLE_SHOWN else []
     listed = "".join(f"\n  {each}" for each in [*found.unusable, *more])
-    return [f"{counted} cannot be used; a worker that draws one draws another:{listed}"]
+    return [f"{counted}; a worker that draws one draws another:{listed}"]

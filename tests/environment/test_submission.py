@@ -252,6 +252,6 @@ def test_a_validator_may_grade_with_its_own_copy(made: Made, tmp_path: Path) -> 
         hung = ask(inspector.inspect, msgspec.structs.replace(job, hung="it hung"))
         assert [each.reason for each in hung.ungraded] == ["it hung"] * 2
         own = inspector._own
-        inspector._own = lambda order: lambda group: own(order)(0)  # type: ignore[method-assign]
+        inspector._own = lambda order, room: lambda group: own(order, room)(0)  # type: ignore[method-assign]
         (other,) = ask(inspector.inspect, job).ungraded
     assert other.group == 1 and "draws another prompt than the environment peer" in other.reason
