@@ -30,6 +30,7 @@ from peers.engines.native import NativeEngine
 from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.environments.episodes import grade_segments
+from peers.environments.prompt_room import PromptRoom
 from peers.inference.engine_service import EngineService
 from peers.trainer.warmup import Warmup, warm_up
 from peers.validator.evidence.worker import WorkerEvidence
@@ -110,9 +111,9 @@ class Arena:
         """The prompts that an order gives, and the rewards that a cheat is after."""
         environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
         renderer, stops = Renderer(self.stage.policy), order.sampling.stop_ids
-        tasks = [task.task for task in self.stage.engine._environments.tasks(order)
-                 if task is not None]  # fmt: skip
-        prompts = [renderer.encode_prompt(task.prompt) for task in tasks]
+        drawn = self.stage.engine._environments.tasks(order, PromptRoom(renderer))
+        tasks = [each.task for each in drawn if each is not None]
+        prompts = [each.tokens for each in drawn if each is not None]
         size = order.sampling.group_size
 
         def reward(row: int, completion: Any) -> float:

@@ -103,7 +103,7 @@ def test_a_list_of_bad_rows_alone_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_wrappers_of_options_keep_the_rows(data: Path) -> None:
-    options = {"path": str(data), "lengths": [5, 7], "system_prompt": "Count."}
+    options: dict[str, Any] = {"path": str(data), "lengths": [5, 7], "system_prompt": "Count."}
     tasks = indexed(load("dataset", "1", options).cached_tasks)
     assert tasks is not None and tasks.count == len(GOOD) + len(BAD)
     assert messages_of(tasks.at(3).prompt)[0] == Message("system", "Count.")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from peers.engines.demo import save_tokenizer
+from peers.environments import Renderer
 from peers.environments.collection import Environments
 from peers.environments.interface import as_text
+from peers.environments.prompt_room import PromptRoom
 from peers.trainer.curricula import Curricula
 from peers.trainer.filters import label_old
 from peers.trainer.mixture import environment_figures
@@ -91,17 +95,18 @@ def test_levels_rise_and_fall_with_the_accuracy_of_their_own_groups() -> None:
     assert again.levels_of(manifest) == {"calculator": 0, "sort-digits": 1}
 
 
-def test_a_level_sets_weight_and_option() -> None:
+def test_a_level_sets_weight_and_option(tmp_path: Path) -> None:
     manifest = manifest_of(CALCULATOR, SORTING)
     at_first, at_last = (environments_of(manifest, order(0, levels)) for levels in ([], [2, 1]))
     assert [each.weight for each in at_first] == [1.0, 3.0]
     assert [each.weight for each in at_last] == [1.0, 1.0]
     assert at_first[0].options == {"digits": 1} and at_last[0].options == {"digits": 3}
-    loaded = Environments()
-    longest = {}
+    loaded, longest = Environments(), {}
+    save_tokenizer(tmp_path)
+    room = PromptRoom(Renderer(tmp_path))
     for level in (0, 2):
         references = environments_of(manifest, order(0, [level, 1]))
-        drawn = loaded.tasks(submission_order(environments=references, groups=40))
+        drawn = loaded.tasks(submission_order(environments=references, groups=40), room)
         longest[level] = max(
             len(as_text(each.task.prompt)) for each in drawn if each and each.index == 0
         )
