@@ -171,15 +171,17 @@ class EnvironmentRole:
         self._peer.status.doing = "waiting for a policy"
         envelope = await self._peer.order.wait_until(lambda order: order is not None)
         assert envelope is not None
-        folder = await self._peer.policies.get(envelope.expect(StepOrder).checkpoint)
-        setup = EnvironmentSetup(
-            environments=served, folder=str(self._node.disk.local_path(folder))
-        )
-        self._peer.status.doing = "ready to serve"
-        async with self._peer.messenger.answering(
-            {TurnRequest: self._on_turn, GradeRequest: self._on_grade}
-        ):
-            await self._pool.run(setup, self._check_rendering)
+        policy = envelope.expect(StepOrder).checkpoint
+        with self._peer.store.pinned(policy):  # a child that is started again reads it again
+            folder = await self._peer.policies.get(policy)
+            setup = EnvironmentSetup(
+                environments=served, folder=str(self._node.disk.local_path(folder))
+            )
+            self._peer.status.doing = "ready to serve"
+            async with self._peer.messenger.answering(
+                {TurnRequest: self._on_turn, GradeRequest: self._on_grade}
+            ):
+                await self._pool.run(setup, self._check_rendering)
 
     async def _check_rendering(self, service: EnvironmentService) -> None:
         """Raise `UserError` unless this machine renders tasks as the run's owner does."""

@@ -125,9 +125,22 @@ class Evaluations:
     # --- evaluating --------------------------------------------------------------------------
 
     async def _attempt(self, reference: CheckpointReference) -> None:
-        """Evaluate a policy unless another peer begins to."""
+        """Evaluate a policy unless another peer begins to.
+
+        It stays on this disk until then: it may be the oldest that is kept, and the child reads it
+        for as long as the run takes several steps. One policy at a time is kept for this.
+        """
         interval = self._interval(reference)
         before, self._tried = self._tried, interval
+        with self._peer.store.pinned(reference):
+            ended = await self._evaluate_unless_preceded(reference, interval)
+        if not ended:
+            self._tried = before
+
+    async def _evaluate_unless_preceded(
+        self, reference: CheckpointReference, interval: tuple[int, int]
+    ) -> bool:
+        """Return whether the evaluation ended, and not because another peer precedes this one."""
         ended = False
         async with trio.open_nursery() as nursery:
 
@@ -140,8 +153,7 @@ class Evaluations:
             nursery.start_soon(evaluate)
             await self._wait_preceded(interval)
             nursery.cancel_scope.cancel()
-        if not ended:
-            self._tried = before
+        return ended
 
     async def _evaluate_and_tell(self, reference: CheckpointReference) -> None:
         events = self._peer.node.events

@@ -347,15 +347,13 @@ class InferenceRole:
         self._show_preflight(order)
         self._meter.idles("waiting_for_policy")
         self._peer.status.doing = f"fetching policy {order.policy}"
-        folder = await self._while_wanted(
-            order,
-            partial(self._peer.policies.get, order.checkpoint),
-        )
-        if folder is None:
-            return
-        key = (order.lineage, order.policy)
-        self._peer.store.pin(key)
-        try:
+        with self._peer.store.pinned(order.checkpoint):
+            folder = await self._while_wanted(
+                order,
+                partial(self._peer.policies.get, order.checkpoint),
+            )
+            if folder is None:
+                return
             self._show_doing()
             await self._peer.order.wait_until(lambda _: not self._pending.generating)
             newest = self._peer.step_order()
@@ -367,8 +365,6 @@ class InferenceRole:
             self._peer.status.doing = f"loading policy {order.policy}"
             local = str(self._node.disk.local_path(folder))
             loaded = await engine.load(Load(policy=order.checkpoint, folder=local))
-        finally:
-            self._peer.store.unpin(key)
         if self._loaded is None:
             await self._check_rendering(engine)
             self._show_ready(loaded)

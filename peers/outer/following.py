@@ -401,7 +401,9 @@ class Following:
                 raise PeerError("no trainer offers an outer state of the heaviest chain")
         try:
             for step in path:
-                await self._merge(step, child)
+                parts = [each.artifact for each in step.record.contributions]
+                with self._loop.peer.store.pinned(*parts):  # from the first fetch on
+                    await self._merge(step, child)
         except (BadRecord, ChildDied):
             raise
         except SwarmError as error:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 import trio
 
 from simnet.compute.setting import Setting
+from swarm.errors import UserError
 from swarm.jobs import evaluation
 
 
@@ -15,12 +16,14 @@ class EvaluationModel:
 
     def __init__(self, setting: Setting, setup: evaluation.EvaluationSetup) -> None:
         self._setting = setting
+        self._folder = setting.disk.path_of(setup.folder)
         self._environments = len(setup.environments)
         self._policy = 0
 
     async def draw(self, job: evaluation.DrawTasks) -> evaluation.TasksDrawn:
         workload = self._setting.workload
         await trio.sleep(workload.model_bytes / self._setting.hardware.load_bytes_per_second)
+        self._check_folder()
         self._policy = job.step
         return evaluation.TasksDrawn(
             checkpoint="00" * 32,
@@ -36,6 +39,7 @@ class EvaluationModel:
         share = workload.reward_start + workload.reward_gain * self._policy
         for row in job.rows:
             await trio.sleep(tokens / self._setting.hardware.tokens_per_second)
+            self._check_folder()
             yield evaluation.Sample(
                 environment=job.environment,
                 row=row,
@@ -44,3 +48,8 @@ class EvaluationModel:
                 tokens=tokens,
                 turns=[],
             )
+
+    def _check_folder(self) -> None:
+        """The policy's files are read until the end: an adapter's base, for one, when it is due."""
+        if not self._setting.disk.exists(self._folder):
+            raise UserError(f"{self._folder} is gone")

@@ -880,6 +880,34 @@ def test_trainer_and_validators_share_the_evaluations() -> None:
     assert max(each["step_seconds"] for each in trained[2:]) < 70  # no step waited for it
 
 
+def test_an_evaluation_keeps_its_policy_until_it_ends_and_no_longer() -> None:
+    """It takes far longer than a policy is kept: 800 s, at a step a minute."""
+    tables = {"evaluate_steps": 100, "evaluate_tasks": 24000}
+    removed: dict[int, float] = {}
+
+    async def main(simulation: Simulation) -> None:
+        def hear(now: float, peer: Peer, event: Event) -> None:
+            if (peer.name, event.name) == ("validator", "shardcast.checkpoint_removed"):
+                removed[event.fields["step"]] = now
+
+        simulation.listeners.append(hear)
+        peers = await start_run(
+            simulation, "validator", "trainer", steps=18, validator=tables, trainer=None
+        )
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        evaluated = simulation.expect("evaluation.done", ["validator"])
+        await simulation.add(Plan("inference", ["inference"])).start()
+        assert await simulation.meet(evaluated, 1800)
+        assert 0 not in removed and len(removed) >= 2
+        assert await simulation.meet(over, 1800)
+        assert 0 in removed
+        part = peers["validator"].part
+        assert part is not None and (0, 0) not in part.store._pins
+
+    said = simulate(main)
+    assert not [event.fields for _, event in said if event.name == "evaluation.failed"]
+
+
 @pytest.mark.parametrize("memory_check", ["refuse", "report"])
 def test_a_trainer_says_its_plan_first_and_refuses_one_that_does_not_fit(memory_check: str) -> None:
     said: list[Event] = []
