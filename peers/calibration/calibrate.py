@@ -1,19 +1,33 @@
-"""The whole comparison: honest engines against each other, cheats against the validator."""
+"""Measures honest pairs of engine classes, and cheats against one of them."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
 from peers.calibration import weights
-from peers.calibration.measure import Sample, sample
-from peers.calibration.workers import BestOf, Drafts, Generates, Nucleus, TakesTies, Worker
-from peers.calibration.workload import Workload
+from peers.calibration.kept import Kept
+from peers.calibration.measure import Sample, find, sample_of
+from peers.calibration.workers import (
+    BestOf,
+    Drafts,
+    Generates,
+    HandedIn,
+    Nucleus,
+    TakesTies,
+    Worker,
+)
+from peers.calibration.workload import Work, Workload
+from peers.engines.engine import Engine
+from peers.engines.model import weight_files
 from peers.engines.native import NativeEngine
+from peers.validator.recompute import Found
+from swarm.manifest import Sampling
 from swarm.world.progress import checkpoint
 
 TEMPERATURES = (0.9, 1.1)
@@ -35,15 +49,11 @@ class EngineClass:
 
     dtype: str
     device: str
-    threads: int = 1
-    batch: int = 1 << 20
 
     @property
     def name(self) -> str:
-        """Its label in tables; thresholds may differ by dtype and device, not by the rest."""
-        whole = self.batch == 1 << 20
-        parts = [self.dtype, self.device, f"{self.threads} threads" if self.threads > 1 else ""]
-        return " ".join(part for part in [*parts, "" if whole else f"batch {self.batch}"] if part)
+        """Its label in tables."""
+        return f"{self.dtype} {self.device}"
 
     def engine(self, folder: Path, kind: type[NativeEngine] = NativeEngine) -> NativeEngine:
         """Load a model."""
@@ -61,67 +71,109 @@ def engine_classes(names: Sequence[str] = ()) -> list[EngineClass]:
     return [EngineClass(dtype, device or "cpu") for dtype, _, device in pairs]
 
 
-@dataclass
-class Calibration:
-    """All samples, by worker."""
-
-    honest: dict[str, list[Sample]] = field(default_factory=dict)
-    """By pair of engine classes, "worker → validator"."""
-    attacks: dict[str, list[Sample]] = field(default_factory=dict)
+Told = Callable[[str, list[Sample]], None]
+"""(row, its submissions so far): called after each submission."""
 
 
-def calibrate(
-    folder: Path,
-    workload: Workload,
-    classes: Sequence[EngineClass],
-    submissions: int,
-    previous: Sequence[Path] = (),
-    name: str = "calibration",
-    report: Callable[[str], None] = lambda _: None,
-) -> Calibration:
-    """Measure honest pairs of `classes` and every attack, `submissions` submissions each.
+@dataclass(frozen=True)
+class Measurement:
+    """A model, the work that is measured, and where it is kept."""
 
-    Attacks run in the first class, and the same class validates them.
-    """
-    found = Calibration()
-    with tempfile.TemporaryDirectory() as aside:
-        for validator_class in classes:
-            validator = validator_class.engine(folder)
-            for worker_class in _spread(classes):
-                pair = f"{worker_class.name} → {validator_class.name}"
-                report(f"honest {pair}")
-                worker = Generates(
-                    worker_class.engine(folder), worker_class.batch, worker_class.threads
+    folder: Path
+    workload: Workload
+    submissions: int
+    kept: Kept
+    name: str = "calibration"
+    threads: int = 1
+    """Of honest workers; the validators' are the process's."""
+
+    @classmethod
+    def of(
+        cls, folder: Path, workload: Workload, submissions: int, keep: Path | None, *basis: object
+    ) -> Measurement:
+        """A measurement kept in a folder, or in memory. `basis`: what the workload depends on.
+
+        Honest workers have as many threads as this process.
+        """
+        files = [*weight_files(folder), folder / "config.json"] if keep is not None else []
+        stats = [(str(each.resolve()), each.stat()) for each in files]
+        found = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+        kept = Kept(keep, found, workload.sampling, *basis)
+        return cls(folder, workload, submissions, kept, threads=torch.get_num_threads())
+
+    def honest(
+        self, classes: Sequence[EngineClass], tell: Told = lambda _row, _samples: None
+    ) -> dict[str, list[Sample]]:
+        """The submissions of every pair of classes, by "worker → validator".
+
+        Each class generates once, and a pair is one prefill. One engine is loaded at a time: in the
+        second round the first classes recompute what the later ones generated.
+        """
+        found: dict[str, list[Sample]] = {}
+        for index, each in enumerate([*classes, *classes[:-1]]):
+            engine = cache(partial(each.engine, self.folder))
+            for worker in classes[: index + 1]:
+                row = f"{worker.name} → {each.name}"
+                if row not in found:
+                    makes = engine if worker is each else partial(worker.engine, self.folder)
+                    pair = worker.name, each.name
+                    honest = partial(_honest, makes, self.threads)
+                    found[row] = self._samples(pair, honest, engine, partial(tell, row))
+        return found
+
+    def cheats(
+        self,
+        engine_class: EngineClass,
+        previous: Sequence[Path] = (),
+        tell: Told = lambda _row, _samples: None,
+    ) -> dict[str, list[Sample]]:
+        """The submissions of every cheat, which computes in the validator's class."""
+        found: dict[str, list[Sample]] = {}
+        engine = cache(partial(engine_class.engine, self.folder))
+        with tempfile.TemporaryDirectory() as aside:
+            for name, cheat in attacks(self.folder, Path(aside), engine_class, previous):
+                pair = f"{name}, {engine_class.name}", engine_class.name
+                found[name] = self._samples(
+                    pair, partial(_itself, cheat), engine, partial(tell, name)
                 )
-                found.honest[pair] = _samples(worker, validator, workload, submissions, name)
-        validator = classes[0].engine(folder)
-        for attack, cheat in attacks(folder, Path(aside), classes[0], previous):
-            report(f"attack: {attack}")
-            found.attacks[attack] = _samples(cheat, validator, workload, submissions, name)
-    return found
+        return found
+
+    def _samples(
+        self,
+        pair: tuple[str, str],
+        worker: Callable[[], Worker],
+        validator: Callable[[], Engine],
+        tell: Callable[[list[Sample]], None],
+    ) -> list[Sample]:
+        """The submissions of a worker as a validator finds them, made only if they are not kept."""
+        found: list[Sample] = []
+        for number in range(self.submissions):
+            checkpoint()
+            work, sampling = self.workload.work(number, self.name), self.workload.sampling
+            handed_in = self.kept.handed_in(
+                pair[0], number, partial(_submit, worker, work, sampling)
+            )
+            given = work, sampling, handed_in
+            figures = self.kept.found(*pair, number, partial(_find, validator, given))
+            found.append(sample_of(figures, *given))
+            tell(found)
+        return found
 
 
-def _samples(
-    worker: Worker, validator: NativeEngine, workload: Workload, submissions: int, name: str
-) -> list[Sample]:
-    found = []
-    for number in range(submissions):
-        checkpoint()
-        found.append(sample(worker, validator, workload, number, name))
-    return found
+def _honest(engine: Callable[[], Engine], threads: int) -> Worker:
+    return Generates(engine(), threads=threads)
 
 
-def _spread(classes: Sequence[EngineClass]) -> list[EngineClass]:
-    """The classes, and each with two threads and with one row at a time."""
-    return [
-        variant
-        for each in classes
-        for variant in (
-            each,
-            EngineClass(each.dtype, each.device, threads=2),
-            EngineClass(each.dtype, each.device, batch=3),
-        )
-    ]
+def _itself(worker: Worker) -> Worker:
+    return worker
+
+
+def _submit(worker: Callable[[], Worker], work: Work, sampling: Sampling) -> HandedIn:
+    return worker().submit(work, sampling)
+
+
+def _find(validator: Callable[[], Engine], given: tuple[Work, Sampling, HandedIn]) -> Found:
+    return find(validator(), *given)
 
 
 def attacks(

@@ -34,12 +34,13 @@ class Kept:
     """A folder of submissions and of what validators found of them.
 
     `basis` is everything that they depend on beside their names; another basis is another folder.
-    Without a folder nothing is kept.
+    Without a folder they are kept in memory.
     """
 
     def __init__(self, folder: Path | None, *basis: object) -> None:
         digest = blake3.blake3(msgspec.msgpack.encode([__version__, *map(str, basis)]))
         self._folder = None if folder is None else folder / digest.hexdigest()[:16]
+        self._held: dict[Path, bytes] = {}
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -58,24 +59,21 @@ class Kept:
         errors = np.array([each.error for each in kept.chunks])
         return Found(kept.chunks, errors, np.frombuffer(kept.margins, "<f8"), kept.ties)
 
-    def has(self, worker: str, number: int, validator: str = "") -> bool:
-        """Whether a submission, or what a validator finds of it, is kept."""
-        path = self._path(worker, number, validator)
-        return path is not None and path.exists()
-
-    def _path(self, worker: str, number: int, validator: str = "") -> Path | None:
+    def _path(self, worker: str, number: int, validator: str = "") -> Path:
         name = f"{worker}, {number}" + (f", {validator}" if validator else "")
-        return None if self._folder is None else self._folder / f"{name}.msgpack"
+        return (self._folder or Path()) / f"{name.replace('/', '-')}.msgpack"
 
-    @staticmethod
-    def _get(path: Path | None, kind: type[_T], make: Callable[[], _T]) -> _T:
-        if path is None:
-            return make()
+    def _get(self, path: Path, kind: type[_T], make: Callable[[], _T]) -> _T:
         try:
-            return msgspec.msgpack.decode(path.read_bytes(), type=kind)
-        except (FileNotFoundError, msgspec.MsgspecError):  # or cut off by a full disk
+            raw = self._held[path] if self._folder is None else path.read_bytes()
+            return msgspec.msgpack.decode(raw, type=kind)
+        except (KeyError, FileNotFoundError, msgspec.MsgspecError):  # or cut off by a full disk
             made = make()
-        part = path.with_suffix(".part")
-        part.write_bytes(msgspec.msgpack.encode(made))
-        part.replace(path)
+        raw = msgspec.msgpack.encode(made)
+        if self._folder is None:
+            self._held[path] = raw
+        else:
+            part = path.with_suffix(".part")
+            part.write_bytes(raw)
+            part.replace(path)
         return made

@@ -1,21 +1,26 @@
-"""`swarm proofs calibrate`: run the comparison and report it."""
+"""`swarm proofs calibrate` and `swarm run create`: measure, and report it as it goes."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict, dataclass
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from msgspec.structs import replace
 
-from peers.calibration.calibrate import Calibration, calibrate, engine_classes
+from peers.calibration.calibrate import EngineClass, Measurement, engine_classes
+from peers.calibration.measure import Sample
 from peers.calibration.plot import draw_roc
 from peers.calibration.thresholds import Assessment, assess, propose
 from peers.calibration.workload import Workload
 from peers.engines.config import read_supported_config
 from peers.engines.device import DTYPES, find_device
-from peers.environments import load
+from peers.environments import Environment, load
 from swarm.errors import UserError
 from swarm.manifest import Sampling, Thresholds
 
@@ -27,8 +32,18 @@ PROPOSED = (
     "margin_max",
     "honest_proof_error",
     "honest_outliers",
+    "measured_tokens",
+    "measured_dtypes",
 )
 """Thresholds that depend on the model and the engines."""
+
+HEADER = (
+    f"{'worker → validator':<34}  tokens  changed  mean margin  max margin  proof error  exponents"
+)
+
+Show = Callable[[str], None]
+Advance = Callable[[int, int], None]
+"""(submissions recomputed, of how many)"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,8 @@ class CalibrationOptions:
     tokens: int
     temperature: float
     threads: int
+    cheats: bool
+    keep: Path | None
     plot: Path | None
 
 
@@ -55,7 +72,7 @@ class CalibrationReport:
 
     thresholds: Thresholds
     honest: dict[str, Assessment]
-    attacks: dict[str, Assessment]
+    attacks: dict[str, Assessment] = field(default_factory=dict)
 
     @property
     def toml(self) -> str:
@@ -69,7 +86,7 @@ class CalibrationReport:
             f"No proof and no token came near its own limit: p < {3 / chunks:.1g} and "
             f"{3 / tokens:.1g} each (95 %).",
             "[thresholds]",
-            *(f"{name} = {getattr(self.thresholds, name)}" for name in PROPOSED),
+            *(f"{name} = {json.dumps(getattr(self.thresholds, name))}" for name in PROPOSED),
         ]
         return "\n".join(lines) + "\n"
 
@@ -82,39 +99,104 @@ class CalibrationReport:
         }
 
 
-def run_calibration(options: CalibrationOptions) -> CalibrationReport:
-    """Calibrate; raises `UserError` for wrong options."""
-    torch.set_num_threads(options.threads)
-    classes = engine_classes(options.engines)
+def classes_of(names: Sequence[str]) -> list[EngineClass]:
+    """Engine classes by name; raises `UserError` for one that this machine does not have."""
+    classes = engine_classes(names)
     for each in classes:
         find_device(each.device)
         if each.dtype not in DTYPES:
             raise UserError(f"--engines names {each.dtype!r}; dtypes are {', '.join(DTYPES)}")
+    return classes
+
+
+def measure_honest(
+    measurement: Measurement, classes: Sequence[EngineClass], show: Show, advance: Advance
+) -> CalibrationReport:
+    """Measure every pair of classes, show a row of the table for each, and propose thresholds."""
+    show(HEADER)
+    done = 0
+
+    def tell(row: str, samples: list[Sample]) -> None:
+        nonlocal done
+        done += 1
+        advance(done, len(classes) ** 2 * measurement.submissions)
+        if len(samples) == measurement.submissions:
+            show(honest_row(row, samples))
+
+    found = measurement.honest(classes, tell)
+    dtypes = sorted({each.dtype for each in classes})
+    thresholds = replace(propose(list(found.values())), measured_dtypes=dtypes)
+    honest = {name: assess(samples, thresholds) for name, samples in found.items()}
+    return CalibrationReport(thresholds, honest)
+
+
+def run_calibration(
+    options: CalibrationOptions,
+    show: Show = lambda _: None,
+    advance: Advance = lambda _done, _all: None,
+) -> CalibrationReport:
+    """Calibrate; raises `UserError` for wrong options."""
+    torch.set_num_threads(options.threads or cores())
+    classes = classes_of(options.engines)
     name, _, version = (options.environment or "").partition("@")
     environment = load(name, version, options.environment_options) if name else None
-    workload = Workload(options.model, _sampling(options), environment)
-    found = calibrate(
-        options.model,
-        workload,
-        classes,
-        options.submissions,
-        options.previous,
-        report=lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    thresholds = propose(list(found.honest.values()))
-    report = assess_all(found, thresholds)
+    cheats = options.cheats or options.plot is not None
+    workload = Workload(options.model, _sampling(options), environment, grades=cheats)
+    basis = options.environment, options.environment_options
+    measurement = Measurement.of(options.model, workload, options.submissions, options.keep, *basis)
+    report = measure_honest(measurement, classes, show, advance)
+    if not cheats:
+        return report
+    show("\n" + ATTACKS_HEADER)
+    attacks: dict[str, Assessment] = {}
+
+    def tell(row: str, samples: list[Sample]) -> None:
+        if len(samples) == options.submissions:
+            attacks[row] = assess(samples, report.thresholds)
+            show(attack_row(row, attacks[row]))
+
+    measurement.cheats(classes[0], options.previous, tell)
+    report = CalibrationReport(report.thresholds, report.honest, attacks)
     if options.plot is not None:
         draw_roc(report.honest, report.attacks, options.plot)
     return report
 
 
-def assess_all(found: Calibration, thresholds: Thresholds) -> CalibrationReport:
-    """What thresholds make of all samples."""
-    return CalibrationReport(
-        thresholds=thresholds,
-        honest={name: assess(samples, thresholds) for name, samples in found.honest.items()},
-        attacks={name: assess(samples, thresholds) for name, samples in found.attacks.items()},
+def measure_run(
+    model: Path,
+    environments: Sequence[Environment],
+    sampling: Sampling,
+    engines: Sequence[str],
+    keep: Path,
+    show: Show,
+    advance: Advance,
+) -> CalibrationReport:
+    """Measure thresholds for a run with its own prompts; raises `UserError`.
+
+    A submission has `GROUPS` prompts, and completions as long as the run's, up to `TOKENS_MAX`:
+    honest differences do not grow with the length (docs/benchmarks.md).
+    """
+    torch.set_num_threads(cores())
+    measured = replace(
+        sampling,
+        max_new_tokens=min(sampling.max_new_tokens, TOKENS_MAX),
+        group_size=GROUP_SIZE,
+        groups_per_submission=GROUPS,
     )
+    workload = Workload(model, measured, *environments, grades=False)
+    basis = [(each.name, each.version, str(each.options)) for each in environments]
+    measurement = Measurement.of(model, workload, 1, keep, basis)
+    return measure_honest(measurement, classes_of(engines), show, advance)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+GROUPS, GROUP_SIZE, TOKENS_MAX = 16, 4, 64
+"""4,096 tokens of each engine class: enough for means, and two minutes for four pairs of a model of
+135 million parameters on two cores."""
 
 
 def _sampling(options: CalibrationOptions) -> Sampling:
@@ -129,19 +211,29 @@ def _sampling(options: CalibrationOptions) -> Sampling:
     )
 
 
-def to_text(report: CalibrationReport) -> str:
-    """The report as a table, and the proposed thresholds."""
-    width = max(len(name) for name in (*report.honest, *report.attacks))
-    lines = [
-        f"{'worker':<{width}}  refused  tokens until eviction  evidence      exponents  "
-        "proof error  mean margin  max margin"
-    ]
-    for name, each in (*report.honest.items(), *report.attacks.items()):
-        evicted = each.tokens_until_eviction
-        lines.append(
-            f"{name:<{width}}  {each.refused:>3}/{each.submissions:<3}  "
-            f"{'not in ' + str(each.tokens) if evicted is None else evicted:>21}  "
-            f"{each.process if evicted is not None else '':<12}  {each.exponents_min:>9}  "
-            f"{each.mean_error:>11.4f}  {each.mean_margin:>11.2g}  {each.margin_max:>10.2g}"
-        )
-    return "\n".join(lines) + "\n\n" + report.toml.rstrip()
+def honest_row(name: str, samples: Sequence[Sample]) -> str:
+    """A pair's row of the table, which needs no thresholds."""
+    margins = np.concatenate([each.found.margins for each in samples])
+    errors = np.concatenate([each.found.errors for each in samples])
+    exponents = min(c.exponent_matches for each in samples for c in each.found.chunks)
+    return (
+        f"{name:<34}  {len(margins):>6}  {(margins > 0).mean():>7.2%}  "
+        f"{np.minimum(margins, 1.0).mean():>11.2g}  {margins.max():>10.2g}  "
+        f"{errors.mean():>11.4f}  {exponents:>9}"
+    )
+
+
+ATTACKS_HEADER = (
+    f"{'cheat':<40}  refused  tokens until eviction  evidence    proof error  mean margin"
+)
+
+
+def attack_row(name: str, each: Assessment) -> str:
+    """A cheat's row."""
+    evicted = each.tokens_until_eviction
+    return (
+        f"{name:<40}  {each.refused:>3}/{each.submissions:<3}  "
+        f"{'not in ' + str(each.tokens) if evicted is None else evicted:>21}  "
+        f"{each.process if evicted is not None else '':<10}  {each.mean_error:>11.4f}  "
+        f"{each.mean_margin:>11.2g}"
+    )

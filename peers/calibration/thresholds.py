@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from peers.calibration.measure import Sample
+from peers.proofs.format import chunk_count
 from peers.validator.evidence.submission import bans, evidence_of
 from peers.validator.evidence.worker import WorkerEvidence
 from swarm.manifest import Thresholds
@@ -33,6 +34,12 @@ HONEST_ERROR_MIN = 0.002
 
 MARGIN_MIN = 0.05
 """Least bound on a single margin, for the same reason."""
+
+RUN_TOKENS = 1e9
+"""Tokens among which no honest margin should exceed the bound on a single one."""
+
+TAIL_MIN = 10
+"""Largest mismatches that are extrapolated at least, if there are so many."""
 
 DEVIATIONS = 8
 """Standard deviations kept between honest chunks and the limits on a single proof."""
@@ -67,13 +74,18 @@ class Assessment:
 
 
 def propose(honest: Sequence[Sequence[Sample]], base: Thresholds | None = None) -> Thresholds:
-    """Thresholds that no honest sample comes near; `honest` has one list per pair of engines."""
+    """Thresholds that no honest work comes near; `honest` has one list per pair of engines.
+
+    A few thousand tokens per pair are enough for means, whose errors are counted between rollouts,
+    since the tokens of one are alike. They say less about the largest margin that a run will see,
+    so that is extrapolated.
+    """
     chunks = [chunk for pair in honest for each in pair for chunk in each.found.chunks]
     exponents = [chunk.exponent_matches for chunk in chunks]
     means = [chunk.mantissa_mean for chunk in chunks]
-    margin = max(_bound([each.recomputed.margins for each in pair], cap=1.0) for pair in honest)
-    error = max(_bound([each.recomputed.errors for each in pair]) for pair in honest)
-    largest = max(float(each.found.margins.max()) for pair in honest for each in pair)
+    margin = max(_bound([part for each in pair for part in _margins(each)]) for pair in honest)
+    error = max(_bound([part for each in pair for part in _errors(each)]) for pair in honest)
+    largest = max(_largest(np.concatenate([each.found.margins for each in p])) for p in honest)
     tokens = sum(each.tokens for pair in honest for each in pair)
     lowest = min(min(exponents), float(np.mean(exponents) - DEVIATIONS * np.std(exponents)))
     return replace(
@@ -87,15 +99,52 @@ def propose(honest: Sequence[Sequence[Sample]], base: Thresholds | None = None) 
         margin_max=_digits(max(MARGIN_MIN, SAFETY * largest)),
         honest_proof_error=_digits(max(HONEST_ERROR_MIN, ERROR_SAFETY * error)),
         honest_outliers=_digits(max(1e-6, 3 / tokens)),
+        measured_tokens=tokens,
     )
 
 
-def _bound(
-    parts: Sequence[np.ndarray[tuple[int], np.dtype[np.float64]]], cap: float = 1.0
-) -> float:
-    """Mean of all scores plus three standard errors, counted between submissions."""
-    means = [float(np.minimum(part, cap).mean()) for part in parts]
-    return float(np.mean(means) + 3 * np.std(means) / math.sqrt(len(means)))
+Scores = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+def _margins(sample: Sample) -> list[Scores]:
+    """The margins of each rollout, as they are pooled."""
+    ends = np.cumsum(_lengths(sample))[:-1]
+    return np.split(np.minimum(sample.found.margins, 1.0), ends)
+
+
+def _errors(sample: Sample) -> list[Scores]:
+    """The errors of each rollout's proofs."""
+    ends = np.cumsum([chunk_count(length) for length in _lengths(sample)])[:-1]
+    return np.split(sample.found.errors, ends)
+
+
+def _lengths(sample: Sample) -> list[int]:
+    return [int(length) for group in sample.recomputed.outcomes[2] for length in group]
+
+
+def _bound(parts: Sequence[Scores]) -> float:
+    """Mean of all scores plus three standard errors, counted between rollouts."""
+    sums = np.array([part.sum() for part in parts])
+    counts = np.array([len(part) for part in parts])
+    mean = sums.sum() / counts.sum()
+    error = np.sqrt(np.square(sums - mean * counts).sum()) / counts.sum()
+    return float(mean + 3 * error)
+
+
+def _largest(margins: Scores) -> float:
+    """The largest margin among `RUN_TOKENS` tokens, if large margins fall off exponentially.
+
+    The mean excess over the largest tenth of the mismatches, plus three standard errors, is their
+    rate. There are few of them, so the largest one alone says little: among 10,000 honest tokens
+    it was 0.37, among 3,000 others 0.62.
+    """
+    found = np.sort(margins[margins > 0])
+    if not len(found):
+        return 0.0
+    count = min(len(found), max(TAIL_MIN, len(found) // 10))
+    least = float(found[-count - 1]) if count < len(found) else 0.0
+    rate = float((found[-count:] - least).mean()) * (1 + 3 / math.sqrt(count))
+    return max(float(found[-1]), least + rate * math.log(RUN_TOKENS * count / len(margins)))
 
 
 def _digits(value: float) -> float:

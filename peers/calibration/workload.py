@@ -37,30 +37,47 @@ class Work:
 class Workload:
     """Makes the work of a model's submissions from numbers."""
 
-    def __init__(self, folder: Path, sampling: Sampling, environment: Environment | None) -> None:
-        """Read the model in `folder`; without an environment, prompts are random tokens."""
+    def __init__(
+        self,
+        folder: Path,
+        sampling: Sampling,
+        *environments: Environment | None,
+        grades: bool = True,
+    ) -> None:
+        """Read the model in `folder`.
+
+        Groups take the environments in turn; without any, prompts are random tokens. Without
+        `grades` all rewards are 0, and no grader runs.
+        """
         self.sampling = sampling
         self._vocabulary: int = read_supported_config(folder)["vocab_size"]
-        self._environment = environment
-        self._renderer = Renderer(folder) if environment is not None else None
+        self._environments = [each for each in environments if each is not None]
+        self._renderer = Renderer(folder) if self._environments else None
+        self._grades = grades
 
     def work(self, number: int, name: str = "calibration") -> Work:
         """The work of submission `number`."""
         seed = digest("swarm/1/calibration", name.encode(), number.to_bytes(8, "big"))
         groups, size = self.sampling.groups_per_submission, self.sampling.group_size
-        if self._environment is None or self._renderer is None:
+        renderer = self._renderer
+        if renderer is None:
             drawn = random.Random(seed)
             prompts = [
                 drawn.choices(range(self._vocabulary), k=PROMPT_TOKENS) for _ in range(groups)
             ]
             rows = [prompts[row // size] for row in range(groups * size)]
             return Work(seed, rows, lambda _, completion: float(sum(completion) % 2))
-        environment, renderer = self._environment, self._renderer
-        tasks = [task_of(environment, task_seed(seed, group)) for group in range(groups)]
+        drawn_from = [
+            self._environments[group % len(self._environments)] for group in range(groups)
+        ]
+        tasks = [task_of(each, task_seed(seed, group)) for group, each in enumerate(drawn_from)]
         encoded = [renderer.encode_prompt(task.prompt) for task in tasks]
         stops = self.sampling.stop_ids
 
         def reward(row: int, completion: Sequence[int]) -> float:
+            if not self._grades:
+                return 0.0
+            environment = drawn_from[row // size]
             prompt = Segment("prompt", encoded[row // size])
             finish: Finish = "stop" if completion[-1] in stops else "length"
             model = Segment("model", list(completion), finish)

@@ -13,6 +13,7 @@ from swarm.app.local_node import visit
 from swarm.app.onlooker import ask_all, learn_expulsions
 from swarm.app.owners_key import default_key, owners_key
 from swarm.app.run_probe import described
+from swarm.app.thresholds import Measuring, settle
 from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, UserError
 from swarm.identity import load_or_create
@@ -27,6 +28,8 @@ from swarm.run.manifest import load_manifest, manifest_in, run_id
 from swarm.run.run import Run
 from swarm.run.update import check_update, hand_over, listed, sign_manifest, signed_before
 from swarm.succession import inherited, title_of
+
+OBSERVE = Measuring(measure=False)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,12 @@ class OwnersFiles:
     """Folder with `tokenizer.json` and `config.json`; None stands for the model's folder."""
     unusable_max: float
     """Share of a data set's rows of which no rollout can be made."""
+    measuring: Measuring = OBSERVE
+
+    def settled(self, manifest: RunManifest, before: RunManifest | None) -> RunManifest:
+        """The manifest with its thresholds."""
+        model = self.tokenizer or Path(manifest.model)
+        return settle(manifest, before, model, self.measuring, self.description)
 
 
 def create_run(files: OwnersFiles) -> None:
@@ -51,8 +60,10 @@ def create_run(files: OwnersFiles) -> None:
     key = files.key or default_key()
     owner = load_or_create(key)
     before = signed_before(files.manifest, owner.peer_id, manifest.name)
-    if before is not None:
-        check_update(manifest_in(before), manifest, str(files.description))
+    earlier = None if before is None else manifest_in(before)
+    manifest = files.settled(manifest, earlier)
+    if earlier is not None:
+        check_update(earlier, manifest, str(files.description))
     envelope = sign_manifest(owner, manifest, time.time())
     _write_manifest(files.manifest, envelope)
     print(
@@ -74,6 +85,7 @@ def update_run(files: OwnersFiles, bootstrap: list[str]) -> None:
         )
     held = load_manifest(files.manifest)
     new = described(files.description, files.tokenizer, files.unusable_max)
+    new = files.settled(new, manifest_in(held))
     if bootstrap:
         run_until_interrupted(_update_network, files, held, new, bootstrap)
         return

@@ -37,11 +37,6 @@ cost the submissions that hold them."""
 ODD_TEXTS = ("", " ", "\n\x00\ufffd", "0", "x" * 1000)
 """Completions that any policy may write and that an environment must handle."""
 
-DEEP_LAYERS = 12
-"""Number of layers from which honest 16-bit engines may differ by more than the default thresholds.
-In proofs of random models of 12 layers, 118 exponents agreed (docs/training.md, Thresholds)."""
-
-
 CALIBRATED = ("proof_exponents_min", "honest_margin", "margin_max", "honest_proof_error")
 """Thresholds that depend on the model. The owner has measured them if one differs from its
 default."""
@@ -141,7 +136,7 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
             f"{where}: objective.router_replay is true, but the model is no mixture of experts; "
             "remove it"
         )
-    return [*warnings, *_warnings(manifest, config, where)]
+    return [*warnings, *_warnings(manifest, where)]
 
 
 def _check_replayable(environment: Environment, named: EnvironmentReference, where: str) -> None:
@@ -184,18 +179,11 @@ def _check_tokens(
         )
 
 
-def _warnings(manifest: RunManifest, config: dict[str, Any], where: str) -> list[str]:
-    dtype = str(config.get("dtype") or config.get("torch_dtype"))
-    layers, thresholds = config["num_hidden_layers"], manifest.thresholds
+def _warnings(manifest: RunManifest, where: str) -> list[str]:
+    thresholds = manifest.thresholds
     calibrated = any(
         getattr(thresholds, name) != getattr(Thresholds(), name) for name in CALIBRATED
     )
-    if layers >= DEEP_LAYERS and dtype.endswith("float16") and not calibrated:
-        return [
-            f"{where}: the default [thresholds] may refuse honest work: this model has {layers} "
-            f"layers in {dtype}, and they were measured on a shallow one; run `swarm proofs "
-            "calibrate` on the model and copy the [thresholds] it proposes"
-        ]
     if thresholds.quantised_weights and not calibrated:
         return [
             f"{where}: thresholds.quantised_weights names {', '.join(thresholds.quantised_weights)}"

@@ -11,6 +11,7 @@ from swarm.app.exit import exits
 from swarm.app.extras import require_extra
 from swarm.app.options import AsJson, EnvironmentOptions, environment_options
 from swarm.app.output import check_writable, print_json
+from swarm.app.progress import counting_bar
 
 app = typer.Typer(help="Proofs that a rollout is the policy's.", no_args_is_help=True)
 
@@ -41,24 +42,41 @@ def calibrate_command(
         typer.Option(help="Folder of an older policy to detect; repeatable, newest first."),
     ] = None,
     submissions: Annotated[
-        int, typer.Option(min=2, help="Submissions per pair of engines and per attack.")
-    ] = 8,
-    groups: Annotated[int, typer.Option(min=1, help="Groups per submission.")] = 4,
-    group_size: Annotated[int, typer.Option(min=2, help="Rollouts per group.")] = 8,
+        int, typer.Option(min=1, help="Submissions per pair of engines and per cheat.")
+    ] = 1,
+    groups: Annotated[int, typer.Option(min=1, help="Groups per submission.")] = 16,
+    group_size: Annotated[int, typer.Option(min=2, help="Rollouts per group.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens per rollout.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.01, help="The run's temperature.")] = 1.0,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the validator's engine.")] = 1,
+    threads: Annotated[int, typer.Option(min=0, help="Threads of the engines; 0: all cores.")] = 0,
+    cheats: Annotated[
+        bool, typer.Option("--cheats", help="Measure cheats, too; takes several times as long.")
+    ] = False,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder in which submissions are kept, so that a stopped measurement goes on. "
+            "[default: ~/.swarm/measured]"
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="TOML file for the proposed thresholds.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG file for the ROC curves.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG file for the cheats' ROC curves; implies --cheats.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure honest engines and cheats on a model, and propose thresholds for its run."""
+    """Measure honest engines (and cheats) on a model, and propose thresholds for its run.
+
+    Rows appear as they are measured. A stopped measurement goes on where it stopped.
+    """
     require_extra("infer", "swarm proofs calibrate")
+    from swarm.app.thresholds import kept_folder
+
     check_writable("--out", out)
     check_writable("--plot", plot, (".png",))
     if plot is not None:
         require_extra("plots", "--plot")
-    from peers.calibration.report import CalibrationOptions, run_calibration, to_text
+    from peers.calibration.report import CalibrationOptions, run_calibration
 
     options = CalibrationOptions(
         model=model,
@@ -72,12 +90,16 @@ def calibrate_command(
         tokens=tokens,
         temperature=temperature,
         threads=threads,
+        cheats=cheats,
+        keep=keep or kept_folder(),
         plot=plot,
     )
-    report = run_calibration(options)
+    show = (lambda _line: None) if as_json else (lambda line: print(line, flush=True))
+    with counting_bar("measuring") as advance:
+        report = run_calibration(options, show, advance)
     if out is not None:
         out.write_text(report.toml, encoding="utf-8")
     if as_json:
         print_json(report.summary())
     else:
-        print(to_text(report))
+        print("\n" + report.toml.rstrip())

@@ -37,6 +37,26 @@ UnusableMax = Annotated[
 
 app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 
+Thresholds = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of measured thresholds to reuse (swarm proofs calibrate --out); if there is "
+        "none, they are measured and written there."
+    ),
+]
+Engines = Annotated[
+    str | None,
+    typer.Option(
+        help="Comma-separated engine classes to measure, each DTYPE or DTYPE:DEVICE; default: "
+        "float32 and bfloat16 on every device of this machine."
+    ),
+]
+
+
+def listed(engines: str | None) -> list[str]:
+    """The engine classes that an option names."""
+    return [name.strip() for name in engines.split(",")] if engines else []
+
 
 @app.command("create")
 @exits
@@ -52,6 +72,15 @@ def run_create(
     ] = None,
     tokenizer: TokenizerFolder = None,
     unusable_max: UnusableMax = UNUSABLE_MAX,
+    thresholds: Thresholds = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            help="Measure thresholds with the run's model, in a minute or two; without, the run "
+            "only observes."
+        ),
+    ] = True,
+    engines: Engines = None,
 ) -> None:
     """Make and sign a run manifest.
 
@@ -60,9 +89,11 @@ def run_create(
     """
     require_extra("infer", "swarm run create")
     from swarm.app.owner import OwnersFiles, create_run
+    from swarm.app.thresholds import Measuring
 
+    measuring = Measuring(thresholds, measure=measure, engines=listed(engines))
     signed = out or file.with_suffix(".manifest")
-    create_run(OwnersFiles(file, signed, owner_key, tokenizer, unusable_max))
+    create_run(OwnersFiles(file, signed, owner_key, tokenizer, unusable_max, measuring))
 
 
 @app.command("update")
@@ -85,6 +116,14 @@ def run_update(
     ] = None,
     tokenizer: TokenizerFolder = None,
     unusable_max: UnusableMax = UNUSABLE_MAX,
+    thresholds: Thresholds = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Measure thresholds again; without, the present ones are kept."
+        ),
+    ] = False,
+    engines: Engines = None,
 ) -> None:
     """Sign another version of a run, show what it changes and when, and hand it to the network.
 
@@ -93,9 +132,11 @@ def run_update(
     """
     require_extra("infer", "swarm run update")
     from swarm.app.owner import OwnersFiles, update_run
+    from swarm.app.thresholds import Measuring
 
+    measuring = Measuring(thresholds, measure=measure, again=measure, engines=listed(engines))
     signed = manifest or file.with_suffix(".manifest")
-    files = OwnersFiles(file, signed, owner_key, tokenizer, unusable_max)
+    files = OwnersFiles(file, signed, owner_key, tokenizer, unusable_max, measuring)
     update_run(files, bootstrap or [])
 
 

@@ -1,0 +1,126 @@
+"""A run's thresholds: measured with its own model as it is made, read from a file, or kept.
+
+Without measured ones a run observes (`swarm.manifest.Thresholds.measured_tokens`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from peers.environments.collection import Environments
+from swarm.app.output import check_writable
+from swarm.app.progress import counting_bar
+from swarm.errors import UserError
+from swarm.manifest import RunManifest, Thresholds
+from swarm.settings import PeerSettings
+from swarm.tables import read_toml, struct_from_mapping
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What the owner wants of the thresholds."""
+
+    file: Path | None = None
+    """Measured ones to reuse; if there is no such file, they are measured and written to it."""
+    measure: bool = True
+    again: bool = False
+    """Whether to measure although an earlier version of the run has measured ones."""
+    engines: Sequence[str] = ()
+    """Engine classes that the run admits; empty: fp32 and bf16 on every device here."""
+
+
+def kept_folder() -> Path:
+    """Where measured submissions are kept, so that a stopped measurement goes on."""
+    return PeerSettings().home_path / "measured"
+
+
+def settle(
+    manifest: RunManifest, before: RunManifest | None, model: Path, wanted: Measuring, where: Path
+) -> RunManifest:
+    """Return the manifest with the thresholds that the owner wants; raises `UserError`.
+
+    Those of the description count if they say that they were measured. Otherwise the file's do,
+    then those of the version `before`, then newly measured ones. What the description sets by
+    itself, stays.
+    """
+    check_writable("--thresholds", wanted.file)
+    if not manifest.thresholds.observes:
+        return manifest
+    if wanted.file is not None and wanted.file.exists():
+        return _with(manifest, read_thresholds(wanted.file), where)
+    if before is not None and not before.thresholds.observes and not wanted.again:
+        return _with(manifest, before.thresholds, where)
+    if not wanted.measure and wanted.file is None:
+        return _observing(manifest, where, "")
+    if not any(model.glob("*.safetensors")):
+        return _observing(manifest, where, f"{model} has no weights to measure with, ")
+    try:
+        return _with(manifest, _measure(manifest, model, wanted), where)
+    except UserError as error:  # a family that the native engine does not know, or a bad row
+        return _observing(manifest, where, f"thresholds cannot be measured here ({error}), ")
+
+
+def read_thresholds(file: Path) -> Thresholds:
+    """Read thresholds that were measured; raises `UserError`."""
+    table = read_toml(file, str(file)).get("thresholds")
+    if table is None:
+        raise UserError(f"{file} has no [thresholds]; name a file of swarm proofs calibrate --out")
+    found = struct_from_mapping(Thresholds, table, f"{file}: thresholds")
+    if found.observes:
+        raise UserError(
+            f"{file}: thresholds.measured_tokens is 0, so nobody measured them; name a file of "
+            "swarm proofs calibrate --out"
+        )
+    return found
+
+
+def _with(manifest: RunManifest, measured: Thresholds, where: Path) -> RunManifest:
+    """The manifest with measured thresholds, except for those that its description sets."""
+    from peers.calibration.report import PROPOSED
+
+    stated = read_toml(where, str(where)).get("thresholds", {})
+    taken = {name: getattr(measured, name) for name in PROPOSED if name not in stated}
+    thresholds = msgspec.structs.replace(manifest.thresholds, **taken)
+    return msgspec.structs.replace(manifest, thresholds=thresholds)
+
+
+def _observing(manifest: RunManifest, where: Path, why: str) -> RunManifest:
+    print(
+        f"warning: {where}: {why or 'thresholds were not measured, '}so validators of this run "
+        "observe: they refuse and evict nobody for statistics; measure them with swarm run update "
+        f"{where} --measure",
+        file=sys.stderr,
+    )
+    return manifest
+
+
+def _measure(manifest: RunManifest, model: Path, wanted: Measuring) -> Thresholds:
+    """Measure with the run's own model and prompts; shows a table, and a bar in a terminal."""
+    from peers.calibration.report import measure_run
+
+    installed = Environments()
+    environments = [installed.of(each) for each in manifest.environments]
+    print(
+        f"measuring how far honest engines differ on {model} (once; --no-measure leaves it out, "
+        "--thresholds FILE keeps the result)",
+        file=sys.stderr,
+    )
+    with counting_bar("measuring") as advance:
+        report = measure_run(
+            model,
+            environments,
+            manifest.sampling,
+            wanted.engines,
+            kept_folder(),
+            lambda line: print(line, file=sys.stderr, flush=True),
+            advance,
+        )
+    print(report.toml, file=sys.stderr)
+    if wanted.file is not None:
+        wanted.file.write_text(report.toml, encoding="utf-8")
+    return report.thresholds
