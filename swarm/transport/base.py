@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -164,6 +165,10 @@ class BaseTransport:
 
     def _is_vouched(self, peer: PeerId) -> bool:
         return self._vouched_until.get(peer, 0.0) > self._world.now()
+
+    def _is_trusted(self, peer: PeerId) -> bool:
+        """Whether a peer is vouched for without end, as the run's trainers and validators are."""
+        return self._vouched_until.get(peer, 0.0) == math.inf
 
     def _opened_stream(
         self, carrier: ByteStream, peer: PeerId, protocol: str, framing: Framing

@@ -113,34 +113,108 @@ class Held(Protocol):
         ...
 
 
+class Known(Held, Protocol):
+    """A connection whose peer has proved its identity."""
+
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def trusted(self) -> bool:
+        """Whether its peer is trusted, not only admitted: identities that are admitted may be
+        many."""
+        ...
+
+
 _Held = TypeVar("_Held", bound=Held)
+_Known = TypeVar("_Known", bound=Known)
 
 
-def is_full(held: Sequence[_Held], most: int) -> bool:
-    """Whether a further connection needs room, of which a peer has `most` in all."""
+@dataclass(frozen=True)
+class Sizes:
+    """How many connections one plane of a peer has, and of whom."""
+
+    connections: int
+    strangers: int
+    """Of these, connections of strangers."""
+    for_strangers: int
+    """Connections that strangers keep whatever known peers need."""
+    per_address: int
+    """Connections of strangers from one IPv4 address or one /64 of IPv6."""
+    handshakes: int
+    """At once; beyond it the oldest of the most crowded range is cancelled."""
+    handshakes_per_second: float
+    """From one /24 (IPv6: /48), on average."""
+    handshakes_burst: float
+
+
+def _own_sizes() -> Sizes:
+    """The connections of libp2p. Read when they are needed, as tests have fewer."""
+    return Sizes(
+        limits.CONNECTIONS_MAX,
+        limits.CONNECTIONS_OF_STRANGERS_MAX,
+        CONNECTIONS_FOR_STRANGERS,
+        CONNECTIONS_PER_ADDRESS_MAX,
+        HANDSHAKES_MAX,
+        HANDSHAKES_PER_SECOND,
+        HANDSHAKES_BURST,
+    )
+
+
+def is_full(held: Sequence[_Held], most: int, strangers: int | None = None) -> bool:
+    """Whether a further connection needs room, of which a peer has `most` in all, and strangers
+    `strangers`."""
     if len(held) >= most:
         return True
-    if len(held) < limits.CONNECTIONS_OF_STRANGERS_MAX:
+    strangers = limits.CONNECTIONS_OF_STRANGERS_MAX if strangers is None else strangers
+    if len(held) < strangers:
         return False
-    return sum(not c.vouched for c in held) >= limits.CONNECTIONS_OF_STRANGERS_MAX
+    return sum(not c.vouched for c in held) >= strangers
 
 
-def least_useful(held: Iterable[_Held], newcomer: Origin) -> _Held | None:
+def least_useful(
+    held: Iterable[_Held], newcomer: Origin, for_strangers: int | None = None
+) -> _Held | None:
     """The connection to close for one from `newcomer`; None when none should be closed.
 
-    A stranger's while strangers have at least `CONNECTIONS_FOR_STRANGERS`, else an idle one of a
-    known peer: neither kind can shut the other out. Among these, the most crowded range comes
-    first, then an idle connection, then the least recently used.
+    A stranger's while strangers have at least `for_strangers` (`CONNECTIONS_FOR_STRANGERS`), else
+    an idle one of a known peer: neither kind can shut the other out. Among these, the most crowded
+    range comes first, then an idle connection, then the least recently used.
     """
     connections = list(held)
     candidates = [c for c in connections if not c.vouched]
-    if len(candidates) < CONNECTIONS_FOR_STRANGERS:
+    if len(candidates) < (CONNECTIONS_FOR_STRANGERS if for_strangers is None else for_strangers):
         candidates = [c for c in connections if c.vouched and c.idle] or candidates
     crowd = Counter(c.origin.range for c in candidates)
     crowd[newcomer.range] += 1
     return min(
         candidates, key=lambda c: (-crowd[c.origin.range], not c.idle, c.used_at), default=None
     )
+
+
+def most_crowding(known: Iterable[_Known], newcomer: Known) -> _Known | None:
+    """The known peer's connection to close for `newcomer`, also a known peer's; None when none
+    should be closed.
+
+    Trusted peers keep theirs. Of the others, the range that has most comes first, then an idle
+    connection, then the peer that has most: many identities of one owner, or one with many
+    connections, displace themselves. One in use is closed only for a trusted peer, or one whose
+    range or itself has fewer, so that a crowd of one range is served to its end, in turn.
+    """
+    candidates = [c for c in known if not c.trusted]
+    ranges = Counter(c.origin.range for c in candidates)
+    peers = Counter(c.peer for c in candidates)
+    ranges[newcomer.origin.range] += 1
+    peers[newcomer.peer] += 1
+    victim = min(
+        candidates,
+        key=lambda c: (-ranges[c.origin.range], not c.idle, -peers[c.peer], c.used_at),
+        default=None,
+    )
+    if victim is None or victim.idle or newcomer.trusted:
+        return victim
+    fewer = ranges[newcomer.origin.range] < ranges[victim.origin.range]
+    return victim if fewer or peers[newcomer.peer] < peers[victim.peer] else None
 
 
 def kept_of(most: int) -> int:
@@ -182,9 +256,12 @@ class Caller:
 class Door:
     """Bounds connections per address, and handshakes at once and per second."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes | None = None) -> None:
+        self._sizes = sizes = sizes or _own_sizes()
         self._callers: dict[Caller, None] = {}
-        self._rates = TokenBuckets(HANDSHAKES_PER_SECOND, HANDSHAKES_BURST, limits.CONNECTIONS_MAX)
+        self._rates = TokenBuckets(
+            sizes.handshakes_per_second, sizes.handshakes_burst, limits.CONNECTIONS_MAX
+        )
 
     @contextmanager
     def entered(self, host: str) -> Iterator[tuple[Caller, Held | None]]:
@@ -205,6 +282,10 @@ class Door:
         finally:
             del self._callers[caller]
 
+    def give_back(self, caller: Caller) -> None:
+        """Do not count a handshake after all: its peer is known."""
+        self._rates.of(caller.origin.range).give_back(1)
+
     def _displaced(self, origin: Origin) -> Caller | None:
         """The stranger of an address that makes way for another, if one has to: the idle one that
         came first. One in use does not: where a hundred start on one busy machine, none would ever
@@ -216,7 +297,7 @@ class Door:
             and not c.leaving
             and not (c.connection and c.connection.vouched)
         ]
-        if len(strangers) < CONNECTIONS_PER_ADDRESS_MAX:
+        if len(strangers) < self._sizes.per_address:
             return None
         idle = (c for c in strangers if c.connection and c.connection.idle)
         served = next(idle, None)  # they are in the order of their arrival
@@ -226,7 +307,7 @@ class Door:
 
     def _make_room_to_shake(self) -> None:
         shaking = [c for c in self._callers if c.shaking]
-        if len(shaking) > HANDSHAKES_MAX:
+        if len(shaking) > self._sizes.handshakes:
             crowd = Counter(c.origin.range for c in shaking)
             victim = max(shaking, key=lambda c: crowd[c.origin.range])  # the oldest of them
             victim.shaking = False

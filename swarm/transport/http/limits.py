@@ -26,6 +26,14 @@ IDLE_SECONDS = 60.0
 """The server closes a kept-alive connection after this long without a request; clients close it
 sooner."""
 
+STRANGER_SECONDS = 5.0
+"""A client that has proved no identity sends each request's whole head within this time after it
+connected or got its last answer; else the connection is closed."""
+
+GRACE_SECONDS = 1.0
+"""A connection without a request for so long is idle, and makes way for others: a client's next
+request may be on its way until then."""
+
 ADMITTED_SECONDS = 1.0
 """Between two checks that the client of a running transfer is still admitted."""
 

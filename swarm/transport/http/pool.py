@@ -301,7 +301,7 @@ class Pool:
         await connection.request(b"GET", "/challenge")
         status, size = await connection.response()
         if status in BUSY_STATUSES:
-            raise await connection.refusal(status, size)
+            raise await self._full(connection, status, size)
         challenge = await connection.small_answer(size)
         if status != 200 or len(challenge) != CHALLENGE_BYTES:
             return  # a plain web server in front of the peer: needs no proof, or will refuse
@@ -313,9 +313,16 @@ class Pool:
         if status == MISDIRECTED:
             self._note_unreachable(connection.root, peer)
             raise Unreachable(f"{connection.root} is another peer's here")
+        if status in BUSY_STATUSES:
+            raise await self._full(connection, status, size)
         if status != 204:
             raise await connection.refusal(status, size)
         await connection.small_answer(size, 0)
+
+    async def _full(self, connection: Connection, status: int, size: int) -> Unreachable:
+        """The error for a server without room for this connection: a stream may carry the blob."""
+        refusal = await connection.refusal(status, size)
+        return Unreachable(str(refusal), retry=refusal.retry, busy=refusal.busy)
 
     def _note_unreachable(self, root: str, peer: PeerId | None) -> None:
         self._unreachable.pop((root, peer), None)

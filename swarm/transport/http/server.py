@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
-from collections import Counter
 
 import h11
 import trio
@@ -26,7 +26,9 @@ from swarm.transport.http.messages import (
 )
 from swarm.transport.http.pace import Broken
 from swarm.transport.http.serving import FinalRefusal, Serving, commit_push
+from swarm.transport.http.table import Table
 from swarm.transport.http.wire import Buffers, Wire
+from swarm.transport.room import Caller, NoRoom, Sizes, origin_of
 from swarm.world import Sink
 
 PROOF_BYTES_MAX = ENVELOPE_BYTES_MAX + 1024
@@ -39,12 +41,24 @@ delivered on for half a minute, so a validator of 4,000 workers holds some 700."
 CONNECTIONS_OF_STRANGERS_MAX = 512
 """Of these, connections without a proof of identity."""
 
+CONNECTIONS_FOR_STRANGERS = 128
+"""Connections left to those who have yet to prove their identity, however many are admitted."""
+
 CONNECTIONS_PER_ADDRESS_MAX = 64
-"""Connections from one IP address without a proof of identity. Peers that proved theirs are bounded
-each, so that hundreds behind one address are served."""
+"""Connections from one IP address (IPv6: a /64) without a proof of identity. Peers that proved
+theirs are bounded each, so that hundreds behind one address are served."""
 
 CONNECTIONS_PER_PEER_MAX = 32
 """Connections on which one peer has proved its identity: an honest peer needs about four."""
+
+HANDSHAKES_MAX = 256
+"""Connections without a complete request so far: a peer sends its first at once."""
+
+HANDSHAKES_PER_SECOND = 64.0
+"""Connections without a proof of identity from one /24 (IPv6: /48), on average."""
+
+HANDSHAKES_BURST = 512.0
+"""The same at once. Clients of a mirror prove nothing."""
 
 SMALL_REQUESTS_PER_SECOND = 100.0
 """Requests that move no blob (proofs, refusals, heads), per address and per peer; more must wait.
@@ -58,25 +72,24 @@ CLIENTS_KNOWN_MAX = 4096
 
 
 class Clients:
-    """Counts connections per peer, and limits small requests per address and per peer."""
+    """Bounds connections, and limits small requests per address and per peer."""
 
     def __init__(self) -> None:
-        self._connections: Counter[PeerId] = Counter()
+        self.table = Table(
+            Sizes(
+                CONNECTIONS_MAX,
+                CONNECTIONS_OF_STRANGERS_MAX,
+                CONNECTIONS_FOR_STRANGERS,
+                CONNECTIONS_PER_ADDRESS_MAX,
+                HANDSHAKES_MAX,
+                HANDSHAKES_PER_SECOND,
+                HANDSHAKES_BURST,
+            ),
+            CONNECTIONS_PER_PEER_MAX,
+        )
         self._small_requests = TokenBuckets(
             SMALL_REQUESTS_PER_SECOND, SMALL_REQUESTS_BURST, CLIENTS_KNOWN_MAX
         )
-
-    def enter(self, peer: PeerId) -> bool:
-        """Count a connection on which a peer proved its identity; False if it has too many."""
-        if self._connections[peer] >= CONNECTIONS_PER_PEER_MAX:
-            return False
-        self._connections[peer] += 1
-        return True
-
-    def leave(self, peer: PeerId) -> None:
-        self._connections[peer] -= 1
-        if not self._connections[peer]:
-            del self._connections[peer]
 
     async def wait_turn(self, name: str) -> None:
         """Wait until an address or peer may make its next small request.
@@ -99,29 +112,64 @@ class Session:
         self._clients = clients
         self._pages = serving.pages
         self._wire = wire
-        self.host = host
+        self.origin = origin_of(host)
         self._client: PeerId | None = None
         self._credential = b""
         self._challenge: bytes | None = None
         self._admitted_at: float | None = None
         """When this client was last found to be admitted; None: it was not."""
+        self._caller = Caller(self.origin)
+        """Requests are received and answered in its scope."""
+        self._rests = True
+        """Whether no request has come since the last answer, or since the connection began."""
+        self.used_at = trio.current_time()
+
+    # --- `swarm.transport.http.table.Guest` ---
 
     @property
-    def proven(self) -> bool:
-        """Whether an admitted peer proved its identity on this connection."""
+    def peer(self) -> str:
+        """The admitted peer that proved its identity on this connection; empty if none did."""
+        return self._client or ""
+
+    @property
+    def vouched(self) -> bool:
         return self._client is not None
+
+    @property
+    def trusted(self) -> bool:
+        return self._client is not None and self._serving.trusts(self._client)
+
+    @property
+    def idle(self) -> bool:
+        return self._rests and trio.current_time() - self.used_at >= limits.GRACE_SECONDS
+
+    @property
+    def leaving(self) -> bool:
+        return self._caller.handshake.cancel_called
+
+    def leave(self) -> None:
+        self._caller.handshake.cancel()
 
     def end(self) -> None:
         """Stop counting this connection as its client's."""
-        if self._client is not None:
-            self._clients.leave(self._client)
-            self._client = None
+        self._client = None
 
-    async def run(self) -> None:
+    # --- requests ---
+
+    async def run(self, caller: Caller | None = None) -> None:
+        """Answer requests until the connection ends; `caller` is its place in the table."""
+        if caller is not None:
+            self._caller = caller
+        with self._caller.handshake:
+            await self._run()
+
+    async def _run(self) -> None:
         close = False
         while not close:
+            self._rest()
             digest = await self._wire.plain_get(limits.IDLE_SECONDS)
             if digest is not None:
+                self._work()
                 try:
                     page = self._pages.get(b"/blob/" + digest.hex().encode())
                     if page is not None:
@@ -141,7 +189,24 @@ class Session:
                 await self._wire.send(last_head(400) + str(error).encode("ascii", "replace"))
                 return
             assert isinstance(request, h11.Request)
+            if request.target == b"/admission" and not self.vouched:
+                # Who sends no whole proof in time is still a stranger that has sent nothing.
+                self._caller.shaking = False
+            else:
+                self._work()
             close = await self._answer(request)
+
+    def _rest(self) -> None:
+        """Wait for a request: of a stranger not for long."""
+        self._rests, self.used_at = True, trio.current_time()
+        seconds = math.inf if self.vouched else limits.STRANGER_SECONDS
+        self._caller.handshake.deadline = self.used_at + seconds
+
+    def _work(self) -> None:
+        """Note that a whole request has come."""
+        self._caller.shaking = False
+        self._rests, self.used_at = False, trio.current_time()
+        self._caller.handshake.deadline = math.inf
 
     async def _answer(self, request: h11.Request) -> bool:
         """Answer one request; True when the connection must end."""
@@ -199,7 +264,7 @@ class Session:
 
     async def _small_request(self) -> None:
         """Wait for the turn of a request that moves no blob: by address, and by peer if known."""
-        await self._clients.wait_turn(self.host)
+        await self._clients.wait_turn(self.origin.address)
         if self._client is not None:
             await self._clients.wait_turn(self._client)
 
@@ -217,10 +282,12 @@ class Session:
         peer = PeerId(proof.peer)
         if not self._serving.service().admits(peer, proof.credential):
             raise FinalRefusal(403, "this peer is not admitted")
-        self.end()  # the connection may already count as this peer's or another's
-        if not self._clients.enter(peer):
-            raise FinalRefusal(503, "too many connections of this peer")
         self._client, self._credential = peer, proof.credential
+        try:
+            self._clients.table.prove(self)
+        except NoRoom as full:
+            self._client = None
+            raise FinalRefusal(503, str(full)) from full
         self._admitted_at = trio.current_time()
 
     def _still_admitted(self) -> bool:
@@ -281,7 +348,6 @@ class BulkServer:
         self._serving = serving
         self._clients = Clients()
         self._buffers = Buffers()
-        self._sessions: set[Session] = set()
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
         """Accept until cancelled."""
@@ -296,27 +362,23 @@ class BulkServer:
         wire = Wire(stream, self._serving.traffic, self._buffers)
         session = Session(self._serving, self._clients, wire, host)
         try:
-            if not self._has_room(host):
-                await wire.send(last_head(503) + b"too many connections")
-                return
-            self._sessions.add(session)
-            try:
-                await session.run()
-            finally:
-                session.end()
+            with self._clients.table.entered(session, host) as caller:
+                try:
+                    await session.run(caller)
+                finally:
+                    session.end()
+        except NoRoom as full:
+            await self._refuse(wire, str(full))
         except Broken as broken:
             log.debug("bulk client %s %s", host, broken)
         except Exception:  # a defect here must not let a stranger stop this peer
             log.exception("serving the bulk plane to %s failed", host)
         finally:
-            self._sessions.discard(session)
             wire.close()
 
-    def _has_room(self, host: str) -> bool:
-        """Whether a connection from this address may be served."""
-        strangers = [session.host for session in self._sessions if not session.proven]
-        return (
-            len(self._sessions) < CONNECTIONS_MAX
-            and len(strangers) < CONNECTIONS_OF_STRANGERS_MAX
-            and strangers.count(host) < CONNECTIONS_PER_ADDRESS_MAX
-        )
+    @staticmethod
+    async def _refuse(wire: Wire, reason: str) -> None:
+        try:
+            await wire.send(last_head(503) + reason.encode())
+        except Broken as broken:
+            log.debug("a refused client %s", broken)

@@ -25,6 +25,8 @@ class Serving:
     traffic: Traffic = field(default_factory=Traffic)
     uplink: Uplink = field(default_factory=Uplink)
     """Limits the rate of all blobs sent."""
+    trusts: Callable[[PeerId], bool] = lambda peer: False
+    """Whether a peer is trusted, so that admitted peers cannot take its connections."""
     pages: Mapping[bytes, bytes] = field(default_factory=dict)
     """Small documents by path, served to every client; only over HTTP."""
 

@@ -49,6 +49,7 @@ from swarm.transport.room import (
     connections_max,
     is_full,
     least_useful,
+    most_crowding,
     origin_of,
     surplus,
 )
@@ -118,6 +119,7 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
         self.tcp = tcp
         self.refuses: Callable[[PeerId], bool] = lambda peer: False
         self.vouches: Callable[[PeerId], bool] = lambda peer: False
+        self.trusts: Callable[[PeerId], bool] = lambda peer: False
         self.needs: Callable[[ID], bool] = lambda peer: False
         """Whether a relay and its client need their connection although it carries no stream."""
         self._door = Door()
@@ -171,6 +173,8 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
             self._let_go(min(own, key=lambda c: (len(c.streams), c.opened_at)))
         elif is_full(held, self.connections_max):
             useless = least_useful(held, connection.origin)
+            if useless is None and connection.vouched:  # all are admitted peers', and in use
+                useless = most_crowding(held, connection)
             if useless is None:
                 raise SwarmException("there are too many connections")
             self._let_go(useless)
@@ -253,9 +257,18 @@ class Connection(SwarmConn):  # type: ignore[misc]
         )
 
     @property
+    def peer(self) -> PeerId:
+        return PeerId(str(self.muxed_conn.peer_id))
+
+    @property
     def vouched(self) -> bool:
         """Whether its peer is trusted, admitted or otherwise known."""
-        return bool(self.swarm.vouches(PeerId(str(self.muxed_conn.peer_id))))
+        return bool(self.swarm.vouches(self.peer))
+
+    @property
+    def trusted(self) -> bool:
+        """Whether its peer is trusted."""
+        return bool(self.swarm.trusts(self.peer))
 
     @property
     def idle(self) -> bool:

@@ -217,7 +217,14 @@ class Libp2pTransport(BaseTransport):
         self._swarm.tcp.source_for = self.dial_source
         host.addresses = self.addresses
         punching.seen = lambda: self.reach.seen
-        serving = Serving(identity.peer_id, disk, lambda: self._service, self.traffic, uplink)
+        serving = Serving(
+            identity.peer_id,
+            disk,
+            lambda: self._service,
+            self.traffic,
+            uplink,
+            trusts=self._is_trusted,
+        )
         self._pieces = PiecePlane(identity, serving, lambda: self._credential, self)
         self.serve(BLOB_PROTOCOL, self._pieces.serve_stream)
         self.forwarding = Forwarding(
@@ -225,6 +232,7 @@ class Libp2pTransport(BaseTransport):
         )
         self._swarm.refuses = self._is_banned
         self._swarm.vouches = self._is_vouched
+        self._swarm.trusts = self._is_trusted
         self._swarm.register_notifee(_Notifee(self))
 
     async def listen_http(self, addresses: Sequence[Multiaddr], port: int) -> None:
