@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from peers.environments.dataset import DataOptions, OfRows, prompt_in
 from peers.environments.graders import Grader, make_grader, zero
+from peers.environments.graders.code_tests import CONTAINERS
 from peers.environments.interface import Grade, Task, Transcript
 from peers.environments.pairs import json_pairs
 from peers.environments.rows import Row
@@ -30,7 +31,7 @@ OPTIONAL = ("source", "in_source_id", "gold_standard_solution", "metadata")
 ANSWERS = ("ground_truth", "answer", "output")
 """Keys of `verification_info` that hold the expected answer; the first found is taken."""
 
-VERIFIERS = ["verifiable_math=math", "verifiable_code=code"]
+VERIFIERS = ["verifiable_math=math", "verifiable_code=code", "prime_rl_code=code"]
 LIMITS = ("timeout", "max_parallel")
 
 
@@ -169,13 +170,6 @@ def table_in(row: Row, column: str, where: str) -> dict[str, Any]:
 
 
 def with_tests(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A record's `verification_info`, with `tests` as the grader `code` wants them."""
-    cases = info.get("test_cases")
-    if "tests" in info or not isinstance(cases, list):
-        return info
-    tests = {
-        "inputs": [case.get("input") for case in cases],
-        "outputs": [case.get("output") for case in cases],
-        "fn_name": next((case["fn_name"] for case in cases if case.get("fn_name")), ""),
-    }
-    return {**info, "tests": tests}
+    """A record's `verification_info`, with `tests` where the grader `code` looks for them."""
+    found = next((info[key] for key in CONTAINERS if key in info), info)
+    return {**info, "tests": found}

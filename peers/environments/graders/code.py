@@ -6,7 +6,6 @@ The program runs in the sandbox, the comparison outside it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,36 +16,41 @@ import msgspec
 from msgspec import Meta
 
 from peers.environments.graders.base import Grader, valid, zero
+from peers.environments.graders.code_tests import TESTS_MAX, Tests, canonical, read_tests
+from peers.environments.graders.fences import candidates, is_python
 from peers.environments.graders.pool import ProcessFailed, ServiceError, pool_of
 from peers.environments.interface import Grade, NotGradable
 from peers.sandbox import Limits, Outcome, Program, run
-from swarm.errors import DECODE_ERRORS
 
 SYNTAX = "peers.environments.graders.syntax_service:SyntaxService"
-TESTS_MAX = 1000
 KNOWN_MAX = 10_000
 SOURCE_CHARACTERS_MAX = 1 << 16
-FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-"""A block of code in Markdown."""
+START_CPU_SECONDS = 0.01
+"""CPU time to start one test, which is not the program's own."""
+WALL_PER_CPU = 5.0
+"""Wall time of a program, in units of its CPU time, so that a busy machine decides no reward."""
+JSON_BYTES_PER_BYTE = 2
+"""A result as JSON: line ends and quotes take two characters."""
+MEMORY_PER_INPUT_BYTE = 8
+"""Memory of the process that reads the tests and starts the program."""
 
 
 class CodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a program may use."""
 
     cpu_seconds: Annotated[float, Meta(gt=0, le=60)] = 4.0
-    """CPU time for all tests of a completion together; a right solution takes about 0.1 s."""
+    """CPU time for one test; a right solution takes about 0.1 s."""
+    total_cpu_seconds: Annotated[float, Meta(gt=0, le=600)] = 10.0
+    """CPU time for all tests of a completion together, if more than `cpu_seconds`."""
     memory_mib: Annotated[int, Meta(ge=64, le=4096)] = 256
 
 
-class Tests(msgspec.Struct, frozen=True):
-    """Hidden tests, in the form that public data sets of programming problems have."""
+class _Found(msgspec.Struct):
+    """What the harness prints; a program may have forged it."""
 
-    inputs: Annotated[list[Any], Meta(min_length=1, max_length=TESTS_MAX)]
-    """Standard input of each test; with `fn_name`, the list of arguments of each call."""
-    outputs: list[Any]
-    """What a right program prints; with `fn_name`, what the function returns."""
-    fn_name: str = ""
-    """The function to call; empty for a program that reads standard input."""
+    results: list[str]
+    end: str = ""
+    """Why a test has no result."""
 
 
 class Code(Grader):
@@ -69,7 +73,7 @@ class Code(Grader):
     @property
     def call_seconds(self) -> float:
         """See `Grader.call_seconds`."""
-        return 10.0 + self._limits().seconds
+        return 10.0 + self._limits(TESTS_MAX).seconds
 
     def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
         """See `Grader.grade`.
@@ -77,93 +81,82 @@ class Code(Grader):
         Raises `UserError` where no sandbox works, and `SandboxError` where it fails: neither says
         anything about the program.
         """
-        tests = _tests(data.get("tests"))
-        source = program_in(valid(text))
-        if not source.strip() or len(source) > SOURCE_CHARACTERS_MAX:
+        language = data.get("language")
+        if isinstance(language, str) and language and not is_python(language):
+            raise NotGradable(
+                f"the task asks for a program in {language[:40]!r}, and the grader 'code' runs "
+                "Python only; leave such rows out"
+            )
+        tests = read_tests(data.get("tests"), str(data.get("fn_name") or ""))
+        source = self._program(valid(text), tests.fn_name)
+        if source is None:
             return zero("no program")
-        if not self._compiles(source):
-            return zero("no program")
-        request = {"function": tests.fn_name, "source": source, "inputs": tests.inputs}
-        stdin = json.dumps(request).encode()
-        key = blake3.blake3(stdin + json.dumps(tests.outputs).encode()).digest()
+        stdin = json.dumps(self._request(tests, source)).encode()
+        key = blake3.blake3(stdin + canonical(tests.outputs).encode()).digest()
         if key not in self._known:
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
             self._known[key] = self._judged(tests, stdin)
         return self._known[key]
 
+    def _request(self, tests: Tests, source: str) -> dict[str, Any]:
+        """What the harness reads."""
+        return {
+            "function": tests.fn_name,
+            "source": source,
+            "inputs": tests.inputs,
+            "cpu_seconds": self.options.cpu_seconds,
+            "result_bytes": tests.result_bytes,
+            "all_results_bytes": tests.all_results_bytes,
+        }
+
     def _judged(self, tests: Tests, stdin: bytes) -> Grade:
-        outcome = self._run(Program(source=_harness(), stdin=stdin), self._limits())
+        limits = self._limits(len(tests.inputs), tests.all_results_bytes, len(stdin))
+        outcome = self._run(Program(source=_harness(), stdin=stdin), limits)
         if outcome.status in ("timeout", "memory"):
             return zero(outcome.status)
         if outcome.status != "exited" or outcome.code != 0:
             return zero("failed")
-        results = _decoded(outcome.stdout)
-        if len(results) < len(tests.inputs):
-            return zero("failed")
-        plain = canonical if tests.fn_name else _words
-        if not tests.fn_name:
-            results = [_words(result) for result in results]
-        return Grade(float(results == [plain(output) for output in tests.outputs]))
+        found = _decoded(outcome.stdout)
+        if len(found.results) < len(tests.inputs):
+            return zero("timeout" if found.end == "timeout" else "failed")
+        return Grade(float(tests.passed_by(found.results)))
 
-    def _compiles(self, source: str) -> bool:
+    def _program(self, text: str, function: str) -> str | None:
+        """The program in a completion; None without one."""
+        sources = [each for each in candidates(text) if len(each) <= SOURCE_CHARACTERS_MAX]
         pool = pool_of(SYNTAX, self.timeout_seconds, self.max_parallel)
         try:
-            return bool(pool.ask(source))
+            index = pool.ask({"sources": sources, "function": function}) if sources else -1
         except (ProcessFailed, ServiceError):  # the sandbox will show
-            return True
+            return program_in(text)
+        return sources[index] if index >= 0 else None
 
-    def _limits(self) -> Limits:
+    def _limits(self, tests: int, results_bytes: int = 0, input_bytes: int = 0) -> Limits:
+        options = self.options
+        cpu_seconds = max(options.cpu_seconds, options.total_cpu_seconds)
+        cpu_seconds += START_CPU_SECONDS * tests
         return Limits(
-            seconds=5.0 * self.options.cpu_seconds,
-            cpu_seconds=self.options.cpu_seconds,
-            memory_bytes=self.options.memory_mib << 20,
+            seconds=WALL_PER_CPU * cpu_seconds,
+            cpu_seconds=cpu_seconds,
+            memory_bytes=(options.memory_mib << 20) + MEMORY_PER_INPUT_BYTE * input_bytes,
             processes=4,
+            output_bytes=JSON_BYTES_PER_BYTE * results_bytes + (1 << 20),
+            files_bytes=(16 << 20) + input_bytes + results_bytes,
         )
 
 
 def program_in(text: str) -> str:
-    """The last block of code in a completion, or the whole completion if it has none."""
-    blocks = FENCED.findall(text)
-    return str(blocks[-1]) if blocks else text
+    """The best candidate that stands in a block, or the whole text if there is none."""
+    return next(iter([*candidates(text)[1:], text]))
 
 
-def canonical(value: Any) -> str:
-    """JSON of a returned value; 1, 1.0 and true differ."""
-    return json.dumps(value, separators=(",", ":"))
-
-
-def _words(output: Any) -> str:
-    """Printed text without its line ends and spacing, which are not part of a task."""
-    return " ".join(str(output).split())
-
-
-def _tests(given: Any) -> Tests:
-    try:
-        tests = (
-            msgspec.json.decode(given, type=Tests)
-            if isinstance(given, str)
-            else msgspec.convert(given, Tests)
-        )
-    except DECODE_ERRORS as error:
-        raise NotGradable(
-            f"the task's tests {given!r:.80} are unreadable ({error}); they must be a table with "
-            "inputs and outputs, and fn_name for a function"
-        ) from error
-    if len(tests.inputs) != len(tests.outputs):
-        raise NotGradable(
-            f"the task's tests have {len(tests.inputs)} inputs and {len(tests.outputs)} outputs; "
-            "repair the data"
-        )
-    return tests
-
-
-def _decoded(stdout: bytes) -> list[str]:
+def _decoded(stdout: bytes) -> _Found:
     """The harness's results; nothing for any other output, which a program may have forged."""
     try:
-        return msgspec.json.decode(stdout, type=list[str])
+        return msgspec.json.decode(stdout, type=_Found)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return []
+        return _Found([])
 
 
 @cache

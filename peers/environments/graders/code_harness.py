@@ -1,21 +1,49 @@
 """The program inside the sandbox that calls a solution once for each input.
 
 Each call happens in a process of its own, so that no call learns from another. It prints one JSON
-list of results. It knows no expected result: a solution that takes over this program can forge
-results, but not right ones. It imports little, because every program waits for it.
+object with the results. It knows no expected result: a solution that takes over this program can
+forge results, but not right ones. It imports little, because every program waits for it.
 """
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
+import resource
+import signal
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from types import CodeType
+    from typing import Any, TextIO
 
-RESULT_BYTES_MAX = 1 << 16
+WALL_PER_CPU = 5.0
+"""Wall time of a call, in units of its CPU time."""
+
+MODULES = """array bisect cmath collections copy dataclasses datetime decimal enum fractions
+functools heapq io itertools json math operator os random re statistics string sys time typing"""
+NAMES = {
+    "typing": """Any Callable DefaultDict Deque Dict FrozenSet Generator Generic Iterable Iterator
+        List Mapping NamedTuple Optional Sequence Set Tuple Type TypeVar Union""",
+    "collections": "ChainMap Counter OrderedDict defaultdict deque namedtuple",
+    "functools": "cache cached_property cmp_to_key lru_cache partial reduce total_ordering",
+    "heapq": "heapify heappop heappush heappushpop heapreplace nlargest nsmallest",
+    "itertools": """accumulate chain combinations combinations_with_replacement count cycle groupby
+        islice pairwise permutations product repeat starmap takewhile dropwhile zip_longest""",
+    "bisect": "bisect_left bisect_right insort insort_left insort_right",
+    "math": "ceil comb cos dist e exp factorial floor gcd hypot inf isqrt lcm log log10 log2 perm "
+    "pi prod sin sqrt tan",
+    "string": "ascii_letters ascii_lowercase ascii_uppercase digits punctuation",
+    "copy": "deepcopy",
+    "dataclasses": "dataclass field",
+    "decimal": "Decimal",
+    "enum": "Enum",
+    "fractions": "Fraction",
+    "random": "randint",
+}
+"""What solutions use without importing it, as the site of the problem does it for them."""
 
 
 def nameless_file() -> int:
@@ -23,61 +51,138 @@ def nameless_file() -> int:
     return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
 
 
-def call(function: str, source: str, given: Any, result: int) -> None:
-    """Run the solution on one input and write its result to a file; this process ends afterwards.
+def prelude(code: CodeType) -> dict[str, Any]:
+    """The values of `MODULES` and `NAMES` that the code mentions."""
+    mentioned: set[str] = set()
+    codes = [code]
+    while codes:
+        each = codes.pop()
+        mentioned.update(each.co_names)
+        codes += [constant for constant in each.co_consts if isinstance(constant, type(code))]
+    found = {name: __import__(name) for name in mentioned.intersection(MODULES.split())}
+    for module, names in NAMES.items():
+        for name in mentioned.intersection(names.split()):
+            found[name] = getattr(__import__(module), name)
+    return found
 
-    `given` holds the function's arguments, or the text of standard input if there is no function.
-    """
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    code = compile(source, "solution.py", "exec", dont_inherit=True)
-    if not function:
-        stdin = nameless_file()
-        with open(stdin, "wb", closefd=False) as file:
-            file.write(given.encode())
-        os.lseek(stdin, 0, os.SEEK_SET)
-        os.dup2(stdin, 0)
-        os.dup2(result, 1)
-        sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
-        try:
-            exec(code, namespace)
-        except SystemExit as end:
-            if end.code:
-                raise
-        sys.stdout.flush()
-        return
+
+def finish(own: TextIO) -> None:
+    """Wait for threads and call exit functions, as an interpreter does at the end."""
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+    import atexit
+
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.__stdout__, own):
+        if stream is not None and not stream.closed:
+            stream.flush()
+
+
+def run(code: CodeType, namespace: dict[str, Any], given: str, result: int) -> None:
+    """Run the solution with `given` as standard input, and what it prints as its result."""
+    stdin = nameless_file()
+    with open(stdin, "wb", closefd=False) as file:
+        file.write(given.encode("utf-8", "replace"))
+    os.lseek(stdin, 0, os.SEEK_SET)
+    os.dup2(stdin, 0)
+    os.dup2(result, 1)
+    # The program may replace both; a file that nobody refers to would close its descriptor.
+    own = sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
+    try:
+        exec(code, namespace)
+    except SystemExit as end:
+        if end.code:
+            raise
+    finish(own[1])
+
+
+def found_in(namespace: dict[str, Any], function: str) -> Any:
+    """The function, or the method of `Solution` or of the last class that has one."""
+    if function in namespace:
+        return namespace[function]
+    own = [each for each in namespace.values() if isinstance(each, type)]
+    own = [each for each in own if each.__module__ == namespace["__name__"]]
+    for owner in sorted(reversed(own), key=lambda each: each.__name__ != "Solution"):
+        if hasattr(owner, function):
+            return getattr(owner(), function)
+    raise NameError(function)
+
+
+def call(code: CodeType, namespace: dict[str, Any], function: str, given: Any, result: int) -> None:
+    """Call the solution's function, and write what it returns as JSON."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     exec(code, namespace)
-    value = namespace[function](*given)
+    called = found_in(namespace, function)
+    args = given.get("args", ())
+    if "either" in given:
+        whole = getattr(getattr(called, "__func__", called), "__code__", None)
+        taken = whole.co_argcount - hasattr(called, "__self__") if whole else 1
+        args = [given["either"]] if taken == 1 else given["either"]
+    value = called(*args, **given.get("kwargs", {}))
     with open(result, "wb", closefd=False) as file:
         file.write(json.dumps(value, separators=(",", ":")).encode())
 
 
-def attempt(function: str, source: str, given: Any) -> str | None:
-    """The result of one call, or None if it failed."""
+def behave(code: CodeType, names: dict[str, Any], request: Any, given: Any, result: int) -> None:
+    """What the process of one call does."""
+    cpu = int(-(-request["cpu_seconds"] // 1))
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (min(cpu, hard), min(cpu + 1, hard)))
+    function = request["function"]
+    # What stands below `if __name__ == "__main__"` reads standard input.
+    module = type(sys)("solution" if function else "__main__")
+    sys.modules[module.__name__] = module
+    module.__dict__.update(names, __builtins__=builtins)
+    if function:
+        call(code, module.__dict__, function, given, result)
+    else:
+        run(code, module.__dict__, given, result)
+
+
+def attempt(code: CodeType, names: dict[str, Any], request: Any, given: Any) -> tuple[str, str]:
+    """The result of one call, and why it has none: empty, `failed` or `timeout`."""
     result = nameless_file()
     child = os.fork()
     if child == 0:
-        code = 1
+        status = 1
         try:
-            call(function, source, given, result)
-            code = 0
+            behave(code, names, request, given, result)
+            status = 0
         finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    raw = os.pread(result, RESULT_BYTES_MAX, 0)
+            os._exit(status)
+    late = False
+
+    def end(*_: object) -> None:
+        nonlocal late
+        late = True
+        os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, WALL_PER_CPU * request["cpu_seconds"])
+    _, status, used = os.wait4(child, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    raw = os.pread(result, request["result_bytes"] + 1, 0)
     os.close(result)
-    return None if status else raw.decode("utf-8", "replace")
+    if late or used.ru_utime + used.ru_stime > request["cpu_seconds"]:
+        return "", "timeout"
+    failed = status or len(raw) > request["result_bytes"]
+    return raw.decode("utf-8", "replace"), "failed" if failed else ""
 
 
 def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
+    code = compile(request["source"], "solution.py", "exec", dont_inherit=True)
+    names = prelude(code)
     results: list[str] = []
+    left, end = request["all_results_bytes"], ""
     for given in request["inputs"]:
-        result = attempt(request["function"], request["source"], given)
-        if result is None:
+        result, end = attempt(code, names, request, given)
+        left -= len(result)
+        if end or left < 0:
             break
         results.append(result)
-    print(json.dumps(results))
+    print(json.dumps({"results": results, "end": end}, ensure_ascii=False))
 
 
 if __name__ == "__main__":
