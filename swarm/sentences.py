@@ -477,6 +477,16 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "standby.no_bundle": lambda f: (
         f"no newer state from trainer {_short(f['remote'])}: {f['reason']}"
     ),
+    "standby.run_over": lambda f: (
+        "the run has ended"
+        + (
+            f"; the state that this standby has lacks its last {f['steps_behind']} steps"
+            if f["steps_behind"] and f["step"] >= 0
+            else "; this standby has its last state"
+            if f["step"] >= 0
+            else "; this standby has no state of it"
+        )
+    ),
     "standby.standing_by": lambda f: (
         (
             f"the newest state from the trainer, of step {f['step']}, is {f['age_seconds']:.0f} s "
@@ -487,6 +497,16 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         + f"; the run has gone on for {f['steps_behind']} steps since"
     ),
     "standby.unpacked": lambda f: f"takes the trainer's place, with its state of step {f['step']}",
+    "trainer.handing_over": lambda f: (
+        f"the run is over; standby {', '.join(_short(each) for each in f['waiting_for'])} "
+        + (
+            f"still fetches the state of step {f['step']}: this trainer waits for it for "
+            f"{f['seconds_left']:.0f} s at most"
+            if f["seconds_left"]
+            else f"has not fetched the state of step {f['step']} in time, and would lose the steps "
+            "since its own"
+        )
+    ),
     "trainer.bundle_made": lambda f: (
         f"the state of step {f['step']} is encrypted for the standbys: {f['bytes'] / 1e6:.1f} MB "
         f"in {f['seconds']:.1f} s"

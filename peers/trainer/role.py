@@ -156,8 +156,11 @@ class TrainerRole:
     async def run(self) -> None:
         """Train until every step of the run is done; a standby first waits for its turn."""
         # A standby whose turn came while it was down, or was unpacking, has a bundle.
-        if self._run.manifest.is_standby(self._peer.peer_id) or holds_bundle(self._node.disk):
-            await StandingBy(self._peer).until_trainer()
+        stands_by = self._run.manifest.is_standby(self._peer.peer_id)
+        if stands_by or holds_bundle(self._node.disk):
+            has_turn = await StandingBy(self._peer).until_trainer()
+            if not has_turn:
+                return  # the run has ended
         self._collector.listen()
         await self._store.open()
         await self._offering.open()
@@ -453,6 +456,8 @@ class TrainerRole:
             folder=str(self._node.disk.local_path(folder)),
         )
         await child.end()
+        await self._offering.hand_over()
+        self._peer.status.doing = "run over"
         await trio.sleep(FINAL_WORD_SECONDS)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from swarm.app.doctor.network import Place, network_findings, tolerated
 from swarm.app.onlooker import RunStatus
 from swarm.events import Event
 from swarm.findings import Finding
-from swarm.manifest import Admissions, RunManifest, Thresholds
+from swarm.manifest import Admissions, RunManifest, Thresholds, TrustedKey
 from swarm.node.line import PROTOCOL, LineService
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
@@ -104,7 +104,13 @@ def test_a_hostile_or_older_peer_only_makes_a_sentence(tmp_path: Path, hostile: 
         assert found[topic].text.isprintable()
 
 
-def admission(tmp_path: Path, role: str, admissions: Admissions, **flags: str) -> Finding:
+def admission(
+    tmp_path: Path,
+    role: str,
+    admissions: Admissions,
+    standbys: Sequence[TrustedKey] = (),
+    **flags: str,
+) -> Finding:
     """The line about admission for a worker's key in a run with these admissions."""
     found: list[Finding] = []
 
@@ -113,7 +119,9 @@ def admission(tmp_path: Path, role: str, admissions: Admissions, **flags: str) -
         async with swarm.apart(WORKER) as worker:
             message = swarm.manifest.message
             assert isinstance(message, RunManifest)
-            changed = msgspec.structs.replace(message, admissions=admissions)
+            changed = msgspec.structs.replace(
+                message, admissions=admissions, standbys=list(standbys)
+            )
             run = Run(sealed_manifest(OWNER, changed))
             settings = PeerSettings(role=[role], **flags)  # type: ignore[arg-type]
             found.extend(await network_findings(place_of(worker, settings, run)))
@@ -136,6 +144,18 @@ def admission(tmp_path: Path, role: str, admissions: Admissions, **flags: str) -
 def test_what_the_run_wants(tmp_path: Path, role: str, admissions: Admissions, words: str) -> None:
     found = admission(tmp_path, role, admissions)
     assert found.problem == bool(words) and words in found.text
+
+
+def test_a_standby_is_named_as_one(tmp_path: Path) -> None:
+    """A trainer's settings, and its key: the run's trainers do not list it, and need not."""
+    standby = TrustedKey(peer=WORKER.peer_id)
+    found = admission(tmp_path / "a", "trainer", Admissions(), standbys=[standby])
+    assert not found.problem
+    assert found.text.endswith(f"names this peer, {WORKER.peer_id}, as a standby of the trainer")
+    found = admission(tmp_path / "b", "trainer", Admissions())
+    assert found.problem and f"trainers and standbys do not list {WORKER.peer_id}" in found.text
+    found = admission(tmp_path / "c", "replica", Admissions(), standbys=[standby])
+    assert found.problem and f"the run's trainers do not list {WORKER.peer_id}" in found.text
 
 
 def test_an_invite_for_another_run_is_a_problem(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from swarm.ledger.log import Log
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest, sign_takeover
+from swarm.sentences import sentence
 
 VALIDATORS = ["v0", "v1"]
 TRUSTED = ["trainer", "standby", *VALIDATORS]
@@ -49,7 +50,9 @@ class Scene:
         step_seconds: float = 1.0,
         standbys: Sequence[str] = ("standby",),
         standby_minutes: float = 0.1,
+        steps: int = 100_000,
     ) -> None:
+        self.steps = steps
         self.step_seconds = step_seconds
         self.standbys = standbys
         self.tables = {"trainer": {"standby_minutes": standby_minutes}}
@@ -78,7 +81,7 @@ class Scene:
         await start_bootstrap(
             self.simulation, trainers=["trainer"], validators=VALIDATORS,
             standbys=self.standbys,
-            steps=100_000, groups_per_step=16, max_new_tokens=256,
+            steps=self.steps, groups_per_step=16, max_new_tokens=256,
         )  # fmt: skip
         learner = Hardware(step_seconds=self.step_seconds)
         checker = Hardware(prefill_tokens_per_second=1e6)
@@ -692,6 +695,63 @@ def test_where_every_state_is_lost_the_newest_policy_is_enough(who: str) -> None
     run_virtual(main, seed=1, limit_seconds=3600)
     (found,) = scene.simulation.violations
     assert "this home has no training state" in found
+
+
+STEPS = 8
+
+
+def test_a_finished_trainer_hands_its_last_state_over_and_the_standby_rests() -> None:
+    """Bundles are an hour apart, so without that the standby would hold the state of the start."""
+    scene = Scene(11, workers=4, standby_minutes=60.0, steps=STEPS)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            await scene.until("trainer trainer.run_complete")
+            await scene.until("standby standby.run_over", seconds=60)
+            await trio.sleep(60)
+            peers = scene.simulation.peers
+            assert not peers["trainer"].alive and not peers["standby"].alive
+            assert f"standby/0-{STEPS}{CONTENTS}" in [
+                f"standby/{name}" for name in peers["standby"].disk.list("standby")
+            ]
+
+    run_virtual(main, seed=1, limit_seconds=3600)
+    (over,) = scene.heard["standby standby.run_over"]
+    assert (over["step"], over["steps_behind"]) == (STEPS, 0)
+    waits = scene.heard["trainer trainer.handing_over"]
+    assert waits[0]["waiting_for"] == [scene.simulation.peers["standby"].id]
+    assert "standby standby.no_bundle" not in scene.heard
+    assert scene.simulation.violations == []
+
+
+def test_a_trainer_does_not_wait_for_a_standby_that_is_gone_and_which_then_says_what_it_lacks() -> (
+    None
+):
+    scene = Scene(12, workers=4, standby_minutes=60.0, steps=STEPS)
+
+    async def main() -> None:
+        async with scene.simulation.running():
+            await scene.start()
+            await scene.until("standby standby.bundle_received")
+            peers = scene.simulation.peers
+            await peers["standby"].kill()
+            await scene.until("trainer trainer.run_complete")
+            await trio.sleep(90)  # it may have asked 75 s ago
+            assert not peers["trainer"].alive
+            await peers["standby"].start(resume=True)
+            await scene.until("standby standby.run_over", seconds=120)
+            refused = len(scene.heard["standby standby.no_bundle"])
+            await trio.sleep(60)
+            assert refused <= 4 and not peers["standby"].alive
+            assert len(scene.heard["standby standby.no_bundle"]) == refused
+
+    run_virtual(main, seed=1, limit_seconds=3600)
+    (over,) = scene.heard["standby standby.run_over"]
+    assert over["steps_behind"] == STEPS - int(str(over["step"]))
+    said = sentence("standby.run_over", over)
+    assert said is not None and "lacks its last" in said
+    assert scene.simulation.violations == []
 
 
 @pytest.mark.slow

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import trio
 
 from peers.trainer.saving import INHERITED, ORDER, UNPACKING, State
-from peers.trainer.standby.asking import Asked, Offer, ask
+from peers.trainer.standby.asking import REACH_SECONDS, Asked, Offer, ask
 from peers.trainer.standby.bundle import (
     BadBundle,
     Contents,
@@ -22,6 +22,7 @@ from swarm.errors import PeerError, SwarmError
 from swarm.identity import PeerId
 from swarm.messages import Checkpoint
 from swarm.node.run_node import RunNode
+from swarm.observable import Observable
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.held import Change, Held
 from swarm.shardcast.recovery import read_back
@@ -41,6 +42,12 @@ STALLED_SECONDS = 60.0
 """A fetch without a new piece for this long is given up: the trainer may be gone, or has dropped
 the bundle for a newer one."""
 
+
+LAST_STATE_SECONDS = 600.0
+"""Longest time that a standby waits for the trainer's last state once the run has ended."""
+
+LAST_ATTEMPTS_MAX = 3
+"""Failed questions for it, after which the trainer counts as gone."""
 
 SHOW_SECONDS = 30.0
 """Interval at which a standby says how old its bundle is."""
@@ -83,27 +90,32 @@ class StandingBy:
         self._since_ms = int(node.world.wall_time() * 1000)
         """When the trainer made that bundle, or when this process began to wait for one."""
         self._bytes = 0
+        self._changed = Observable(None)
+        """Touched when a bundle has arrived, or none will any more."""
+        self._trainer_gone = False
 
-    async def until_trainer(self) -> None:
+    async def until_trainer(self) -> bool:
         """Follow the trainer until the run's manifest names this peer in its place.
 
         The newest bundle is then a state on this disk (`SavedStates.inherited`), and nothing of it,
-        or of one in transfer, is left.
+        or of one in transfer, is left. Returns False, and keeps the bundle, if the run has ended.
         """
         await self._store.recover()
         for lineage, step in self._store.complete():
             if self._node.disk.exists(_contents_file(State(lineage, step))):
                 self.newest = State(lineage, step)
-        if not self._peer.run.manifest.is_trainer(self._peer.peer_id):
-            await self._stand_by()
+        if not self._peer.run.manifest.is_trainer(self._peer.peer_id) and await self._stand_by():
+            return False
         if self.newest != NONE:
             await self._unpack(self.newest)
         self.newest = NONE
         await self._drop_all_but()
         await self._node.disk.remove(ROOT)  # also what the store does not count yet
+        return True
 
-    async def _stand_by(self) -> None:
-        """Keep the newest bundle until the manifest names this peer as the trainer."""
+    async def _stand_by(self) -> bool:
+        """Keep the newest bundle until the manifest names this peer as the trainer, or the run has
+        ended; return whether it has."""
         run = self._peer.run
         for made in (BUNDLES, MAKING):  # this peer may have been the trainer
             await self._node.disk.remove(made)
@@ -122,17 +134,52 @@ class StandingBy:
         self._peer.blobs.serve_also(
             self._store, lambda client: client in run.manifest.standby_ids()
         )
+        ended = False
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow)
+
+            async def until_end() -> None:
+                nonlocal ended
+                await self._until_run_ends()
+                ended = True
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until_end)
             nursery.start_soon(self._show)
             while not run.manifest.is_trainer(self._peer.peer_id):
                 await self._peer.versions.changed.wait_change()
             nursery.cancel_scope.cancel()
+        return ended and not run.manifest.is_trainer(self._peer.peer_id)
 
     # --- following ---------------------------------------------------------------------------
 
+    async def _until_run_ends(self) -> None:
+        """Follow the trainer until the run has ended and nothing newer is to be had from it."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow)
+            await self._peer.run_over()
+            with trio.move_on_after(LAST_STATE_SECONDS):
+                while self._steps_behind() and not self._trainer_gone:
+                    await self._changed.wait_change()
+            nursery.cancel_scope.cancel()
+        with trio.move_on_after(REACH_SECONDS), suppress(SwarmError, OSError):
+            # The trainer waits until this peer says what it has.
+            trainer = PeerId(self._peer.run.manifest.trainer_ids()[0])
+            await ask(self._peer, trainer, Asked(self.newest.lineage, self.newest.step))
+        behind = self._steps_behind()
+        self._peer.status.doing = "run over"
+        self._node.events.emit("standby.run_over", step=self.newest.step, steps_behind=behind)
+
+    def _steps_behind(self) -> int:
+        """Steps of the run that a takeover would lose now."""
+        order, announced = self._peer.step_order(), self._peer.newest_checkpoint()
+        steps = [announced.step] if announced is not None else []
+        if order is not None and order.final:
+            steps.append(order.policy)
+        return max(0, max(steps, default=0) - self.newest.step)
+
     async def _follow(self) -> None:
-        while True:
+        failed = 0
+        while not self._trainer_gone:
             trainer = PeerId(self._peer.run.manifest.trainer_ids()[0])
             asked_at = trio.current_time()
             try:
@@ -141,7 +188,14 @@ class StandingBy:
                     await self._take(trainer, offer)
                 else:
                     await trio.sleep_until(asked_at + RETRY_SECONDS)
+                failed = 0
             except (SwarmError, OSError) as error:
+                order = self._peer.step_order()
+                failed += order is not None and order.final
+                if failed >= LAST_ATTEMPTS_MAX:
+                    self._trainer_gone = True
+                    self._changed.touch()
+                    return
                 self._node.events.emit("standby.no_bundle", remote=trainer, reason=str(error))
                 await trio.sleep(RETRY_SECONDS)
 
@@ -176,6 +230,7 @@ class StandingBy:
         self.newest = state
         self._since_ms, self._bytes = contents.saved_ms, offer.total_bytes
         await self._drop_all_but(state)
+        self._changed.touch()
         self._node.events.emit(
             "standby.bundle_received",
             step=state.step,
@@ -252,14 +307,13 @@ class StandingBy:
             size = f"{self._bytes / 1e6:.1f} MB"
             has = f"the state of step {self.newest.step} ({age:.0f} s old, {size})"
         self._peer.status.doing = f"standing by, with {has}"
-        announced = self._peer.newest_checkpoint()
         self._node.events.emit(
             "standby.standing_by",
             step=self.newest.step,
             lineage=self.newest.lineage,
             bytes=self._bytes,
             age_seconds=age,
-            steps_behind=max(0, announced.step - self.newest.step) if announced else 0,
+            steps_behind=self._steps_behind(),
         )
 
     # --- taking over -------------------------------------------------------------------------

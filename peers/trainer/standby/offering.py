@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import trio
@@ -21,6 +22,7 @@ from peers.trainer.store import TrainerStore
 from swarm.errors import DECODE_ERRORS, SwarmError, leaf_errors
 from swarm.identity import sealed_for
 from swarm.node.run_node import RunNode
+from swarm.observable import Observable
 from swarm.shardcast.held import Held
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Stream, StreamError
@@ -30,6 +32,23 @@ MAKING = "trainer/bundle"
 
 BUNDLES_KEPT = 2
 """The newest, and one that a slow standby may still be fetching."""
+
+
+HAND_OVER_SECONDS = 600.0
+"""Longest time that a trainer whose run is over waits for its standbys to fetch the last state."""
+
+HAND_OVER_REPORT_SECONDS = 30.0
+"""Interval at which it says for whom it waits."""
+
+HAND_OVER_LOOK_SECONDS = 5.0
+"""Interval at which it looks whether they are still connected."""
+
+
+class _Heard(NamedTuple):
+    """What a standby asked last: the state that it has, and when."""
+
+    state: State
+    at: float
 
 
 @dataclass(frozen=True)
@@ -53,6 +72,11 @@ class Offering:
     _made: _Made | None = None
     _made_at: float = 0.0
     _making: trio.Lock = field(default_factory=trio.Lock)
+    _heard: dict[str, _Heard] = field(default_factory=dict)
+    """The last question of each standby, by peer id."""
+    _asked: Observable[None] = field(default_factory=lambda: Observable(None))
+    _ending: bool = False
+    """Whether the run is over: the last state is bundled at once."""
 
     def __post_init__(self) -> None:
         node = self.peer.node
@@ -77,7 +101,10 @@ class Offering:
             if raw is None or stream.peer not in self.peer.run.manifest.standby_ids():
                 return
             asked = msgspec.msgpack.decode(raw, type=Asked)
-            made = await self._newer_than(State(asked.lineage, asked.step))
+            state = State(asked.lineage, asked.step)
+            self._heard[stream.peer] = _Heard(state, self.peer.node.world.now())
+            self._asked.touch()
+            made = await self._newer_than(state)
             if made is not None and stream.peer in made.named:
                 contents = msgspec.msgpack.encode(made.contents)
                 sealed = sealed_for(stream.peer, contents)
@@ -103,16 +130,53 @@ class Offering:
                 made = self._made
                 if made is not None and made.state > asked and made.named == named:
                     return made
-                due = self._made_at + self.seconds_min if made else 0.0
+                due = self._made_at + self.seconds_min if made and not self._ending else 0.0
                 newest = self.states.changed.value
                 if newest is not None and newest > asked and world.now() >= due:
                     return await self._make(newest, named)
             now = world.now()
-            if now >= until:
+            if now >= until or (self._ending and (newest is None or newest <= asked)):
                 return None
             wake = until if newest is None or newest <= asked else min(until, due)
             with trio.move_on_after(wake - now):
                 await self.states.changed.wait_change()
+
+    async def hand_over(self) -> None:
+        """Wait until the standbys that follow this trainer have its last state, or
+        `HAND_OVER_SECONDS`. One that is no longer connected is not waited for."""
+        last = self.states.changed.value
+        if last is None:
+            return
+        self._ending = True
+        self.states.changed.touch()
+        world, ends_at = self.peer.node.world, self.peer.node.world.now() + HAND_OVER_SECONDS
+        says_at = world.now()
+        while lacking := self._lacking(last):
+            if world.now() >= min(says_at, ends_at):
+                says_at = world.now() + HAND_OVER_REPORT_SECONDS
+                self.peer.status.doing = "run over; handing the last state over to a standby"
+                self.peer.node.events.emit(
+                    "trainer.handing_over",
+                    step=last.step,
+                    waiting_for=lacking,
+                    seconds_left=max(0.0, ends_at - world.now()),
+                )
+            if world.now() >= ends_at:
+                return
+            with trio.move_on_after(min(HAND_OVER_LOOK_SECONDS, ends_at - world.now())):
+                await self._asked.wait_change()
+
+    def _lacking(self, last: State) -> list[str]:
+        """The standbys that are here, and have not said that they have the last state."""
+        connected = self.peer.node.transport.connected()
+        recent = self.peer.node.world.now() - ANSWER_SECONDS - REACH_SECONDS
+        return [
+            standby
+            for standby, heard in sorted(self._heard.items())
+            if standby in self.peer.run.manifest.standby_ids()
+            and heard.state < last
+            and (standby in connected or heard.at > recent)
+        ]
 
     async def _make(self, state: State, named: list[str]) -> _Made:
         """Bundle a state. A new set of standbys gets a new secret.

@@ -247,6 +247,8 @@ def _admission(place: Place) -> str:
         )
     _check_roles(place)
     if TRUSTED_ROLES & set(settings.role):
+        if "trainer" in settings.role and run.manifest.is_standby(peer):
+            return f"the manifest names this peer, {peer}, as a standby of the trainer"
         return f"the manifest names this peer, {peer}, as {' and '.join(settings.role)}"
     if set(settings.role) == {BOOTSTRAP}:
         return "a bootstrap peer needs none"
@@ -273,7 +275,7 @@ def _check_roles(place: Place) -> None:
     """Raise `UserError` for a role that the run does not take from this peer."""
     manifest, peer = place.run.manifest, place.peer_id
     named = {
-        "trainer": (manifest.trainer_ids(), "trainers"),
+        "trainer": ([*manifest.trainer_ids(), *manifest.standby_ids()], "trainers and standbys"),
         "replica": (manifest.trainer_ids(), "trainers"),
         "validator": (manifest.validator_ids(), "validators"),
         "environment": (manifest.environment_ids(), "environment_peers"),
