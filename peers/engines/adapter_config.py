@@ -15,8 +15,23 @@ from swarm.shardcast.manifest import BASE_NAME
 CONFIG_FILE = "adapter_config.json"
 CONFIG_BYTES_MAX = 1 << 20
 
-REFUSED = ("bias", "use_rslora", "use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern")
-"""Options of peft that change what an adapter computes, none of which is supported."""
+INERT = frozenset(
+    (
+        *("peft_type", "task_type", "peft_version", "revision", "auto_mapping", "inference_mode"),
+        *("base_model_name_or_path", "r", "lora_alpha", "lora_dropout", "target_modules"),
+        *("exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights"),
+        *("megatron_core", "qalora_group_size", "eva_config", "ensure_weight_tying"),
+    )
+)
+"""Options of peft that are read elsewhere, or that change nothing about an adapter with a matrix
+for every target. Any other must have one of the values in `OFF`: it makes another kind of adapter,
+which today's peft or a later one computes differently."""
+
+OFF = (None, False, "none", {}, [])
+
+PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
+"""Values of `init_lora_weights` that leave the base as it is. PiSSA, OLoRA, CorDA and LoftQ train
+beside a changed base, which is not in the adapter's folder."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +94,19 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         raise UserError(f"{path} is not a JSON object")
     if found.get("peft_type") != "LORA":
         raise UserError(f"{path}: peft_type is {found.get('peft_type')!r:.60}; it must be 'LORA'")
-    for name in REFUSED:
-        if found.get(name) not in (None, False, "none", {}):
+    for name in sorted(found.keys() - INERT):
+        if found[name] not in OFF:
             raise UserError(
-                f"{path}: {name} is {found[name]!r:.60}, which changes what the adapter computes "
-                "and is not supported; train it without"
+                f"{path}: {name[:60]} is {found[name]!r:.60}, which changes what the adapter "
+                "computes and is not supported; train it without"
             )
+    start = found.get("init_lora_weights")
+    if start not in PLAIN_STARTS:
+        raise UserError(
+            f"{path}: init_lora_weights is {start!r:.60}, so the adapter belongs to a base that "
+            "its training changed; save it with peft's path_initial_model_for_weight_conversion, "
+            "which makes a plain LoRA of it, and set init_lora_weights to true"
+        )
     return _checked(found, path)
 
 

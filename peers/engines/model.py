@@ -23,19 +23,27 @@ from peers.engines.adapter import Adapter
 from peers.engines.adapter_config import base_of, is_adapter
 from peers.engines.config import read_supported_config
 from peers.engines.experts import fuse_experts, split_experts, split_names
-from peers.engines.tokenizer import check_tokenizer, copy_tokenizer
+from peers.engines.tokenizer import check_tokenizer, copy_tokenizer, tokenizer_files
 from swarm.errors import UserError
 
+INDEX_FILE = "model.safetensors.index.json"
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder, or of an adapter's base, sorted.
 
-    Raises `UserError` when there are none. Pickled weights are never opened, because they can run
-    any code while they load.
+    They are `model.safetensors` or those that the index names, as in transformers; any other file
+    beside them is left alone. Without either, all are the model's. Raises `UserError` when there
+    are none, or one is missing. Pickled weights are never opened, because they can run any code
+    while they load.
     """
     folder = base_of(folder)
+    whole, index = folder / "model.safetensors", folder / INDEX_FILE
+    if whole.exists():
+        return [whole]
+    if index.exists():
+        return _indexed_files(index)
     files = sorted(folder.glob("*.safetensors"))
     if files:
         return files
@@ -46,6 +54,25 @@ def weight_files(folder: Path) -> list[Path]:
             "run code; convert them to safetensors"
         )
     raise UserError(f"{folder} holds no safetensors weights")
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    """The files that an index of safetensors names; raises `UserError`."""
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        files = [index.parent / name for name in names]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{index} is no index of safetensors files ({error}); get it again"
+        ) from error
+    for name, path in zip(names, files, strict=True):
+        if Path(name).name != name or path.suffix != ".safetensors":
+            raise UserError(f"{index} names {name[:100]!r}, which is no safetensors file beside it")
+        if not path.exists():
+            raise UserError(f"{index} names {name}, which is missing; get the whole model again")
+    if not files:
+        raise UserError(f"{index} names no file; get it again")
+    return files
 
 
 def read_adapter(folder: Path) -> Adapter | None:
@@ -101,7 +128,7 @@ def _write_merged(adapter: Adapter, folder: Path, aside: Path) -> None:
         weights = safetensors.torch.load_file(path)
         merged = {each: adapter.merged(each, weight) for each, weight in weights.items()}
         safetensors.torch.save_file(merged, aside / path.name, metadata={"format": "pt"})
-    for path in (base_of(folder) / "model.safetensors.index.json", folder / "config.json"):
+    for path in (base_of(folder) / INDEX_FILE, folder / "config.json"):
         if path.exists():
             shutil.copyfile(path, aside / path.name)
 
@@ -179,6 +206,7 @@ def load(folder: Path, dtype: torch.dtype | None = None) -> Any:
     _check_whole(folder)
     config = read_supported_config(folder)
     check_tokenizer(folder, config["vocab_size"])
+    tokenizer_files(folder)  # not only when the trained policy is saved
     weight_files(folder)
     logging.disable_progress_bar()  # it would fill the kept end of a child's stderr
     return AutoModelForCausalLM.from_pretrained(
@@ -200,6 +228,7 @@ def blank(folder: Path, dtype: torch.dtype) -> Any:
 
     _check_whole(folder)
     check_tokenizer(folder, read_supported_config(folder)["vocab_size"])
+    tokenizer_files(folder)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=config.dtype or dtype)
@@ -220,6 +249,7 @@ def random(folder: Path, seed: int) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     check_tokenizer(folder, read_supported_config(folder)["vocab_size"])
+    tokenizer_files(folder)
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -276,7 +306,7 @@ def save_share(
                 for each in split_names(name, count)
             },
         }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=1))
     config = copy.deepcopy(config)
     config.dtype = dtype
     config.save_pretrained(folder)

@@ -63,7 +63,15 @@ def check_tokenizer(folder: Path, vocabulary_size: int) -> None:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer files in `source` to the folder `target`.
+    """Copy the tokenizer files in `source` to the folder `target`; raises as `tokenizer_files`."""
+    for path in tokenizer_files(source):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
+def tokenizer_files(source: Path) -> list[Path]:
+    """The tokenizer files of a model folder, which a policy made of it is published with.
 
     Raises `UserError` for too many files or bytes, and for a link that leads out of `source`,
     because the copy would publish the file it points to.
@@ -90,7 +98,4 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         raise UserError(
             f"the tokenizer files in {source} have {size_bytes} bytes; {BYTES_MAX} are the most"
         )
-    for path in files:
-        copy = target / path.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, copy)
+    return files

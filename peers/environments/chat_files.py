@@ -6,8 +6,9 @@ from pathlib import Path
 
 from swarm.errors import UserError
 
-FILES = ("chat_template.jinja", "tokenizer_config.json")
-"""The first that has a template wins, as in transformers."""
+FILES = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json")
+"""Of the first two the first that has a template wins, as in transformers. The third names tokens
+that the second leaves out."""
 
 BYTES_MAX = 16 << 20
 """Size of one file; the largest in use, for 262,000 tokens, has 1.2 MB."""

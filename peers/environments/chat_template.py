@@ -29,7 +29,7 @@ RENDERED_MAX = 1 << 22
 """Characters that a template may make of one conversation; no model reads a prompt as long."""
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
-"""Tokens that a template may use as variables, by their keys in tokenizer_config.json."""
+"""Tokens that a template may use as variables, by their keys in the tokenizer's files."""
 
 Chat = Sequence[Mapping[str, Any]]
 """Messages, each with `role` and `content`, and perhaps with calls of tools."""
@@ -60,7 +60,10 @@ class ChatTemplate:
         `where` names the folder.
         """
         config = _config(files.get(FILES[1], b"{}"), f"{where}/{FILES[1]}")
-        tokens = {name: _text_of(config.get(name)) for name in NAMED_TOKENS}
+        mapped = _config(files.get(FILES[2], b"{}"), f"{where}/{FILES[2]}")
+        tokens = {
+            name: _text_of(config.get(name)) or _text_of(mapped.get(name)) for name in NAMED_TOKENS
+        }
         named = {name: text for name, text in tokens.items() if text is not None}
         raw = files.get(FILES[0])
         if raw is None:

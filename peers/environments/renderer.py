@@ -39,6 +39,9 @@ class Renderer:
             self._tokenizer = tokenizers.Tokenizer.from_str(raw.decode("utf-8"))
         except Exception as error:  # tokenizers raises bare Exception
             raise UserError(f"{path} is no tokenizer file ({error})") from error
+        # Some files keep what a training once cut or filled up its texts to.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self.tokenizer_hash: bytes = blake3.blake3(raw).digest()
         """BLAKE3-256 of the bytes of tokenizer.json."""
         self._folder, self._chat_files = folder, read_files(folder)

@@ -175,6 +175,12 @@ def _files(path: Path, split: str | None, where: str) -> list[Path]:
     chosen = named or found
     if not chosen:
         raise UserError(f"{where} holds no {', '.join(SUFFIXES)} file; give the data set's folder")
+    configurations = sorted({_configuration(each.relative_to(path), split) for each in chosen})
+    if len(configurations) > 1:
+        raise UserError(
+            f"{where} holds several data sets ({', '.join(configurations[:10])}), whose rows would "
+            f"be mixed; name the folder of one, such as {Path(where) / configurations[-1]}"
+        )
     if len(chosen) > FILES_MAX:
         raise UserError(f"{where} has {len(chosen)} files; {FILES_MAX} are the most; merge them")
     return chosen
@@ -184,6 +190,17 @@ def _is_of(path: Path, split: str) -> bool:
     """Whether a file belongs to a split: `train.jsonl`, `data/train-00000.parquet`, `train/0.…`."""
     name = path.stem
     return split in path.parts[:-1] or name == split or name.startswith((f"{split}-", f"{split}_"))
+
+
+def _configuration(path: Path, split: str | None) -> str:
+    """The folder of a data set's configuration, as the hub has several beside each other.
+
+    `main/train-0.parquet` and `main/train/0.parquet` are of `main`.
+    """
+    folders = list(path.parts[:-1])
+    if (split or "train") in folders:
+        folders = folders[: folders.index(split or "train")]
+    return "/".join(folders) or "."
 
 
 class _SavedFile(msgspec.Struct):
@@ -288,7 +305,7 @@ class ParquetRows:
             while len(self._groups) > GROUPS_KEPT:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(key)
-        return _plain(self._groups[key], index - self._starts[group])
+        return _plain(self._groups[key], index - self._starts[group], columns)
 
 
 class ArrowRows:
@@ -303,14 +320,40 @@ class ArrowRows:
         self.count = self._table.num_rows
 
     def row(self, index: int, columns: Sequence[str]) -> Row:
-        return _plain(self._table.select(list(columns)) if columns else self._table, index)
+        return _plain(self._table.select(list(columns)) if columns else self._table, index, columns)
 
 
-def _plain(table: Any, index: int) -> Row:
-    """A row of an Arrow table, with times and decimals as text and bytes in base64."""
+def _plain(table: Any, index: int, wanted: Sequence[str]) -> Row:
+    """A row of an Arrow table, with times and decimals as text.
+
+    Text that was stored as bytes is text again. Of other bytes, such as pictures, nothing is left;
+    in a column that is `wanted` they raise `ValueError`.
+    """
     (row,) = table.slice(index, 1).to_pylist()
     try:
-        plain: Row = msgspec.to_builtins(row, str_keys=True)
+        plain: Row = msgspec.to_builtins(
+            {
+                name: _decoded(value, f"{name!r}" if name in wanted else "")
+                for name, value in row.items()
+            },
+            str_keys=True,
+        )
     except TypeError as error:
         raise ValueError(str(error)) from error
     return plain
+
+
+def _decoded(value: Any, wanted: str) -> Any:
+    """A value whose bytes are text in UTF-8, or None; `wanted` names a column that must be text."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if wanted:
+                raise ValueError(f"{wanted} holds bytes that are no text in UTF-8") from error
+            return None
+    if isinstance(value, dict):
+        return {key: _decoded(each, wanted) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_decoded(each, wanted) for each in value]
+    return value

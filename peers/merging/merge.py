@@ -23,7 +23,7 @@ from torch import Tensor
 from peers.engines.adapter_config import base_of, is_adapter
 from peers.engines.architecture import describe
 from peers.engines.config import read_supported_config
-from peers.engines.model import StoredTensors, weight_files
+from peers.engines.model import INDEX_FILE, StoredTensors, weight_files
 from peers.engines.tokenizer import check_tokenizer, copy_tokenizer
 from peers.merging import methods
 from swarm.errors import UserError
@@ -36,7 +36,6 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 RECIPE_FILE = "merge.json"
 """What was merged and how, in the folder of the result."""
 
-INDEX_FILE = "model.safetensors.index.json"
 
 _UNCOMPARED = ("truncation", "padding", "version")
 """Parts of tokenizer.json that change no token's meaning."""

@@ -242,6 +242,12 @@ def test_a_broken_adapter_is_refused(
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; it must be 'LORA'"),
         ({"use_dora": True}, "use_dora is True, which changes what the adapter computes"),
         ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern is .* which changes what"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', so the adapter belongs to"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', so the"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora', so the adapter belongs to"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens is .* which changes what"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication is .* which changes what"),
+        ({"use_tomorrows_lora": True}, "use_tomorrows_lora is True, which changes what"),
         ({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "its base Qwen/Qwen2.5-0.5B is no"),
         ({"base_model_name_or_path": "\0"}, "is no folder with a whole model"),
         ({"base_model_name_or_path": "x" * 5000}, "is no folder with a whole model"),
@@ -270,3 +276,17 @@ def test_an_adapter_is_no_whole_model_for_transformers(policies: Policies, tmp_p
     folder = save_random_adapter(policies("qwen2")[0], tmp_path / "adapter")
     with pytest.raises(UserError, match="holds an adapter, not a whole model"):
         load(folder)
+
+
+def test_an_adapter_as_peft_saves_it_is_plain(policies: Policies, tmp_path: Path) -> None:
+    """All options that peft 0.19 writes, at the values of a plain LoRA."""
+    folder = save_random_adapter(policies("qwen2")[0], tmp_path / "adapter")
+    off = ("arrow_config", "corda_config", "eva_config", "exclude_modules", "megatron_config")
+    change_config(
+        folder,
+        **dict.fromkeys((*off, "layer_replication", "modules_to_save", "use_bdlora", "revision")),
+        **{"init_lora_weights": True, "loftq_config": {}, "rank_pattern": {}, "lora_bias": False},
+        **{"megatron_core": "megatron.core", "qalora_group_size": 16, "peft_version": "0.19.0"},
+        **{"task_type": "CAUSAL_LM", "lora_dropout": 0.05, "inference_mode": True},
+    )
+    NativeEngine(folder)

@@ -129,6 +129,20 @@ def test_what_leads_out_or_is_too_much_is_refused(tmp_path: Path) -> None:
     assert not list(out.iterdir())
 
 
+def test_a_link_out_of_the_folder_is_found_before_training(tmp_path: Path) -> None:
+    make_policy(tmp_path / "base", seed=1)
+    (tmp_path / "secret").write_text("key")
+    (tmp_path / "base" / "vocab.json").symlink_to(tmp_path / "secret")
+    tuning = StartTuning(model=str(tmp_path / "base"), settings=TuningSettings(), data="unread")
+    with pytest.raises(UserError, match=r"is a link to .*secret, outside the model's folder; copy"):
+        trio.run(Tuning().start, tuning)
+    with pytest.raises(UserError, match="outside the model's folder"):
+        Learner(
+            tmp_path / "base",
+            LearnerSettings(objective=Objective(), schedule=Schedule(steps=1, groups_per_step=1)),
+        )
+
+
 def shrink(folder: Path, size: int) -> None:
     """Give a folder's model another vocabulary than its tokenizer."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)

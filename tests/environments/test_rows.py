@@ -117,3 +117,30 @@ def test_a_wrong_row_or_column_is_a_sentence(tmp_path: Path) -> None:
         rows.row(1, ["a"])
     with pytest.raises(UserError, match=r"row 2 cannot be read \(Expecting value"):
         rows.row(2)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_text_that_is_stored_as_bytes_is_text(suffix: str, tmp_path: Path) -> None:
+    stored = [{"prompt": "é + 1?".encode(), "picture": b"\xff\xd8", "info": {"tests": [b"2"]}}]
+    rows = Rows.at(str(write(tmp_path / f"data{suffix}", stored)))
+    assert rows[0] == {"prompt": "é + 1?", "picture": None, "info": {"tests": ["2"]}}
+    assert rows.row(0, ["prompt"])["prompt"] == "é + 1?"
+    with pytest.raises(UserError, match=r"row 0 cannot be read \('picture' holds bytes that"):
+        rows.row(0, ["picture"])
+
+
+def test_two_data_sets_in_one_folder_are_not_mixed(tmp_path: Path) -> None:
+    for name in ("main", "socratic"):
+        write(tmp_path / name / "train-00000-of-00001.parquet", DATA[:5])
+        write(tmp_path / name / "test" / "0.parquet", DATA[5:7])
+    for split in (None, "test"):
+        with pytest.raises(UserError, match=r"several data sets \(main, socratic\).*such as .*/so"):
+            Rows.at(str(tmp_path), split)
+    assert len(Rows.at(str(tmp_path / "main"))) == 5
+    assert len(Rows.at(str(tmp_path / "socratic"), "test")) == 2
+
+
+def test_the_parts_of_one_split_may_lie_in_folders(tmp_path: Path) -> None:
+    for part in ("a", "b"):
+        write(tmp_path / "data" / "train" / part / "0.jsonl", DATA[:3])
+    assert len(Rows.at(str(tmp_path))) == 6

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from peers.engines.adapter import read_matrices, stored_name, target_names, write_adapter
 from peers.engines.adapter_config import is_adapter, read_adapter_config
-from peers.engines.model import weight_files
+from peers.engines.model import INDEX_FILE, weight_files
 from peers.engines.tokenizer import copy_tokenizer
 from peers.trainer.learning.host import Weights
 from peers.trainer.learning.stored import slices_of
@@ -123,7 +123,7 @@ def write(folder: Path, matrices: Weights, adapter: Adapter, base: Path) -> None
 
 def write_base(folder: Path, base: Path) -> None:
     """Write policy 0, the base of all adapters: a copy of the model's own files."""
-    index = base / "model.safetensors.index.json"
+    index = base / INDEX_FILE
     for path in [*weight_files(base), base / "config.json", *([index] if index.exists() else [])]:
         shutil.copyfile(path, folder / path.name)
     copy_tokenizer(base, folder)
