@@ -27,7 +27,7 @@ INERT = frozenset(
 for every target. Any other must have one of the values in `OFF`: it makes another kind of adapter,
 which today's peft or a later one computes differently."""
 
-OFF = (None, False, "none", {}, [])
+OFF: tuple[Any, ...] = (None, False, "none", {}, [])
 
 PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base as it is. PiSSA, OLoRA, CorDA and LoftQ train
