@@ -430,6 +430,12 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "outer.merged": lambda f: (
         f"round {f['round']}: merged {len(f['trainers'])} contributions; {f['tokens']:,} tokens "
         f"in all, state {_readable(f['state'])}"
+        + (
+            f"; that of {', '.join(map(_short, f['shortened']))} was longer than twice the median, "
+            "and shortened to that"
+            if f["shortened"]
+            else ""
+        )
     ),
     "outer.not_answered": lambda f: (
         f"trainer {_short(f['remote'])} could not be given records: {f['reason']}"

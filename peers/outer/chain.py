@@ -10,6 +10,7 @@ followed, then the one with the smaller digest. What the lighter branch has merg
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ know where they parted. 30 MB with the most trainers."""
 
 WAITING_MAX = 1000
 """Records kept whose parent is unknown."""
+
+
+RECORDS_MAX = 2 * ROUNDS_KEPT
+"""Records of one signer kept: more than one for each round that is remembered, on two branches."""
 
 
 class BadRecord(SwarmError):
@@ -75,6 +80,8 @@ class Chain:
         """Checked records, whose parents are known."""
         self._weights: dict[bytes, int] = {GENESIS: 0}
         """Weights of the chains that end in them."""
+        self._signed: Counter[str] = Counter()
+        """Records of each signer."""
         self._by_weight: list[tuple[int, int, bytes]] = []
         """Their weights, rounds and digests, sorted: the heaviest first."""
         self._waiting: dict[bytes, Link] = {}
@@ -117,6 +124,7 @@ class Chain:
         while joining:
             link = joining.pop()
             self._links[link.digest] = link
+            self._signed[link.signer] += 1
             self._weigh(link, self._weight_before(link))
             joined.append(link)
             children = [c for c in self._waiting.values() if c.record.parent == link.digest]
@@ -160,6 +168,7 @@ class Chain:
         """Forget the records of older rounds."""
         for link in [link for link in self._links.values() if link.round < round]:
             del self._links[link.digest]
+            self._signed[link.signer] -= 1
             del self._by_weight[bisect_left(self._by_weight, self._rank(link))]
             del self._weights[link.digest]
 
@@ -263,6 +272,10 @@ class Chain:
     def _check(self, link: Link) -> None:
         """Raise `BadRecord` unless a record may follow its parent."""
         record = link.record
+        if self._signed[link.signer] >= RECORDS_MAX:
+            raise BadRecord(
+                f"{link.signer} has signed {RECORDS_MAX} records of the rounds that are remembered"
+            )
         _check_alone(record)
         expected = self.round_of(record.parent) + 1
         if record.round != expected:

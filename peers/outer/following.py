@@ -480,6 +480,7 @@ class Following:
             record=link.digest,
             trainers=[trainer for trainer, _, _ in parts],
             left_out=[each.trainer for each in merged.left_out],
+            shortened=merged.shortened,
             tokens=link.record.tokens,
             state=merged.digest,
             seconds=self._loop.peer.node.world.now() - begun,

@@ -162,7 +162,8 @@ class Contributed(msgspec.Struct, frozen=True, kw_only=True):
 class MergeRound(Job, frozen=True, kw_only=True):
     """Write the outer state that follows from a state and a list of contributions.
 
-    The step is Nesterov momentum along the token-weighted mean of the pseudo-gradients. The result
+    The step is Nesterov momentum along the token-weighted mean of the pseudo-gradients, in which no
+    claim weighs more than the median one, and none is longer than twice the median. The result
     does not depend on the order of the list. Contributions that `InspectContribution` refuses are
     left out; if none remains, the state stays as it is. It may run beside `TrainRound`.
     """
@@ -187,6 +188,8 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     digest: Digest
     """As `OuterState.digest`."""
     left_out: list[LeftOut] = []
+    shortened: list[str] = []
+    """Trainers whose contributions were longer than twice the median."""
     figures: Figures = {}
 
 

@@ -380,6 +380,7 @@ def test_one_of_five_moves_the_mean_by_at_most_two_fifths_of_a_contribution(
     honest, _ = merge.run()
     step, merged = merge.run(bad, tokens=1 << 44)
     assert merged.left_out == []
+    assert merged.shortened == (["bad"] if share == 2.0 else [])
     norms = [
         float(torch.cat([each.reshape(-1) for each in values_of(number).values()]).norm())
         for number in range(HONEST)

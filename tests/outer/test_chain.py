@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.outer.chain import BadRecord, Chain, lost
+from peers.outer.chain import RECORDS_MAX, BadRecord, Chain, lost
 from swarm.envelope import Envelope
 from swarm.outer import GENESIS, Contribution, RoundRecord
 from tests.outer.records import RUN, TRAINERS, contribution, record
@@ -133,6 +133,15 @@ def test_no_claim_and_no_number_of_rounds_of_one_trainer_outweighs_two_others(
     bad = alone(4, rounds)
     chain = chain_of(*bad, FIRST) if late else chain_of(FIRST, *bad)
     assert chain.best() == FIRST.digest
+
+
+def test_the_records_of_one_trainer_are_bounded_and_those_of_others_are_not() -> None:
+    chain = chain_of(*alone(4, RECORDS_MAX), FIRST)
+    with pytest.raises(BadRecord, match="has signed 1000 records"):
+        chain.add(record([contribution(0), contribution(3)], signer=4))
+    assert chain.add(SECOND)
+    chain.forget_before(500)
+    assert chain.add(record([contribution(0)], round=1, signer=4))
 
 
 def test_a_claim_beyond_what_the_inner_steps_can_train_on_does_not_count() -> None:

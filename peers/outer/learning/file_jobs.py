@@ -89,7 +89,7 @@ class FileJobs:
 
     async def merge(self, job: MergeRound) -> Merged:
         def merge() -> Merged:
-            given, left_out = [], []
+            given, norms, left_out = [], [], []
             for each in job.contributions:
                 norm, problem = self._inspect(each.folder)
                 if problem:
@@ -97,6 +97,7 @@ class FileJobs:
                 else:
                     path = Path(each.folder) / contribution.FILE
                     given.append(Given(each.trainer, each.tokens, path, norm))
+                    norms.append(norm)
             before = StateFile(Path(job.state) / state.FILE)
             how = OuterOptimiser(job.learning_rate, job.momentum)
             with whole_folder(Path(job.folder)) as aside:
@@ -105,7 +106,14 @@ class FileJobs:
                 else:
                     os.link(before.path, aside / state.FILE)
                     digest = before.digest()
-            return Merged(digest=digest, left_out=left_out)
+            longest = state.longest_of(norms)
+            return Merged(
+                digest=digest,
+                left_out=left_out,
+                shortened=[
+                    each.trainer for each, norm in zip(given, norms, strict=True) if norm > longest
+                ],
+            )
 
         return await self._on_files(merge)
 

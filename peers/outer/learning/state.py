@@ -134,11 +134,16 @@ def shares(tokens: Sequence[int], norms: Sequence[float]) -> list[float]:
     half of all cannot raise above the largest of the others. Contributions of zeros set no bound.
     """
     weights = [min(each, median_low(tokens)) for each in tokens]
-    longest = NORM_MEDIANS * median_low([norm for norm in norms if norm] or [0.0])
+    longest = longest_of(norms)
     return [
         weight / sum(weights) * (longest / norm if norm > longest else 1.0)
         for weight, norm in zip(weights, norms, strict=True)
     ]
+
+
+def longest_of(norms: Sequence[float]) -> float:
+    """The largest norm of a contribution that is not shortened."""
+    return NORM_MEDIANS * median_low([norm for norm in norms if norm] or [0.0])
 
 
 def merge(
