@@ -70,13 +70,18 @@ class Adapter:
             for module in target_names(config.targets, shapes)
         }
 
-    def merged(self, name: str, weight: Tensor) -> Tensor:
-        """The weight of that name with its adapter: summed in fp32, then in the weight's dtype."""
+    def merged(self, name: str, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The weight of that name with its adapter: summed in fp32, then in `dtype`.
+
+        None stands for the weight's own, whose rounding may be as large as what was learned.
+        """
         pair = self.pairs.get(name.removesuffix(".weight"))
         if pair is None or not name.endswith(".weight"):
             return weight
         a, b = pair
-        return (weight.float() + self.config.scale * (b.float() @ a.float())).to(weight.dtype)
+        return (weight.float() + self.config.scale * (b.float() @ a.float())).to(
+            dtype or weight.dtype
+        )
 
 
 def expected_shapes(

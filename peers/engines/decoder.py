@@ -96,7 +96,7 @@ class Decoder:
         return self._ends.finish(self._layers(stream, positions, attention, length))
 
     def _weights(self, folder: Path) -> Weights:
-        stored = read_weights(folder, merge=self.merge)
+        stored = read_weights(folder, merge=self.merge, dtype=self._dtype)
         self._base = base_of(folder).resolve()
         return Weights(self.model, stored, str(folder), self.device, self._dtype)
 

@@ -80,12 +80,15 @@ def read_adapter(folder: Path) -> Adapter | None:
     return Adapter(folder, open_weights(folder)[1]) if is_adapter(folder) else None
 
 
-def read_weights(folder: Path, *, merge: bool = True) -> dict[str, torch.Tensor]:
+def read_weights(
+    folder: Path, *, merge: bool = True, dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
     """All tensors of a model folder by name, on the CPU, in their stored dtype.
 
     The experts of a layer are one tensor (`fuse_experts`), as in transformers' models. Of an
-    adapter they are its base's, with the adapter merged unless `merge` is false. Raises
-    `UserError` when a file is missing or broken.
+    adapter they are its base's, with the adapter merged unless `merge` is false: the sums are in
+    `dtype`, in which they will be computed with, or in the stored one. Raises `UserError` when a
+    file is missing or broken.
     """
     adapter = read_adapter(folder) if merge else None
     weights: dict[str, torch.Tensor] = {}
@@ -95,15 +98,16 @@ def read_weights(folder: Path, *, merge: bool = True) -> dict[str, torch.Tensor]
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{path} is no safetensors file ({error})") from error
     if adapter is not None:
-        weights = {name: adapter.merged(name, weight) for name, weight in weights.items()}
+        weights = {name: adapter.merged(name, weight, dtype) for name, weight in weights.items()}
     return fuse_experts(weights)
 
 
 @contextmanager
-def merged_folder(folder: Path) -> Iterator[Path]:
+def merged_folder(folder: Path, dtype: torch.dtype) -> Iterator[Path]:
     """A folder with the whole model of a policy, for engines that read files themselves.
 
-    It is the policy's own, or, for an adapter, a temporary one with the sums, made file by file.
+    It is the policy's own, or, for an adapter, a temporary one with the sums in `dtype`, made file
+    by file.
     Raises `UserError`, also if the disk of temporary files has no room.
     """
     adapter = read_adapter(folder)
@@ -112,21 +116,23 @@ def merged_folder(folder: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="swarm-merged-") as name:
         aside = Path(name)
-        needed = sum(path.stat().st_size for path in weight_files(folder))
+        # Sums in fp32 of weights in 16 bits take twice their room.
+        wider = max(1, dtype.itemsize // 2)
+        needed = wider * sum(path.stat().st_size for path in weight_files(folder))
         free = shutil.disk_usage(aside).free
         if needed > free:
             raise _no_room(folder, aside, f"{free / 1e9:.1f} of {needed / 1e9:.1f} GB are free")
         try:
-            _write_merged(adapter, folder, aside)
+            _write_merged(adapter, folder, aside, dtype)
         except (OSError, safetensors.SafetensorError) as error:
             raise _no_room(folder, aside, str(error)) from error
         yield aside
 
 
-def _write_merged(adapter: Adapter, folder: Path, aside: Path) -> None:
+def _write_merged(adapter: Adapter, folder: Path, aside: Path, dtype: torch.dtype) -> None:
     for path in weight_files(folder):
         weights = safetensors.torch.load_file(path)
-        merged = {each: adapter.merged(each, weight) for each, weight in weights.items()}
+        merged = {each: adapter.merged(each, weight, dtype) for each, weight in weights.items()}
         safetensors.torch.save_file(merged, aside / path.name, metadata={"format": "pt"})
     for path in (base_of(folder) / INDEX_FILE, folder / "config.json"):
         if path.exists():
@@ -167,8 +173,12 @@ class StoredTensors:
     """Some tensors of a model folder, by their published names, read one at a time; those of an
     adapter are merged."""
 
-    def __init__(self, folder: Path, wanted: Callable[[str], bool]) -> None:
-        """Read the files' headers, and the adapter; raises `UserError`."""
+    def __init__(
+        self, folder: Path, wanted: Callable[[str], bool], dtype: torch.dtype | None = None
+    ) -> None:
+        """Read the files' headers, and the adapter, whose sums are in `dtype`, or in the stored
+        one; raises `UserError`."""
+        self._dtype = dtype
         self._files, self.shapes = open_weights(folder, wanted)
         self._adapter = read_adapter(folder)
 
@@ -180,9 +190,11 @@ class StoredTensors:
             yield name, self.read(name)
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, in its stored dtype."""
+        """One tensor, in its stored dtype unless it is a sum."""
         tensor: torch.Tensor = self._files[name].get_tensor(name)
-        return tensor if self._adapter is None else self._adapter.merged(name, tensor)
+        if self._adapter is None:
+            return tensor
+        return self._adapter.merged(name, tensor, self._dtype)
 
     def dtype_name(self, name: str) -> str:
         """A tensor's dtype as the file names it, such as `BF16`."""

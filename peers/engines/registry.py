@@ -7,6 +7,8 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
+
 from peers.engines.device import available_bytes, find_device, find_dtype
 from peers.engines.engine import Engine
 from peers.engines.installed import NATIVE, VLLM
@@ -42,6 +44,13 @@ def check_engine(name: str) -> None:
     raise UserError(f"engine {name!r} is unknown; there are: {', '.join(known)}")
 
 
+def merges(hardware: Hardware, dtype: torch.dtype) -> bool:
+    """Whether adapters become part of the weights: by default where the sum keeps all digits."""
+    if hardware.adapters == "auto":
+        return dtype == torch.float32
+    return hardware.adapters == "merged"
+
+
 def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
     """An `EngineFactory`."""
     if hardware.devices or hardware.stages:
@@ -56,7 +65,7 @@ def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
         policy,
         slots=hardware.slots,
         memory_share=hardware.memory_share,
-        merge=hardware.adapters == "merged",
+        merge=merges(hardware, dtype),
         cuda_graphs=hardware.cuda_graphs != "off",
     )
 

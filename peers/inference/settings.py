@@ -55,10 +55,10 @@ class InferenceSettings(ComputeSettings):
     """native: layers of each of `devices` or `stages`. Empty: equal numbers."""
     stage_secret: str = ""
     """native: file with the secret of the `stages`."""
-    adapters: Literal["merged", "unmerged"] = "merged"
+    adapters: Literal["auto", "merged", "unmerged"] = "auto"
     """native: whether LoRA adapters become part of the weights, or are computed beside them:
-    slower by two thin products per matrix, but a new policy is read in an instant. `devices` and
-    `stages` merge."""
+    slower by two thin products per matrix, but exact in 16 bits, and a new policy is read in an
+    instant. auto: part of them in fp32, beside them in bf16. `devices` and `stages` merge."""
 
     endpoint: str = ""
     """host:port of an endpoint for agents on the running engine, such as `127.0.0.1:8000`. Empty:

@@ -69,8 +69,9 @@ class ValidatorSettings(EvaluationSettings):
     `["cuda:0", "cuda:1"]`."""
     stage_layers: list[int] = pydantic.Field(default=[])
     """Layers of each of `devices`. Empty: equal numbers."""
-    adapters: Literal["merged", "unmerged"] = "merged"
-    """Whether LoRA adapters become part of the weights, or are computed beside them."""
+    adapters: Literal["auto", "merged", "unmerged"] = "auto"
+    """Whether LoRA adapters become part of the weights, or are computed beside them. auto: part of
+    them in fp32, beside them in bf16."""
     served_grades: Literal["asked", "own"] = "asked"
     """Where the grades of served environments come from: an environment peer is asked, or this
     validator grades with its own copies of them, which must be installed for `interpreter`."""

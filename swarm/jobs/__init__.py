@@ -47,8 +47,9 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """Layers of each device or stage; empty: equal numbers."""
     stage_secret: str = ""
     """Path of the secret that the stages know."""
-    adapters: Literal["merged", "unmerged"] = "merged"
-    """Whether LoRA adapters become part of the weights or are computed beside them."""
+    adapters: Literal["auto", "merged", "unmerged"] = "auto"
+    """Whether LoRA adapters become part of the weights or are computed beside them; auto: part of
+    them in fp32 only, since 16 bits round away much of what was learned."""
 
 
 class SubmissionOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,15 +26,16 @@ def save_random_adapter(
     targets: Sequence[str] = ADAPTER_TARGETS,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    size: float = 1.0,
 ) -> Path:
-    """An adapter of `base` that changes its policy clearly."""
+    """An adapter of `base` that changes its policy clearly, unless `size` makes it small."""
     generator = torch.Generator().manual_seed(seed)
     _, shapes = open_weights(base)
     pairs = {}
     for name in target_names(frozenset(targets), shapes):
         rows, columns = shapes[f"{name}.weight"]
         a = torch.randn(rank, columns, generator=generator) / columns**0.5
-        b = torch.randn(rows, rank, generator=generator) / rank
+        b = size * torch.randn(rows, rank, generator=generator) / rank
         pairs[name] = (a.to(dtype), b.to(dtype))
     folder.mkdir(parents=True, exist_ok=True)
     write_adapter(folder, pairs, rank, 2.0 * rank, str(base))

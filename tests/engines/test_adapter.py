@@ -15,9 +15,11 @@ import torch
 
 from peers.engines.adapter import WEIGHTS_FILE, stored_name
 from peers.engines.adapter_config import CONFIG_FILE, base_of, is_adapter
+from peers.engines.device import DTYPES
 from peers.engines.memory import need_of
 from peers.engines.model import StoredTensors, load, merged_folder, read_weights
 from peers.engines.native import NativeEngine
+from peers.engines.registry import make_engine
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.shardcast.manifest import BASE_NAME
@@ -55,6 +57,28 @@ def test_merged_and_unmerged_engines_agree(family: str, policies: Policies, tmp_
     states = prefill_completions(engines[2], PROMPTS, merged.tokens).hidden
     for ours, theirs in zip(merged.hidden, states, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0.05)  # bf16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_default_keeps_what_a_small_adapter_learned(
+    dtype: str, policies: Policies, tmp_path: Path
+) -> None:
+    """Of a base in bf16, as models are published: its rounding is as large as an early adapter."""
+    base = tmp_path / "base"
+    shutil.copytree(policies("qwen2")[0], base)
+    weights = {name: value.bfloat16() for name, value in read_weights(base).items()}
+    safetensors.torch.save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    folder = save_random_adapter(base, tmp_path / "adapter", size=0.003)
+    exact = NativeEngine(folder, dtype=DTYPES[dtype], merge=False)
+    usual = make_engine("native", folder, Hardware(dtype=dtype))
+    rounded = NativeEngine(folder, dtype=torch.bfloat16, merge=True)
+    texts = [[5, 6, 7, 8] * 4, [9, 4, 9, 4] * 4]
+    ours, default, lost = (
+        torch.cat(prefill_completions(each, PROMPTS[:2], texts).hidden).float()
+        for each in (exact, usual, rounded)
+    )
+    assert float((ours - default).abs().max()) <= (0 if dtype == "bfloat16" else 0.01)
+    assert float((ours - lost).abs().mean()) > 4 * float((ours - default).abs().mean())
 
 
 @pytest.mark.parametrize("merge", [True, False])
@@ -104,11 +128,13 @@ def test_a_sum_in_16_bits_is_rounded_once(policies: Policies, tmp_path: Path) ->
     assert torch.equal(found, exact.float().bfloat16())
     by_one = dict(StoredTensors(folder, lambda each: True))  # as a pipeline's stages read it
     assert torch.equal(by_one[f"{name}.weight"], found)
-    with merged_folder(folder) as whole:  # as vLLM reads it
+    with merged_folder(folder, torch.bfloat16) as whole:  # as vLLM reads it
         assert whole != folder and not is_adapter(whole)
         assert torch.equal(read_weights(whole)[f"{name}.weight"], found)
+    with merged_folder(folder, torch.float32) as whole:
+        torch.testing.assert_close(read_weights(whole)[f"{name}.weight"], exact.float())
     assert not whole.exists()
-    with merged_folder(base) as whole:
+    with merged_folder(base, torch.float32) as whole:
         assert whole == base
 
 
@@ -151,7 +177,7 @@ def test_a_merged_model_without_room_is_one_sentence(
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     with (
         pytest.raises(UserError, match=r"adapter could not be merged in .*: set TMPDIR"),
-        merged_folder(folder),
+        merged_folder(folder, torch.float32),
     ):
         raise AssertionError
 

@@ -172,11 +172,11 @@ class PipelineEngine:
         """Load a policy everywhere, after checking that all of it fits."""
         config = read_supported_config(folder)
         check_shapes(self._model, folder)
-        ends = StoredTensors(folder, lambda name: not name.startswith("model.layers."))
+        ends = StoredTensors(folder, lambda name: not name.startswith("model.layers."), self._dtype)
         self._ends = Ends(Weights(self._model, dict(ends), str(folder), self._device, self._dtype))
         for stage, span in zip(self._stages, self._spans, strict=True):
             own = tuple(f"model.layers.{index}." for index in span)
-            tensors = StoredTensors(folder, _begins(own))
+            tensors = StoredTensors(folder, _begins(own), self._dtype)
             stage.load(config, span, self._dtype, tensors)
         self._policy = policy
 

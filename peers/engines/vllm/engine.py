@@ -94,7 +94,7 @@ class VllmEngine:
         weight_files(folder)
         device = find_device(hardware.device)
         dtype = find_dtype(hardware.dtype, device)
-        self._config = config
+        self._config, self._dtype = config, dtype
         self._shapes = shapes_of(folder)
         self._policy = policy
         self._serials = itertools.count()
@@ -212,7 +212,7 @@ class VllmEngine:
         Adapters are merged first. vLLM's own (`LoRARequest`) belong to a request for all its life,
         so that a request could not go on with a new policy.
         """
-        with merged_folder(folder) as whole:
+        with merged_folder(folder, self._dtype) as whole:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(whole)})
         self._call("swarm_repair_head")
         if not self._llm.reset_prefix_cache(reset_running_requests=True):
