@@ -1,0 +1,66 @@
+"""The demo's thresholds evict honest workers of other models; measured ones do not, and find int8.
+
+`SWARM_REAL_MODEL` names the folder of a real model (SmolLM2-135M-Instruct took 1,900 tokens to its
+eviction); without it, a random model of 24 layers stands for one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.deep_model import make_deep_model
+from peers.calibration.calibrate import EngineClass, Measurement
+from peers.calibration.kept import Kept
+from peers.calibration.measure import Sample, sample
+from peers.calibration.thresholds import assess, propose
+from peers.calibration.weights import int8, write_changed
+from peers.calibration.workers import Generates
+from peers.calibration.workload import Workload
+from peers.demo import THRESHOLDS
+from swarm.manifest import Sampling
+
+torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
+
+CLASSES = [EngineClass("float32", "cpu"), EngineClass("bfloat16", "cpu")]
+
+
+def submissions(
+    worker: Path, model: Path, sampling: Sampling, numbers: Sequence[int], dtype: str = "bfloat16"
+) -> list[Sample]:
+    """What a bf16 validator finds of a worker's submissions."""
+    engine, workload = EngineClass(dtype, "cpu").engine(worker), Workload(model, sampling)
+    validator = CLASSES[1].engine(model)
+    return [sample(Generates(engine), validator, workload, n, "tried") for n in numbers]
+
+
+def check(model: Path, sampling: Sampling, aside: Path) -> None:
+    honest = submissions(model, model, sampling, range(2))
+    demo = assess(honest, THRESHOLDS)
+    assert demo.refused == 2 and demo.tokens_until_eviction is not None
+    few = Measurement(model, Workload(model, sampling, grades=False), 1, Kept(None))
+    limits = propose(list(few.honest(CLASSES).values()))
+    judged = assess(honest, limits)
+    assert judged.refused == 0, judged.refused_by
+    assert judged.tokens_until_eviction is None and judged.log_capital < 3
+    cheat = submissions(write_changed(model, aside / "int8", int8), model, sampling, range(2))
+    assert assess(cheat, limits).tokens_until_eviction is not None
+
+
+def test_honest_work_of_a_deep_model(tmp_path: Path) -> None:
+    """Takes five seconds: fewer tokens do not tell honest work from int8 weights."""
+    model = make_deep_model(tmp_path / "model", layers=24, vocabulary=512, positions=64)
+    sampling = Sampling(max_new_tokens=24, stop_ids=[2], group_size=4, groups_per_submission=16)
+    check(model, sampling, tmp_path)
+
+
+@pytest.mark.slow
+def test_honest_work_of_a_real_model(tmp_path: Path) -> None:
+    if "SWARM_REAL_MODEL" not in os.environ:
+        pytest.skip("SWARM_REAL_MODEL does not name the folder of a real model")
+    sampling = Sampling(max_new_tokens=64, stop_ids=[2], group_size=4, groups_per_submission=16)
+    check(Path(os.environ["SWARM_REAL_MODEL"]), sampling, tmp_path)
