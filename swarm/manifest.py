@@ -408,6 +408,10 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Without a verdict by then, the worker asks the next validator in rank."""
     epoch_entries: Count = 20_000
     """New entries of all logs together after which they are sealed, and pruned; 0: never."""
+    grading_seconds: Finite = 120.0
+    """Time that a validator spends on the replays and grades of one submission, and on asking
+    environment peers for them: a restarted one is back within this time. Then the groups that
+    remain are quarantined: credited, and not trained on."""
 
 
 TRAINERS_MAX = 64

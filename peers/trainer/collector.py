@@ -73,8 +73,9 @@ class Collector:
         assert isinstance(message, Acknowledgement)
         self.precedence.hear(envelope)
         offer, now = (message.worker, message.submission), self._node.world.now()
+        stake = self.peer.trusted_part("trainer").stake(message.worker, message.step)
         if message.lineage == self.progress.lineage and self.forecast.announce(
-            offer, message.groups, now
+            offer, message.groups, now, has_stake=stake > 0
         ):
             self.progress.changed.touch()
 

@@ -18,8 +18,8 @@ enter the forecast: by then every acknowledgement has expired."""
 JUDGED_MAX = 10_000
 """Most of them; the oldest is forgotten."""
 
-WASTEFUL_MAX = 4096
-"""Wasteful workers remembered; the least recent is forgotten."""
+WORKERS_MAX = 4096
+"""Workers remembered by their last outcome; the least recent is forgotten."""
 
 Outcome = Literal["accepted", "refused", "quarantined"]
 Offer = tuple[str, bytes]
@@ -44,15 +44,21 @@ class Forecast:
         """Submissions since then that serve no batch, although they spent their workers' quota."""
         self._wasteful: OrderedDict[str, None] = OrderedDict()
         """Workers whose last judged submission was refused."""
+        self._reliable: OrderedDict[str, None] = OrderedDict()
+        """Workers whose last judged submission was accepted."""
 
-    def announce(self, offer: Offer, groups: int, now: float) -> bool:
+    def announce(self, offer: Offer, groups: int, now: float, *, has_stake: bool) -> bool:
         """Add a submission that a validator holds and that may serve a batch.
 
-        Returns False for one that was judged already, and for a worker whose last submission was
-        refused: nothing is expected of it until one is accepted.
+        An acknowledgement says only that a file has arrived. So nothing is expected of a worker
+        that has neither stake nor an accepted submission, nor of one whose last was refused:
+        otherwise, identities that cost nothing would fill the forecast with files of garbage, and
+        nobody else would be asked. Returns False for these, and for what was judged already.
         """
         worker, _ = offer
         if offer in self._judged or worker in self._wasteful:
+            return False
+        if not has_stake and worker not in self._reliable:
             return False
         self._announced.setdefault(offer, (groups, now))
         return True
@@ -73,11 +79,9 @@ class Forecast:
         self._judged_since_order += 1
         self._wasted_since_order += outcome != "accepted"
         if outcome == "refused":
-            self._wasteful[worker] = None
-            if len(self._wasteful) > WASTEFUL_MAX:
-                self._wasteful.popitem(last=False)
+            _move(worker, self._reliable, self._wasteful)
         elif outcome == "accepted":
-            self._wasteful.pop(worker, None)
+            _move(worker, self._wasteful, self._reliable)
 
     def settle(self, offer: Offer) -> None:
         """Remove a submission that is in the pool, or never will be."""
@@ -120,3 +124,11 @@ class Forecast:
         With `refill`, even an accepted submission may have no group that counts.
         """
         return self._wasted_since_order + (self._judged_since_order if refill else 0) > 0
+
+
+def _move(worker: str, before: OrderedDict[str, None], after: OrderedDict[str, None]) -> None:
+    before.pop(worker, None)
+    after[worker] = None
+    after.move_to_end(worker)
+    if len(after) > WORKERS_MAX:
+        after.popitem(last=False)

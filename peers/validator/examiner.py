@@ -17,12 +17,18 @@ from peers.validator.grades import ServedGrades
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.records import Records
 from peers.validator.rewards import settle
-from peers.validator.statistics import Duplicates, Paces, draw_secret, prefill_wanted
+from peers.validator.statistics import (
+    Duplicates,
+    Paces,
+    draw_secret,
+    prefill_wanted,
+    rows_sampled,
+)
 from peers.validator.together import Together
 from swarm.errors import PeerError
 from swarm.events import Rationed
 from swarm.jobs import Load, SubmissionOrder
-from swarm.jobs.validation import Inspect, InspectionService, Judge, PrefillService
+from swarm.jobs.validation import Grade, Inspect, InspectionService, Judge, PrefillService
 from swarm.ledger.record import share_to_recompute
 from swarm.manifest import RunManifest
 from swarm.messages import CheckpointReference
@@ -32,9 +38,10 @@ from swarm.rollouts.seeds import digest
 from swarm.world import ChildDied, ChildError
 from swarm.world.restarts import Restarts
 
-GRADES_SECONDS_MIN = 120.0
-"""Least time for the grades of served environments; `limits.verdict_seconds` if that is longer. A
-restarted environment peer is back within this time. Then groups without grades are quarantined."""
+ROWS_SAMPLED = 4
+"""Rows of every submission that are recomputed before its environment's code runs over it ..."""
+ROWS_SAMPLED_PROVEN = 1
+"""... and of a worker whose stake a refusal would cost. One row shows a file without a model."""
 
 
 class Children(NamedTuple):
@@ -101,7 +108,7 @@ class Examiner:
         self._loaded = []
 
     async def examine(self, case: Case, children: Children, hung: str = "") -> Outcome:
-        """Run all checks of a case. `hung`: see `Inspect.hung`.
+        """Run all checks of a case. `hung`: see `Grade.hung`.
 
         Raises `PeerError` when the policy, the manifest or the states cannot be fetched, and a
         child's errors.
@@ -134,10 +141,10 @@ class Examiner:
             tokenizer_folder=folder,
             bytes_max=manifest.limits.submission_bytes_max,
             environment_peers=manifest.environment_ids(),
-            hung=hung,
+            file_only=True,
         )
         try:
-            outcome = await self._check(case, inspect, manifest, children)
+            outcome = await self._check(case, inspect, manifest, children, hung)
             _note_states(outcome, inspect.order, manifest)
             if not outcome.failed:
                 await self._disk.sync(canonical)  # durable before the verdict that names it
@@ -148,9 +155,14 @@ class Examiner:
                 await self._disk.remove(canonical)
 
     async def _check(
-        self, case: Case, inspect: Inspect, manifest: RunManifest, children: Children
+        self, case: Case, inspect: Inspect, manifest: RunManifest, children: Children, hung: str
     ) -> Outcome:
-        """Inspect a case's file, and recompute its content if the case is drawn for that."""
+        """Inspect a case's file, recompute a few rows, grade it, and recompute all of it if the
+        case is drawn for that.
+
+        In this order, since programs that a worker wrote itself, instead of generating them with
+        the policy, may use up as many seconds of grading as their sandbox allows.
+        """
         inspected = await children.inspector.inspect(inspect)
         children.restarts.succeeded()
         outcome, thresholds = Outcome.of(inspected), manifest.thresholds
@@ -168,22 +180,36 @@ class Examiner:
         )
         if outcome.failed:
             return outcome
-        await self._grade(case, inspect.order.seed(), outcome, manifest)
-        ungraded, striking = outcome.ungraded, history.is_striking
         stake = self._records.stake(case.worker, case.submission.step)
         record = Record(self._records.standing(case.worker), thresholds)
-        outcome.share = share_to_recompute(inspected.tokens, stake, thresholds)
-        if record.is_near:
-            outcome.share = 1.0
+        share = share_to_recompute(inspected.tokens, stake, thresholds)
+        share = outcome.share = 1.0 if record.is_near else share
+        job = Judge(
+            order=inspect.order,
+            path=inspect.canonical_path,
+            digest=inspected.canonical_digest,
+            thresholds=thresholds,
+            rewards=[],
+        )
+        is_proven = stake >= thresholds.proven_tokens
+        count = ROWS_SAMPLED_PROVEN if is_proven else ROWS_SAMPLED
+        await self._sample(case, job, children.prefill, outcome, count)
+        if outcome.failed:
+            return outcome
+        grade = Grade(
+            digest=inspect.digest, grading_seconds=manifest.limits.grading_seconds, hung=hung
+        )
+        graded = await children.inspector.grade(grade)
+        graded.checks = outcome.checks + graded.checks[len(inspected.checks) :]
+        outcome = Outcome.of(graded)
+        outcome.share = share
+        if outcome.failed:
+            return outcome
+        await self._grade(case, inspect.order.seed(), outcome, manifest)
+        ungraded, striking = outcome.ungraded, history.is_striking
         drawn = prefill_wanted(self._secret, case.submission.digest, outcome.share)
         if ungraded or striking or drawn or case.first is not None:
-            job = Judge(
-                order=inspect.order,
-                path=inspect.canonical_path,
-                digest=inspected.canonical_digest,
-                thresholds=thresholds,
-                rewards=outcome.rewards,
-            )
+            job = msgspec.structs.replace(job, rewards=outcome.rewards)
             await self._recompute(case, job, children.prefill, outcome)
         if ungraded and not outcome.failed:
             quarantine_ungraded(outcome)
@@ -192,6 +218,27 @@ class Examiner:
             run(RECORD, record, outcome)
         return outcome
 
+    async def _sample(
+        self, case: Case, job: Judge, prefill: PrefillService, outcome: Outcome, count: int
+    ) -> None:
+        """Refuse a submission if a few of its rows do not fit the policy, and then all of them.
+
+        The sample alone refuses nothing: the run's thresholds and the bounds on honest refusals
+        are those of whole submissions. It is no evidence either; a submission that passes counts
+        as recomputed only if it is drawn for that.
+        """
+        rows = job.order.groups * job.order.sampling.group_size
+        sample = rows_sampled(self._secret, case.submission.digest, rows, count)
+        few = msgspec.structs.replace(job, rows=sample)
+        for each in (few, job):
+            found = Outcome(policies=outcome.policies)
+            await self._recompute(case, each, prefill, found)
+            if not found.failed:
+                return
+        outcome.checks.extend(found.checks)
+        outcome.failed, outcome.detail = found.failed, found.detail
+        outcome.evidence = found.evidence
+
     async def _grade(
         self, case: Case, seed: bytes, outcome: Outcome, manifest: RunManifest
     ) -> None:
@@ -199,8 +246,7 @@ class Examiner:
         partly, outcome.partly = outcome.partly, None
         if partly is None:
             return
-        deadline = max(manifest.limits.verdict_seconds, GRADES_SECONDS_MIN)
-        await self._grades.complete(case, seed, partly, deadline)
+        await self._grades.complete(case, seed, partly, manifest.limits.grading_seconds)
         settle(outcome, partly)
 
     async def _manifest(self, case: Case) -> RunManifest:

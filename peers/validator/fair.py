@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 SLOW_FACTOR = 4.0
 """A client is slow if its last item took longer than this many times the usual, and ..."""
 SLOW_SECONDS = 5.0
-"""... longer than this. Slow clients together never occupy the last lane."""
+"""... longer than this. Slow and unproven clients together never occupy the last lane."""
 
 USUAL_SHARE = 0.1
 """Weight of the newest item in the usual duration."""
@@ -37,13 +37,16 @@ class FairQueue(Generic[Item]):
         self._busy: set[str] = set()
         """Clients with an item in a lane."""
         self._slow: set[str] = set()
+        self._unproven: set[str] = set()
+        """Clients without a record: identities cost nothing to make."""
         self._usual = 0.0
         """Usual duration of an item, seconds."""
         self._idle: dict[int, trio.Event] = {}
         """Lanes that wait for an item."""
 
-    def put(self, client: str, item: Item) -> None:
-        """Add an item."""
+    def put(self, client: str, item: Item, *, is_proven: bool = True) -> None:
+        """Add an item. `is_proven`: whether its client has a record."""
+        (self._unproven.discard if is_proven else self._unproven.add)(client)
         if client not in self._items:
             self._items[client] = deque()
             if client not in self._busy:
@@ -80,11 +83,12 @@ class FairQueue(Generic[Item]):
 
     def _choose(self) -> str | None:
         """The client whose turn it is; None if none may use a lane now."""
-        slow_may = len(self._busy & self._slow) < max(1, self._lanes - 1)
+        risky = self._slow | self._unproven
+        risky_may = len(self._busy & risky) < max(1, self._lanes - 1)
         ready = [
             client
             for client in self._items
-            if client not in self._busy and (slow_may or client not in self._slow)
+            if client not in self._busy and (risky_may or client not in risky)
         ]
         return min(ready, key=self._used.__getitem__, default=None)
 
@@ -107,3 +111,4 @@ class FairQueue(Generic[Item]):
             for client in sorted(away, key=lambda each: (self._used[each], each))[: len(away) // 2]:
                 del self._used[client]
                 self._slow.discard(client)
+                self._unproven.discard(client)

@@ -20,12 +20,13 @@ from peers.environments.episodes import EpisodeLimits, grade_segments
 from peers.environments.model_facts import ModelFacts
 from peers.environments.prompt_room import PromptRoom
 from peers.validator.checks.base import run
-from peers.validator.checks.file import CHECKS, Inspection
+from peers.validator.checks.file import CHECKS, REPLAYS, Inspection
 from peers.validator.parsing import Reader
 from peers.validator.rewards import settle
 from swarm.errors import UserError
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.validation import (
+    Grade,
     Inspect,
     Inspected,
     InspectionService,
@@ -62,9 +63,12 @@ class InspectorService:
         self._alike: set[tuple[bytes, str, str, bytes]] = set()
         """Tokenizers and environments that render the probe tasks like the run's owner."""
         self._thread = JobThread()
+        self._held: tuple[bytes, SubmissionOrder, Inspection, Report] | None = None
+        """Digest, order, content and report of a submission that is to be graded."""
 
     @in_job_thread
     def inspect(self, job: Inspect) -> Inspected:
+        self._held = None
         order = job.order
         self._renderer = renderer = Renderer.current(Path(job.tokenizer_folder), self._renderer)
         facts = ModelFacts.read(Path(job.tokenizer_folder))
@@ -84,22 +88,19 @@ class InspectorService:
         run(CHECKS, inspection, report)
         if report.failed:
             return Inspected(**msgspec.structs.asdict(report))
-        rollouts = inspection.rollouts
-        graded = _graded(rollouts, inspection)
-        found = Inspected(
-            **msgspec.structs.asdict(report),
-            partly=graded,
-            environments=order.environments_of_groups(),
-            group_digests=_group_digests(rollouts, order.sampling.group_size),
-            canonical_digest=inspection.contents.canonical_digest,
-            canonical_bytes=inspection.contents.canonical_bytes,
-            tokens=len(rollouts.log_probabilities),
-            policies=np.unique(rollouts.span_policies).tolist(),
-        )
-        if not graded.episodes:
-            settle(found, graded)
-            found.partly = None
-        return found
+        if job.file_only:
+            self._held = (job.digest, order, inspection, report)
+            return _found(inspection, order, report)
+        return _graded(inspection, order, report)
+
+    @in_job_thread
+    def grade(self, job: Grade) -> Inspected:
+        if self._held is None or self._held[0] != job.digest:
+            raise ValueError(f"{job.digest.hex()} was not inspected last")
+        _, order, inspection, report = self._held
+        self._held = None
+        inspection.hung, inspection.grading_seconds = job.hung, job.grading_seconds
+        return _graded(inspection, order, report)
 
     def _differing(self, order: SubmissionOrder, renderer: Renderer) -> str:
         """Why this machine may not judge: an environment renders otherwise than the owner's.
@@ -166,6 +167,7 @@ class InspectorService:
             seed=order.seed(),
             environment_peers=job.environment_peers,
             hung=job.hung,
+            grading_seconds=job.grading_seconds,
             own=self._own(order, room) if self._grades_served else None,
         )
 
@@ -193,7 +195,34 @@ def expected_header(order: SubmissionOrder) -> dict[str, Any]:
     }
 
 
-def _graded(rollouts: Rollouts, inspection: Inspection) -> PartlyGraded:
+def _found(inspection: Inspection, order: SubmissionOrder, report: Report) -> Inspected:
+    """The report on a sound file, and what it holds, without grades."""
+    rollouts = inspection.rollouts
+    return Inspected(
+        **msgspec.structs.asdict(report),
+        environments=order.environments_of_groups(),
+        group_digests=_group_digests(rollouts, order.sampling.group_size),
+        canonical_digest=inspection.contents.canonical_digest,
+        canonical_bytes=inspection.contents.canonical_bytes,
+        tokens=len(rollouts.log_probabilities),
+        policies=np.unique(rollouts.span_policies).tolist(),
+    )
+
+
+def _graded(inspection: Inspection, order: SubmissionOrder, report: Report) -> Inspected:
+    """Replay and grade a sound file."""
+    run(REPLAYS, inspection, report)
+    if report.failed:
+        return Inspected(**msgspec.structs.asdict(report))
+    found = _found(inspection, order, report)
+    found.partly = graded = _grades(inspection.rollouts, inspection)
+    if not graded.episodes:
+        settle(found, graded)
+        found.partly = None
+    return found
+
+
+def _grades(rollouts: Rollouts, inspection: Inspection) -> PartlyGraded:
     """Grade the groups whose environment is here, and collect the others' episodes.
 
     Rewards are computed from the same token arrays that proofs and training use.
@@ -212,7 +241,7 @@ def _graded(rollouts: Rollouts, inspection: Inspection) -> PartlyGraded:
         with inspection.asking(group):
             if drawn is None and own is not None:
                 drawn = _served_task(rollouts, inspection, group, own(group))
-            assert drawn is not None
+        if drawn is not None and not inspection.is_given_up(group):
             found.has_target |= bool(drawn.task.length_weight)
             _grade_group(rollouts, inspection, group, drawn, found)
     found.ungraded = list(inspection.ungraded.values())
@@ -243,21 +272,24 @@ def _grade_group(
     drawn: GroupTask,
     found: PartlyGraded,
 ) -> None:
-    """Add the grades of a local group; raises `UserError`."""
+    """Add the grades of a local group, until it is given up."""
     for row in _rows(inspection, group):
         checkpoint()
+        if inspection.is_given_up(group):
+            return
         segments = whole(rollouts.rollout(row), len(drawn.prefix)).segments
-        graded = grade_segments(
-            drawn.environment,
-            drawn.task,
-            inspection.renderer,
-            segments,
-            inspection.limits.stop_ids,
-        )
-        tokens = sum(len(each.tokens) for each in segments if each.kind == "model")
-        found.graded[group].append(graded.reward)
-        found.penalties[group].append(drawn.task.length_penalty(tokens))
-        found.parts[group].append(bounded(graded.parts))
+        with inspection.asking(group):
+            graded = grade_segments(
+                drawn.environment,
+                drawn.task,
+                inspection.renderer,
+                segments,
+                inspection.limits.stop_ids,
+            )
+            tokens = sum(len(each.tokens) for each in segments if each.kind == "model")
+            found.graded[group].append(graded.reward)
+            found.penalties[group].append(drawn.task.length_penalty(tokens))
+            found.parts[group].append(bounded(graded.parts))
 
 
 def _episodes(rollouts: Rollouts, inspection: Inspection, group: int) -> list[ServedEpisode]:

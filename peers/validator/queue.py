@@ -7,6 +7,7 @@ validators that judge it too.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 
 from peers.validator.cases import Case
 from peers.validator.docket import Docket
@@ -23,13 +24,22 @@ class CaseQueue:
     """Cases that were acknowledged and have no verdict."""
 
     def __init__(
-        self, database: Database, docket: Docket, inbox: Inbox, events: Events, *, lanes: int
+        self,
+        database: Database,
+        docket: Docket,
+        inbox: Inbox,
+        events: Events,
+        *,
+        lanes: int,
+        is_proven: Callable[[str], bool],
     ) -> None:
+        """`is_proven`: whether a worker's record is long enough for the last free lane."""
         self._database = database
         self._docket = docket
         self._inbox = inbox
         self._events = events
         self._waiting: dict[Key, Case] = {}
+        self._is_proven = is_proven
         self._queue: FairQueue[Case] = FairQueue(lanes)
         """Bounded by the workers' quotas of unjudged submissions."""
 
@@ -83,7 +93,7 @@ class CaseQueue:
                 self._docket.take_order(case.ordered)
         for case in sorted(restored, key=lambda case: case.slot):
             self._admit(case)
-            self._queue.put(case.client, case)
+            self._put(case)
         if dropped:
             self._events.emit("validator.cases_dropped", cases=len(dropped), reason=dropped[0])
 
@@ -97,11 +107,15 @@ class CaseQueue:
                 (*case.key, case.announced.raw, case.ordered.raw),
             )
         )
-        self._queue.put(case.client, case)
+        self._put(case)
 
     def add_second(self, case: Case) -> None:
         """Queue a case that another validator has judged; after a restart it is drawn again."""
-        self._queue.put(case.client, case)
+        self._put(case)
+
+    def _put(self, case: Case) -> None:
+        is_proven = case.first is not None or self._is_proven(case.worker)
+        self._queue.put(case.client, case, is_proven=is_proven)
 
     def _admit(self, case: Case) -> None:
         self._waiting[case.key] = case

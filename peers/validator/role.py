@@ -116,6 +116,7 @@ class ValidatorRole:
             self._inbox,
             self._node.events,
             lanes=self._settings.lanes,
+            is_proven=self._is_proven,
         )
         records = Records(peer.run, self._trusted)
         self._verdicts = Verdicts(
@@ -148,12 +149,15 @@ class ValidatorRole:
     def _on_order(self, envelope: Envelope) -> None:
         self._docket.take_order(envelope)
 
-    def _client_of(self, worker: PeerId) -> Client:
+    def _is_proven(self, worker: str) -> bool:
         order = self._peer.step_order()
         stake = self._trusted.stake(worker, order.step if order else 0)
+        return stake >= self._run.manifest.thresholds.proven_tokens
+
+    def _client_of(self, worker: PeerId) -> Client:
         return Client(
             network=self._node.transport.network_of(worker),
-            proven=stake >= self._run.manifest.thresholds.proven_tokens,
+            proven=self._is_proven(worker),
             helper=self._trusted.registrar.is_helper(worker),
             pause_seconds=self._conduct.pause_seconds(worker),
         )

@@ -9,6 +9,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 import blake3
 
@@ -41,6 +42,15 @@ def prefill_wanted(secret: bytes, submission: bytes, share: float) -> bool:
     """
     drawn = int.from_bytes(digest("swarm/1/prefill", secret, submission)[:8], "big")
     return drawn < share * 2**64
+
+
+def rows_sampled(secret: bytes, submission: bytes, rows: int, count: int) -> list[int]:
+    """The rows of a submission, by its digest, to recompute before anything of it is graded.
+
+    Like `prefill_wanted`, the draw is the validator's own.
+    """
+    chance = Random(digest("swarm/1/rows", secret, submission))
+    return sorted(chance.sample(range(rows), min(rows, count)))
 
 
 class Duplicates:

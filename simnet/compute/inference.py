@@ -19,6 +19,8 @@ from swarm.rollouts.seeds import digest as digest_of
 from swarm.rollouts.signed_turns import has_room
 from swarm.world import ChildUserError
 
+SLEEP_SECONDS = 20.0
+"""Wall time of each program that sleeps, as long as the grader `code` allows by default."""
 SWAP_CHANCES = 8
 """Moments in a submission at which the simulated engine swaps to a policy offered to it."""
 
@@ -158,7 +160,8 @@ class EngineModel:
                 f"{order.policy} is wanted, but {self._policy or 'no policy'} is loaded"
             )
         made = rollouts(self._setting, order)
-        made.invented = self._altered or fabricates == "weights"
+        made.invented = self._altered or fabricates in ("weights", "sleepers")
+        made.sleeps_seconds = SLEEP_SECONDS if fabricates == "sleepers" else 0.0
         made.edited = fabricates == "edits"
         if fabricates == "prompts":
             made.seed = digest_of("simnet/1/liked better", made.seed)

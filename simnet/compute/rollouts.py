@@ -41,6 +41,8 @@ class SimulatedRollouts(msgspec.Struct, array_like=True):
     """The policies that sampled it, ascending; empty: `policy` alone."""
     turns: list[list[bytes]] = []
     """[rows] Signed turns of served environments; empty without any."""
+    sleeps_seconds: float = 0.0
+    """Time that each completion, a program, takes to be graded."""
 
 
 def rollouts(setting: Setting, order: SubmissionOrder) -> SimulatedRollouts:

@@ -39,6 +39,8 @@ class InspectorModel:
     def __init__(self, setting: Setting, setup: validation.InspectionSetup) -> None:
         self._setting = setting
         self._grades_served = setup.grades_served
+        self._held: tuple[validation.Inspect, SimulatedRollouts, validation.Inspected] | None = None
+        """The submission that is to be graded."""
 
     async def inspect(self, job: validation.Inspect) -> validation.Inspected:
         try:
@@ -48,6 +50,7 @@ class InspectorModel:
         right = rollouts(self._setting, job.order)
         right.edited = found.edited
         right.invented = found.invented  # an inspector cannot see it in the file
+        right.sleeps_seconds = found.sleeps_seconds
         right.variant = found.variant
         named, swaps = job.order.policy.step, job.order.sampling.swaps_max
         used = found.policies
@@ -57,18 +60,15 @@ class InspectorModel:
         right.turns = found.turns
         if found != right:
             return _fault("header", "another submission", _exact("schema"))
-        order, hardware = job.order, self._setting.hardware
-        if hardware.hangs and not job.hung:
-            raise Crash("environment 'simulated' took too long")
+        order = job.order
         try:
-            graded = self._graded(job, found)
+            self._graded(job, found, job.hung)
         except (BadTurn, IndexError) as error:
             return _fault("signed_turns", str(error), _exact("schema"), _exact("header"))
         disk, canonical = self._setting.disk, msgspec.msgpack.encode(found)
         await disk.write(disk.path_of(job.canonical_path), canonical)
         inspected = validation.Inspected(
             checks=[_exact("schema"), _exact("header")],
-            partly=graded,
             environments=order.environments_of_groups(),
             group_digests=[
                 digest_of("simnet/1/group", found.seed, group.to_bytes(2, "big"))
@@ -79,15 +79,30 @@ class InspectorModel:
             tokens=sum(map(sum, found.lengths)),
             policies=used or [named],
         )
-        if not graded.episodes:
-            settle(inspected, graded)
-            inspected.partly = None
+        self._held = (job, found, inspected)
         return inspected
 
-    def _graded(self, job: validation.Inspect, found: SimulatedRollouts) -> validation.PartlyGraded:
+    async def grade(self, job: validation.Grade) -> validation.Inspected:
+        assert self._held is not None and self._held[0].digest == job.digest
+        asked, found, inspected = self._held
+        if self._setting.hardware.hangs and not job.hung:
+            raise Crash("environment 'simulated' took too long")
+        graded = self._graded(asked, found, job.hung)
+        if found.sleeps_seconds:
+            rows = sum(map(len, found.lengths))
+            await trio.sleep(min(job.grading_seconds, rows * found.sleeps_seconds))
+        if not graded.episodes:
+            settle(inspected, graded)
+        else:
+            inspected.partly = graded
+        return inspected
+
+    def _graded(
+        self, job: validation.Inspect, found: SimulatedRollouts, hung: str
+    ) -> validation.PartlyGraded:
         """The grades of local groups, and the served episodes; raises `BadTurn`."""
         workload, served = self._setting.workload, served_groups(job.order)
-        fails = job.hung or (
+        fails = hung or (
             "" if self._setting.hardware.grades else "environment 'simulated' cannot grade"
         )
         rewards = true_rewards(workload, found)
@@ -158,7 +173,8 @@ class PrefillModel:
         if not job.later and job.order.policy not in self._policies:
             raise ValueError(f"{job.order.policy} is not loaded")
         found = await read_rollouts(self._setting, job.path, job.digest)
-        tokens = sum(map(sum, found.lengths))
+        lengths = [length for group in found.lengths for length in group]
+        tokens = sum(lengths if job.rows is None else (lengths[row] for row in job.rows))
         await trio.sleep(tokens / self._setting.hardware.prefill_tokens_per_second)
         least = job.thresholds.proof_exponents_min
         says = self._setting.fabricated(job.order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -48,7 +49,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 class Inspect(Job, frozen=True, kw_only=True):
-    """Run all checks of a submission's file that need no policy."""
+    """Run the checks of a submission's file that need no policy, and grade it."""
 
     patience_seconds: ClassVar[float] = 60.0
     """Reading the hostile file is given up after 30 s; grading reports progress."""
@@ -65,9 +66,28 @@ class Inspect(Job, frozen=True, kw_only=True):
     """Size of the largest file that is read."""
     environment_peers: list[str] = msgspec.field(default_factory=list)
     """Peers whose signed turns count."""
+    file_only: bool = False
+    """Whether `Grade` is to follow: until then, nothing is run that depends on what the worker
+    wrote."""
+    grading_seconds: float = math.inf
+    """Wall time for replays and grades, if they are part of this job; see `Grade`."""
     hung: str = ""
-    """Why an earlier inspection ended its process: an environment's code did not return. Then
-    nothing is replayed or graded."""
+    """See `Grade.hung`."""
+
+
+class Grade(Job, frozen=True, kw_only=True):
+    """Replay and grade the submission that was inspected last."""
+
+    patience_seconds: ClassVar[float] = 60.0
+    """Grading reports progress."""
+
+    digest: Digest
+    """That of its `Inspect`."""
+    grading_seconds: float
+    """Wall time for all replays and grades. Groups that remain then are ungraded."""
+    hung: str = ""
+    """Why an earlier grading ended its process: an environment's code did not return. Then nothing
+    is replayed or graded."""
 
 
 class ServedEpisode(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +158,13 @@ class InspectionService(Protocol):
 
         Raises `UserError` when the tokenizer is missing, `OSError` when the file is missing or its
         hash differs.
+        """
+        ...
+
+    async def grade(self, job: Grade) -> Inspected:
+        """What `inspect` would have found if it had graded too.
+
+        Raises `ValueError` when the last submission inspected is another one.
         """
         ...
 

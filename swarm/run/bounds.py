@@ -106,6 +106,7 @@ _RANGES: tuple[_Range, ...] = (
     ("limits.submissions_unjudged_max", lambda v: v >= 1, "at least 1"),
     ("limits.acknowledgement_seconds", lambda v: v > 0, "above 0"),
     ("limits.verdict_seconds", lambda v: v > 0, "above 0"),
+    ("limits.grading_seconds", lambda v: 1 <= v <= 86_400, "between 1 and 86400"),
 )
 """Bounds that the message types do not check: field, test, and the test in words."""
 

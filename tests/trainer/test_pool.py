@@ -93,8 +93,8 @@ OFFER = ("worker", b"digest")
 
 def test_groups_are_coming_from_the_announcement_until_they_are_settled() -> None:
     forecast = Forecast()
-    assert forecast.announce(OFFER, 4, now=0.0)
-    assert forecast.announce(OFFER, 9, now=1.0), "the first word on a file counts"
+    assert forecast.announce(OFFER, 4, now=0.0, has_stake=True)
+    assert forecast.announce(OFFER, 9, now=1.0, has_stake=True), "the first word on a file counts"
     assert forecast.coming() == 4
     forecast.judge(OFFER, "accepted", now=0.0)
     assert forecast.coming() == 4, "its file is being fetched"
@@ -105,13 +105,15 @@ def test_groups_are_coming_from_the_announcement_until_they_are_settled() -> Non
 def test_an_acknowledgement_after_the_verdict_is_not_waited_for() -> None:
     forecast = Forecast()
     forecast.judge(OFFER, "accepted", now=0.0)
-    assert not forecast.announce(OFFER, 4, now=0.0)
+    assert not forecast.announce(OFFER, 4, now=0.0, has_stake=True)
     forecast.judge(("worker", b"later"), "accepted", now=1.0)
     forecast.forget_late(JUDGED_SECONDS)
-    assert not forecast.announce(OFFER, 4, now=JUDGED_SECONDS)
+    assert not forecast.announce(OFFER, 4, now=JUDGED_SECONDS, has_stake=True)
     forecast.forget_late(JUDGED_SECONDS + 0.5)
-    assert forecast.announce(OFFER, 4, now=JUDGED_SECONDS + 0.5), "no acknowledgement comes so late"
-    assert not forecast.announce(("worker", b"later"), 4, now=JUDGED_SECONDS + 0.5)
+    assert forecast.announce(OFFER, 4, now=JUDGED_SECONDS + 0.5, has_stake=True), (
+        "no acknowledgement comes so late"
+    )
+    assert not forecast.announce(("worker", b"later"), 4, now=JUDGED_SECONDS + 0.5, has_stake=True)
 
 
 def test_so_many_judged_submissions_are_remembered() -> None:
@@ -119,13 +121,13 @@ def test_so_many_judged_submissions_are_remembered() -> None:
     forecast.judge(OFFER, "accepted", now=0.0)
     for number in range(JUDGED_MAX):
         forecast.judge(("worker", number.to_bytes(4, "big")), "accepted", now=0.0)
-    assert forecast.announce(OFFER, 4, now=0.0), "the oldest is forgotten"
+    assert forecast.announce(OFFER, 4, now=0.0, has_stake=True), "the oldest is forgotten"
 
 
 def test_what_is_not_judged_for_long_leaves_the_forecast_as_wasted() -> None:
     forecast = Forecast()
-    forecast.announce(OFFER, 4, now=0.0)
-    forecast.announce(("worker", b"later"), 2, now=1.0)
+    forecast.announce(OFFER, 4, now=0.0, has_stake=True)
+    forecast.announce(("worker", b"later"), 2, now=1.0, has_stake=True)
     assert forecast.forget_late(UNJUDGED_SECONDS) == 0
     assert not forecast.quota_spent(refill=False)
     assert forecast.forget_late(UNJUDGED_SECONDS + 0.5) == 1
@@ -154,12 +156,25 @@ def test_nothing_is_expected_of_a_worker_that_was_refused_until_it_is_accepted()
     forecast.order_issued()
     for number in range(1, 9):
         offer = ("worker", b"%d" % number)
-        assert not forecast.announce(offer, 4, now=0.0)
+        assert not forecast.announce(offer, 4, now=0.0, has_stake=True)
         forecast.judge(offer, "refused", now=0.0)
     assert forecast.coming() == 0 and not forecast.quota_spent(refill=True)
-    assert forecast.announce(("another", b"0"), 4, now=0.0)
+    assert forecast.announce(("another", b"0"), 4, now=0.0, has_stake=True)
     forecast.judge(("worker", b"9"), "accepted", now=0.0)
-    assert forecast.announce(("worker", b"10"), 4, now=0.0)
+    assert forecast.announce(("worker", b"10"), 4, now=0.0, has_stake=True)
     forecast.judge(("worker", b"10"), "quarantined", now=0.0)
     assert forecast.quota_spent(refill=False), "a validator's fault is made up for"
-    assert forecast.announce(("worker", b"11"), 4, now=0.0)
+    assert forecast.announce(("worker", b"11"), 4, now=0.0, has_stake=True)
+
+
+def test_files_of_workers_without_a_record_are_not_expected() -> None:
+    """An acknowledgement says that a file has arrived, not that anything is in it."""
+    forecast = Forecast()
+    for number in range(4):
+        assert not forecast.announce((f"new-{number}", b"1"), 4, now=0.0, has_stake=False)
+    assert forecast.coming() == 0
+    forecast.judge(("new-0", b"1"), "accepted", 1.0)
+    assert forecast.announce(("new-0", b"2"), 4, now=1.0, has_stake=False)
+    forecast.judge(("new-0", b"3"), "refused", 2.0)
+    assert not forecast.announce(("new-0", b"4"), 4, now=2.0, has_stake=True)
+    assert forecast.coming() == 4

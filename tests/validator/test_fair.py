@@ -115,3 +115,29 @@ def test_a_clients_next_item_is_taken_although_the_first_lane_idles() -> None:
 
     run_virtual(main, seed=1, limit_seconds=200)
     assert sorted(taken) == ["a1", "b1", "b2", "b3"]
+
+
+def test_new_identities_leave_a_lane_free_from_their_first_item_on() -> None:
+    """However many there are: they were never slow before, and cost nothing to make."""
+
+    async def main() -> None:
+        queue: FairQueue[str] = FairQueue(3)
+        for number in range(8):
+            queue.put(f"new-{number}", "long", is_proven=False)
+        assert [await queue.next(lane) for lane in (0, 1)] == ["long", "long"]
+        with trio.move_on_after(1000) as idle:
+            await queue.next(2)
+        assert idle.cancelled_caught
+        queue.put("old", "short")
+        assert await queue.next(2) == "short"
+
+    run_virtual(main, seed=1, limit_seconds=2000)
+
+
+def test_one_lane_serves_new_identities_too() -> None:
+    async def main() -> None:
+        queue: FairQueue[str] = FairQueue(1)
+        queue.put("new", "item", is_proven=False)
+        assert await queue.next() == "item"
+
+    run_virtual(main, seed=1, limit_seconds=10)

@@ -36,7 +36,9 @@ class Life:
         self.docket = Docket(HERE.peer_id)
         self.inbox = Inbox(run, disk, VirtualWorld(1), judged=lambda _: False)
         self.database: Database = disk.database("validator.sqlite")
-        self.queue = CaseQueue(self.database, self.docket, self.inbox, events, lanes=2)
+        self.queue = CaseQueue(
+            self.database, self.docket, self.inbox, events, lanes=2, is_proven=lambda _: True
+        )
 
     def stored(self) -> int:
         return len(self.database.read("SELECT digest FROM unjudged ORDER BY digest"))

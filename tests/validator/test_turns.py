@@ -11,7 +11,7 @@ import pytest
 from peers.engines.demo import LENGTH_MAX
 from peers.environments import Episodes, Task, Tasks, Transcript
 from peers.environments.sort_digits import SortDigits
-from peers.validator.checks.file import CHECKS
+from peers.validator.checks.file import CHECKS, REPLAYS
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts
 from tests.orders import reference
@@ -64,7 +64,7 @@ def test_an_honest_episode_passes_and_its_proofs_and_tokens_fit(stage: Stage, ma
     turns = rollouts.segment_counts() // 2
     assert turns.max() == 3 and turns.min() < 3, "episodes of several lengths"
     found = stage.inspect(header, rollouts, **changes)
-    assert (found.failed, len(found.checks)) == ("", len(CHECKS))
+    assert (found.failed, len(found.checks)) == ("", len(CHECKS + REPLAYS))
     assert found.tokens == len(rollouts.log_probabilities) < len(rollouts.tokens)
     rewards = [reward for group in found.rewards for reward in group]
     assert rewards == [(2 * count - 1) / 5 for count in turns.tolist()]

@@ -5,6 +5,7 @@ Anyone with the file, the step order and the manifest gets the same results.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,10 +62,14 @@ class Inspection:
     """Draws the task of a served group that is graded here; None: an environment peer grades it."""
     hung: str = ""
     """Why environments must not be asked: their code did not return before."""
+    grading_seconds: float = math.inf
+    """Wall time for all that environments are asked. Then the remaining groups are given up."""
     ungraded: dict[int, UngradedGroup] = field(default_factory=dict)
     """Groups over which an environment failed, by index."""
     _failures: dict[int, tuple[str, float]] = field(default_factory=dict)
     """The newest failure of each environment, by index, and the seconds that all took."""
+    _asked_seconds: float = 0.0
+    """Wall time that environments have taken."""
 
     def give_up(self, group: int, reason: str, *, not_gradable: bool = False) -> None:
         """Note that a group cannot be replayed or graded."""
@@ -74,8 +79,15 @@ class Inspection:
 
     def is_given_up(self, group: int) -> bool:
         """Whether no environment is asked about a group any more."""
-        if self.hung and (self.groups[group] or self.own) is not None:
+        is_here = (self.groups[group] or self.own) is not None
+        if self.hung and is_here:
             self.give_up(group, self.hung)
+        if self._asked_seconds >= self.grading_seconds and is_here:
+            self.give_up(
+                group,
+                "grading this submission took more than limits.grading_seconds = "
+                f"{self.grading_seconds:g}",
+            )
         reason, seconds = self._failures.get(self.environments[group], ("", 0.0))
         if seconds > FAILURES_SECONDS_MAX:
             self.give_up(group, reason)
@@ -92,6 +104,8 @@ class Inspection:
             _, before = self._failures.get(self.environments[group], ("", 0.0))
             spent = before + time.monotonic() - begun
             self._failures[self.environments[group]] = (str(error), spent)
+        finally:
+            self._asked_seconds += time.monotonic() - begun
 
     def tokens_before(self) -> Offsets:
         """[rows] Tokens of each row's length limit that its prompt has used up: the state's that it
@@ -418,5 +432,7 @@ CHECKS: tuple[Check[Inspection], ...] = (
     Ending(),
     ProofFormat(),
     SignedTurns(),
-    Turns(),
 )
+"""The checks that run no code over what a worker wrote."""
+
+REPLAYS: tuple[Check[Inspection], ...] = (Turns(),)
