@@ -162,6 +162,7 @@ class EngineModel:
         made = rollouts(self._setting, order)
         made.invented = self._altered or fabricates in ("weights", "sleepers")
         made.sleeps_seconds = SLEEP_SECONDS if fabricates == "sleepers" else 0.0
+        made.invented_row = 0 if fabricates == "row" else -1
         made.edited = fabricates == "edits"
         if fabricates == "prompts":
             made.seed = digest_of("simnet/1/liked better", made.seed)

@@ -33,6 +33,8 @@ class SimulatedRollouts(msgspec.Struct, array_like=True):
     """Completion lengths in tokens, [groups][G]."""
     invented: bool = False
     """Whether the policy did not generate it; only a prefill notices that."""
+    invented_row: int = -1
+    """The only row that the policy did not generate; -1: none."""
     edited: bool = False
     """Whether a few tokens were replaced; only the evidence of prefills notices that."""
     variant: int = 0

@@ -77,11 +77,11 @@ class Setting:
     """Reports the model's true actions to the invariants: tell("trained", …)."""
     fabricates: Fabricates = ""
     """What an adversary's engine delivers, or a function that says it for each submission: rollouts
-    of other "weights" or "prompts", programs without a model that are slow to grade ("sleepers"),
-    "edits" of a few tokens, "garbage", or "poison", which kills an inspector, or "turns" of another
-    episode. A validator's "approval" finds everything right, and its "refusal" nothing. A trainer's
-    contributions hold "nan", are too "large", or have "claims" of more tokens than any inner steps
-    train on."""
+    of other "weights" or "prompts", one "row" of other weights, programs without a model that are
+    slow to grade ("sleepers"), "edits" of a few tokens, "garbage", or "poison", which kills an
+    inspector, or "turns" of another episode. A validator's "approval" finds everything right, and
+    its "refusal" nothing. A trainer's contributions hold "nan", are too "large", or have "claims"
+    of more tokens than any inner steps train on."""
 
     def fabricated(self, order: SubmissionOrder) -> str:
         """What is fabricated for a submission."""

@@ -50,6 +50,7 @@ class InspectorModel:
         right = rollouts(self._setting, job.order)
         right.edited = found.edited
         right.invented = found.invented  # an inspector cannot see it in the file
+        right.invented_row = found.invented_row
         right.sleeps_seconds = found.sleeps_seconds
         right.variant = found.variant
         named, swaps = job.order.policy.step, job.order.sampling.swaps_max
@@ -174,11 +175,13 @@ class PrefillModel:
             raise ValueError(f"{job.order.policy} is not loaded")
         found = await read_rollouts(self._setting, job.path, job.digest)
         lengths = [length for group in found.lengths for length in group]
-        tokens = sum(lengths if job.rows is None else (lengths[row] for row in job.rows))
+        rows = range(len(lengths)) if job.rows is None else job.rows
+        tokens = sum(lengths[row] for row in rows)
         await trio.sleep(tokens / self._setting.hardware.prefill_tokens_per_second)
         least = job.thresholds.proof_exponents_min
         says = self._setting.fabricated(job.order)
-        invented = says == "refusal" or (found.invented and says != "approval")
+        is_fake = found.invented or found.invented_row in rows
+        invented = says == "refusal" or (is_fake and says != "approval")
         edited = round(EDITED_SHARE * tokens) if found.edited and says != "approval" else 0
         figure = 0 if invented else 128
         passed, observes = figure >= least, job.thresholds.observes

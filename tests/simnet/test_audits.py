@@ -6,10 +6,11 @@ from typing import Any
 
 import trio
 
+from peers.inference.role import InferenceRole
 from peers.validator.role import ValidatorRole
 from simnet.adversaries import disguise
 from simnet.clock import run_virtual
-from simnet.compute.setting import Hardware, Workload
+from simnet.compute.setting import Fabricates, Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
@@ -18,11 +19,14 @@ from swarm.node.run_node import RunNode
 
 END_SECONDS = 90.0
 LIAR = "w0"
+HONEST_STEPS = 3
 
 
-def run(thresholds: Thresholds, *, kind: str = "") -> tuple[int, list[tuple[str, Any]]]:
-    """The evictions and the validator's events of a run with two workers, the first of them of an
-    adversary's kind."""
+def run(
+    thresholds: Thresholds, *, kind: str = "", fabricates: Fabricates = ""
+) -> tuple[int, list[tuple[str, Any]]]:
+    """The evictions and the validator's events of a run with two workers, the first of which is
+    an adversary of some kind, or fabricates its work."""
     simulation = Simulation(1, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))
     seen: list[tuple[str, Any]] = []
     evictions = 0
@@ -40,10 +44,14 @@ def run(thresholds: Thresholds, *, kind: str = "") -> tuple[int, list[tuple[str,
                 max_new_tokens=256, thresholds=thresholds,
             )  # fmt: skip
             liar = Plan(LIAR, ["inference"])
+            if kind:
+                liar = disguise(liar, kind)
+            elif fabricates:
+                liar = Plan(LIAR, ["inference"], acts=InferenceRole, fabricates=fabricates)
             plans = [
                 Plan("v0", ["validator"]),
                 Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=3.0)),
-                disguise(liar, kind) if kind else liar,
+                liar,
                 Plan("w1", ["inference"]),
             ]
             for plan in plans:
@@ -75,7 +83,10 @@ def test_honest_work_is_audited_once_and_nothing_else_changes() -> None:
 
 
 def test_a_lie_that_was_accepted_is_found_by_its_audit() -> None:
-    evictions, seen = run(rarely(1.0), kind="turncoat")
+    """In one row, which the sample of a few rows misses most of the time."""
+    evictions, seen = run(
+        rarely(1.0), fabricates=lambda order: "row" if order.step >= HONEST_STEPS else ""
+    )
     refused = [
         fields["worker"]
         for name, fields in seen
@@ -89,6 +100,8 @@ def test_a_validator_that_is_killed_before_an_audit_performs_it_after_its_restar
     lives: list[ValidatorRole] = []
     audited: set[bytes] = set()
     enough = trio.Event()
+
+    slow = Hardware(prefill_tokens_per_second=500.0)  # so that cases wait, and audits with them
 
     class Noted(ValidatorRole):
         def __init__(self, peer: RunNode) -> None:
@@ -110,7 +123,7 @@ def test_a_validator_that_is_killed_before_an_audit_performs_it_after_its_restar
                 max_new_tokens=256, thresholds=rarely(1.0),
             )  # fmt: skip
             for plan in (
-                Plan("v0", ["validator"], acts=Noted),
+                Plan("v0", ["validator"], acts=Noted, hardware=slow),
                 Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=30.0)),
                 Plan("w0", ["inference"]),
                 Plan("w1", ["inference"]),

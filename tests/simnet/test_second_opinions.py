@@ -84,7 +84,12 @@ def run(
                 cheats = bool(fabricates) and name != HONEST
                 plan = Plan(name, ["inference"])
                 if cheats:
-                    plan = Plan(name, ["inference"], acts=InferenceRole, fabricates=fabricates)
+                    # Slow, so that the second opinion on a file comes before the next one evicts.
+                    slow = Hardware(tokens_per_second=250.0)
+                    plan = Plan(
+                        name, ["inference"], acts=InferenceRole, fabricates=fabricates,
+                        hardware=slow,
+                    )  # fmt: skip
                 await simulation.add(plan).start()
             await trio.sleep_until(SECONDS)
 
