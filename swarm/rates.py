@@ -46,6 +46,11 @@ class TokenBucket:
         self._refill(now)
         return max(0.0, -self._tokens / self._per_second)
 
+    def left(self, now: float) -> float:
+        """Return the number of tokens; below 0 in debt."""
+        self._refill(now)
+        return self._tokens
+
     def give_back(self, cost: float) -> None:
         """Return tokens that were taken and not used."""
         self._tokens += cost
@@ -64,6 +69,9 @@ class TokenBuckets:
         self._burst = burst
         self._names_max = names_max
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
 
     def of(self, name: str) -> TokenBucket:
         """Return the bucket of `name`; a new, full one if the name is not remembered."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -26,17 +26,33 @@ ANSWER_BYTES_MAX = 512 * 1024
 """Most bytes of entries in one answer; a single entry always fits."""
 
 
+READ_BYTES = 16 * 1024
+"""Bytes of answers that count as one read. A read takes about 0.4 ms, in which a trusted peer does
+nothing else: one proof, for example. Encrypting and sending so many bytes takes a quarter of it;
+the rest pays for the line."""
 READS_PER_SECOND = 250.0
-"""Average reads per second for one peer that is not trusted. A read, for example of one proof,
-takes about 0.4 ms, in which a trusted peer does nothing else."""
+"""Average reads per second for one peer that is not trusted, 4 MB/s at most."""
 READS_BURST = 2000.0
 PEERS_MAX = 4096
-"""Peers whose reads are counted; the least recent is forgotten."""
+"""Peers and networks whose reads are counted; the least recent is forgotten."""
+NETWORK_READS_PER_SECOND = 375.0
+"""The same for all peers of one /24 (IPv6: /48)."""
+NETWORK_READS_BURST = 3000.0
 STRANGERS_READS_PER_SECOND = 750.0
+"""The same for all strangers together, because identities are free: 0.3 of a core, 12 MB/s. As much
+again is for all admitted peers."""
 STRANGERS_READS_BURST = 6000.0
-"""The same for all peers together that are not trusted, because identities are free."""
+RESERVED_READS_PER_SECOND = 250.0
+"""Beside these, for public networks while all peers have used up what they share."""
+RESERVED_READS_BURST = 2000.0
+NETWORK_RESERVED_READS_PER_SECOND = 8.0
+"""Of these, for one network: thirty that ask without end leave something for another. The status of
+1,000 members counts as 8."""
+NETWORK_RESERVED_READS_BURST = 200.0
 PAGE_READS = 4
-"""Reads that a page of entries, verdicts or bytes counts as."""
+"""Reads that a page of entries, verdicts or bytes counts as, besides its bytes."""
+WAIT_SECONDS = wire.REQUEST_SECONDS / 2
+"""Whoever would have to wait longer is refused: its client would give up."""
 
 
 class Revocations(Protocol):
@@ -77,6 +93,10 @@ class Ledger(Reporting, Protocol):
         """Whether a peer mirrors the logs, so that its requests have no limit."""
         ...
 
+    def admits(self, peer: str) -> bool:
+        """Whether a peer is a member of the run now, so that it reads beside strangers."""
+        ...
+
     def log_of(self, owner: str) -> Log | None:
         """The log or mirror of a trusted peer; None if this peer holds none."""
         ...
@@ -109,27 +129,112 @@ class Ledger(Reporting, Protocol):
         ...
 
 
+class _Share:
+    """The reads that strangers share, or those that admitted peers share."""
+
+    def __init__(self) -> None:
+        self.peers = TokenBuckets(READS_PER_SECOND, READS_BURST, PEERS_MAX)
+        self.networks = TokenBuckets(NETWORK_READS_PER_SECOND, NETWORK_READS_BURST, PEERS_MAX)
+        self.together = TokenBucket(STRANGERS_READS_PER_SECOND, STRANGERS_READS_BURST)
+        self.reserve = TokenBucket(RESERVED_READS_PER_SECOND, RESERVED_READS_BURST)
+        self.reserves = TokenBuckets(
+            NETWORK_RESERVED_READS_PER_SECOND, NETWORK_RESERVED_READS_BURST, PEERS_MAX
+        )
+
+    def own(self, peer: PeerId, network: str) -> list[TokenBucket]:
+        """The buckets of one peer: its own and its network's."""
+        return [self.peers.of(peer), *([self.networks.of(network)] if network else [])]
+
+
+class Rations:
+    """What peers that are not trusted may read: processor time and bytes, in reads.
+
+    A peer or network over its rate waits. If all together are, each public network still has a
+    small rate of its own, and whatever is beyond it is refused.
+    """
+
+    def __init__(
+        self, admits: Callable[[PeerId], bool], network_of: Callable[[PeerId], str]
+    ) -> None:
+        """`network_of` returns an empty string for private and relayed addresses: identities are
+        free there, so that nothing is reserved for them."""
+        self._admits = admits
+        self._network_of = network_of
+        self._strangers, self._admitted = _Share(), _Share()
+
+    async def admit(self, peer: PeerId, reads: float) -> Sequence[TokenBucket]:
+        """Wait for the rate of the peer and its network; raises `ValueError` if it is refused.
+
+        Returns the buckets of which the answer's bytes are to be taken.
+        """
+        share, network, now = self._share_of(peer), self._network_of(peer), trio.current_time()
+        own = share.own(peer, network)
+        seconds = max(bucket.debt_seconds(now) for bucket in own)
+        if seconds > WAIT_SECONDS:
+            raise ValueError("you or your network read too much of the ledger here; ask later")
+        for bucket in own:
+            bucket.borrow(reads, now)
+        await trio.sleep(max(bucket.debt_seconds(now) for bucket in own))
+        now = trio.current_time()
+        if share.together.take(reads, now):
+            return [*own, share.together]
+        if network:
+            reserve = share.reserves.of(network)
+            if reserve.left(now) > 0 and share.reserve.take(reads, now):
+                reserve.borrow(reads, now)
+                return [*own, reserve, share.reserve]
+        raise ValueError("too many peers read the ledger here; ask again in a minute")
+
+    @staticmethod
+    def charge(buckets: Sequence[TokenBucket], size_bytes: int) -> None:
+        """Count the bytes of an answer, into debt if needed: the next one waits for them."""
+        for bucket in buckets:
+            bucket.borrow(size_bytes / READ_BYTES, trio.current_time())
+
+    def _share_of(self, peer: PeerId) -> _Share:
+        return self._admitted if self._admits(peer) else self._strangers
+
+    @property
+    def remembered(self) -> int:
+        """The number of peers and networks whose reads are counted."""
+        shares = (self._strangers, self._admitted)
+        return sum(len(s.peers) + len(s.networks) + len(s.reserves) for s in shares)
+
+
+class Answers:
+    """Answers requests with encoded answers; the status is encoded once each time it is made."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._made: tuple[object, bytes] = (None, b"")
+        """The last status and result on held-out tasks."""
+        self._status = b""
+
+    async def answer(self, request: wire.Request) -> bytes:
+        """Raises `ValueError`."""
+        if isinstance(request, wire.StatusRequest):
+            return self.status()
+        return wire.encoder.encode(await _answer(self._ledger, request))
+
+    def status(self) -> bytes:
+        newest, result = self._ledger.status(), self._ledger.evaluation()
+        if newest is not self._made[0] or result != self._made[1]:
+            self._made = newest, result
+            self._status = wire.encoder.encode(report(self._ledger))
+        return self._status
+
+
 @asynccontextmanager
 async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[None]:
     """Serve the logs held here inside the block; once per transport.
 
-    A peer that asks more than its rate waits; if all together do, they are refused.
+    Peers that are not trusted get their `Rations`.
     """
-    reads = TokenBuckets(READS_PER_SECOND, READS_BURST, PEERS_MAX)
-    together = TokenBucket(STRANGERS_READS_PER_SECOND, STRANGERS_READS_BURST)
-
-    async def admit(peer: PeerId, request: wire.Request) -> None:
-        """Wait for the peer's rate; raises `ValueError` if this peer answers too many already."""
-        if ledger.trusts(peer):
-            return
-        cost = _reads(request)
-        own = reads.of(peer)
-        own.borrow(cost, trio.current_time())
-        await trio.sleep(own.debt_seconds(trio.current_time()))
-        if not together.take(cost, trio.current_time()):
-            raise ValueError("too many peers read the ledger here; ask again in a minute")
+    rations = Rations(ledger.admits, transport.network_of)
+    answers = Answers(ledger)
 
     async def converse(stream: Stream) -> None:
+        limited = not ledger.trusts(stream.peer)
         while True:
             with trio.move_on_after(wire.REQUEST_SECONDS) as idle:
                 raw = await stream.receive()
@@ -137,11 +242,12 @@ async def serving_ledger(transport: Transport, ledger: Ledger) -> AsyncIterator[
                 return
             try:
                 request = wire.request_decoder.decode(raw)
-                await admit(stream.peer, request)
-                answer = await _answer(ledger, request)
+                charged = await rations.admit(stream.peer, _reads(request)) if limited else ()
+                answer = await answers.answer(request)
+                rations.charge(charged, len(answer))
             except (ValueError, *DECODE_ERRORS) as error:
-                answer = wire.Refusal(str(error)[:500])
-            await stream.send(wire.encoder.encode(answer))
+                answer = wire.encoder.encode(wire.Refusal(str(error)[:500]))
+            await stream.send(answer)
 
     async with Lifetime() as lifetime:
         transport.serve(
@@ -158,15 +264,14 @@ class _OwnStream:
     protocol = wire.PROTOCOL
 
     def __init__(self, ledger: Ledger, peer: PeerId) -> None:
-        self.peer, self._ledger = peer, ledger
+        self.peer, self._answers = peer, Answers(ledger)
         self._answer = b""
 
     async def send(self, frame: bytes) -> None:
         try:
-            answer = await _answer(self._ledger, wire.request_decoder.decode(frame))
+            self._answer = await self._answers.answer(wire.request_decoder.decode(frame))
         except ValueError as error:
-            answer = wire.Refusal(str(error)[:500])
-        self._answer = wire.encoder.encode(answer)
+            self._answer = wire.encoder.encode(wire.Refusal(str(error)[:500]))
 
     async def receive(self) -> bytes | None:
         await trio.lowlevel.checkpoint()
@@ -183,7 +288,7 @@ def own_client(ledger: Ledger, peer: PeerId) -> LedgerClient:
 
 
 def _reads(request: wire.Request) -> int:
-    """About how many proofs take as long as the answer to a request."""
+    """About how many proofs take as long as making an answer; its bytes count besides."""
     if isinstance(request, wire.InclusionsRequest):
         return max(1, len(request.indices))
     pages = (wire.EntriesRequest, wire.VerdictsRequest, wire.FaultFileRequest)

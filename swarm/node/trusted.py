@@ -223,6 +223,10 @@ class TrustedPart:
         """Return whether a peer is the run's owner, a trainer or a validator."""
         return self._run.trusts(peer)
 
+    def admits(self, peer: str) -> bool:
+        """Return whether a peer has a lease of this run now."""
+        return self.registrar.has_lease(peer)
+
     def log_of(self, owner: str) -> Log | None:
         """Return this peer's log, or its mirror of another trusted peer's log."""
         if owner == self._node.peer_id:

@@ -158,6 +158,10 @@ class Registrar:
         """Whether no trusted peer has heard from a peer for as long as makes it suspected."""
         return self._members.silent_seconds(peer) >= SUSPECTED_SECONDS
 
+    def has_lease(self, peer: str) -> bool:
+        """Whether a peer is admitted, as far as it is known here."""
+        return self._members.lease_of(peer) is not None
+
     def is_helper(self, peer: str) -> bool:
         """Whether a peer's lease, as far as it is known here, is no worker's."""
         lease = self._members.lease_of(peer)

@@ -254,3 +254,38 @@ def test_strangers_read_within_a_rate_and_trusted_peers_without(tmp_path: Path) 
                 assert len(await receipts(honest.node, ALICE.peer_id, WORKER.peer_id)) == 64
 
     in_virtual_time(main)
+
+
+def test_a_member_reads_while_strangers_have_used_up_what_they_share(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice, swarm.peer(WORKER) as worker:
+            for number in range(64):
+                await alice.trusted.append_verdict(verdict_at(number))
+            await alice.until(lambda: alice.trusted.admits(WORKER.peer_id), "it is a member")
+            assert not alice.trusted.admits(identity(60).peer_id)
+            refused = 0
+
+            async def flood(number: int) -> None:
+                nonlocal refused
+                async with (
+                    swarm.apart(identity(number)) as stranger,
+                    open_ledger(stranger.node.transport, ALICE.peer_id) as client,
+                ):
+                    while True:
+                        try:
+                            await client.inclusions(ALICE.peer_id, range(64), 64)
+                        except PeerError:
+                            refused += 1
+                            await trio.sleep(0.2)
+
+            async with trio.open_nursery() as nursery:
+                for number in range(60, 66):
+                    nursery.start_soon(flood, number)
+                await alice.until(lambda: refused > 20, "strangers are refused")
+                async with open_ledger(worker.node.transport, ALICE.peer_id) as client:
+                    for _ in range(10):
+                        assert len(await client.inclusions(ALICE.peer_id, range(64), 64)) == 64
+                nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)

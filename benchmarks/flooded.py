@@ -1,0 +1,155 @@
+"""Verdicts of a real swarm beside a flood of strangers at its validator.
+
+    python -m benchmarks.flooded sockets
+    python -m benchmarks.flooded status --rounds 5 --seconds 20 --json status.json
+
+Prints one JSON object. Six processes (bootstrap, relay, trainer, validator, two inference peers)
+train the demo's tiny model. Periods without and with the flood alternate, so that a machine that
+gets slower counts for both; `pace_kept` is the share of the verdicts per second that is left.
+
+    sockets  512 connections to the piece port from eight addresses, on which no byte is sent; each
+             that is closed is opened again after a second
+    status   eight identities ask for the ledger's status as fast as they are answered
+
+The flood runs in this process, on the machine of the swarm: it needs a core of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from benchmarks.arguments import at_least
+from benchmarks.real_swarm import running_swarm
+from swarm.app.output import print_json, write_json
+from swarm.identity import Identity
+from swarm.ledger import wire
+from swarm.transport import ConnectError, StreamError
+from swarm.transport.libp2p import open_libp2p
+from swarm.world.disk import LocalDisk
+from swarm.world.machine import Machine
+from tests.end_to_end.harness import Peer
+
+NAMES = ["bootstrap", "relay", "trainer", "validator", "inference-1", "inference-2"]
+STEPS = 1_000_000
+"""More steps than the benchmark can make."""
+START_SECONDS = 120.0
+"""Time limit for the first steps."""
+CONNECTIONS, ADDRESSES, IDENTITIES = 512, 8, 8
+AGAIN_SECONDS = 1.0
+"""Before a connection that was closed is opened again."""
+
+
+@dataclass
+class Flood:
+    """Strangers at one peer, and how often they were answered or let in."""
+
+    victim: Peer
+    count: int = 0
+
+    async def sockets(self) -> None:
+        port = int(self.victim.command[self.victim.command.index("--bulk-port") + 1])
+
+        async def hold(source: str) -> None:
+            while True:
+                try:
+                    stream = await trio.open_tcp_stream("127.0.0.1", port, local_address=source)
+                    self.count += 1
+                    async with stream:
+                        await stream.receive_some()
+                except (OSError, trio.BrokenResourceError):
+                    pass  # it is full, or the connection made way
+                await trio.sleep(AGAIN_SECONDS)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(CONNECTIONS):
+                nursery.start_soon(hold, f"127.0.{1 + number % ADDRESSES}.1")
+
+    async def status(self) -> None:
+        request = wire.encoder.encode(wire.StatusRequest())
+
+        async def ask(key: Identity, folder: Path) -> None:
+            opened = open_libp2p(key, [], world=Machine(), disk=LocalDisk(folder))
+            async with opened as transport:
+                while True:
+                    peer = self.victim.identity.peer_id
+                    try:
+                        await transport.connect(peer, [self.victim.multiaddr])
+                        stream = await transport.open_stream(peer, wire.PROTOCOL)
+                        while True:
+                            await stream.send(request)
+                            await stream.receive()
+                            self.count += 1
+                    except (ConnectError, StreamError):
+                        await trio.sleep(AGAIN_SECONDS)
+
+        with tempfile.TemporaryDirectory(prefix="swarm-flood-") as name:
+            async with trio.open_nursery() as nursery:
+                for number in range(IDENTITIES):
+                    folder = Path(name) / str(number)
+                    nursery.start_soon(ask, Identity(bytes([200 + number]) * 32), folder)
+
+
+async def verdicts_per_second(validator: Peer, seconds: float) -> float:
+    before, began = len(validator.heard("validator.verdict")), time.monotonic()
+    await trio.sleep(seconds)
+    heard = len(validator.heard("validator.verdict")) - before
+    return heard / (time.monotonic() - began)
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    quiet: list[float] = []
+    flooded: list[float] = []
+    async with running_swarm(STEPS, lambda: 1.0, NAMES) as real:
+        trainer, validator = real.peers["trainer"], real.peers["validator"]
+        await trainer.says("trainer.checkpoint_published", step=3, seconds=START_SECONDS)
+        flood = Flood(validator)
+        act: Callable[[], Awaitable[None]] = getattr(flood, options.flood)
+        for number in range(options.rounds):
+            quiet.append(await verdicts_per_second(validator, options.seconds))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(act)
+                await trio.sleep(2)  # until the flood is there
+                flooded.append(await verdicts_per_second(validator, options.seconds))
+                nursery.cancel_scope.cancel()
+            print(
+                f"round {number + 1}: {quiet[-1]:.2f} verdicts a second without, "
+                f"{flooded[-1]:.2f} with",
+                file=sys.stderr,
+            )
+            await trio.sleep(2)  # until it is gone
+    without, beside = statistics.median(quiet), statistics.median(flooded)
+    return {
+        "flood": options.flood,
+        "count": flood.count,
+        "seconds": options.seconds,
+        "verdicts_per_second": [round(each, 3) for each in quiet],
+        "verdicts_per_second_flooded": [round(each, 3) for each in flooded],
+        "pace_kept": round(beside / max(without, 1e-9), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("flood", choices=["sockets", "status"])
+    parser.add_argument("--rounds", type=at_least(1), default=3)
+    parser.add_argument("--seconds", type=at_least(1), default=15, help="of each period")
+    parser.add_argument("--json", type=Path, help="file to write the report to as well")
+    options = parser.parse_args()
+    report = trio.run(measure, options)
+    if options.json is not None:
+        write_json("--json", report, options.json)
+    print_json(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""What others may read of a ledger: counts of answers made, and of bytes given away."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from swarm.identity import PeerId
+from swarm.ledger import serving, wire
+from swarm.ledger.serving import (
+    NETWORK_READS_BURST,
+    NETWORK_READS_PER_SECOND,
+    READ_BYTES,
+    READS_BURST,
+    STRANGERS_READS_BURST,
+    STRANGERS_READS_PER_SECOND,
+    Answers,
+    Rations,
+)
+from swarm.messages import Heartbeat, Present
+
+ANSWER_BYTES = 200_000
+"""About the status of a run with a thousand members."""
+
+
+class Run:
+    """The status of a run, which counts how often an answer is made of it."""
+
+    def __init__(self, members: int) -> None:
+        beat = Heartbeat(roles=["inference"], doing="waiting")
+        present = [
+            Present(peer=f"{n:046d}", heartbeat=beat, age_seconds=1.0, standing="live")
+            for n in range(members)
+        ]
+        self.newest = ([b"manifest"], present)
+        self.result = b""
+        self.made = 0
+
+    def status(self):
+        return self.newest
+
+    def evaluation(self) -> bytes:
+        return self.result
+
+    def forks(self):
+        self.made += 1
+        return ()
+
+    def contradictions(self, limit: int):
+        return 0, []
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def rations(
+    admitted: frozenset[str] = frozenset(), network: Callable[[str], str] = lambda peer: ""
+) -> Rations:
+    return Rations(admits=lambda peer: peer in admitted, network_of=network)
+
+
+async def read(of: Rations, peer: str, size_bytes: int = ANSWER_BYTES) -> bool:
+    """Ask for one answer; whether it is given."""
+    try:
+        charged = await of.admit(PeerId(peer), 1)
+    except ValueError:
+        return False
+    of.charge(charged, size_bytes)
+    return True
+
+
+async def flood(of: Rations, peers: list[str], seconds: float) -> dict[str, int]:
+    """Let each peer ask again and again; the bytes that each was given."""
+    given = dict.fromkeys(peers, 0)
+
+    async def ask(peer: str) -> None:
+        while True:
+            if await read(of, peer):
+                given[peer] += ANSWER_BYTES
+            else:
+                await trio.sleep(0.5)
+            await trio.sleep(0.01)
+
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(ask, peer)
+    return given
+
+
+@pytest.mark.parametrize("members", [10, 1000])
+def test_a_status_is_encoded_once_and_served_to_all_as_bytes(members: int) -> None:
+    run = Run(members)
+    answers = Answers(run)  # type: ignore[arg-type]
+    first = answers.status()
+    assert all(answers.status() is first for _ in range(750))
+    assert run.made == 1
+    assert len(wire.answer_decoder.decode(first).present) == members  # type: ignore[union-attr]
+
+
+def test_a_new_status_or_result_is_an_answer_of_its_own() -> None:
+    run = Run(3)
+    answers = Answers(run)  # type: ignore[arg-type]
+    first = answers.status()
+    run.newest = ([b"newer"], run.newest[1])
+    second = answers.status()
+    assert second != first
+    run.result = b"evaluation"
+    assert msgspec.msgpack.decode(answers.status())[-1] == b"evaluation"
+
+
+def test_bytes_are_what_strangers_use_up() -> None:
+    """Not requests: 750 answers a second of 200 kB would be 150 MB/s."""
+    seconds = 60.0
+
+    async def main() -> None:
+        given = await flood(rations(), [f"stranger {n}" for n in range(20)], seconds)
+        most = STRANGERS_READS_BURST + seconds * STRANGERS_READS_PER_SECOND
+        assert 0.5 * most * READ_BYTES < sum(given.values()) <= 1.05 * most * READ_BYTES
+
+    in_virtual_time(main)
+
+
+def test_identities_of_one_network_share_what_it_gets() -> None:
+    seconds = 60.0
+    crowd = [f"crowd {n}" for n in range(20)]
+
+    async def main() -> None:
+        of = rations(network=lambda peer: "198.51.100.0/24" if peer in crowd else "192.0.2.0/24")
+        given = sum((await flood(of, crowd, seconds)).values())
+        most = NETWORK_READS_BURST + seconds * NETWORK_READS_PER_SECOND
+        assert given <= (1.05 * most + 2 * len(crowd)) * READ_BYTES
+        assert NETWORK_READS_PER_SECOND <= STRANGERS_READS_PER_SECOND / 2
+
+    in_virtual_time(main)
+
+
+def test_a_stranger_of_another_network_is_answered_while_others_read_all_they_can() -> None:
+    """Twenty networks and private addresses take whatever all strangers share."""
+    floods = [f"flood {n}" for n in range(40)]
+    given: list[bool] = []
+
+    def network(peer: str) -> str:
+        if peer == "honest":
+            return "203.0.113.0/24"
+        number = int(peer.split()[1])
+        return f"198.51.{number % 20}.0/24" if number < 30 else ""
+
+    async def main() -> None:
+        of = rations(network=network)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood, of, floods, 300.0)
+            await trio.sleep(40)
+            for _ in range(8):
+                given.append(await read(of, "honest"))
+                await trio.sleep(5)
+            nursery.cancel_scope.cancel()
+        assert all(given), given
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("network", ["", "198.51.100.0/24"])
+def test_strangers_cannot_use_up_the_share_of_admitted_peers(network: str) -> None:
+    """Also from an admitted peer's own network."""
+
+    async def main() -> None:
+        of = rations(frozenset(["worker"]), lambda peer: network)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood, of, [f"stranger {n}" for n in range(40)], 300.0)
+            await trio.sleep(40)
+            began = trio.current_time()
+            assert all([await read(of, "worker") for _ in range(20)])
+            assert trio.current_time() == began, "without waiting"
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_nobody_waits_longer_than_a_client_does() -> None:
+    """Who is far over his rate is refused instead of held: a wait costs a stream."""
+
+    async def main() -> None:
+        of = rations()
+        assert await read(of, "greedy", int(2 * READS_BURST * READ_BYTES))
+        began = trio.current_time()
+        assert not await read(of, "greedy")
+        assert trio.current_time() - began < wire.REQUEST_SECONDS
+        assert await read(of, "other")
+
+    in_virtual_time(main)
+
+
+def test_what_is_remembered_of_readers_is_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(serving, "PEERS_MAX", 16)
+
+    async def main() -> None:
+        of = rations(network=lambda peer: f"network of {peer}")
+        for n in range(100):
+            assert await read(of, f"stranger {n}", 10)
+        assert of.remembered <= 2 * 3 * 16
+
+    in_virtual_time(main)
