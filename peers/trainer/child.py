@@ -182,21 +182,26 @@ class TrainerChild:
         await self.service.end(EndTraining())
 
     def _start(self, manifest: RunManifest) -> StartTraining:
-        return StartTraining(
-            model=self.settings.model,
-            lessons=_lessons(manifest),
-            environments=manifest.environments,
-            seed=self.settings.seed,
-            sharding=self.settings.sharding,
-            dtype=self.settings.dtype,
-            attention=self.settings.attention,
-        )
+        return start_training(self.settings, manifest)
 
     def _folders(self, policies: Mapping[int, str]) -> dict[int, str]:
         return {step: self._local(folder) for step, folder in policies.items()}
 
     def _local(self, path: str) -> str:
         return str(self.disk.local_path(path))
+
+
+def start_training(settings: TrainerSettings, manifest: RunManifest) -> StartTraining:
+    """The job with which a trainer begins a run."""
+    return StartTraining(
+        model=settings.model,
+        lessons=_lessons(manifest),
+        environments=manifest.environments,
+        seed=settings.seed,
+        sharding=settings.sharding,
+        dtype=settings.dtype,
+        attention=settings.attention,
+    )
 
 
 def _lessons(manifest: RunManifest) -> Lessons:

@@ -17,7 +17,7 @@ from peers.trainer.learning.plan import (
     Machine,
     Thin,
     Workload,
-    plan,
+    fit,
     read_model,
 )
 from peers.trainer.learning.ranks import Ranks
@@ -32,10 +32,10 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def plan_training(job: StartTraining, ranks: Ranks) -> MemoryPlan:
-    """Plan this rank's memory; raises `UserError` for a broken config.json."""
+    """Plan this rank's memory, with passes that fit; raises `UserError` for a broken config."""
     positions = read_supported_config(Path(job.model))["max_position_embeddings"]
     adapter = job.lessons.adapter
-    return plan(
+    return fit(
         read_model(
             Path(job.model),
             Thin(adapter.rank, tuple(adapter.targets)),

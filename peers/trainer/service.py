@@ -58,6 +58,7 @@ from swarm.jobs.training import (
     Resumed,
     RollBack,
     ScoreAhead,
+    Sharding,
     StartTraining,
     TidyExchange,
     Trained,
@@ -86,6 +87,8 @@ class TrainerService:
         """Submissions read ahead of their step, by digest; the same on every rank."""
         self._metrics = metrics.Metrics()
         self._peak_flops = 0.0
+        self._pass_tokens = 0
+        """Tokens in one forward pass, by the plan; 0: there was none."""
         self._thread: JobThread = LearnerThread(self._ranks)
         self._recording = trio.Lock()
 
@@ -95,7 +98,9 @@ class TrainerService:
 
     @in_job_thread
     def plan(self, job: PlanTraining) -> MemoryPlan:
-        return plan_training(job.start, self._ranks)
+        found = plan_training(job.start, self._ranks)
+        self._pass_tokens = found.tokens
+        return found
 
     @in_job_thread
     def start(self, job: StartTraining) -> Done:
@@ -117,7 +122,7 @@ class TrainerService:
             seed=job.seed,
             completion_tokens_max=self._sampling.max_new_tokens,
             adapter=job.lessons.adapter,
-            sharding=sharding_of(job, self._ranks.device),
+            sharding=self._sharding_of(job),
             attention=None if job.attention == "fastest" else job.attention,
         )
         attention, sharding = settings.attention, settings.sharding
@@ -128,6 +133,11 @@ class TrainerService:
         if sharding.compile:
             check_compiler(self._ranks.device)
         self._learner = Learner(Path(job.model), settings, ranks=self._ranks)
+
+    def _sharding_of(self, job: StartTraining) -> Sharding:
+        sharding = sharding_of(job, self._ranks.device)
+        tokens = sharding.pass_tokens or self._pass_tokens
+        return msgspec.structs.replace(sharding, pass_tokens=tokens)
 
     @in_job_thread
     def resume(self, job: Resume) -> Resumed:

@@ -67,7 +67,7 @@ class TrainerSettings(EvaluationSettings):
     """Also write a state at the first step that ends this many minutes after the last; 0: never."""
     pass_tokens: int = pydantic.Field(default=0, ge=0, le=1 << 24)
     """Most tokens in one forward pass; fewer take less memory. A longer sequence has a pass of its
-    own. 0: 16,384."""
+    own. 0: what the memory allows, at most 16,384."""
     memory_check: Literal["refuse", "report"] = "refuse"
     """What happens at the start if the plan of the memory does not fit: the trainer stops, or it
     only says so."""

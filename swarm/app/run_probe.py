@@ -24,7 +24,7 @@ from swarm.app.run_rows import check_rows, policy_room
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.curriculum import at_level
-from swarm.run.toml import RunHashes, describe_run, manifest_from_toml
+from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
 from swarm.turns import PACKED_BYTES_MAX, TOKEN_BYTES
 
 GRADED_TASKS = 8
@@ -51,8 +51,7 @@ def described(file: Path, tokenizer: Path | None, unusable_max: float) -> RunMan
     description = describe_run(file)
     folder = tokenizer or Path(description.model)
     installed = Environments()
-    unhashed = RunHashes(tokenizer=bytes(32), probes=[bytes(32) for _ in description.environments])
-    rows = check_rows(manifest_from_toml(file, unhashed), folder, installed, unusable_max)
+    rows = check_rows(unhashed_manifest(file), folder, installed, unusable_max)
     manifest = manifest_from_toml(file, probe_hashes(folder, description.environments, installed))
     for warning in [*rows.warnings, *probe_run(manifest, folder, str(file))]:
         print(f"warning: {warning}", file=sys.stderr)

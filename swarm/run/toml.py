@@ -88,6 +88,13 @@ def manifest_from_toml(path: Path, hashes: RunHashes) -> RunManifest:
     return manifest
 
 
+def unhashed_manifest(path: Path) -> RunManifest:
+    """The manifest that a TOML file describes, before its hashes are computed; raises as
+    `manifest_from_toml`."""
+    unknown = [bytes(32) for _ in describe_run(path).environments]
+    return manifest_from_toml(path, RunHashes(tokenizer=bytes(32), probes=unknown))
+
+
 OLD_KEYS = {
     "environment": "[[environments]]",
     **{f"objective.{name}": f"optimiser.{name}" for name in Optimiser.__struct_fields__},

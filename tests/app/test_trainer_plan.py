@@ -6,8 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import trio
 
+from peers.engines import demo
+from peers.trainer.child import start_training
+from peers.trainer.service import TrainerService
+from peers.trainer.settings import TrainerSettings
+from swarm.jobs.training import PlanTraining
+from swarm.run.toml import unhashed_manifest
+from swarm.settings import load_settings
 from tests.app.harness import complaint, swarm
+from tests.app.test_commands import RUN
 from tests.trainer.test_plan import QWEN_32B
 
 EIGHT_H100 = ("--gpus", "8", "--memory-gb", "80", "--activation-checkpointing")
@@ -107,3 +116,25 @@ def test_a_plan_reads_no_more_than_the_model_does(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:
     assert sentence in complaint("trainer", "plan", *arguments)
+
+
+def test_a_runs_plan_is_the_one_that_its_trainer_makes(tmp_path: Path) -> None:
+    demo.make_policy(tmp_path / "base", seed=1)
+    (tmp_path / "run.toml").write_text(RUN)
+    config = tmp_path / "trainer.toml"
+    config.write_text(f'[trainer]\nmodel = "{tmp_path / "base"}"\noptimiser = "offloaded"\n')
+    found = json.loads(
+        swarm(
+            "trainer", "plan", "--run", tmp_path / "run.toml", "--config", config, "--json"
+        ).output
+    )
+    job = start_training(
+        load_settings(config, {}).of("trainer", TrainerSettings),
+        unhashed_manifest(tmp_path / "run.toml"),
+    )
+    planned = trio.run(TrainerService().plan, PlanTraining(start=job))
+    assert (found["tokens"], found["device_bytes"]) == (planned.tokens, planned.device_bytes)
+    assert [part["name"] for part in found["parts"]] == [part.name for part in planned.parts]
+    assert found["fits"] and found["host_limit"] > 0
+    wrong = complaint("trainer", "plan", "--run", tmp_path / "run.toml")
+    assert wrong == "--run goes with --config, and without --model and --parameters"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,40 @@ def test_a_machine_without_the_memory_is_a_sentence(
     found = trio.run(TrainerService().plan, PlanTraining(start=start(base)))
     assert found.problem.startswith("the trainer needs ")
     assert "more than its 504 MB" in found.problem  # 0.5 GB of which this process has already
+
+
+def test_passes_are_as_large_as_the_memory_allows(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of half a million tokens, on a machine for passes of some thousands."""
+    monkeypatch.setattr(planning, "MEMORY_INFORMATION", tmp_path / "meminfo")
+    monkeypatch.setattr(planning, "CONTROL_GROUP", tmp_path)
+    config = json.loads((base / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 512}))
+    job = start(tmp_path)
+    lessons = msgspec.structs.replace(
+        job.lessons,
+        schedule=msgspec.structs.replace(job.lessons.schedule, groups_per_step=128),
+        sampling=msgspec.structs.replace(job.lessons.sampling, group_size=8),
+    )
+    job = PlanTraining(start=msgspec.structs.replace(job, lessons=lessons))
+    found = {}
+    for free_mb in (100_000, 250, 100, 4):
+        (tmp_path / "meminfo").write_text(f"MemAvailable: {free_mb * 1000} kB\n")
+        found[free_mb] = trio.run(TrainerService().plan, job)
+    assert found[100_000].tokens == packing.PASS_TOKENS_MAX
+    assert packing.PASS_TOKENS_MAX > found[250].tokens > found[100].tokens >= 512
+    assert not any(found[each].problem for each in (100_000, 250, 100))
+    assert found[4].tokens == 512 and "more than its 504 MB" in found[4].problem
+
+
+def test_a_planned_pass_is_the_trainers(base: Path) -> None:
+    service = TrainerService()
+    planned = trio.run(service.plan, PlanTraining(start=start(base)))
+    trio.run(service.start, start(base))
+    assert service._held().settings.sharding.pass_tokens == planned.tokens
+    trio.run(service.start, start(base, sharding=Sharding(pass_tokens=24)))
+    assert service._held().settings.sharding.pass_tokens == 24
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,22 @@ def plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> 
     return found
 
 
+def fit(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
+    """Plan one rank's memory with passes as large as fit, unless `pass_tokens` says how large.
+
+    A pass is halved until the memory suffices, down to the longest sequence. Smaller passes take
+    more kernel launches and give the same gradients.
+    """
+    found = _plan(model, sharding, machine, work)
+    tokens = work.tokens
+    while not sharding.pass_tokens and tokens > work.longest and _excess(found):
+        tokens = max(work.longest, tokens // 2)
+        found = _plan(model, _changed(sharding, {"pass_tokens": tokens}), machine, work)
+    if not _excess(found):
+        return found
+    return plan(model, _changed(sharding, {"pass_tokens": found.tokens}), machine, work)
+
+
 def _plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
     if sharding.replicas < 1 or machine.ranks % sharding.replicas:
         raise UserError(

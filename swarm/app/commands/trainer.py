@@ -97,6 +97,16 @@ def plan_command(
     dtype: Annotated[
         str, typer.Option(help="trainer.dtype; default: bfloat16 on cuda, float32 on cpu.")
     ] = "auto",
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of all these options: TOML file of a run, for the plan that its trainer "
+            "makes on this machine when it starts, as one rank."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="With --run: the trainer's settings, as for swarm.peer.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what each rank of a trainer holds in memory, whether it fits, and what would fit.
@@ -104,6 +114,11 @@ def plan_command(
     Exits with 1 if it does not fit.
     """
     require_extra("train", "swarm trainer plan")
+    if run is not None or config is not None:
+        if run is None or config is None or model is not None or parameters is not None:
+            raise UserError("--run goes with --config, and without --model and --parameters")
+        _report(_plan_of_run(run, config), as_json=as_json)
+        return
     if (model is None) == (parameters is None):
         raise UserError("give either --model FOLDER or --parameters NUMBER")
     for option, value, allowed in (
@@ -160,7 +175,23 @@ def plan_command(
         reference=reference or process_rewards,
         process=process_rewards,
     )
-    found = planning.plan(shapes, sharding, machine, work)
+    _report(planning.fit(shapes, sharding, machine, work), as_json=as_json)
+
+
+def _plan_of_run(run: Path, config: Path) -> MemoryPlan:
+    """What the trainer of a run with these settings plans here; raises `UserError`."""
+    from peers.trainer.child import start_training
+    from peers.trainer.learning.ranks import Ranks
+    from peers.trainer.planning import plan_training
+    from peers.trainer.settings import TrainerSettings
+    from swarm.run.toml import unhashed_manifest
+    from swarm.settings import load_settings
+
+    settings = load_settings(config, {}).of("trainer", TrainerSettings)
+    return plan_training(start_training(settings, unhashed_manifest(run)), Ranks())
+
+
+def _report(found: MemoryPlan, *, as_json: bool) -> None:
     if as_json:
         print_json({**plain(found), "fits": not found.problem})
     else:
