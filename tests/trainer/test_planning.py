@@ -61,11 +61,11 @@ def test_passes_are_as_large_as_the_memory_allows(
         schedule=msgspec.structs.replace(job.lessons.schedule, groups_per_step=128),
         sampling=msgspec.structs.replace(job.lessons.sampling, group_size=8),
     )
-    job = PlanTraining(start=msgspec.structs.replace(job, lessons=lessons))
+    wanted = PlanTraining(start=msgspec.structs.replace(job, lessons=lessons))
     found = {}
     for free_mb in (100_000, 250, 100, 4):
         (tmp_path / "meminfo").write_text(f"MemAvailable: {free_mb * 1000} kB\n")
-        found[free_mb] = trio.run(TrainerService().plan, job)
+        found[free_mb] = trio.run(TrainerService().plan, wanted)
     assert found[100_000].tokens == packing.PASS_TOKENS_MAX
     assert packing.PASS_TOKENS_MAX > found[250].tokens > found[100].tokens >= 512
     assert not any(found[each].problem for each in (100_000, 250, 100))
