@@ -233,6 +233,18 @@ def test_a_process_that_hangs_is_replaced(pool):
     assert after[0] != before
 
 
+def test_a_request_has_a_bound_in_cpu_time_alone():
+    """Wall time would make an answer ungradable where the machine is busy."""
+    pool = Pool(SERVICE, timeout_seconds=60, max_parallel=1, cpu_seconds=0.1)
+    try:
+        before = pool.ask(["ok"])[0]
+        with pytest.raises(Overdue, match=r"took more than 0\.1 s of CPU time and was killed"):
+            pool.ask(["hang"])
+        assert pool.ask(["ok"])[0] != before and pool.replaced == 1, "it is not tried again"
+    finally:
+        pool.close()
+
+
 @pytest.mark.parametrize(
     ("request_", "says"),
     [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.slow_answers import measure
 from peers.environments import Transcript, grade, load, split_of, task_of
 from peers.environments.dataset import Dataset, DatasetOptions
+from peers.environments.graders.math import CPU_SECONDS
 from swarm.errors import UserError
 
 
@@ -65,3 +67,13 @@ def test_problems_of_a_file(tmp_path):
         assert grade(environment, task, right).reward == 1
         assert grade(environment, task, Transcript.of(task.answer)).reward == 1
         assert grade(environment, task, Transcript.of("\\boxed{7}")).reward == 0
+
+
+@pytest.mark.slow  # each answer is made to take as long as it may
+def test_an_answer_made_to_be_slow_takes_two_seconds_of_cpu_time_at_most() -> None:
+    """One of these took 7 s. `python -m benchmarks.slow_answers` measures 10,000."""
+    found = measure(12, seed=1)
+    assert found["cpu_seconds_max"] < CPU_SECONDS + 0.5
+    outcomes = {outcome for kind in found["reasons"].values() for outcome in kind}
+    assert "overdue" in outcomes, "none of them was slow"
+    assert "rewarded" not in outcomes

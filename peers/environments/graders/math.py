@@ -1,7 +1,8 @@
 r"""The grader `math`: the last `\boxed{…}` of a text, compared with the answer by math-verify.
 
-What may cost time is bounded by what the answer looks like (`peers.environments.graders.latex`),
-never by a clock, so that every validator decides alike.
+What may cost time is bounded by what the answer looks like (`peers.environments.graders.latex`), so
+that every validator decides alike. A clock decides nothing: an answer that passes these bounds and
+takes `CPU_SECONDS` all the same is not gradable.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from peers.environments.graders.units import units_differ
 from peers.environments.interface import Grade, NotGradable
 from swarm.errors import UserError
 
+CPU_SECONDS = 2.0
+"""CPU time of math-verify for one answer. Nearly all take milliseconds."""
 SERVICE = "peers.environments.graders.math_service:MathService"
 
 
@@ -65,7 +68,7 @@ class Math(Grader):
             )
         evaluated = self.options.evaluated
         request = {"gold_text": expected, "text": given, "evaluated": evaluated}
-        pool = pool_of(SERVICE, self.timeout_seconds, self.max_parallel)
+        pool = pool_of(SERVICE, self.timeout_seconds, self.max_parallel, CPU_SECONDS)
         try:
             reply = msgspec.convert(pool.ask(request), MathReply)
         except (ProcessFailed, ServiceError) as error:

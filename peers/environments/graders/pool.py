@@ -44,7 +44,7 @@ class ProcessFailed(SwarmError):
 
 
 class Overdue(ProcessFailed):
-    """A process was killed at its deadline."""
+    """A process was killed at its deadline, or had used up its CPU time."""
 
 
 class ServiceError(SwarmError):
@@ -61,12 +61,14 @@ class Pool:
         max_parallel: int,
         memory_bytes: int = MEMORY_BYTES,
         hash_seed: int = 0,
+        cpu_seconds: float = 0.0,
     ) -> None:
         """`service`: the `module:Class` of a callable object (see the module `worker`).
+        `cpu_seconds`: CPU time for each request, beside `timeout_seconds` of wall time; 0: any.
 
         Equal hash seeds let libraries that iterate over sets of texts do the same everywhere.
         """
-        self._hash_seed = hash_seed
+        self._hash_seed, self._cpu_seconds = hash_seed, cpu_seconds
         self.service, self.timeout_seconds = service, timeout_seconds
         self.max_parallel, self.memory_bytes = max_parallel, memory_bytes
         self._turns = threading.Semaphore(max_parallel)
@@ -102,7 +104,10 @@ class Pool:
         try:
             return self._idle.pop()
         except IndexError:
-            return _Process(self.service, self.memory_bytes, self._hash_seed)
+            return self._new()
+
+    def _new(self) -> _Process:
+        return _Process(self.service, self.memory_bytes, self._hash_seed, self._cpu_seconds)
 
     def _asked(self, process: _Process, request: Any, seconds: float) -> Any:
         try:
@@ -126,13 +131,15 @@ class Pool:
     def _replace(self, process: _Process) -> None:
         self.replaced += 1
         process.kill()
-        self._idle.append(_Process(self.service, self.memory_bytes, self._hash_seed))
+        self._idle.append(self._new())
 
 
 @cache
-def pool_of(service: str, timeout_seconds: float, max_parallel: int) -> Pool:
+def pool_of(
+    service: str, timeout_seconds: float, max_parallel: int, cpu_seconds: float = 0.0
+) -> Pool:
     """The pool of this process with these settings, shared by all that ask for it."""
-    pool = Pool(service, timeout_seconds, max_parallel)
+    pool = Pool(service, timeout_seconds, max_parallel, cpu_seconds=cpu_seconds)
     atexit.register(pool.close)
     return pool
 
@@ -146,11 +153,12 @@ def _starter() -> ThreadPoolExecutor:
 class _Process:
     """One process, which starts in the background."""
 
-    def __init__(self, service: str, memory_bytes: int, hash_seed: int) -> None:
+    def __init__(self, service: str, memory_bytes: int, hash_seed: int, cpu_seconds: float) -> None:
         self.answered = 0
+        self._cpu_seconds = cpu_seconds
         self._ours, self._theirs = socket.socketpair()
         self._words = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [service, str(memory_bytes)]
+        command = [service, str(memory_bytes), str(cpu_seconds)]
         self._started: Future[subprocess.Popen[bytes]] = _starter().submit(
             self._start, command, _environment(hash_seed)
         )
@@ -167,7 +175,7 @@ class _Process:
         try:
             worker.send(self._ours, request)
         except OSError:
-            raise ProcessFailed(self._how_it_ended()) from None
+            raise self._ended() from None
         reply = self._next(seconds, "answering")
         self.answered += 1
         return reply
@@ -202,23 +210,27 @@ class _Process:
         except TimeoutError:
             raise Overdue(f"it was still {what} after {seconds:g} s and was killed") from None
         except (EOFError, OSError):
-            raise ProcessFailed(self._how_it_ended()) from None
+            raise self._ended() from None
         except (ValueError, *DECODE_ERRORS) as error:
             raise ProcessFailed(f"it sent no reply ({error})") from None
 
-    def _how_it_ended(self) -> str:
+    def _ended(self) -> ProcessFailed:
+        """The error that says how it ended."""
         try:
             process = self._started.result()
         except OSError as error:
-            return f"it cannot be started ({error.strerror})"
+            return ProcessFailed(f"it cannot be started ({error.strerror})")
         try:
-            how = describe_status(process.wait(END_SECONDS))
+            status = process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            return "it closed its connection"
+            return ProcessFailed("it closed its connection")
+        if status == -signal.SIGPROF:
+            return Overdue(f"it took more than {self._cpu_seconds:g} s of CPU time and was killed")
+        how = describe_status(status)
         self._words.seek(0)
         words = self._words.read(worker.FILE_BYTES_MAX).decode("utf-8", "replace").split()
         said = " ".join(words)[-LAST_WORDS:]
-        return f"it ended {how}" + (f", and said: {said}" if said else "")
+        return ProcessFailed(f"it ended {how}" + (f", and said: {said}" if said else ""))
 
 
 def _environment(hash_seed: int) -> dict[str, str]:

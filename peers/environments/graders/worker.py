@@ -1,9 +1,10 @@
 """The program of a grader's process: it loads one service, then answers requests over a socket.
 
-`python -m peers.environments.graders.worker DESCRIPTOR PARENT SERVICE MEMORY`: SERVICE is the
-`module:Class` of a callable object that turns a request into a reply, both JSON values. What the
-service reads was written by a model. The process therefore has limited memory, cannot open a
-network connection, and writes no file beyond `FILE_BYTES_MAX`.
+`python -m peers.environments.graders.worker DESCRIPTOR PARENT SERVICE MEMORY CPU_SECONDS`: SERVICE
+is the `module:Class` of a callable object that turns a request into a reply, both JSON values. What
+the service reads was written by a model. The process therefore has limited memory, ends by SIGPROF
+when one request takes more CPU time than it may (0: as much as it likes), cannot open a network
+connection, and writes no file beyond `FILE_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _answered(service: Any, request: Any) -> Reply:
 
 
 def main() -> None:
-    descriptor, parent, target, memory = sys.argv[1:]
+    descriptor, parent, target, memory, cpu_seconds = sys.argv[1:]
     die_with_parent(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
     sys.setrecursionlimit(RECURSION_MAX)
@@ -117,7 +118,10 @@ def main() -> None:
         try:
             while True:
                 request = msgspec.msgpack.decode(receive(connection))
-                send(connection, _answered(service, request))
+                signal.setitimer(signal.ITIMER_PROF, float(cpu_seconds))
+                reply = _answered(service, request)
+                signal.setitimer(signal.ITIMER_PROF, 0.0)
+                send(connection, reply)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
 
