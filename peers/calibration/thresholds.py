@@ -26,14 +26,15 @@ SAFETY = 2.0
 ERROR_SAFETY = 1.3
 """Factor on the honest mean error of proofs, which varies less between machines."""
 
-HONEST_MARGIN_MIN = 2e-5
-"""Least bound on the mean margin: in fp32 a mean is zero until a tie of one in a million comes."""
+LEAST = Thresholds()
+"""Least bounds on margins where engines round at all: the demo's, from two million tokens. A few
+thousand tokens of a policy that is mostly certain have too few mismatches to say less."""
+
+LEAST_EXACT = Thresholds(honest_margin=2e-5, margin_max=0.05)
+"""The same where no token was a mismatch, as in fp32: until a tie of one in a million comes."""
 
 HONEST_ERROR_MIN = 0.002
 """Least bound on the mean error of proofs: a quarter of the last bit of each bf16 value."""
-
-MARGIN_MIN = 0.05
-"""Least bound on a single margin, for the same reason."""
 
 RUN_TOKENS = 1e9
 """Tokens among which no honest margin should exceed the bound on a single one."""
@@ -83,10 +84,13 @@ def propose(honest: Sequence[Sequence[Sample]], base: Thresholds | None = None) 
     chunks = [chunk for pair in honest for each in pair for chunk in each.found.chunks]
     exponents = [chunk.exponent_matches for chunk in chunks]
     means = [chunk.mantissa_mean for chunk in chunks]
-    margin = max(_bound([part for each in pair for part in _margins(each)]) for pair in honest)
+    margin = max(
+        _margin_bound([part for each in pair for part in _margins(each)]) for pair in honest
+    )
     error = max(_bound([part for each in pair for part in _errors(each)]) for pair in honest)
     largest = max(_largest(np.concatenate([each.found.margins for each in p])) for p in honest)
     tokens = sum(each.tokens for pair in honest for each in pair)
+    least = LEAST if largest else LEAST_EXACT
     lowest = min(min(exponents), float(np.mean(exponents) - DEVIATIONS * np.std(exponents)))
     return replace(
         base or Thresholds(),
@@ -95,8 +99,8 @@ def propose(honest: Sequence[Sequence[Sample]], base: Thresholds | None = None) 
             max(max(means), float(np.mean(means) + DEVIATIONS * np.std(means))) * ERROR_SAFETY + 1
         ),
         proof_mantissa_median_max=max(chunk.mantissa_median for chunk in chunks) + 2,
-        honest_margin=_digits(max(HONEST_MARGIN_MIN, SAFETY * margin)),
-        margin_max=_digits(max(MARGIN_MIN, SAFETY * largest)),
+        honest_margin=_digits(max(least.honest_margin, SAFETY * margin)),
+        margin_max=_digits(max(least.margin_max, SAFETY * largest)),
         honest_proof_error=_digits(max(HONEST_ERROR_MIN, ERROR_SAFETY * error)),
         honest_outliers=_digits(max(1e-6, 3 / tokens)),
         measured_tokens=tokens,
@@ -129,6 +133,16 @@ def _bound(parts: Sequence[Scores]) -> float:
     mean = sums.sum() / counts.sum()
     error = np.sqrt(np.square(sums - mean * counts).sum()) / counts.sum()
     return float(mean + 3 * error)
+
+
+def _margin_bound(parts: Sequence[Scores]) -> float:
+    """The same of margins, or as if three more had been as large as the largest, if that is more.
+
+    So few mismatches have no spread: of none, up to three are expected (95 %).
+    """
+    mean = sum(float(part.sum()) for part in parts) / sum(map(len, parts))
+    largest = max(float(part.max(initial=0.0)) for part in parts)
+    return max(_bound(parts), mean + 3 * largest / sum(map(len, parts)))
 
 
 def _largest(margins: Scores) -> float:

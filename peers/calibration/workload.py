@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peers.engines.config import read_supported_config
-from peers.environments import Environment, Renderer, task_of
+from peers.environments import Environment, Renderer, Task, task_of
 from peers.environments.episodes import grade_segments
+from swarm.errors import UserError
 from swarm.manifest import Sampling
 from swarm.rollouts.rollout import Finish, Segment
 from swarm.rollouts.seeds import digest, noise_key, task_seed
 
 PROMPT_TOKENS = 16
 """Length of a random prompt, where no environment gives prompts."""
+
+DRAWS_MAX = 16
+"""Tasks that are tried for one group."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,9 @@ class Workload:
         `grades` all rewards are 0, and no grader runs.
         """
         self.sampling = sampling
-        self._vocabulary: int = read_supported_config(folder)["vocab_size"]
+        config = read_supported_config(folder)
+        self._vocabulary: int = config["vocab_size"]
+        self._positions: int = config["max_position_embeddings"]
         self._environments = [each for each in environments if each is not None]
         self._renderer = Renderer(folder) if self._environments else None
         self._grades = grades
@@ -70,8 +76,8 @@ class Workload:
         drawn_from = [
             self._environments[group % len(self._environments)] for group in range(groups)
         ]
-        tasks = [task_of(each, task_seed(seed, group)) for group, each in enumerate(drawn_from)]
-        encoded = [renderer.encode_prompt(task.prompt) for task in tasks]
+        drawn_tasks = [self._drawn(each, seed, group) for group, each in enumerate(drawn_from)]
+        tasks, encoded = [task for task, _ in drawn_tasks], [tokens for _, tokens in drawn_tasks]
         stops = self.sampling.stop_ids
 
         def reward(row: int, completion: Sequence[int]) -> float:
@@ -85,3 +91,25 @@ class Workload:
             return grade_segments(environment, task, renderer, (prompt, model), stops).reward
 
         return Work(seed, [encoded[row // size] for row in range(groups * size)], reward)
+
+    def _drawn(self, environment: Environment, seed: bytes, group: int) -> tuple[Task, list[int]]:
+        """A group's task and its prompt, the first that can be rendered and leaves room to answer.
+
+        One bad row of a data set must not end a measurement. Raises `UserError` if all are bad.
+        """
+        assert self._renderer is not None
+        groups, problem = self.sampling.groups_per_submission, ""
+        for attempt in range(DRAWS_MAX):
+            try:
+                task = task_of(environment, task_seed(seed, group + attempt * groups))
+                tokens = self._renderer.encode_prompt(task.prompt)
+            except UserError as error:
+                problem = str(error)
+                continue
+            if 0 < len(tokens) <= self._positions - self.sampling.max_new_tokens:
+                return task, tokens
+            problem = f"a prompt of {len(tokens)} tokens"
+        raise UserError(
+            f"environment {environment.name!r} draws no prompt to measure with in {DRAWS_MAX} "
+            f"tries; the last one failed: {problem}"
+        )

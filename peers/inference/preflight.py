@@ -18,6 +18,7 @@ from swarm.manifest import RunManifest
 from swarm.messages import Checkpoint, StepOrder
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
+from swarm.untrusted import printable
 
 TOKEN_BYTES = 8 + PROOF_BYTES / CHUNK_TOKENS
 """Bytes of a token in a submission's file before compression: id, log-probability, proof."""
@@ -62,7 +63,7 @@ def examine(
 
 def machine(surveyed: Surveyed, work: Work | None) -> list[Finding]:
     """The engine, its device, and the device's memory."""
-    findings = [_engine(surveyed), _device(surveyed)]
+    findings = [_engine(surveyed), _device(surveyed, work)]
     if surveyed.unused_gpu:
         findings.append(Finding("gpu", surveyed.unused_gpu, {"unused": surveyed.unused_gpu}))
     return [*findings, _memory(surveyed, work)]
@@ -93,12 +94,17 @@ def _engine(found: Surveyed) -> Finding:
     )
 
 
-def _device(found: Surveyed) -> Finding:
+def _device(found: Surveyed, work: Work | None) -> Finding:
+    measured = work.run.manifest.thresholds.measured_dtypes if work is not None else []
+    unmeasured = bool(measured) and found.dtype not in measured
+    advice = f"; the run measured {' and '.join(measured)} alone: set dtype to one of them, or "
+    advice += "honest work may be refused"
     driver = f", {found.driver}" if found.driver else ""
     threads = f"{found.threads} thread{'s' * (found.threads != 1)}"
     return Finding(
         "device",
-        f"{found.device} ({found.device_title}){driver}, computing in {found.dtype}, {threads}",
+        f"{found.device} ({found.device_title}){driver}, computing in {found.dtype}, {threads}"
+        + (printable(advice) if unmeasured else ""),
         {
             "name": found.device,
             "title": found.device_title,
@@ -106,6 +112,7 @@ def _device(found: Surveyed) -> Finding:
             "dtype": found.dtype,
             "threads": found.threads,
         },
+        advice=unmeasured,
     )
 
 

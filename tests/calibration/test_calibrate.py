@@ -149,7 +149,7 @@ def test_a_result_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
     assert Kept(tmp_path, "another basis").handed_in("worker", 0, lambda: HandedIn([], [])) != made
 
 
-@given(st.integers(0, 40), st.floats(0.001, 0.05), st.floats(0.02, 0.2), st.integers(0, 2**32 - 1))
+@given(st.integers(0, 40), st.floats(0.003, 0.05), st.floats(0.02, 0.2), st.integers(0, 2**32 - 1))
 @settings(max_examples=25, deadline=None)
 def test_a_few_thousand_honest_tokens_give_bounds_that_hold_for_many(
     more: int, share: float, scale: float, seed: int
