@@ -120,7 +120,9 @@ class Messenger:
         """End streams on which nothing was asked for a while."""
         since = trio.current_time() - LINE_SECONDS
         for peer, line in list(self._lines.items()):
-            if not line.waiting and line.used_at <= since:
+            # Its reader may have dropped it, or a request used it, while another one was ended.
+            is_open = self._lines.get(peer) is line
+            if is_open and not line.waiting and line.used_at <= since:
                 del self._lines[peer]  # first, so that no request takes it meanwhile
                 with suppress(StreamError):
                     await line.stream.end()

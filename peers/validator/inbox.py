@@ -291,5 +291,7 @@ class Inbox:
             await trio.sleep(UNANNOUNCED_SECONDS / 4)
             now = self._world.now()
             for key, whole in list(self._whole.items()):
-                if not whole.announced and now - whole.arrived > UNANNOUNCED_SECONDS:
+                # It may have been announced while another one was removed.
+                unannounced = self._whole.get(key) is whole and not whole.announced
+                if unannounced and now - whole.arrived > UNANNOUNCED_SECONDS:
                     await self.remove(key)

@@ -64,13 +64,19 @@ def exit_with(error: BaseException) -> int:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
     mistake = user_error_in(error)
-    if mistake is None and not all(
-        isinstance(leaf, SwarmError) or _is_of_the_machine(leaf) for leaf in leaves
-    ):
+    if not is_expected(error):
         raise error
     sentence = str(mistake) if mistake else "; ".join(_sentence(leaf) for leaf in leaves)
     print(f"error: {printable_lines(sentence)}", file=sys.stderr)
     return MISTAKE if mistake else FAILED
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether an error is a person's, another peer's or the machine's, not the program's."""
+    return user_error_in(error) is not None or all(
+        isinstance(leaf, (SwarmError, KeyboardInterrupt)) or _is_of_the_machine(leaf)
+        for leaf in leaf_errors(error)
+    )
 
 
 def _is_of_the_machine(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from swarm.app.alarms.ringing import ringing
 from swarm.app.alarms.settings import check as check_alarms
+from swarm.app.crash import crashes_reported
 from swarm.app.dashboard.in_peer import dashboard_listening, serving_dashboard
 from swarm.app.doctor.at_start import check_before_start, checking
 from swarm.app.health import beating
@@ -115,7 +116,7 @@ def start(settings: PeerSettings) -> None:
     logging.basicConfig(handlers=[handler])
     become_rank(settings.role)
     departure = Departure()
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), crashes_reported(settings.home_path):
         run_until_interrupted(
             run_peer,
             settings,

@@ -143,7 +143,8 @@ class Publisher:
     async def republish(self) -> None:
         now = self._world.now()
         for key, published in list(self._published.items()):
-            if published.again_at > now:
+            # It may have been withdrawn, or replaced, while another one was published.
+            if self._published.get(key) is not published or published.again_at > now:
                 continue
             try:
                 held = self.records.validate(key, published.held.value)

@@ -129,9 +129,8 @@ class Child:
 
     async def _close(self) -> None:
         """End the episodes that wait for a text."""
-        for episode in self._episodes.values():
-            await episode.close()
-        self._episodes.clear()
+        while self._episodes:
+            await self._episodes.popitem()[1].close()
 
     def _start(self, task: int) -> Episode:
         tasks = self._tasks

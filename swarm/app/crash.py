@@ -1,0 +1,65 @@
+"""What a person sees of a fault of the program: its cause in a sentence, the rest in a file."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swarm.app.exit import is_expected
+from swarm.errors import SwarmError, leaf_errors
+
+PATTERN = "crash-*.txt"
+FILES_KEPT = 5
+PACKAGES = frozenset({"swarm", "peers", "simnet"})
+
+
+class Crash(SwarmError):
+    """An error that nobody foresaw. The message says where it came from and where to read more."""
+
+
+@contextmanager
+def crashes_reported(home: Path) -> Iterator[None]:
+    """Raise `Crash` for an error that is neither a person's, another peer's nor the machine's.
+
+    The traceback goes to a file in `home`: with nested groups it has hundreds of lines, of which
+    one says what happened.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_expected(error):
+            raise
+        raise Crash(
+            f"a fault of the program: {_cause(error)}; {_kept(error, home)}, please report it; "
+            "the peer may be started again"
+        ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """The first unexpected error inside, and the line of ours that it came from."""
+    cause = next(each for each in leaf_errors(error) if not is_expected(each))
+    frames = traceback.extract_tb(cause.__traceback__)
+    ours = [frame for frame in frames if PACKAGES.intersection(Path(frame.filename).parts)]
+    frame = (ours or list(frames) or [None])[-1]
+    what = f"{type(cause).__name__}: {cause}".rstrip(": ")[:300]
+    if frame is None:
+        return what
+    parts = Path(frame.filename).parts
+    first = max((parts.index(each) for each in PACKAGES if each in parts), default=-1)
+    return f"{what} ({'/'.join(parts[first:])}, line {frame.lineno}, in {frame.name})"
+
+
+def _kept(error: BaseException, home: Path) -> str:
+    """Write the traceback to a file; a clause that says where it is."""
+    path = home / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(traceback.format_exception(error)), errors="backslashreplace")
+        for old in sorted(home.glob(PATTERN))[:-FILES_KEPT]:
+            old.unlink()
+    except OSError as problem:
+        return f"the traceback could not be written to {path} ({problem.strerror})"
+    return f"the whole traceback is in {path}"

@@ -1,0 +1,59 @@
+"""A fault of the program is one sentence, with the traceback in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from swarm.app.crash import FILES_KEPT, Crash, crashes_reported
+from swarm.errors import PeerError, UserError
+from swarm.untrusted import printable
+
+
+async def nested(depth: int, error: BaseException) -> None:
+    async with trio.open_nursery() as nursery:
+        if depth:
+            nursery.start_soon(nested, depth - 1, error)
+        else:
+            raise error
+
+
+def test_the_innermost_cause_is_said_and_the_rest_is_in_a_file(tmp_path: Path) -> None:
+    with pytest.raises(Crash) as caught, crashes_reported(tmp_path / "home"):
+        trio.run(nested, 6, KeyError("12D3KooW"))
+    said = str(caught.value)
+    assert said.startswith("a fault of the program: KeyError: '12D3KooW' (")
+    assert len(said.splitlines()) == 1 and "please report it" in said
+    (path,) = (tmp_path / "home").glob("crash-*.txt")
+    assert str(path) in said
+    assert path.read_text().count("ExceptionGroup") >= 6
+
+
+def test_the_line_of_our_own_is_named(tmp_path: Path) -> None:
+    """Not the library's, in which the error was raised."""
+    said = r"TypeError: .* \(swarm/untrusted.py, line \d+, in printable\)"
+    with pytest.raises(Crash, match=said), crashes_reported(tmp_path):
+        printable(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("a mistake"), PeerError("a peer"), KeyboardInterrupt(), OSError(28, "full")]
+)
+def test_what_is_foreseen_passes(error: BaseException, tmp_path: Path) -> None:
+    with pytest.raises(BaseExceptionGroup), crashes_reported(tmp_path):
+        trio.run(nested, 2, error)
+    assert not list(tmp_path.iterdir())
+
+
+def test_few_files_are_kept_and_a_full_disk_changes_nothing(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"crash-2026010{number}-000000.txt").write_text("old")
+    with pytest.raises(Crash, match="RuntimeError"), crashes_reported(tmp_path):
+        raise RuntimeError
+    assert len(list(tmp_path.iterdir())) == FILES_KEPT
+    (tmp_path / "file").write_text("")
+    said = r"RuntimeError.*could not be written to .*file"
+    with pytest.raises(Crash, match=said), crashes_reported(tmp_path / "file"):
+        raise RuntimeError
