@@ -43,7 +43,7 @@ def _cause(error: BaseException) -> str:
     cause = next(each for each in leaf_errors(error) if not is_expected(each))
     frames = traceback.extract_tb(cause.__traceback__)
     ours = [frame for frame in frames if PACKAGES.intersection(Path(frame.filename).parts)]
-    frame = (ours or list(frames) or [None])[-1]
+    frame = next(reversed(ours or list(frames)), None)
     what = f"{type(cause).__name__}: {cause}".rstrip(": ")[:300]
     if frame is None:
         return what
