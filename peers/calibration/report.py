@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -136,7 +135,8 @@ def run_calibration(
     advance: Advance = lambda _done, _all: None,
 ) -> CalibrationReport:
     """Calibrate; raises `UserError` for wrong options."""
-    torch.set_num_threads(options.threads or cores())
+    if options.threads:
+        torch.set_num_threads(options.threads)
     classes = classes_of(options.engines)
     name, _, version = (options.environment or "").partition("@")
     environment = load(name, version, options.environment_options) if name else None
@@ -176,7 +176,6 @@ def measure_run(
     A submission has `GROUPS` prompts, and completions as long as the run's, up to `TOKENS_MAX`:
     honest differences do not grow with the length (docs/benchmarks.md).
     """
-    torch.set_num_threads(cores())
     measured = replace(
         sampling,
         max_new_tokens=min(sampling.max_new_tokens, TOKENS_MAX),
@@ -187,11 +186,6 @@ def measure_run(
     basis = [(each.name, each.version, str(each.options)) for each in environments]
     measurement = Measurement.of(model, workload, 1, keep, basis)
     return measure_honest(measurement, classes_of(engines), show, advance)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 GROUPS, GROUP_SIZE, TOKENS_MAX = 16, 4, 64

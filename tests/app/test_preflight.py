@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from peers.engines import demo
+from peers.inference.preflight import Work, machine
 from swarm.app.doctor.machine import check_home
 from swarm.findings import lines
+from swarm.jobs.inference import Surveyed
+from swarm.manifest import Thresholds
+from swarm.run.run import Run
 from tests.app.harness import complaint, swarm
+from tests.ledger.harness import OWNER, TRAINER
+from tests.network.harness import manifest, sealed_manifest
 
 
 def test_one_screen_about_this_machine_and_a_policy(tmp_path: Path) -> None:
@@ -51,3 +58,26 @@ def test_a_home_that_no_peer_can_make_is_a_problem(tmp_path: Path) -> None:
             "another --home"
         ]
     assert check_home(tmp_path / "home") == []
+
+
+@pytest.mark.parametrize(
+    ("measured", "dtype", "advised"),
+    [
+        (["bfloat16", "float32"], "float32", False),
+        (["bfloat16", "float32"], "float16", True),
+        ([], "float16", False),
+    ],
+)
+def test_a_precision_that_the_run_did_not_measure_is_advised_against(
+    measured: list[str], dtype: str, advised: bool
+) -> None:
+    thresholds = Thresholds(measured_tokens=1000 * len(measured), measured_dtypes=measured)
+    message = replace(manifest([TRAINER], [TRAINER]), thresholds=thresholds)
+    run = Run(sealed_manifest(OWNER, message))
+    found = Surveyed(
+        engine="native", engine_version="1", torch_version="2", device="cpu",
+        device_title="a processor", dtype=dtype, threads=1, free_bytes=1 << 30,
+    )  # fmt: skip
+    device = next(each for each in machine(found, Work(run)) if each.topic == "device")
+    assert device.advice == advised and not device.problem
+    assert ("measured bfloat16 and float32 alone" in device.text) == advised

@@ -48,7 +48,10 @@ def calibrate_command(
     group_size: Annotated[int, typer.Option(min=2, help="Rollouts per group.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens per rollout.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.01, help="The run's temperature.")] = 1.0,
-    threads: Annotated[int, typer.Option(min=0, help="Threads of the engines; 0: all cores.")] = 0,
+    threads: Annotated[
+        int,
+        typer.Option(min=0, help="Threads of the engines; 0: one per core, or OMP_NUM_THREADS."),
+    ] = 0,
     cheats: Annotated[
         bool, typer.Option("--cheats", help="Measure cheats, too; takes several times as long.")
     ] = False,
