@@ -5,7 +5,8 @@
 
 Prints one JSON object. Six processes (bootstrap, relay, trainer, validator, two inference peers)
 train the demo's tiny model. Periods without and with the flood alternate, so that a machine that
-gets slower counts for both; `pace_kept` is the share of the verdicts per second that is left.
+gets slower counts for both; `pace_kept` is the share of the verdicts per second that is left. The
+processor time of the validator's network process and of the flood itself stands beside.
 
     sockets  512 connections to the piece port from eight addresses, on which no byte is sent; each
              that is closed is opened again after a second
@@ -22,13 +23,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from benchmarks.arguments import at_least
+from benchmarks.operation.processes import processor_seconds
 from benchmarks.real_swarm import running_swarm
 from swarm.app.output import print_json, write_json
 from swarm.identity import Identity
@@ -99,41 +101,51 @@ class Flood:
                     nursery.start_soon(ask, Identity(bytes([200 + number]) * 32), folder)
 
 
-async def verdicts_per_second(validator: Peer, seconds: float) -> float:
-    before, began = len(validator.heard("validator.verdict")), time.monotonic()
+@dataclass(frozen=True)
+class Period:
+    """What one period had, for each of its seconds."""
+
+    verdicts: float
+    validator_cpu: float
+    """Processor seconds of the validator's network process."""
+    flood_cpu: float
+    """Processor seconds of this process, which makes the flood."""
+
+
+async def observed(validator: Peer, seconds: float) -> Period:
+    began, own, spent = time.monotonic(), time.process_time(), processor_seconds(validator.pid)
+    before = len(validator.heard("validator.verdict"))
     await trio.sleep(seconds)
     heard = len(validator.heard("validator.verdict")) - before
-    return heard / (time.monotonic() - began)
+    spent, own = processor_seconds(validator.pid) - spent, time.process_time() - own
+    passed = time.monotonic() - began
+    return Period(*(round(each / passed, 3) for each in (heard, spent, own)))
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    quiet: list[float] = []
-    flooded: list[float] = []
+    quiet: list[Period] = []
+    flooded: list[Period] = []
     async with running_swarm(STEPS, lambda: 1.0, NAMES) as real:
         trainer, validator = real.peers["trainer"], real.peers["validator"]
         await trainer.says("trainer.checkpoint_published", step=3, seconds=START_SECONDS)
         flood = Flood(validator)
         act: Callable[[], Awaitable[None]] = getattr(flood, options.flood)
         for number in range(options.rounds):
-            quiet.append(await verdicts_per_second(validator, options.seconds))
+            quiet.append(await observed(validator, options.seconds))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(act)
                 await trio.sleep(2)  # until the flood is there
-                flooded.append(await verdicts_per_second(validator, options.seconds))
+                flooded.append(await observed(validator, options.seconds))
                 nursery.cancel_scope.cancel()
-            print(
-                f"round {number + 1}: {quiet[-1]:.2f} verdicts a second without, "
-                f"{flooded[-1]:.2f} with",
-                file=sys.stderr,
-            )
+            print(f"round {number + 1}: {quiet[-1]} without, {flooded[-1]} with", file=sys.stderr)
             await trio.sleep(2)  # until it is gone
-    without, beside = statistics.median(quiet), statistics.median(flooded)
+    without, beside = (statistics.median(p.verdicts for p in some) for some in (quiet, flooded))
     return {
         "flood": options.flood,
         "count": flood.count,
         "seconds": options.seconds,
-        "verdicts_per_second": [round(each, 3) for each in quiet],
-        "verdicts_per_second_flooded": [round(each, 3) for each in flooded],
+        "without": [asdict(each) for each in quiet],
+        "with": [asdict(each) for each in flooded],
         "pace_kept": round(beside / max(without, 1e-9), 3),
     }
 

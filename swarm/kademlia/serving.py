@@ -18,6 +18,7 @@ from swarm.kademlia.wire import (
     Neighbour,
     Record,
 )
+from swarm.rates import TokenBucket, TokenBuckets
 from swarm.transport import Framing, Stream
 
 INBOUND_STREAMS_MAX = 256
@@ -25,6 +26,15 @@ INBOUND_STREAMS_MAX = 256
 
 INBOUND_IDLE_SECONDS = 60.0
 """A stream on which no request comes for this long is reset."""
+
+REQUESTS_PER_SECOND = 200.0
+"""Average requests of one /24 (IPv6: /48), or of one peer of a private address; more must wait. A
+request takes some 0.2 ms, in which a peer does nothing else, and 16 KiB of an answer as long."""
+REQUESTS_BURST = 4000.0
+"""Requests at once: a hundred peers of one network that join make some twenty each."""
+REQUEST_BYTES = 16 * 1024
+NETWORKS_MAX = 4096
+"""Networks and peers whose requests are counted; the least recent is forgotten."""
 
 
 class Server:
@@ -36,6 +46,7 @@ class Server:
         self._emit = contacts.emit
         self._world = contacts.world
         self._inbound: OrderedDict[Stream, trio.CancelScope] = OrderedDict()
+        self._rates = TokenBuckets(REQUESTS_PER_SECOND, REQUESTS_BURST, NETWORKS_MAX)
 
     def start(self) -> None:
         """Serve the protocol from now on."""
@@ -63,13 +74,28 @@ class Server:
                         self._inbound.move_to_end(stream)
                     if not self._publisher.serving():
                         break
+                    await self._turn(stream.peer)
                     answer = self.answer(stream.peer, wire.decode(frame))
                     self._contacts.consider(Neighbour(stream.peer))
                     if answer is not None:
-                        await stream.send(wire.encode(answer))
+                        raw = wire.encode(answer)
+                        self._rate_of(stream.peer).borrow(
+                            len(raw) / REQUEST_BYTES, trio.current_time()
+                        )
+                        await stream.send(raw)
             finally:
                 self._inbound.pop(stream, None)
         await stream.reset()
+
+    async def _turn(self, peer: PeerId) -> None:
+        """Wait until the peer's network may make its next request."""
+        rate, now = self._rate_of(peer), trio.current_time()
+        rate.borrow(1, now)
+        if seconds := rate.debt_seconds(now):
+            await trio.sleep(seconds)
+
+    def _rate_of(self, peer: PeerId) -> TokenBucket:
+        return self._rates.of(self._contacts.transport.network_of(peer) or peer)
 
     def answer(self, sender: PeerId, message: Message) -> Message | None:
         """The answer to one request; None for a request without an answer."""

@@ -9,6 +9,7 @@ recently used first.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import resource
 from collections import Counter
@@ -73,6 +74,7 @@ class Origin:
             return ""
 
 
+@functools.lru_cache(maxsize=4096)
 def origin_of(host: str) -> Origin:
     """The origin of an IP address; other text is its own origin."""
     try:
@@ -306,6 +308,8 @@ class Door:
         return served
 
     def _make_room_to_shake(self) -> None:
+        if len(self._callers) <= self._sizes.handshakes:
+            return
         shaking = [c for c in self._callers if c.shaking]
         if len(shaking) > self._sizes.handshakes:
             crowd = Counter(c.origin.range for c in shaking)

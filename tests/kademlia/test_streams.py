@@ -190,3 +190,48 @@ def test_silent_and_surplus_streams_are_reset(monkeypatch):
             assert waited == pytest.approx(INBOUND_IDLE_SECONDS, abs=1)
 
     run(main)
+
+
+def test_who_asks_without_end_waits_and_others_do_not(monkeypatch):
+    """Else one peer's requests are answered as often as its line carries them."""
+    seconds = 20.0
+    monkeypatch.setattr(serving, "REQUESTS_PER_SECOND", 20.0)
+    monkeypatch.setattr(serving, "REQUESTS_BURST", 100.0)
+    monkeypatch.setattr(serving, "REQUEST_BYTES", 64)
+
+    async def main():
+        async with swarm() as net:
+            server, greedy = await net.start(), await net.start(server=False)
+            other = await net.start(server=False)
+            request = wire.encode(Message(MessageType.GET_VALUE, KEY))
+            size = given = 0
+
+            async def open_one(client: Peer) -> Stream:
+                await client.transport.connect(server.id, [server.address])
+                return await client.transport.open_stream(
+                    server.id, wire.PROTOCOL, Framing.DELIMITED
+                )
+
+            async def ask(stream: Stream) -> None:
+                nonlocal size, given
+                while True:
+                    await stream.send(request)
+                    size = len(await stream.receive() or b"")
+                    given += 1
+
+            with trio.move_on_after(seconds):
+                async with trio.open_nursery() as nursery:
+                    for _ in range(8):
+                        nursery.start_soon(ask, await open_one(greedy))
+                    await trio.sleep(seconds / 2)
+                    began = trio.current_time()
+                    stream = await open_one(other)
+                    for _ in range(10):
+                        await stream.send(PING)
+                        assert await stream.receive() is not None
+                    assert trio.current_time() - began < 5, "others do not wait"
+            cost = 1 + size / serving.REQUEST_BYTES
+            most = serving.REQUESTS_BURST + seconds * serving.REQUESTS_PER_SECOND + 16
+            assert given * cost <= most + 8 * cost
+
+    run(main)

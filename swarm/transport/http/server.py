@@ -51,8 +51,9 @@ theirs are bounded each, so that hundreds behind one address are served."""
 CONNECTIONS_PER_PEER_MAX = 32
 """Connections on which one peer has proved its identity: an honest peer needs about four."""
 
-HANDSHAKES_MAX = 256
-"""Connections without a complete request so far: a peer sends its first at once."""
+HANDSHAKES_MAX = 512
+"""Connections without a complete request so far: as many as strangers have. Silent ones cost least
+while they are left alone until others need their places."""
 
 HANDSHAKES_PER_SECOND = 64.0
 """Connections without a proof of identity from one /24 (IPv6: /48), on average."""
@@ -123,6 +124,7 @@ class Session:
         self._rests = True
         """Whether no request has come since the last answer, or since the connection began."""
         self.used_at = trio.current_time()
+        self.leaving = False
 
     # --- `swarm.transport.http.table.Guest` ---
 
@@ -143,11 +145,8 @@ class Session:
     def idle(self) -> bool:
         return self._rests and trio.current_time() - self.used_at >= limits.GRACE_SECONDS
 
-    @property
-    def leaving(self) -> bool:
-        return self._caller.handshake.cancel_called
-
     def leave(self) -> None:
+        self.leaving = True
         self._caller.handshake.cancel()
 
     def end(self) -> None:

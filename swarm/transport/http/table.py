@@ -84,6 +84,8 @@ class Table:
 
     def _make_room(self, guest: Guest) -> None:
         """Make room for a stranger's connection."""
+        if len(self._guests) < min(self._sizes.connections, self._sizes.strangers):
+            return  # each of a flood comes here
         held = self._staying()
         if not is_full(held, self._sizes.connections, self._sizes.strangers):
             return
