@@ -20,6 +20,7 @@ from swarm.transport.room import (
     Origin,
     is_full,
     least_useful,
+    most_crowding,
     origin_of,
     surplus,
 )
@@ -87,6 +88,36 @@ def test_strangers_displace_no_known_peer_and_known_peers_leave_strangers_room()
         each.idle = False  # they are at work, which no newcomer interrupts
     assert least_useful(known + strangers[1:], origin_of("203.0.113.1")) is strangers[1]
     assert least_useful(known, origin_of("203.0.113.1")) is None
+
+
+@dataclass(eq=False)
+class Admitted(Connection):
+    """A connection whose peer has proved its identity."""
+
+    vouched: bool = True
+    peer: str = ""
+    trusted: bool = False
+
+
+def test_of_admitted_peers_the_most_crowded_range_makes_way_idle_ones_first() -> None:
+    crowd = [Admitted(f"192.0.2.{n}", used_at=n, peer=f"{n}", idle=n == 7) for n in range(20)]
+    few = [Admitted("198.51.100.1", peer=f"few {n}") for n in range(3)]
+    elsewhere = Admitted("203.0.113.1", peer="newcomer")
+    assert most_crowding(few + crowd, elsewhere) is crowd[7]
+    assert most_crowding(few + crowd, Admitted("192.0.2.99", peer="same range")) is crowd[7]
+
+
+def test_who_is_at_work_makes_way_for_those_who_have_fewer_and_for_trusted_peers() -> None:
+    crowd = [Admitted(f"192.0.2.{n}", used_at=n, peer=f"{n}", idle=False) for n in range(20)]
+    greedy = [Admitted("192.0.2.50", used_at=n, peer="greedy", idle=False) for n in range(4)]
+    assert most_crowding(crowd, Admitted("203.0.113.1", peer="newcomer")) is crowd[0]
+    assert most_crowding(crowd, Admitted("192.0.2.99", peer="newcomer")) is None
+    assert most_crowding(crowd, Admitted("192.0.2.99", peer="x", trusted=True)) is crowd[0]
+    assert most_crowding(crowd + greedy, Admitted("192.0.2.99", peer="x")) is greedy[0]
+    assert most_crowding(crowd + greedy, Admitted("192.0.2.50", peer="greedy")) is None
+    for each in crowd:
+        each.trusted = True
+    assert most_crowding(crowd, Admitted("203.0.113.1", peer="y", trusted=True)) is None
 
 
 def test_connections_that_nobody_uses_are_closed_beyond_those_kept() -> None:
