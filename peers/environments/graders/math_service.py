@@ -14,6 +14,15 @@ from typing import Any
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
+from peers.environments.graders.answers import by_text, readable
+from peers.environments.graders.exact import (
+    EXPONENT_MAX,
+    PERCENT,
+    contradicts,
+    is_computable,
+    residue,
+)
+
 NODES_MAX = 120
 """Nodes of an expression's tree."""
 POWER_DIGITS_MAX = 2000
@@ -27,7 +36,6 @@ UNEVALUATED = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Deri
 _DOTS = re.compile(r"\\[lcv]?dots|\.\.\.|…")
 _SPACED = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|~)(?=\d{3})", re.ASCII)
 """White space within a number, which math-verify would take for a product."""
-_PERCENT = sympy.UnevaluatedExpr(sympy.Rational(1, 100))
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0),)
 
 
@@ -42,20 +50,25 @@ class MathService:
         return {"outcome": self._outcome(**request)}
 
     def _outcome(self, gold_text: str, text: str, evaluated: bool) -> str:
+        gold_text, text = readable(gold_text), readable(text)
+        told = by_text(gold_text, text)
+        if told is not None:
+            return "equal" if told else "different"
         gold = _gold(gold_text)
         if gold is None:
             return "bad gold"
         found = _read(text)
         if found is None:
             return "unreadable"
-        if too_large(found):
-            return "too complex"
+        if too_large(gold) or too_large(found):
+            return _outcome_of_large(gold, found)
         if found.has(*UNEVALUATED):
             return "equal" if found == gold else "unevaluated"
         if evaluated and _is_number(gold) and not _is_number(found):
             return "unevaluated"
         try:
-            return "equal" if _compare(gold, found) else "different"
+            equal = _compare(gold, found) and not contradicts(gold, found)
+            return "equal" if equal else "different"
         except (MemoryError, KeyboardInterrupt):
             raise
         except Exception:  # sympy cannot compare the two
@@ -68,18 +81,51 @@ def _is_number(expression: Any) -> bool:
         return _is_number(expression.rhs)
     if not isinstance(expression, sympy.Expr):
         return False
-    factors = [factor for factor in expression.args if factor not in (-1, _PERCENT)]
-    if isinstance(expression, sympy.Mul) and len(factors) == 1:
-        return bool(factors[0].is_Number)
-    return bool(expression.is_Number)
+    if isinstance(expression, sympy.Mul):
+        factors = [factor for factor in expression.args if factor not in (-1, PERCENT)]
+        # At most one more than the power of ten of 6 \times 10^5.
+        numbers = [factor for factor in factors if not _is_power_of_ten(factor)]
+        return len(numbers) <= 1 and len(factors) <= 2 and all(map(_is_number, numbers))
+    return bool(expression.is_Number) or _is_power_of_ten(expression)
+
+
+def _is_power_of_ten(expression: Any) -> bool:
+    if isinstance(expression, sympy.Pow) and expression.exp == -1:
+        expression = expression.base  # of 1.6 \times 10^{-19}
+    if not isinstance(expression, sympy.Pow) or expression.base != 10:
+        return False
+    exponent = expression.exp
+    return bool(exponent.is_Integer) or (exponent.is_Mul and _is_number(exponent))
+
+
+def _outcome_of_large(gold: Any, found: Any) -> str:
+    """The verdict on numbers of which one has a power that is too large to compute."""
+    if not isinstance(gold, sympy.Expr) or not isinstance(found, sympy.Expr):
+        return "different" if too_large(gold) else "too complex"
+    if gold == found:
+        return "equal"
+    one, other = residue(gold), residue(found)
+    if one is not None and other is not None:
+        return "equal" if one == other else "different"
+    return "too complex" if too_large(found) else "different"
+
+
+def _is_comparable(gold: Any) -> bool:
+    """Whether a gold with large powers can be compared all the same: all have small exponents."""
+    powers = gold.atoms(sympy.Pow, sympy.exp)
+    small = all(p.exp.is_Integer and abs(p.exp) <= EXPONENT_MAX for p in powers)
+    nodes = sympy.preorder_traversal(gold)
+    return small and all(is_computable(node) for node in nodes if _is_factorial(node))
 
 
 @lru_cache(1024)
 def _gold(text: str) -> Any:
     """The expression of a task's answer; None if math-verify does not find it equal to itself."""
     expression = _read(text)
-    if expression is None or (not expression.has(*UNEVALUATED) and too_large(expression)):
+    if expression is None:
         return None
+    if not expression.has(*UNEVALUATED) and too_large(expression):
+        return expression if _is_comparable(expression) else None
     return expression if _compare(expression, expression) else None
 
 
@@ -110,9 +156,14 @@ def _is_large(node: Any) -> bool:
         if base.is_Add and power * len(base.args) > TERMS_MAX:
             return True
         return power * _digits(base) > POWER_DIGITS_MAX
-    if isinstance(node, sympy.factorial | sympy.factorial2 | sympy.subfactorial | sympy.binomial):
+    if _is_factorial(node):
         return max(map(_magnitude, node.args)) > POWER_DIGITS_MAX / 3
     return False
+
+
+def _is_factorial(node: Any) -> bool:
+    kinds = (sympy.factorial, sympy.factorial2, sympy.subfactorial, sympy.binomial)
+    return isinstance(node, kinds)
 
 
 def _magnitude(node: Any) -> float:

@@ -11,12 +11,19 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from peers.environments.graders.answers import ALIKE
 from peers.environments.graders.base import Grader, zero
 from peers.environments.interface import Grade, NotGradable
 
 DIGITS_MAX = 100
 """Longest number that is read; the time to compare two grows with their length."""
-NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?:/\d+)?", re.ASCII)
+NUMBER = re.compile(
+    r"[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?:[eE][+-]?\d{1,3}(?![\w.])|/\d+)?", re.ASCII
+)
+POWER = re.compile(
+    r"(?:\\times|\\cdot|\*)?\s*10\s*(?:\^|\*\*)\s*\{?\s*(?=[-+]?\d{1,3}\s*\}?\s*\W*$)"
+)
+"""The power of ten of 6 \\times 10^5, which is read as 6e5, at the end of a text."""
 LAST_CHARACTERS = 4096
 """The end of a text that is searched for its last number."""
 
@@ -71,14 +78,26 @@ class Number(Grader):
         return Grade(float(abs(found - expected) <= Fraction(self.options.tolerance)))
 
 
+def _with_exponent(end: str) -> str:
+    """The end of a text with `6e5` for 6 \\times 10^5 as its last number."""
+    power = POWER.search(end)
+    if power is None:
+        return end
+    before, exponent = end[: power.start()].rstrip(), end[power.end() :]
+    is_factor = before[-1:].isdigit() and power[0][0] in "\\*"
+    return f"{before}e{exponent}" if is_factor else f"{before} 1e{exponent}"
+
+
 def number_in(text: str) -> Fraction | None:
     """The last number of a text, exactly; None if it has none, or one that is too long or only part
     of a longer word of digits, such as `12²` or `1.1.1`."""
-    end = text[-LAST_CHARACTERS:]
+    end = _with_exponent(text.translate(ALIKE)[-LAST_CHARACTERS:])
     found = [match for match in NUMBER.finditer(end) if re.search(r"\d", match[0])]
     if not found or len(found[-1][0]) > DIGITS_MAX:
         return None
     word, before = found[-1][0], end[: found[-1].start()][-1:]
+    if end[: found[-1].start()].rstrip("{ ").endswith(("^", "**")):
+        return None  # an exponent
     if end[found[-1].end() :][:1].isnumeric() or (before.isnumeric() and word[0] not in "+-"):
         return None
     numerator, _, denominator = word.replace(",", "").partition("/")
