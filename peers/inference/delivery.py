@@ -32,6 +32,11 @@ ANNOUNCEMENTS_SHOWN_MAX = REQUEST_ENVELOPES_MAX - 4
 """Announcements of policies presented with a submission, the newest that its file names: so many
 envelopes has a request besides the submission, admission, step order and receipt."""
 
+WAITS_MAX = 4
+"""Most times that `verdict_seconds` are waited for a validator that still says that it has the
+file: its check may take a minute, and others come before it. That is two minutes at the default of
+30 s; then another validator shares the load of one that is too slow."""
+
 RECEIPTS_KEPT = 64
 """Receipts kept to be presented with the worker's next submission; enough for a few steps."""
 
@@ -145,8 +150,7 @@ class Deliveries:
                         continue
                     task_status.started()
                     task_status = trio.TASK_STATUS_IGNORED
-                    with trio.move_on_after(limits.verdict_seconds):
-                        await judged.wait()
+                    await self._wait(PeerId(validator), parcel, judged)
                     if judged.is_set():
                         break
                     self._events.emit("inference.verdict_late", validator=validator)
@@ -163,6 +167,20 @@ class Deliveries:
         key = (submission.lineage, submission.step, submission.number)
         await self._outbox.settle(submission, self._receipts.get(key))
         await self._node.disk.remove(made.path)
+
+    async def _wait(self, validator: PeerId, parcel: Parcel, judged: trio.Event) -> None:
+        """Wait for the verdict of a validator that has acknowledged a file.
+
+        Another validator would only do the same work again, so as long as this one acknowledges the
+        file, and the file may be trained on, it has further time.
+        """
+        for _ in range(WAITS_MAX):
+            with trio.move_on_after(self._run.manifest.limits.verdict_seconds):
+                await judged.wait()
+            if judged.is_set() or not self._is_wanted(parcel.made.submission):
+                return
+            if not await self._announce(validator, parcel):
+                return
 
     def _is_wanted(self, submission: Submission) -> bool:
         """Whether a submission may still be trained on.
@@ -201,14 +219,34 @@ class Deliveries:
 
     async def deliver(self, validator: PeerId, parcel: Parcel) -> bool:
         """Push a file and announce it; returns whether the validator acknowledged or judged it."""
-        limits = self._run.manifest.limits
-        offered = parcel.made.submission
-        supporting = self._supporting(parcel.made)
         try:
             await self._node.reach(validator)
             record = self._node.record(validator)
             source = Source(validator, tuple(record.bulk_addresses) if record else ())
             await self._node.transport.push(source, parcel.reference, parcel.made.path)
+        except PeerError as error:
+            self._complain("inference.delivery_failed", validator, reason=str(error))
+            return False
+        if not await self._announce(validator, parcel):
+            return False
+        offered = parcel.made.submission
+        judged = self._verdicts.get(offered.digest)
+        if judged is None or not judged.is_set():
+            self._events.emit(
+                "inference.submission_delivered",
+                submission=offered.digest,
+                step=offered.step,
+                number=offered.number,
+                validator=validator,
+            )
+        return True
+
+    async def _announce(self, validator: PeerId, parcel: Parcel) -> bool:
+        """Announce a file that was pushed; returns whether it is acknowledged or judged."""
+        limits = self._run.manifest.limits
+        supporting = self._supporting(parcel.made)
+        try:
+            await self._node.reach(validator)
             reply = await self._peer.messenger.request(
                 validator,
                 parcel.announced,
@@ -235,14 +273,6 @@ class Deliveries:
         if refusal is not None:
             reason = refusal.expect(AdmissionRefused).reason
             self._complain("inference.delivery_failed", validator, reason=reason)
-        if acknowledged:
-            self._events.emit(
-                "inference.submission_delivered",
-                submission=offered.digest,
-                step=offered.step,
-                number=offered.number,
-                validator=validator,
-            )
         return acknowledged
 
     def _supporting(self, made: Made) -> list[Envelope]:

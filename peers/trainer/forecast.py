@@ -9,7 +9,12 @@ from peers.trainer.filters import KeepRate
 from swarm.envelope import EVENT_LIFETIME_SECONDS
 
 UNJUDGED_SECONDS = 60.0
-"""Time after which an announced submission without a verdict leaves the forecast."""
+"""Least time after which an announced submission without a verdict leaves the forecast, ..."""
+UNJUDGED_FACTOR = 3.0
+"""... and how many times the longest recent check it is, if that is more: a check of a large
+model's rollouts takes minutes."""
+RECENT_SHARE = 0.9
+"""Part of the longest recent check that counts at the next verdict."""
 
 JUDGED_SECONDS = EVENT_LIFETIME_SECONDS
 """Time for which a judged submission is remembered, so that a late acknowledgement of it does not
@@ -35,6 +40,10 @@ class Forecast:
         self._announced: dict[Offer, tuple[int, float]] = {}
         """Groups of the submissions that a validator holds and has not judged yet, and since when.
         """
+        self._late: OrderedDict[Offer, float] = OrderedDict()
+        """Submissions that left the forecast without a verdict, and since when they were in it."""
+        self._longest_check_seconds = 0.0
+        """The longest recent time from an acknowledgement to the verdict."""
         self._judged: OrderedDict[Offer, float] = OrderedDict()
         """The last submissions judged, and when: an acknowledgement may arrive after the verdict.
         """
@@ -70,6 +79,10 @@ class Forecast:
         more asked of all workers as often as it likes.
         """
         worker, _ = offer
+        _, since = self._announced.get(offer, (0, self._late.pop(offer, now)))
+        if offer not in self._judged:
+            recent = RECENT_SHARE * self._longest_check_seconds
+            self._longest_check_seconds = max(recent, now - since)
         self._judged[offer] = now
         self._judged.move_to_end(offer)
         if len(self._judged) > JUDGED_MAX:
@@ -92,17 +105,18 @@ class Forecast:
         self._wasted_since_order += submissions
 
     def forget_late(self, now: float) -> int:
-        """Drop, as wasted, submissions not judged for `UNJUDGED_SECONDS`; return how many.
+        """Drop, as wasted, submissions not judged for long; return how many.
 
         Also forgets submissions that were judged long ago.
         """
         while self._judged and now - next(iter(self._judged.values())) > JUDGED_SECONDS:
             self._judged.popitem(last=False)
-        late = [
-            offer for offer, (_, since) in self._announced.items() if now - since > UNJUDGED_SECONDS
-        ]
+        longest = max(UNJUDGED_SECONDS, UNJUDGED_FACTOR * self._longest_check_seconds)
+        late = [offer for offer, (_, since) in self._announced.items() if now - since > longest]
         for offer in late:
-            del self._announced[offer]
+            _, self._late[offer] = self._announced.pop(offer)
+            if len(self._late) > JUDGED_MAX:
+                self._late.popitem(last=False)
         self.waste(len(late))
         return len(late)
 

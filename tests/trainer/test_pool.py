@@ -178,3 +178,13 @@ def test_files_of_workers_without_a_record_are_not_expected() -> None:
     forecast.judge(("new-0", b"3"), "refused", 2.0)
     assert not forecast.announce(("new-0", b"4"), 4, now=2.0, has_stake=True)
     assert forecast.coming() == 4
+
+
+def test_checks_that_take_minutes_stay_in_the_forecast() -> None:
+    forecast = Forecast()
+    forecast.announce(OFFER, 4, now=0.0, has_stake=True)
+    assert forecast.forget_late(UNJUDGED_SECONDS + 1) == 1
+    forecast.judge(OFFER, "accepted", now=120.0)
+    forecast.announce(("worker", b"later"), 4, now=120.0, has_stake=True)
+    assert forecast.forget_late(120.0 + 300.0) == 0 and forecast.coming() == 4
+    assert forecast.forget_late(120.0 + 400.0) == 1
