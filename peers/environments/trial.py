@@ -50,6 +50,9 @@ from swarm.world.progress import checkpoint
 
 T = TypeVar("T")
 
+MARK = " is not gradable: "
+"""Words of the warning about the first such completion of a task."""
+
 LATER_STEP = 1000
 """A second rollout step for which tasks are drawn: a curriculum may fail there."""
 
@@ -141,10 +144,10 @@ class Trial:
         try:
             for number in range(job.tasks):
                 task = self._task(number)
-                with _noting(found):
+                with _noting(found, f"task {number}, its answer", task):
                     self._grade_answer(number, task, found)
                 for junk, text in self._junk(number, task):
-                    with _noting(found):
+                    with _noting(found, f"task {number}, {junk}", task):
                         self._grade_junk(f"task {number}, {junk}", task, text, found)
         except UserError as error:
             found.faults.append(str(error))
@@ -200,7 +203,7 @@ class Trial:
     ) -> float | None:
         checkpoint()
         graded = None
-        with _noting(found):
+        with _noting(found, what, task):
             graded = (
                 _timed(lambda: grade(self._environment, task, transcript)),
                 grade(self._environment, task, transcript),
@@ -262,13 +265,15 @@ def _listed(name: str) -> Installed:
 
 
 @contextmanager
-def _noting(found: TrialGraded) -> Iterator[None]:
+def _noting(found: TrialGraded, what: str, task: Task) -> Iterator[None]:
     """Count a text that is not gradable, and go on after the block."""
     try:
         yield
     except NotGradable as error:
         found.not_gradable += 1
-        found.warnings.append(str(error))
+        number = what.partition(",")[0]
+        if not any(each.startswith(f"{number}, ") and MARK in each for each in found.warnings):
+            found.warnings.append(f"{what} (prompt {as_text(task.prompt)[:60]!r}){MARK}{error}")
 
 
 def _digest(task: Task) -> str:

@@ -66,6 +66,13 @@ class Checked:
             for part in self.parts
             for sentence in (*part.drawn.faults, *part.graded.faults, *part.faults)
         ]
+        found += [
+            f"environment {self.environment!r}: {part.graded.not_gradable} completions are not "
+            "gradable, so a run would quarantine their groups; repair the rows that the warnings "
+            "name, or the environment"
+            for part in self.parts[:1]
+            if part.graded.not_gradable
+        ]
         return found or list(self._differences())
 
     @property
