@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+from peers.environment.states import States, is_out_of_memory
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, Replies, grade_segments
 from peers.environments.interface import Grade, episodes_of
@@ -41,9 +42,6 @@ EPISODES_KEPT = 4096
 TASKS_KEPT = 1024
 """Tasks kept between the calls for a group's samples."""
 
-_Key = tuple[bytes, int, int, bytes]
-"""Seed, group and sample of an episode, and the digest of its tokens up to the last turn."""
-
 
 class EnvironmentPeerService:
     """Implements `swarm.jobs.environment.EnvironmentService`."""
@@ -57,7 +55,7 @@ class EnvironmentPeerService:
         for reference in setup.environments:
             self._environments.of(reference)
         self._tasks: OrderedDict[tuple[bytes, int], GroupTask] = OrderedDict()
-        self._going: OrderedDict[_Key, Replies] = OrderedDict()
+        self._going = States(EPISODES_KEPT)
         self._thread = JobThread()
 
     @in_job_thread
@@ -75,12 +73,21 @@ class EnvironmentPeerService:
 
     @in_job_thread
     def play(self, job: PlayTurn) -> Played:
-        order, drawn = job.order, self._task(job)
+        drawn = self._task(job)
         self._check_prompt(drawn, job.segments)
         self._check_tokens(job)
-        segments = _segments(job.segments)
+        try:
+            return self._play(job, drawn)
+        except (UserError, MemoryError) as error:
+            if not is_out_of_memory(error) or not len(self._going):
+                raise
+            self._going.clear()  # others' states took the memory; this episode is played again
+        return self._play(job, drawn)
+
+    def _play(self, job: PlayTurn, drawn: GroupTask) -> Played:
+        order, segments = job.order, _segments(job.segments)
         episode = (order.seed(), job.group, job.sample)
-        replies = self._going.pop((*episode, _digest(job.segments[:-1])), None)
+        replies = self._going.pop(order.worker, (*episode, _digest(job.segments[:-1])))
         if replies is None:
             limits = EpisodeLimits(
                 order.sampling.stop_ids,
@@ -93,9 +100,7 @@ class EnvironmentPeerService:
                     return Played(tokens=[], differs=True)
         answer = replies.next(segments)
         if answer:
-            self._going[(*episode, _digest([*job.segments, answer]))] = replies
-            if len(self._going) > EPISODES_KEPT:
-                self._going.popitem(last=False)
+            self._going.keep(order.worker, (*episode, _digest([*job.segments, answer])), replies)
         return Played(tokens=answer or [])
 
     @in_job_thread

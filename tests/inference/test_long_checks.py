@@ -41,7 +41,7 @@ def test_a_check_of_minutes_is_made_once() -> None:
                 groups_per_submission=1, max_new_tokens=128, limits=LIMITS,
                 thresholds=Thresholds(second_share=0.0, measured_tokens=1),
             )  # fmt: skip
-            slow = Hardware(prefill_tokens_per_second=80.0)
+            slow = Hardware(prefill_tokens_per_second=70.0)
             for plan in (
                 Plan("v0", ["validator"], hardware=slow),
                 Plan("v1", ["validator"], hardware=slow),
@@ -53,6 +53,6 @@ def test_a_check_of_minutes_is_made_once() -> None:
 
     run_virtual(main, seed=1, limit_seconds=SECONDS + 1)
     assert simulation.violations == []
-    assert max(checks) > 2 * LIMITS.verdict_seconds, "each check takes long"
+    assert max(checks) > 2 * LIMITS.verdict_seconds, "one takes long"
     assert not late
     assert len(judged) > 2 and set(judged.values()) == {1}
