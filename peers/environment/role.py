@@ -19,11 +19,12 @@ import trio
 
 from peers.environment.pool import CallFailed, Pool, TooBusy
 from peers.environment.texts import Texts
-from peers.environment.turns import SignedTurns
+from peers.environment.turns import Asker, SignedTurns
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import SwarmError, UserError
 from swarm.events import Rationed
 from swarm.gossip.topics import RUN, WORK
+from swarm.identity import PeerId
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.environment import (
     DrawPrompt,
@@ -94,6 +95,9 @@ class EnvironmentSettings(RoleSettings):
     """Most seconds of one call of an environment. A process that takes longer is killed."""
     waiting_max: int = pydantic.Field(default=4096, ge=1)
     """Requests that may wait for a process; more are refused, and repeated later."""
+    turns_mb: int = pydantic.Field(default=4096, ge=16)
+    """Most disk space of the turns that this peer has signed and must repeat until their step is
+    old. One worker may take an eighth, one network half of it; then they are asked to wait."""
     requests_per_second: float = pydantic.Field(default=20.0, gt=0)
     """Average number of requests per second that one worker is answered. It may send as many at
     once as in 20 seconds."""
@@ -131,7 +135,7 @@ class EnvironmentRole:
         self._orders: dict[tuple[int, int], StepOrder] = {}
         rate = settings.requests_per_second
         self._rates = TokenBuckets(rate, rate * BURST_SECONDS, WORKERS_REMEMBERED_MAX)
-        self._signed = SignedTurns(peer.node.disk)
+        self._signed = SignedTurns(peer.node.disk, settings.turns_mb << 20)
         self._texts = Texts()
         self._failures: Counter[tuple[str, bytes, int, int]] = Counter()
         """Calls that failed, by kind (`prompt`, `turn` or `grade`) and episode."""
@@ -252,6 +256,9 @@ class EnvironmentRole:
             if segments:
                 self._texts.keep(known.expect(Turn), before)
             return known
+        asker = Asker(worker, self._node.transport.network_of(PeerId(worker)))
+        if not self._signed.has_room(asker):
+            raise _Refused("the turns signed for it and its network fill their space", later=True)
         found = self._orders[request.lineage, request.step]
         if segments:
             self._check_is_in_charge(found, seed)
@@ -271,7 +278,7 @@ class EnvironmentRole:
         signed = await self._peer.seal(turn, STATE_LIFETIME_SECONDS)
         newest = self._peer.step_order() or found
         oldest = (newest.lineage, newest.step - self._run.max_staleness)
-        return await self._signed.keep(signed, (found.lineage, found.step), oldest)
+        return await self._signed.keep(signed, (found.lineage, found.step), oldest, asker)
 
     def _check_is_in_charge(self, order: StepOrder, seed: bytes) -> None:
         """Raise `_Refused` while an environment peer lives that ranks before this one.

@@ -15,7 +15,7 @@ from peers.engines import demo
 from peers.environment.service import EnvironmentPeerService
 from peers.environment.states import States
 from peers.environments import Episodes, Generated, Task
-from swarm.jobs.environment import DrawPrompt, EnvironmentSetup, Played, PlayTurn
+from swarm.jobs.environment import DrawPrompt, EnvironmentSetup, PlayTurn
 from tests.orders import reference, submission_order
 from tests.validator.test_inspector import Given
 
@@ -65,7 +65,7 @@ def test_states_that_fill_the_memory_make_way_and_episodes_are_played_again(
     def play(worker: str, segments: list[list[int]]) -> list[int]:
         own = msgspec.structs.replace(order, worker=worker)
         job = PlayTurn(order=own, group=0, sample=0, segments=segments)
-        played = cast(Played, trio.run(service.play, job))
+        played = trio.run(service.play, job)
         assert not played.differs
         return played.tokens
 
@@ -85,5 +85,6 @@ def test_the_worker_with_the_most_states_loses_its_oldest(
         assert len(states) <= most
     others = len({worker for worker, _ in kept})
     if others < most:
-        assert states.pop("honest", (b"", -1, 0, b"")) == -1, "strangers displace themselves"
+        mine: Any = states.pop("honest", (b"", -1, 0, b""))
+        assert mine == -1, "strangers displace themselves"
     assert states.pop("honest", (b"", -1, 0, b"")) is None
