@@ -35,18 +35,19 @@ READS_PER_SECOND = 250.0
 READS_BURST = 2000.0
 PEERS_MAX = 4096
 """Peers and networks whose reads are counted; the least recent is forgotten."""
-NETWORK_READS_PER_SECOND = 375.0
-"""The same for all peers of one /24 (IPv6: /48)."""
-NETWORK_READS_BURST = 3000.0
-STRANGERS_READS_PER_SECOND = 750.0
-"""The same for all strangers together, because identities are free: 0.3 of a core, 12 MB/s. As much
-again is for all admitted peers."""
-STRANGERS_READS_BURST = 6000.0
-RESERVED_READS_PER_SECOND = 250.0
+NETWORK_READS_PER_SECOND = 125.0
+"""The same for all strangers of one /24 (IPv6: /48), or one of a private address."""
+NETWORK_READS_BURST = 1000.0
+STRANGERS_READS_PER_SECOND = 250.0
+"""The same for all strangers together, because identities are free: a tenth of a core, 4 MB/s."""
+STRANGERS_READS_BURST = 2000.0
+ADMITTED_TIMES = 3.0
+"""All admitted peers together, and those of one network, get so many times what strangers get."""
+RESERVED_READS_PER_SECOND = 200.0
 """Beside these, for public networks while all peers have used up what they share."""
 RESERVED_READS_BURST = 2000.0
 NETWORK_RESERVED_READS_PER_SECOND = 8.0
-"""Of these, for one network: thirty that ask without end leave something for another. The status of
+"""Of these, for one network: twenty that ask without end leave something for another. The status of
 1,000 members counts as 8."""
 NETWORK_RESERVED_READS_BURST = 200.0
 PAGE_READS = 4
@@ -132,18 +133,23 @@ class Ledger(Reporting, Protocol):
 class _Share:
     """The reads that strangers share, or those that admitted peers share."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: float = 1.0) -> None:
+        """`times` what strangers get."""
         self.peers = TokenBuckets(READS_PER_SECOND, READS_BURST, PEERS_MAX)
-        self.networks = TokenBuckets(NETWORK_READS_PER_SECOND, NETWORK_READS_BURST, PEERS_MAX)
-        self.together = TokenBucket(STRANGERS_READS_PER_SECOND, STRANGERS_READS_BURST)
+        self.networks = TokenBuckets(
+            times * NETWORK_READS_PER_SECOND, times * NETWORK_READS_BURST, PEERS_MAX
+        )
+        self.together = TokenBucket(
+            times * STRANGERS_READS_PER_SECOND, times * STRANGERS_READS_BURST
+        )
         self.reserve = TokenBucket(RESERVED_READS_PER_SECOND, RESERVED_READS_BURST)
         self.reserves = TokenBuckets(
             NETWORK_RESERVED_READS_PER_SECOND, NETWORK_RESERVED_READS_BURST, PEERS_MAX
         )
 
     def own(self, peer: PeerId, network: str) -> list[TokenBucket]:
-        """The buckets of one peer: its own and its network's."""
-        return [self.peers.of(peer), *([self.networks.of(network)] if network else [])]
+        """The buckets of one peer: its own and its network's. Without one it is its own network."""
+        return [self.peers.of(peer), self.networks.of(network or peer)]
 
 
 class Rations:
@@ -156,11 +162,11 @@ class Rations:
     def __init__(
         self, admits: Callable[[PeerId], bool], network_of: Callable[[PeerId], str]
     ) -> None:
-        """`network_of` returns an empty string for private and relayed addresses: identities are
-        free there, so that nothing is reserved for them."""
+        """`network_of` returns an empty string for private and relayed addresses. Identities are
+        free there: nothing is reserved for them."""
         self._admits = admits
         self._network_of = network_of
-        self._strangers, self._admitted = _Share(), _Share()
+        self._strangers, self._admitted = _Share(), _Share(ADMITTED_TIMES)
 
     async def admit(self, peer: PeerId, reads: float) -> Sequence[TokenBucket]:
         """Wait for the rate of the peer and its network; raises `ValueError` if it is refused.
