@@ -5,6 +5,8 @@ Each role has a table of its own. The role's class names the table's model (`swa
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,6 +23,20 @@ ROLE_GROUP = "swarm.roles"
 
 HOME_VARIABLE = "SWARM_HOME"
 """Environment variable with the home of a peer, for its children; a peer sets it."""
+
+ALLOWED_VARIABLE = "SWARM_ENVIRONMENTS"
+"""Environment variable with the environments that this machine's user allows any run to build with
+its own options, separated by commas; a peer adds those of its settings, for its children."""
+
+
+def allowed_environments() -> set[str]:
+    """The environments that the user of this machine allows."""
+    return set(filter(None, os.environ.get(ALLOWED_VARIABLE, "").split(",")))
+
+
+def allow_environments(names: Iterable[str]) -> None:
+    """Allow environments in this process and its children: their options are the user's own."""
+    os.environ[ALLOWED_VARIABLE] = ",".join(sorted({*allowed_environments(), *names}))
 
 
 class RoleSettings(pydantic.BaseModel):
@@ -122,6 +138,9 @@ class PeerSettings(pydantic.BaseModel):
     """Id of the run to join if the network has several."""
     manifest: list[str] = []
     """Files with signed run manifests that the peer knows from the start and hands out."""
+    environments: list[str] = []
+    """Environments that a run may build here with options of its own although they could run
+    programs or read files, such as `["harness"]`. Name one only if you trust the run's owner."""
     engine: str = "native"
     """Engine that generates and prefills."""
     resume: bool = False

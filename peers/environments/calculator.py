@@ -39,6 +39,7 @@ class Calculator(Episodes):
 
     name = "calculator"
     version = "1"
+    safe_for_strangers = True
     Options = CalculatorOptions
     options: CalculatorOptions
 

@@ -10,7 +10,7 @@ import msgspec
 from peers.environments.interface import Environment, Task
 from peers.environments.play import task_of
 from peers.environments.prompt_room import PromptRoom
-from peers.environments.registry import load
+from peers.environments.registry import load_named
 from swarm.jobs import SubmissionOrder
 from swarm.manifest import EnvironmentReference
 from swarm.rollouts.continuations import State
@@ -69,7 +69,7 @@ class Environments:
         )
         found = self._loaded.get(key)
         if found is None:
-            found = load(reference.name, reference.version, reference.options)
+            found = load_named(reference)
             self._loaded[key] = found
         return found
 

@@ -198,6 +198,9 @@ class SingleTurn(ABC):
     replayable: bool = True
     """Whether equal turns get equal observations on every machine. If not, a run must be served:
     a validator that replayed an honest episode would find another."""
+    safe_for_strangers: ClassVar[bool] = False
+    """Whether anybody may choose the options: the class starts no program that they name, opens no
+    path or address of theirs, and needs bounded memory and time. A subclass states it itself."""
     call_seconds: float = 30.0
     """The longest that any one call of the environment's code may take."""
 

@@ -32,6 +32,7 @@ class Math(SingleTurn):
 
     name = "math"
     version = "1"
+    safe_for_strangers = True
     Options = MathOptions
     options: MathOptions
 

@@ -48,6 +48,7 @@ class ReasoningGym(SingleTurn):
 
     name = "reasoning-gym"
     version = "1"
+    safe_for_strangers = True
     Options = ReasoningGymOptions
     options: ReasoningGymOptions
 

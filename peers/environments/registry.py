@@ -20,7 +20,8 @@ from peers.environments.judges import Judged, JudgeOptions
 from peers.environments.length import LengthOptions, LengthTargets
 from peers.environments.play import described, shown
 from swarm.errors import UserError
-from swarm.manifest import OptionValue
+from swarm.manifest import EnvironmentReference, OptionValue
+from swarm.settings import ALLOWED_VARIABLE, allowed_environments
 from swarm.tables import struct_from_mapping
 
 ENTRY_POINT_GROUP = "swarm.environments"
@@ -78,6 +79,26 @@ def load(name: str, version: str, options: Mapping[str, OptionValue] | None = No
             f"wants {version!r}; install that version"
         )
     return environment
+
+
+def load_named(reference: EnvironmentReference) -> Environment:
+    """Load an environment that a run's manifest names; every reader of a manifest passes here.
+
+    Raises `UserError` as `load`, and for an environment whose options are not safe in a stranger's
+    hands, unless the settings of this machine allow it.
+    """
+    name, options = reference.name, reference.options
+    if name not in allowed_environments():
+        # The own attribute: a subclass of a safe class may do anything.
+        safe = vars(class_of(name)).get("safe_for_strangers") is True
+        if not safe or "judge" in options:
+            what = "grades by a judge" if safe else "could run programs or read files here"
+            raise UserError(
+                f"the run's environment {name!r} {what}, and a run's owner is a stranger to this "
+                f'machine; if you trust the owner, write environments = ["{name}"] into this '
+                f"peer's settings, or set {ALLOWED_VARIABLE}={name}"
+            )
+    return load(name, reference.version, options)
 
 
 def load_any(name: str, options: Mapping[str, OptionValue] | None = None) -> Environment:

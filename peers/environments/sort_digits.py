@@ -13,6 +13,7 @@ class SortDigits(SingleTurn):
 
     name = "sort-digits"
     version = "1"
+    safe_for_strangers = True
 
     def tasks(self) -> Tasks:
         """Six digits, uniform over the prompts of the split."""

@@ -11,10 +11,11 @@ from peers.engines.device import use_hardware
 from peers.engines.engine import Engine
 from peers.engines.episodes import Player, Playing, SpanStates
 from peers.engines.registry import check_engine, make_engine
-from peers.environments import Environment, NotGradable, Renderer, Task, grade, load
+from peers.environments import Environment, NotGradable, Renderer, Task, grade
 from peers.environments.episodes import transcript_of
 from peers.environments.interface import Prompt, messages_of
 from peers.environments.prompt_room import PromptRoom, shorter_answers
+from peers.environments.registry import load_named
 from peers.evaluation.checkpoint import checkpoint_hash, stop_ids_of
 from peers.evaluation.tasks import different_tasks, evaluation_seed
 from swarm.errors import UserError
@@ -47,9 +48,7 @@ class EvaluationService:
         use_hardware(setup.hardware)
         self._setup = setup
         self._folder = Path(setup.folder)
-        self._environments = [
-            load(each.name, each.version, each.options) for each in setup.environments
-        ]
+        self._environments = [load_named(each) for each in setup.environments]
         self._renderer = Renderer(self._folder)
         self._tasks: list[list[Task]] = []
         """By environment."""

@@ -30,7 +30,7 @@ from swarm.events import Event
 from swarm.node.departure import Departure
 from swarm.node.joining import NO_WAY_IN
 from swarm.roles import BOOTSTRAP, check_tables, load_role, take_part
-from swarm.settings import HOME_VARIABLE, PeerSettings
+from swarm.settings import HOME_VARIABLE, PeerSettings, allow_environments
 from swarm.untrusted import PrintableFormatter
 
 
@@ -65,6 +65,7 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     check_tables(settings)
     check_alarms(settings.alarms)
     check_traces(settings.traces)
+    allow_environments(settings.environments)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
     # Most objects are those of modules, which stay. The collector counts the others alone now, so
     # it looks for cycles among them before these are megabytes.

@@ -20,7 +20,7 @@ from swarm.jobs import Load
 from swarm.jobs.inference import InferenceService, InferenceSetup, Loaded, Probe, Survey, Surveyed
 from swarm.manifest import EnvironmentReference
 from swarm.messages import CheckpointReference
-from swarm.settings import PeerSettings
+from swarm.settings import PeerSettings, allow_environments
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 
@@ -35,6 +35,7 @@ async def look(settings: PeerSettings, model: Path | None) -> list[Finding]:
     Raises `UserError` for what would end the peer.
     """
     name = "inference"
+    allow_environments(settings.environments)
     if name in EXTRA_OF_ROLE:
         require_extra(EXTRA_OF_ROLE[name], "swarm preflight")
     own = settings.of(name, InferenceSettings)

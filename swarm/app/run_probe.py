@@ -25,6 +25,7 @@ from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.curriculum import at_level
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
+from swarm.settings import allow_environments
 from swarm.turns import PACKED_BYTES_MAX, TOKEN_BYTES
 
 GRADED_TASKS = 8
@@ -71,6 +72,7 @@ def probe_hashes(
 
     Raises `UserError` if the folder has no tokenizer or an environment is not installed.
     """
+    allow_environments(each.name for each in environments)  # the owner's own
     renderer, installed = Renderer(folder), installed or Environments()
     return RunHashes(
         tokenizer=renderer.tokenizer_hash,

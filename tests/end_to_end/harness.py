@@ -39,6 +39,7 @@ from swarm.manifest import (
 )
 from swarm.observable import Observable
 from swarm.run.update import sign_manifest
+from swarm.settings import ALLOWED_VARIABLE
 from swarm.world.child import die_with_parent
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 from swarm.world.process import lines_of
@@ -394,7 +395,7 @@ class Swarm:
             command = [sys.executable, "-m", "swarm.peer", "--role", role, "--home", str(home)]
             command += ["--listen", f"/ip4/127.0.0.1/tcp/{port}", "--bulk-port", str(bulk_port)]
             command += ["--json-logs"]
-            variables = {FORK_SERVER: str(fork_server)}
+            variables = {FORK_SERVER: str(fork_server), ALLOWED_VARIABLE: environment.name}
             if role == "environment" and site is not None:
                 search = [str(site), os.environ.get("PYTHONPATH", "")]
                 variables["PYTHONPATH"] = os.pathsep.join(filter(None, search))

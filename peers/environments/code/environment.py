@@ -57,6 +57,7 @@ class Code(SingleTurn):
 
     name = "code"
     version = "1"
+    safe_for_strangers = True
     Options = CodeOptions
     options: CodeOptions
 

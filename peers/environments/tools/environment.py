@@ -55,6 +55,7 @@ class Tools(Episodes):
 
     name = "tools"
     version = "1"
+    safe_for_strangers = True
     Options = ToolsOptions
     options: ToolsOptions
 

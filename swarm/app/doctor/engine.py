@@ -139,9 +139,9 @@ def task_of(wanted: EnvironmentReference) -> Finding:
 
     def check() -> str:
         require_extra("infer", "rendering the run's tasks")
-        from peers.environments import load
+        from peers.environments.registry import load_named
 
-        load(wanted.name, wanted.version, wanted.options)
+        load_named(wanted)
         return f"{wanted.name} {wanted.version} is installed, as the run wants it"
 
     return attempt("tasks", check)

@@ -13,6 +13,7 @@ from swarm.errors import UserError
 from swarm.jobs.evaluation import TasksDrawn
 from swarm.manifest import EnvironmentReference, Sampling
 from swarm.run.toml import describe_run
+from swarm.settings import allow_environments
 from swarm.tables import struct_from_mapping
 
 Split = Literal["train", "held_out"]
@@ -68,6 +69,7 @@ class Given:
 def wanted_of(given: Given) -> Evaluation:
     """Check the options and complete them from the run's file; raises `UserError`."""
     environments, table = _environments(given)
+    allow_environments(each.name for each in environments)  # the user typed them
     sampling = _sampling(given, table)
     stated = given.max_new_tokens is not None or "max_new_tokens" in table
     return Evaluation(

@@ -1,0 +1,83 @@
+"""What a stranger's manifest may build on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from peers.environments.collection import Environments
+from peers.environments.registry import BUILT_IN, class_of, load_named
+from swarm.app.doctor.engine import task_of
+from swarm.errors import UserError
+from swarm.manifest import EnvironmentReference
+from swarm.settings import ALLOWED_VARIABLE, allow_environments, allowed_environments
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(ALLOWED_VARIABLE, "")
+    yield
+
+
+def hostile(tmp_path: Path) -> EnvironmentReference:
+    """The environment of a manifest whose owner wants a program run on the contributor's machine."""
+    tasks, mark = tmp_path / "tasks.jsonl", tmp_path / "ran"
+    tasks.write_text('{"question": "1 + 1", "answer": "2"}\n' * 4)
+    return EnvironmentReference(
+        name="harness",
+        version=class_of("harness").version,
+        weight=0.0,
+        options={
+            "path": str(tasks),
+            "program": "/bin/sh",
+            "arguments": ["-c", f"touch {mark}"],
+        },
+    )
+
+
+def test_a_manifest_names_no_program_to_run_here(tmp_path: Path) -> None:
+    reference = hostile(tmp_path)
+    with pytest.raises(UserError, match="a run's owner is a stranger to this machine"):
+        Environments([EnvironmentReference(name="sort-digits", version="1"), reference])
+    found = task_of(reference)
+    assert found.problem
+    assert "SWARM_ENVIRONMENTS=harness" in found.text
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["dataset", "genesys"])
+def test_no_stranger_learns_whether_a_file_exists(name: str, tmp_path: Path) -> None:
+    there = tmp_path / "there.jsonl"
+    there.write_text("{}\n")
+    sentences = set()
+    for path in (there, tmp_path / "missing.jsonl"):
+        with pytest.raises(UserError) as caught:
+            load_named(
+                EnvironmentReference(
+                    name=name, version=class_of(name).version, options={"path": str(path)}
+                )
+            )
+        sentences.add(str(caught.value))
+    assert len(sentences) == 1
+
+
+def test_a_judge_needs_the_word_of_this_machines_user() -> None:
+    reference = EnvironmentReference(name="sort-digits", version="1", options={"judge": "mine"})
+    with pytest.raises(UserError, match="grades by a judge"):
+        load_named(reference)
+
+
+def test_shipped_environments_without_paths_and_programs_need_nothing() -> None:
+    safe = {name for name in BUILT_IN if class_of(name).safe_for_strangers}
+    assert safe == {"calculator", "code", "math", "reasoning-gym", "sort-digits", "tools"}
+    assert load_named(EnvironmentReference(name="sort-digits", version="1")).name == "sort-digits"
+
+
+def test_the_users_settings_allow_an_environment(tmp_path: Path) -> None:
+    allow_environments(["harness"])
+    assert allowed_environments() == {"harness"}
+    with pytest.raises(UserError) as caught:  # as far as its own checks, which read its file
+        load_named(EnvironmentReference(name="harness", version="9", options={}))
+    assert "stranger" not in str(caught.value)
