@@ -83,6 +83,7 @@ def probe_hashes(
 
 def try_grading(environments: Sequence[EnvironmentReference]) -> None:
     """Grade one answer in each environment; raises `UserError` if this machine cannot."""
+    allow_environments(each.name for each in environments)
     installed = Environments()
     for each in environments:
         environment = installed.of(each)
@@ -95,6 +96,7 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
 
     Returns warnings; raises `UserError`. Messages about the manifest begin with `where`.
     """
+    allow_environments(each.name for each in manifest.environments)
     renderer, installed = Renderer(folder), Environments()
     for each in manifest.environments:
         _check_replayable(installed.of(each), each, where)

@@ -50,6 +50,7 @@ class Repeat(SingleTurn):
 
     name = "repeat"
     version = "2"
+    safe_for_strangers = True
 
     class Options(msgspec.Struct):
         times: Annotated[int, msgspec.Meta(ge=1, le=6)] = 2

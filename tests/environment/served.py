@@ -26,6 +26,7 @@ class Echo(Episodes):
 
     name = "echo"
     version = "1"
+    safe_for_strangers = True
 
     def tasks(self):
         return Generated(self.make)
@@ -50,6 +51,7 @@ class Sorting(Episodes):
 
     name = "served-sorting"
     version = "1"
+    safe_for_strangers = True
 
     def tasks(self):
         from peers.environments.sort_digits import SortDigits

@@ -22,7 +22,7 @@ def nothing_is_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def hostile(tmp_path: Path) -> EnvironmentReference:
-    """The environment of a manifest whose owner wants a program run on the contributor's machine."""
+    """The environment of a manifest whose owner wants a program run here."""
     tasks, mark = tmp_path / "tasks.jsonl", tmp_path / "ran"
     tasks.write_text('{"question": "1 + 1", "answer": "2"}\n' * 4)
     return EnvironmentReference(
