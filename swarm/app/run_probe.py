@@ -50,6 +50,7 @@ def described(file: Path, tokenizer: Path | None, unusable_max: float) -> RunMan
     Raises `UserError` if the run could not work.
     """
     description = describe_run(file)
+    allow_environments(each.name for each in description.environments)  # the owner's own
     folder = tokenizer or Path(description.model)
     installed = Environments()
     rows = check_rows(unhashed_manifest(file), folder, installed, unusable_max)
