@@ -15,12 +15,13 @@ from swarm.errors import SwarmError, leaf_errors
 from swarm.findings import Finding
 from swarm.identity import load_or_create
 from swarm.run.run import Run
-from swarm.settings import PeerSettings
+from swarm.settings import PeerSettings, allow_environments
 from swarm.transport.libp2p.addresses import default_listen
 
 
 async def look(settings: PeerSettings) -> list[Finding]:
     """Check this machine for a peer with these settings and, by `settings.bootstrap`, its run."""
+    allow_environments(settings.environments)
     found = [program(), *map(packages, settings.role), *home_and_ports(settings)]
     found += [clock(), sandbox()]
     work: Work | None = None
