@@ -19,6 +19,12 @@ from tests.endpoint.harness import serving
 from tests.orders import reference
 from tests.validator.conftest import Stage
 
+
+@pytest.fixture(autouse=True)
+def this_machine_allows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_ENVIRONMENTS", "sort-digits,dataset")
+
+
 JUDGE = """
 kind = "openai"
 model = "tiny"
