@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from peers.engines import demo
@@ -33,3 +34,6 @@ def test_submissions_that_draw_bad_rows_are_made_and_judged(stage: Stage, tmp_pa
             found = own.inspect(header, rollouts, environments=[environment], number=number)
             assert not found.failed, (found.failed, found.detail)
             assert len(found.rewards) == 4
+
+
+os.environ["SWARM_ENVIRONMENTS"] = "dataset"
