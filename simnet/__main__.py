@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from simnet.large_pages import use_large_pages
+from swarm.app.streams import speak
 
 
 def main() -> None:
     use_large_pages()
     from simnet.cli import command  # only after a restart for large pages
 
-    command()
+    speak(command)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import ParamSpec
 
 import typer
 
-from swarm.errors import SwarmError, leaf_errors, user_error_in
+from swarm.errors import SwarmError, UserError, leaf_errors, user_error_in
 from swarm.untrusted import printable_lines
 
 P = ParamSpec("P")
@@ -24,6 +24,14 @@ MEANINGS = {
     INTERRUPTED: "a command other than a peer was interrupted",
 }
 """What each exit status tells whatever started the process."""
+
+_NO_HOME = "Could not determine home directory."
+"""What Python says of `~` for a user without HOME and without an entry in the list of users."""
+
+HOMELESS = (
+    "this user has no home directory that ~ could mean (no HOME, no entry in the list of users); "
+    "give --home FOLDER, or set HOME"
+)
 
 _MACHINE_ERRORS = frozenset(
     {
@@ -52,6 +60,10 @@ def exits(work: Callable[P, int | None]) -> Callable[P, None]:
             status = work(*args, **kwargs)
         except (SwarmError, OSError, KeyboardInterrupt, BaseExceptionGroup) as error:
             status = exit_with(error)
+        except RuntimeError as error:
+            if str(error) != _NO_HOME:
+                raise
+            status = exit_with(UserError(HOMELESS))
         raise typer.Exit(status or DONE)
 
     return command

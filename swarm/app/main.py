@@ -38,6 +38,7 @@ from swarm.app.commands import (
     why,
 )
 from swarm.app.options import Version
+from swarm.app.streams import speak
 
 app = typer.Typer(
     name="swarm",
@@ -89,7 +90,7 @@ app.add_typer(trainer.app, name="trainer")
 
 def main() -> None:
     """The console script `swarm`."""
-    app()
+    speak(app)
 
 
 if __name__ == "__main__":  # `torchrun -m swarm.app.main train …`

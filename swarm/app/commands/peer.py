@@ -9,6 +9,7 @@ import typer
 
 from swarm.app.exit import exits
 from swarm.app.options import Version
+from swarm.app.streams import speak
 
 
 @exits
@@ -99,4 +100,4 @@ def main() -> None:
     """Run `python -m swarm.peer`."""
     command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     command.command()(peer)
-    command()
+    speak(command)
