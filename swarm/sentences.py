@@ -122,6 +122,13 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "peer.run_found": lambda f: (
         f"found the run {f['run'].partition('/')[2]} of owner {_short(f['owner'])}"
     ),
+    "peer.run_pinned": lambda f: "\n  ".join(
+        [
+            f"joined the run {f['run'].partition('/')[2]} for the first time; this home keeps to "
+            f"its owner, {f['owner']}: if you expected another, stop it, and give --run a full id",
+            *f["lines"],
+        ]
+    ),
     "peer.check": lambda f: (
         None if f["state"] == "fine" else f"{f['state']}: {f['topic']}: {f['text']}"
     ),

@@ -19,6 +19,7 @@ from swarm.errors import PeerError, UserError
 from swarm.findings import Finding, lines
 from swarm.run.invites import check_token
 from swarm.run.run import Run
+from swarm.run.terms import topics
 from swarm.settings import PeerSettings, load_settings
 from swarm.tables import read_toml
 from swarm.untrusted import printable
@@ -139,14 +140,8 @@ async def _run_lines(joining: Joining) -> list[tuple[str, str]]:
 
 
 def _terms(run: Run, link: Link) -> list[tuple[str, str]]:
-    manifest = run.manifest
     owner = f"{link.owner}, as the link says; another owner's manifest would be refused"
     if run.owner != link.owner:
         owner = f"{run.owner}, the successor of {link.owner}, whom the link names"
-    environments = ", ".join(f"{each.name} {each.version}" for each in manifest.environments)
-    return [
-        ("run", f"{manifest.name} ({manifest.model}), version {manifest.version} of its manifest"),
-        ("owner", owner),
-        ("tasks", f"{environments}; up to {manifest.sampling.max_new_tokens:,} tokens each"),
-        ("admission", manifest.admissions.policy),
-    ]
+    first, *others = topics(run)
+    return [first, ("owner", owner), *others]

@@ -14,11 +14,12 @@ from swarm.errors import DeadlineError, PeerError, UserError
 from swarm.identity import PeerId
 from swarm.node.node import PEERS_MET, Node
 from swarm.run.admission import TRUSTED_ROLES
-from swarm.run.choice import choose_run, pin_owner
+from swarm.run.choice import check_joined, choose_run, joined_runs, pin_owner
 from swarm.run.exchange import list_runs
 from swarm.run.manifest import Outgrown, manifest_in
 from swarm.run.records import run_key
 from swarm.run.run import Run
+from swarm.run.terms import terms
 from swarm.succession import title_of
 from swarm.transport import ConnectError, DialFailure, Transport
 
@@ -360,7 +361,11 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
         raise silent[0]
     if not known and problems:
         raise UserError(f"no peer provided a run manifest: {'; '.join(problems)}")
-    manifest = choose_run([known[run] for run in sorted(known)], node.settings.run)
+    listed, wanted = [known[run] for run in sorted(known)], node.settings.run
+    manifest = choose_run(listed, wanted, await joined_runs(node.disk))
+    if wanted is None and not looks_on:
+        # Else a bootstrap peer, which nobody vouches for, would choose another run for this home.
+        await check_joined(node.disk, manifest.body.run, wanted)
     node.dht.serving = not looks_on and Run(manifest).serves(node.peer_id, node.settings.role)
     await join_dht(node, entry_points)
     raw = None
@@ -372,9 +377,11 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
         newer = open_envelope(raw)
         if newer.body.run == manifest.body.run:
             manifest = max(manifest, newer, key=lambda e: title_of(e).precedence)
-    await pin_owner(node.disk, manifest)
+    is_new = await pin_owner(node.disk, manifest)
     stored = sorted(node.stored_versions(manifest.body.run), key=lambda e: title_of(e).precedence)
     run = Run(stored[-1] if stored else manifest, stored[:-1])
     node.take_version(run, manifest)
     node.manifests[run.id] = run.manifest_envelope
+    if is_new and not looks_on:
+        node.events.emit("peer.run_pinned", run=run.id, owner=run.owner, lines=terms(run))
     return run

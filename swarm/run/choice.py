@@ -7,7 +7,7 @@ under the same name.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -22,17 +22,25 @@ NAMES_MAX = 10
 """Most runs that an error names."""
 
 
-def choose_run(manifests: Sequence[Envelope], wanted: str | None) -> Envelope:
+def choose_run(
+    manifests: Sequence[Envelope], wanted: str | None, joined: Mapping[str, str] | None = None
+) -> Envelope:
     """Choose the run to join: the one that `wanted` (`--run`) names, or the only one.
 
-    Raises `UserError`.
+    `joined`: owners of the runs that this home has joined, by name; without `wanted`, the only one
+    among these. Raises `UserError`.
     """
     names = ", ".join(run_id(envelope) for envelope in manifests[:NAMES_MAX]) or "none"
     if len(manifests) > NAMES_MAX:
         names += f" and {len(manifests) - NAMES_MAX} more (swarm runs lists them)"
     if wanted is None:
-        if len(manifests) == 1:
-            return manifests[0]
+        before = [
+            each
+            for each in manifests
+            if (joined or {}).get(run_id(each).partition("/")[2]) == run_id(each).partition("/")[0]
+        ]
+        if len(manifests) == 1 or len(before) == 1:
+            return (before or list(manifests))[0]
         if not manifests:
             raise UserError(
                 "the bootstrap peer knows no run; ask its operator, or start it with "
@@ -58,11 +66,14 @@ def choose_run(manifests: Sequence[Envelope], wanted: str | None) -> Envelope:
     return matching[0]
 
 
-async def pin_owner(disk: Disk, manifest: Envelope) -> None:
-    """Remember a run's owner on first use; raises `UserError` if the name has another owner."""
+async def pin_owner(disk: Disk, manifest: Envelope) -> bool:
+    """Remember a run's owner on first use, and say whether this is it.
+
+    Raises `UserError` if the name has another owner.
+    """
     run = run_id(manifest)
     owner, _, name = run.partition("/")
-    pins = await _read_pins(disk)
+    pins = await joined_runs(disk)
     pinned = pins.get(name)
     if pinned is None:
         await disk.write(_PINS, json.dumps({**pins, name: owner}, indent=1).encode())
@@ -71,6 +82,7 @@ async def pin_owner(disk: Disk, manifest: Envelope) -> None:
             f"the run {name!r} is signed by {owner}, but you joined it before when it was signed "
             f"by {pinned}; if the owner really changed, remove the entry from {_PINS} in --home"
         )
+    return pinned is None
 
 
 async def check_joined(disk: Disk, run: str, wanted: str | None) -> None:
@@ -79,7 +91,7 @@ async def check_joined(disk: Disk, run: str, wanted: str | None) -> None:
     Whoever can name this peer in a manifest of his own can show it that run. `wanted` (`--run`): a
     run's full id is taken.
     """
-    pins = await _read_pins(disk)
+    pins = await joined_runs(disk)
     owner, _, name = run.partition("/")
     if pins and pins.get(name) != owner and wanted != run:
         joined = ", ".join(f"{pins[each]}/{each}" for each in sorted(pins)[:NAMES_MAX])
@@ -89,7 +101,7 @@ async def check_joined(disk: Disk, run: str, wanted: str | None) -> None:
         )
 
 
-async def _read_pins(disk: Disk) -> dict[str, str]:
+async def joined_runs(disk: Disk) -> dict[str, str]:
     """Owners of the runs that the peer with this disk has joined, by name; raises `UserError`."""
     if not disk.exists(_PINS):
         return {}
