@@ -55,6 +55,9 @@ class ComputeSettings(RoleSettings):
     float32."""
     threads: int = pydantic.Field(default=1, ge=1, le=1024)
     """CPU threads of the child. Peers that share cores run slower with more than one each."""
+    environments: list[str] = []
+    """As the peer's `environments`: those that a run may build here although they could run
+    programs or read files."""
     interpreter: str = ""
     """Path of the Python interpreter of the children, for example in a virtual environment with
     Swarm and an engine. Empty: the peer's own interpreter."""
@@ -179,6 +182,13 @@ class PeerSettings(pydantic.BaseModel):
     @property
     def home_path(self) -> Path:
         return Path(self.home).expanduser()
+
+    @property
+    def allowed(self) -> list[str]:
+        """The environments that this peer or the table of a role names in `environments`."""
+        named = [self.environments]
+        named += [each.get("environments", []) for each in self.tables.values()]
+        return sorted({str(name) for names in named if isinstance(names, list) for name in names})
 
     def of(self, role: str, model: type[RoleSettingsT]) -> RoleSettingsT:
         """Validate one role's settings. Raises a `UserError` that names table, key and value."""

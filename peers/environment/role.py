@@ -87,6 +87,8 @@ class EnvironmentSettings(RoleSettings):
     interpreter: str = ""
     """Path of the Python interpreter of the children, in which Swarm and the environments are
     installed. Empty: the peer's own interpreter."""
+    environments: list[str] = pydantic.Field(default=[])
+    """As the peer's `environments`."""
     children: int = pydantic.Field(default=2, ge=1, le=256)
     """Processes that play and grade, each one call at a time."""
     memory_mb: int = pydantic.Field(default=2048, ge=64)

@@ -27,6 +27,13 @@ from swarm.tables import struct_from_mapping
 ENTRY_POINT_GROUP = "swarm.environments"
 """Entry points of environments in other packages: `name = "module:Class"`."""
 
+UNSAFE_OPTIONS = {
+    "judge": "grades by a judge",
+    "settings": "has settings that may take any memory and time",
+}
+"""Options that no stranger may give, even to a class that is safe for strangers without them, and
+what they do."""
+
 IMPORT_SECONDS = 40.0
 """Longest import of a package. A process that imports environments as it starts has 60 s for it;
 torch takes 15 s where eight processes share two cores."""
@@ -91,12 +98,15 @@ def load_named(reference: EnvironmentReference) -> Environment:
     if name not in allowed_environments():
         # The own attribute: a subclass of a safe class may do anything.
         safe = vars(class_of(name)).get("safe_for_strangers") is True
-        if not safe or "judge" in options:
-            what = "grades by a judge" if safe else "could run programs or read files here"
+        if not safe or UNSAFE_OPTIONS.keys() & options.keys():
+            what = next(
+                (UNSAFE_OPTIONS[each] for each in options if each in UNSAFE_OPTIONS),
+                "could run programs or read files here",
+            )
             raise UserError(
                 f"the run's environment {name!r} {what}, and a run's owner is a stranger to this "
                 f'machine; if you trust the owner, write environments = ["{name}"] into this '
-                f"peer's settings, or set {ALLOWED_VARIABLE}={name}"
+                f"peer's settings, or under its role, or set {ALLOWED_VARIABLE}={name}"
             )
     return load(name, reference.version, options)
 

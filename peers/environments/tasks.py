@@ -98,13 +98,13 @@ class Indexed:
 
 @dataclass(frozen=True)
 class Changed:
-    """Other tasks, each changed by a function of the task and the seed that drew it."""
+    """Other tasks, each changed by a function of the task, the seed that drew it, and the step."""
 
     inner: Tasks
-    change: Callable[[Task, bytes], Task]
+    change: Callable[[Task, bytes, int], Task]
 
     def draw(self, seed: bytes, split: Split, step: int) -> Task:
-        return self.change(self.inner.draw(seed, split, step), seed)
+        return self.change(self.inner.draw(seed, split, step), seed, step)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def indexed(tasks: Tasks) -> Indexed | None:
         change, at = tasks.change, inner.at
         return Indexed(
             inner.count,
-            lambda index: change(at(index), digest("swarm/1/index", index.to_bytes(8, "big"))),
+            lambda index: change(at(index), digest("swarm/1/index", index.to_bytes(8, "big")), 0),
             inner.named,
         )
     if isinstance(tasks, TaskList):

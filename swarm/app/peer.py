@@ -65,7 +65,7 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     check_tables(settings)
     check_alarms(settings.alarms)
     check_traces(settings.traces)
-    allow_environments(settings.environments)
+    allow_environments(settings.allowed)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
     # Most objects are those of modules, which stay. The collector counts the others alone now, so
     # it looks for cycles among them before these are megabytes.

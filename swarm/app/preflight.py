@@ -35,7 +35,7 @@ async def look(settings: PeerSettings, model: Path | None) -> list[Finding]:
     Raises `UserError` for what would end the peer.
     """
     name = "inference"
-    allow_environments(settings.environments)
+    allow_environments(settings.allowed)
     if name in EXTRA_OF_ROLE:
         require_extra(EXTRA_OF_ROLE[name], "swarm preflight")
     own = settings.of(name, InferenceSettings)

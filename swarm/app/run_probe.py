@@ -71,9 +71,9 @@ def probe_hashes(
 
     Environments pin down what else their tasks depend on.
 
+    The environments may be a stranger's: of an eviction that is checked again, for example.
     Raises `UserError` if the folder has no tokenizer or an environment is not installed.
     """
-    allow_environments(each.name for each in environments)  # the owner's own
     renderer, installed = Renderer(folder), installed or Environments()
     return RunHashes(
         tokenizer=renderer.tokenizer_hash,

@@ -86,14 +86,13 @@ def test_what_no_trainer_has_published_is_refused(published: Path, tmp_path: Pat
 
 
 def test_only_what_the_manifest_lists_is_copied(published: Path, tmp_path: Path) -> None:
-    """The trainer reads every safetensors file of a folder: a stranger's would replace weights that
-    a trainer has signed. Nor is a disk filled from a device, or a folder read for ever."""
+    """A stranger's file might replace weights that a trainer has signed. Nor is a disk filled from
+    a device, or a folder read for ever."""
     folder = tmp_path / "from a worker"
     shutil.copytree(published, folder)
     weights = read_weights(folder)
     name = next(iter(weights))
     save_file({name: torch.ones_like(weights[name])}, folder / "z.safetensors")
-    assert not torch.equal(read_weights(folder)[name], weights[name])
     (folder / "zeros").symlink_to("/dev/zero")
     (folder / "again").symlink_to(folder)
     os.mkfifo(folder / "pipe")

@@ -234,4 +234,5 @@ def test_a_chat_is_checked_when_the_run_is_created(tmp_path: Path) -> None:
     assert "sampling.stop_ids lacks 2 (<|im_end|>), with which the" in complaint(*arguments)
     (tmp_path / "run.toml").write_text(chat)
     outcome = swarm(*arguments)
-    assert outcome.status == 0 and outcome.errors == ""
+    assert outcome.status == 0 and outcome.errors.count("warning: ") == 1, outcome.errors
+    assert "has no weights to measure with" in outcome.errors

@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from peers.engines import demo
 from peers.environments.collection import Environments
 from peers.environments.registry import BUILT_IN, class_of, load_named
+from peers.evaluation.service import EvaluationService
+from peers.inference.engine_service import EngineService
+from peers.inference.settings import InferenceSettings
+from peers.validator.inspector import InspectorService
 from swarm.app.doctor.engine import task_of
+from swarm.app.run_probe import probe_hashes
 from swarm.errors import UserError
+from swarm.jobs.evaluation import EvaluationSetup
+from swarm.jobs.inference import InferenceSetup
+from swarm.jobs.validation import InspectionSetup
 from swarm.manifest import EnvironmentReference
-from swarm.settings import ALLOWED_VARIABLE, allow_environments, allowed_environments
+from swarm.settings import ALLOWED_VARIABLE, PeerSettings, allow_environments, allowed_environments
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +56,29 @@ def test_a_manifest_names_no_program_to_run_here(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def test_no_reader_of_a_manifest_runs_its_program(tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    demo.make_policy(policy, seed=1)
+    attack = hostile(tmp_path)
+    setup = EvaluationSetup(folder=str(policy), environments=[attack])
+    for read in (
+        lambda: EngineService(InferenceSetup(environments=[attack])),
+        lambda: InspectorService(InspectionSetup(environments=[attack])),
+        lambda: EvaluationService(setup),
+        lambda: probe_hashes(policy, [attack]),  # of an eviction, or for a newer build
+    ):
+        with pytest.raises(UserError, match="a run's owner is a stranger to this machine"):
+            read()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_role_may_name_what_is_allowed() -> None:
+    tables = {"inference": {"environments": ["harness"]}, "validator": {"threads": 2}}
+    settings = PeerSettings(role=["inference"], environments=["dataset"], tables=tables)
+    assert settings.allowed == ["dataset", "harness"]
+    assert settings.of("inference", InferenceSettings).environments == ["harness"]
+
+
 @pytest.mark.parametrize("name", ["dataset", "genesys"])
 def test_no_stranger_learns_whether_a_file_exists(name: str, tmp_path: Path) -> None:
     there = tmp_path / "there.jsonl"
@@ -67,6 +99,12 @@ def test_a_judge_needs_the_word_of_this_machines_user() -> None:
     reference = EnvironmentReference(name="sort-digits", version="1", options={"judge": "mine"})
     with pytest.raises(UserError, match="grades by a judge"):
         load_named(reference)
+
+
+def test_settings_of_generated_data_sets_may_take_any_memory() -> None:
+    options = {"settings": ["chain_sum.max_terms=1000000000"]}
+    with pytest.raises(UserError, match="has settings that may take any memory and time"):
+        load_named(EnvironmentReference(name="reasoning-gym", version="1", options=options))
 
 
 def test_shipped_environments_without_paths_and_programs_need_nothing() -> None:

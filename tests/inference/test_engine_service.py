@@ -296,7 +296,7 @@ def test_a_submission_that_fails_or_is_cancelled_leaves_the_others_alone(
         try:
             order = submission_order(ORDER, number=3, max_new_tokens=10_000)
             await service.generate(Generate(order=order, path=str(tmp_path / "long")))
-        except ValueError as error:
+        except UserError as error:
             failed.append(str(error))
 
     async def cancelled() -> None:
@@ -312,7 +312,7 @@ def test_a_submission_that_fails_or_is_cancelled_leaves_the_others_alone(
 
     assert trio.run(main).tokens == whole.tokens
     assert tokens_of(tmp_path / "file") == tokens_of(tmp_path / "alone")
-    assert len(failed) == 1 and "context length" in failed[0]
+    assert len(failed) == 1 and "0 tokens are the most that leave room" in failed[0]
     assert not (tmp_path / "long").exists() and not (tmp_path / "cancelled").exists()
     load(service, policy, 4)  # nothing of them is left
 

@@ -6,19 +6,25 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from peers.engines import demo
 from peers.inference.engine_service import EngineService
 from peers.validator.inspector import InspectorService
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import InspectionSetup
+from swarm.settings import ALLOWED_VARIABLE
 from tests.background import in_background
 from tests.environments.test_unusable_rows import BAD, GOOD, TEMPLATE
 from tests.orders import reference
 from tests.validator.conftest import Stage, load
 
 
-def test_submissions_that_draw_bad_rows_are_made_and_judged(stage: Stage, tmp_path: Path) -> None:
+def test_submissions_that_draw_bad_rows_are_made_and_judged(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 60 groups some 15 draw a bad row first."""
+    monkeypatch.setenv(ALLOWED_VARIABLE, "dataset")
     policy, data = tmp_path / "policy", tmp_path / "rows.jsonl"
     demo.make_policy(policy, seed=1)
     (policy / "chat_template.jinja").write_text(TEMPLATE)

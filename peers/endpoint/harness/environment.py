@@ -27,11 +27,13 @@ from peers.environments.interface import (
     Grade,
     NotGradable,
     Task,
+    Tasks,
     Transcript,
     messages_of,
 )
 from peers.environments.play import Observation
 from peers.environments.rows import located
+from peers.environments.tasks import Generated
 from swarm.errors import UserError
 from swarm.manifest import OptionValue
 
@@ -140,6 +142,14 @@ class Harness(OfRows, Episodes):
     def pins(self) -> Mapping[str, OptionValue]:
         """The hashes of the data and of the program."""
         return {"hash": self.rows.hash(), "program_hash": self._hash}
+
+    def tasks(self) -> Tasks:
+        """The rows. A failure is the program's, not a row's, so that no other row is drawn."""
+        indices = self.indices()
+        # 256 bits modulo the number of rows favour none measurably.
+        return Generated(
+            lambda raw: self.task_of_row(indices[int.from_bytes(raw, "big") % len(indices)])
+        )
 
     def task_of_row(self, index: int) -> Task:
         """The task whose prompt is the harness's first request; raises `UserError`."""

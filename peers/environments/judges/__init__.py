@@ -8,7 +8,7 @@ is asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,12 +19,12 @@ from peers.environments.interface import (
     Environment,
     Grade,
     NotGradable,
-    Split,
     Task,
     Tasks,
     Transcript,
     Wrapper,
 )
+from peers.environments.tasks import Changed
 from swarm.errors import UserError
 from swarm.rollouts.seeds import digest
 
@@ -69,7 +69,7 @@ class Judged(Wrapper):
         self.call_seconds = inner.call_seconds + CALL_SECONDS
 
     def tasks(self) -> Tasks:
-        return _JudgedTasks(self.inner.cached_tasks, self.options.judge_share)
+        return Changed(self.inner.cached_tasks, self._noted)
 
     def grade(self, task: Task, transcript: Transcript) -> float | Grade:
         """The judge's reward, mixed with the environment's own; raises `NotGradable`."""
@@ -93,6 +93,12 @@ class Judged(Wrapper):
         reward = options.judge_weight * score + (1 - options.judge_weight) * own.reward
         return Grade(reward, {**own.parts, "own": own.reward, "judge": score})
 
+    def _noted(self, task: Task, seed: bytes, step: int) -> Task:
+        """A task with a note for its grade: a group is judged as a whole or not at all."""
+        drawn = int.from_bytes(digest("swarm/1/judge-share", seed)[:6], "big") / 2**48
+        note: dict[str, Any] = {"step": step, "judged": drawn < self.options.judge_share}
+        return replace(task, data={**task.data, DATA: note})
+
     @cached_property
     def _judge(self) -> Judge:
         from peers.environments.judges.judge import Judge, Limits
@@ -100,19 +106,6 @@ class Judged(Wrapper):
         options = self.options
         limits = Limits(options.judge_calls_per_step, options.judge_tokens_per_step)
         return Judge.open(options.judge, options.judge_hash, limits)
-
-
-@dataclass(frozen=True)
-class _JudgedTasks:
-    inner: Tasks
-    share: float
-
-    def draw(self, seed: bytes, split: Split, step: int) -> Task:
-        """The inner task, with a note for its grade: a group is judged as a whole or not at all."""
-        task = self.inner.draw(seed, split, step)
-        drawn = int.from_bytes(digest("swarm/1/judge-share", seed)[:6], "big") / 2**48
-        note: dict[str, Any] = {"step": step, "judged": drawn < self.share}
-        return replace(task, data={**task.data, DATA: note})
 
 
 def _graded(given: float | Grade) -> Grade:

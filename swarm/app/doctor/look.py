@@ -21,7 +21,7 @@ from swarm.transport.libp2p.addresses import default_listen
 
 async def look(settings: PeerSettings) -> list[Finding]:
     """Check this machine for a peer with these settings and, by `settings.bootstrap`, its run."""
-    allow_environments(settings.environments)
+    allow_environments(settings.allowed)
     found = [program(), *map(packages, settings.role), *home_and_ports(settings)]
     found += [clock(), sandbox()]
     work: Work | None = None
