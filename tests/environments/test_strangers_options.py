@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from swarm.errors import UserError
 from swarm.jobs.evaluation import EvaluationSetup
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import InspectionSetup
-from swarm.manifest import EnvironmentReference
+from swarm.manifest import EnvironmentReference, OptionValue
 from swarm.settings import ALLOWED_VARIABLE, PeerSettings, allow_environments, allowed_environments
 
 
@@ -73,7 +74,10 @@ def test_no_reader_of_a_manifest_runs_its_program(tmp_path: Path) -> None:
 
 
 def test_a_role_may_name_what_is_allowed() -> None:
-    tables = {"inference": {"environments": ["harness"]}, "validator": {"threads": 2}}
+    tables: dict[str, dict[str, Any]] = {
+        "inference": {"environments": ["harness"]},
+        "validator": {"threads": 2},
+    }
     settings = PeerSettings(role=["inference"], environments=["dataset"], tables=tables)
     assert settings.allowed == ["dataset", "harness"]
     assert settings.of("inference", InferenceSettings).environments == ["harness"]
@@ -102,7 +106,7 @@ def test_a_judge_needs_the_word_of_this_machines_user() -> None:
 
 
 def test_settings_of_generated_data_sets_may_take_any_memory() -> None:
-    options = {"settings": ["chain_sum.max_terms=1000000000"]}
+    options: dict[str, OptionValue] = {"settings": ["chain_sum.max_terms=1000000000"]}
     with pytest.raises(UserError, match="has settings that may take any memory and time"):
         load_named(EnvironmentReference(name="reasoning-gym", version="1", options=options))
 
