@@ -60,9 +60,10 @@ def trace_of(events: Iterable[Mapping[str, Any]], prefix: str) -> tuple[str, lis
     Clocks of different machines may differ; a span never begins after its end.
     """
     found: dict[str, list[Mapping[str, Any]]] = {}
+    short = prefix.lower().removeprefix("…")
     for event in events:
         for submission in submissions_of(event):
-            if submission.startswith(prefix.lower()):
+            if submission.startswith(short) or submission.endswith(short):
                 found.setdefault(submission, []).append(event)
     submission = resolve(prefix.lower(), found, "submission", "the folder of logs")
     spans: list[Span] = []

@@ -167,3 +167,9 @@ def test_the_command_line_starts_without_torch_or_the_network_stack() -> None:
     code = f"import sys, swarm.app.main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_status_asks_where_the_peer_of_a_home_joined(tmp_path: Path) -> None:
+    assert f"no peer has joined one from {tmp_path}" in complaint("status", "--home", tmp_path)
+    (tmp_path / "last-bootstrap").write_text("nonsense")
+    assert "nonsense" in complaint("status", "--home", tmp_path)

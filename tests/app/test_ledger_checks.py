@@ -447,3 +447,33 @@ def test_a_hostile_table_ends_no_command_with_a_traceback(archive: Archive, tmp_
     assert "is not signed by" in problems(read_export(file))
     file.write_text("[" * 100_000)
     assert "is no export of a ledger" in complaint("ledger", "verify", file)
+
+
+@pytest.mark.parametrize("named", [WORKER.peer_id[-8:], f"…{WORKER.peer_id[-8:]}"])
+def test_a_peer_is_named_by_how_logs_write_it(archive: Archive, named: str, tmp_path: Path) -> None:
+    assert peer_named(archive, named) == WORKER.peer_id
+    table = tmp_path / "ledger.jsonl"
+    write_export(archive, table, "jsonl")
+    assert WORKER.peer_id in swarm("why", named, "--from", table).output
+    assert LIE.hex() in swarm("why", LIE.hex()[-6:], "--from", table).output
+
+
+def test_a_peer_is_named_by_its_home_beside_the_one_that_is_read(
+    archive: Archive, tmp_path: Path
+) -> None:
+    (tmp_path / "inference-1").mkdir()
+    (tmp_path / "inference-1/identity.pub").write_text(WORKER.peer_id + "\n")
+    table = tmp_path / "ledger.jsonl"
+    write_export(archive, table, "jsonl")
+    assert WORKER.peer_id in swarm("why", "inference-1", "--from", table).output
+    checked = swarm("ledger", "check-eviction", "inference-1", "--from", table)
+    assert WORKER.peer_id in checked.output
+
+
+def test_an_end_that_several_have_lists_them() -> None:
+    from swarm.app.prefixes import resolve
+
+    with pytest.raises(UserError, match="2 peers end with wxyz: abcdwxyz, efghwxyz; give more"):
+        resolve("wxyz", ["abcdwxyz", "efghwxyz", "wxy"], "peer")
+    assert resolve("wxyz", ["wxyz1", "abcdwxyz"], "peer") == "wxyz1", "a beginning comes first"
+    assert resolve("…wxyz", ["wxyz1", "abcdwxyz"], "peer") == "abcdwxyz"

@@ -30,7 +30,9 @@ app = typer.Typer()
 @app.callback(invoke_without_command=True)
 def ledger(
     context: typer.Context,
-    peer: Annotated[str | None, typer.Option(help="Id of the peer; default: your own.")] = None,
+    peer: Annotated[
+        str | None, typer.Option(help="Id of the peer, or its beginning or end; default: your own.")
+    ] = None,
     home: Annotated[Path, typer.Option(help="Folder of your keys and state.")] = Path("~/.swarm"),
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
@@ -56,21 +58,29 @@ def _show_record(
     as_json: bool,
 ) -> int:
     from swarm.app.local_node import last_bootstrap, visit
-    from swarm.app.onlooker import record_of
+    from swarm.app.onlooker import record_of, status_of
+    from swarm.app.prefixes import PREFIX_MIN, resolve
     from swarm.identity import InvalidPeerId, public_key_of
 
-    worker = peer or _own_id(home)
+    named = peer or _own_id(home)
     entry = bootstrap or last_bootstrap(home)
+    is_whole = True
     try:
-        public_key_of(worker)
+        public_key_of(named)
     except InvalidPeerId as error:
-        raise UserError(f"--peer: {error}") from error
+        if len(named.removeprefix("…")) < PREFIX_MIN:
+            raise UserError(f"--peer: {error}") from error
+        is_whole = False
 
-    async def ask() -> WorkerRecord:
+    async def ask() -> tuple[str, WorkerRecord]:
         async with visit(entry, run, looks_on=True) as (node, found):
-            return await record_of(node, found, worker)
+            worker = named
+            if not is_whole:
+                present = (await status_of(node, found)).present
+                worker = resolve(named, present, "peer", "the run")
+            return worker, await record_of(node, found, worker)
 
-    record = run_until_interrupted(ask)
+    worker, record = run_until_interrupted(ask)
     told = record_object(worker, record)
     if as_json:
         print_json(told)

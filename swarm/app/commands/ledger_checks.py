@@ -244,7 +244,7 @@ def export(
 
 @exits
 def check_eviction(
-    peer: Annotated[str, typer.Argument(help="Id of the evicted peer, or its beginning.")],
+    peer: Annotated[str, typer.Argument(help="Id of the evicted peer, or its beginning or end.")],
     source: Source = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
@@ -257,8 +257,11 @@ def check_eviction(
     this machine; for statistical evidence it sums the evidence in the logs.
     """
     from swarm.app import eviction_check, why
+    from swarm.app.prefixes import peers_beside
 
     archive = readable(source, bootstrap, run)
+    if source is not None:
+        peer = peers_beside(source.expanduser()).get(peer, peer)
     found = eviction_check.newest_eviction(archive, why.peer_named(archive, peer))
     if eviction_check.is_proven_fault(archive, found):
         evidence = eviction_check.find_evidence(archive, found, source, bootstrap)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,15 +48,18 @@ All = Annotated[
 def status(
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Home of a peer whose last bootstrap addresses are asked.")
+    ] = None,
     every: All = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a run's progress and its peers. ✓ marks the peers that the owner trusts."""
-    from swarm.app.local_node import visit
+    from swarm.app.local_node import last_bootstrap, visit
     from swarm.app.onlooker import status_of
 
     async def ask() -> RunStatus:
-        async with visit(bootstrap, run, looks_on=True) as (node, joined):
+        async with visit(bootstrap or last_bootstrap(home), run, looks_on=True) as (node, joined):
             return await status_of(node, joined)
 
     found = run_until_interrupted(ask)

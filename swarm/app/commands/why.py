@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 _HASH = re.compile(r"[0-9a-fA-F]+")
 
-PEER_PREFIX = "12D3"
-"""Every Ed25519 peer id begins with these characters; hashes are hexadecimal, without capitals."""
+_PART_OF_ID = re.compile(r"…?[1-9A-HJ-NP-Za-km-z]{4,}")
+"""Base58. What is hexadecimal too is a hash, unless `…` is before it, as before ids in logs."""
 
 
 @exits
 def why(
     what: Annotated[
         str,
-        typer.Argument(help="Hash of a submission or id of a peer, or its beginning; or a step."),
+        typer.Argument(
+            help="Hash of a submission or id of a peer, or its beginning or end; or a step."
+        ),
     ],
     source: Source = None,
     bootstrap: Bootstrap = None,
@@ -44,19 +46,22 @@ def why(
     The answer is in the ledger. Of the network it also asks what a peer does now.
     """
     from swarm.app import why as words
+    from swarm.app.prefixes import peers_beside
     from swarm.app.why_step import about_step, is_step, read_events, step_lines
 
-    if not (is_step(what) or what.startswith(PEER_PREFIX) or _HASH.fullmatch(what)):
+    if source is not None:
+        what = peers_beside(source.expanduser()).get(what, what)
+    if not (is_step(what) or _PART_OF_ID.fullmatch(what) or _HASH.fullmatch(what)):
         raise UserError(
             f"{what!r} is neither a step (a number), nor the beginning of a submission's hash "
-            f"(hexadecimal) or of a peer's id ({PEER_PREFIX}…); copy one from swarm status or "
+            "(hexadecimal) or of a peer's id (12D3…), nor its end; copy one from swarm status or "
             "swarm ledger"
         )
     archive, status = _asked(source, bootstrap, run)
     if is_step(what):
         told = about_step(archive, int(what), status, read_events(logs))
         lines = step_lines(told)
-    elif what.startswith(PEER_PREFIX):
+    elif not _HASH.fullmatch(what):
         peer = words.peer_named(archive, what, status.present if status is not None else ())
         told = words.about_peer(archive, peer, status)
         lines = words.peer_lines(told)
