@@ -9,6 +9,7 @@ from typing import Any, Literal
 import trio
 
 from swarm.errors import SwarmError, leaf_errors
+from swarm.sentences import numbered
 
 State = Literal["fine", "advice", "problem"]
 
@@ -34,7 +35,7 @@ class Finding:
 def lines(findings: Sequence[Finding]) -> list[str]:
     """The screen, a line per finding."""
     words = {"fine": "", "advice": "ADVICE: ", "problem": "PROBLEM: "}
-    return [f"{each.topic:<10} {words[each.state]}{each.text}" for each in findings]
+    return [f"{each.topic:<10} {words[each.state]}{numbered(each.text)}" for each in findings]
 
 
 def figures(findings: Sequence[Finding]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,37 @@ def sentence(name: str, fields: dict[str, Any]) -> str | None:
     """Format an event as a sentence; None if it has none."""
     words = _SENTENCES.get(name)
     try:
-        return words(fields) if words is not None else None
+        line = words(fields) if words is not None else None
+        return line and numbered(line)
     except (KeyError, TypeError, ValueError):
         return None  # another program's event of this name, with other fields
+
+
+_ONE = re.compile(
+    r"(?<![\w.,:/#-])1 ((?:(?:accepted|acknowledged|inner|other|recomputed|signed|trusted) )?)"
+    r"(bundles|bytes|cases|characters|completions|connections|contributions|days|disagreements"
+    r"|entries|environments|episodes|examples|files|groups|heads|invites|layers|lines|pairs"
+    r"|parameters|parts|peers|pieces|policies|problems|processes|prompts|proofs|questions|ranks|receipts|records"
+    r"|reinstatements|replicas|rollouts|rounds|rows|samples|sources|spans|steps|submissions|tasks"
+    r"|threads|times|tokens|trainers|validators|values|verdicts|workers)\b(?: (are|were|have)\b)?"
+)
+_SINGULAR_VERBS = {"are": "is", "were": "was", "have": "has"}
+
+
+def numbered(text: str) -> str:
+    """Write the noun after a lone 1 in the singular: `1 receipts` becomes `1 receipt`."""
+
+    def one(found: re.Match[str]) -> str:
+        adjective, noun, verb = found.groups()
+        if noun.endswith("ies"):
+            noun = noun[:-3] + "y"
+        elif noun.endswith("sses"):
+            noun = noun[:-2]
+        else:
+            noun = noun.removesuffix("s")
+        return f"1 {adjective}{noun}" + (f" {_SINGULAR_VERBS[verb]}" if verb else "")
+
+    return _ONE.sub(one, text)
 
 
 def listed(fields: dict[str, Any]) -> str:

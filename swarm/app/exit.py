@@ -11,6 +11,7 @@ from typing import ParamSpec
 import typer
 
 from swarm.errors import SwarmError, UserError, leaf_errors, user_error_in
+from swarm.sentences import numbered
 from swarm.untrusted import printable_lines
 
 P = ParamSpec("P")
@@ -79,7 +80,7 @@ def exit_with(error: BaseException) -> int:
     if not is_expected(error):
         raise error
     sentence = str(mistake) if mistake else "; ".join(_sentence(leaf) for leaf in leaves)
-    print(f"error: {printable_lines(sentence)}", file=sys.stderr)
+    print(f"error: {printable_lines(numbered(sentence))}", file=sys.stderr)
     return MISTAKE if mistake else FAILED
 
 

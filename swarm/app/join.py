@@ -20,6 +20,7 @@ from swarm.findings import Finding, lines
 from swarm.run.invites import check_token
 from swarm.run.run import Run
 from swarm.run.terms import topics
+from swarm.sentences import numbered
 from swarm.settings import PeerSettings, load_settings
 from swarm.tables import read_toml
 from swarm.untrusted import printable
@@ -109,7 +110,7 @@ def look_at(joining: Joining) -> bool:
     """Print the run, what will happen, and the checks of this machine; False if one failed."""
     settings = settings_of(joining, {})
     for topic, text in run_until_interrupted(_run_lines, joining):
-        print(f"{topic:<10} {printable(text)}")
+        print(f"{topic:<10} {printable(numbered(text))}")
     # The run was just looked at; the checks here are of this machine.
     alone = settings.model_copy(update={"bootstrap": []})
     found: list[Finding] = run_until_interrupted(look, alone)

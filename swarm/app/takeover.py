@@ -23,6 +23,7 @@ from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.manifest import content_digest, manifest_in
 from swarm.run.run import Run
 from swarm.run.update import sign_takeover
+from swarm.sentences import numbered
 from swarm.world.disk import LocalDisk
 
 GONE_SECONDS = 60.0
@@ -73,7 +74,7 @@ async def take_over(wanted: Takeover) -> None:
         taken = await _hand_over(node, run, envelope)
     print(f"run {run.id}: version {run.manifest.version} → {run.manifest.version + 1}")
     print(f"trainer {trainer} → {standby.peer_id}; the trainer before is a standby now")
-    print(f"{len(taken)} peers have it, and forward it to all others")
+    print(numbered(f"{len(taken)} peers have it, and tell all others"))
     shown = status.present.get(standby.peer_id)
     if shown is None:
         print(

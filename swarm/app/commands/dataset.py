@@ -18,6 +18,7 @@ from swarm.app.options import (
     check_temperature,
     environment_options,
 )
+from swarm.sentences import numbered
 
 app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
 
@@ -83,4 +84,4 @@ def filter_command(
     done = run_until_interrupted(filter_tasks, wanted, out, show, responses)
     if done.tried < tasks:
         print(f"{environment} has no other prompts than these {done.tried}", file=sys.stderr)
-    print(f"{done.kept} of {done.tried} tasks are kept; the results are in {out}")
+    print(numbered(f"{done.kept} of {done.tried} tasks are kept; the results are in {out}"))

@@ -15,6 +15,7 @@ from swarm.app.options import AsJson, Bootstrap, WhichRun
 from swarm.app.output import print_json
 from swarm.errors import UserError
 from swarm.run.verdict_figures import failed_check, nearest
+from swarm.sentences import numbered
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _show_record(
     if as_json:
         print_json(told)
     else:
-        print("\n".join(record_lines(told, last)))
+        print(numbered("\n".join(record_lines(told, last))))
     for problem in record.problems:
         print(f"not complete: {printable(problem)}", file=sys.stderr)
     return 1 if record.problems else 0

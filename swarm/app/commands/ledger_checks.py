@@ -16,6 +16,7 @@ from swarm.app.interrupt import run_until_interrupted
 from swarm.app.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
 from swarm.app.output import check_writable, print_json, write_text
 from swarm.errors import UserError
+from swarm.sentences import numbered
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def verify(
         )
     else:
         print(f"run {archive.run}, manifest version {archive.manifest.version}")
-        print("\n".join([*audit_lines(found), *tally_lines(archive)]))
+        print(numbered("\n".join([*audit_lines(found), *tally_lines(archive)])))
     report(archive)
     return 0 if sound else 1
 
@@ -237,7 +238,7 @@ def export(
     check_writable("--out", out, (f".{format}",))
     archive = readable(source, bootstrap, run)
     rows = write_export(archive, out, format)
-    print(f"{rows:,} rows in {out}")
+    print(numbered(f"{rows:,} rows in {out}"))
     report(archive)
     return 1 if archive.problems else 0
 

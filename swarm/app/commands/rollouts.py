@@ -16,6 +16,7 @@ from swarm.app.extras import require_extra
 from swarm.app.options import AsJson, WhichRun
 from swarm.app.output import check_writable, print_json
 from swarm.errors import UserError
+from swarm.sentences import numbered
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def browse(
         from swarm.app.rollouts.page import write_page
 
         count, full = write_page(shown, f"Rollouts of {path}", html)
-        print(f"{count:,} rollouts are in {html}")
+        print(numbered(f"{count:,} rollouts are in {html}"))
         if full:
             print("the page is full: filter by --step, --reward or --worker to see others")
     else:
@@ -210,7 +211,7 @@ def export(
     data.check_target(to)
     chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
     source, found = chosen.open("export")
-    print(f"{data.export(chosen.limited(found), to):,} rollouts are in {to}")
+    print(numbered(f"{data.export(chosen.limited(found), to):,} rollouts are in {to}"))
     _warn(source)
 
 

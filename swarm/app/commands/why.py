@@ -13,6 +13,7 @@ from swarm.app.exit import exits
 from swarm.app.options import AsJson, Bootstrap, WhichRun
 from swarm.app.output import print_json
 from swarm.errors import UserError
+from swarm.sentences import numbered
 
 if TYPE_CHECKING:
     from swarm.app.onlooker import RunStatus
@@ -71,7 +72,7 @@ def why(
     if as_json:
         print_json(told)
     else:
-        print("\n".join(lines))
+        print(numbered("\n".join(lines)))
     report(archive)
 
 
