@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from peers.engines.model import read_weights
+from peers.engines.stored import save_tensors
 
 Change = Callable[[str, Tensor], Tensor]
 """(name, weight in fp32) → weight."""
@@ -29,7 +29,7 @@ def write_changed(folder: Path, target: Path, change: Change) -> Path:
         name: change(name, weight.float()).to(weight.dtype).contiguous()
         for name, weight in read_weights(folder).items()
     }
-    safetensors.torch.save_file(changed, target / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(changed, target / "model.safetensors")
     (target / "config.json").write_bytes((folder / "config.json").read_bytes())
     return target
 

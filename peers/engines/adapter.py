@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from peers.engines.adapter_config import CONFIG_FILE, AdapterConfig, read_adapter_config
+from peers.engines.stored import save_tensors
 from swarm.errors import UserError
 from swarm.manifest import ADAPTER_TARGETS
 
@@ -184,4 +185,4 @@ def write_adapter(
     for module, (a, b) in pairs.items():
         tensors[stored_name(module, "A")] = a.contiguous()
         tensors[stored_name(module, "B")] = b.contiguous()
-    safetensors.torch.save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_tensors(tensors, folder / WEIGHTS_FILE)

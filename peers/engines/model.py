@@ -23,6 +23,7 @@ from peers.engines.adapter import Adapter
 from peers.engines.adapter_config import base_of, is_adapter
 from peers.engines.config import read_supported_config
 from peers.engines.experts import fuse_experts, split_experts, split_names
+from peers.engines.stored import readable_as_folder, save_tensors
 from peers.engines.tokenizer import check_tokenizer, copy_tokenizer, tokenizer_files
 from swarm.errors import UserError
 
@@ -275,6 +276,8 @@ def save(model: Any, folder: Path, tokenizer_from: Path) -> None:
     logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, safe_serialization=True)
+    for path in folder.glob("*.safetensors"):
+        readable_as_folder(path)
     if tokenizer_from.resolve() == folder.resolve():
         return
     copy_tokenizer(tokenizer_from, folder)
@@ -306,7 +309,7 @@ def save_share(
         for name, value in weights.items():
             published |= split_experts(name, value)
         contiguous = {name: value.contiguous() for name, value in published.items()}
-        safetensors.torch.save_file(contiguous, folder / files[rank], metadata={"format": "pt"})
+        save_tensors(contiguous, folder / files[rank])
     if rank != 0:
         return
     if ranks > 1:

@@ -40,6 +40,7 @@ from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.run.heard_verdicts import report_contradictions
+from swarm.shardcast.held import Change, Held
 from swarm.world import client
 from swarm.world.restarts import Restarts
 
@@ -51,6 +52,9 @@ POLICIES_IN_MEMORY = 2
 
 TIDY_SECONDS = 15.0
 """Seconds between removals of verdicts and files that can no longer be trained on."""
+
+WAITING, READY = "waiting for a policy", "ready to judge"
+"""What it does while it judges nothing."""
 
 OLDER_STEPS_KEPT = 2
 """Steps beyond `max_staleness` for which verdicts and files are kept, because a trainer may lag
@@ -186,7 +190,8 @@ class ValidatorRole:
             nursery.start_soon(self._evaluations.run)
             nursery.start_soon(self._second.recover, self._hear)
             reception = Reception(self._peer, self._docket, self._inbox, self._queue, self._conduct)
-            self._peer.status.doing = "ready to judge"
+            self._peer.store.watch(self._note_policy)
+            self._peer.status.doing = READY if self._peer.store.complete() else WAITING
             async with self._peer.messenger.answering({Submission: reception.answer}):
                 # Not earlier: a push that cannot be announced yet would use up its worker's quota.
                 self._intake.open()
@@ -194,6 +199,11 @@ class ValidatorRole:
                     await self._prefill_restarts.run(lambda: self._live(nursery))
                 finally:
                     self._intake.close()
+
+    def _note_policy(self, change: Change, held: Held, index: int) -> None:
+        """Say so once the first policy is here: without one nothing can be judged."""
+        if change is Change.COMPLETE and self._peer.status.doing == WAITING:
+            self._peer.status.doing = READY
 
     async def _follow_checkpoints(self) -> None:
         await self._equipped.wait()

@@ -58,6 +58,12 @@ CurriculumStep = Annotated[
 Temperature = Annotated[float, typer.Option(help="Sampling temperature.")]
 
 
+def check_dtype(dtype: str) -> None:
+    """Raise `UserError` for a precision that no engine computes in."""
+    if dtype not in ("auto", "float32", "bfloat16"):
+        raise UserError(f"--dtype is {dtype!r}; it must be auto, float32 or bfloat16")
+
+
 def check_temperature(value: float) -> None:
     """Raise `UserError` for a `Temperature` at which nothing can be sampled."""
     if not 0 < value <= 10:

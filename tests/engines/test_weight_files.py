@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,3 +76,12 @@ def test_files_without_an_index_are_all_the_models(tmp_path: Path) -> None:
     for name in wanted:
         safetensors.torch.save_file({name: torch.ones(1)}, tmp_path / name)
     assert names(tmp_path) == wanted
+
+
+@pytest.mark.parametrize(("folder_mode", "mode"), [(0o755, 0o644), (0o700, 0o600)])
+def test_a_policy_is_as_readable_as_its_folder(folder_mode: int, mode: int, tmp_path: Path) -> None:
+    """safetensors makes files for their owner alone, so that no web server could serve a policy."""
+    folder = tmp_path / "policy"
+    folder.mkdir(mode=folder_mode)
+    make_policy(folder, seed=1)
+    assert stat.S_IMODE((folder / "model.safetensors").stat().st_mode) == mode

@@ -9,6 +9,7 @@ import typer
 
 from swarm.app.exit import exits
 from swarm.app.extras import require_extra
+from swarm.app.options import check_dtype
 
 
 @exits
@@ -43,6 +44,7 @@ def endpoint(
     number: Annotated[int, typer.Option(min=0, help="The policy's number in its run.")] = 0,
     engine: Annotated[str, typer.Option(help="Engine: native, vllm or a package's.")] = "native",
     device: Annotated[str, typer.Option(help="Device: auto, cpu or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     requests: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 256,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of one choice, at most.")] = 16384,
@@ -69,7 +71,8 @@ def endpoint(
     from swarm.transport.http.local_server import open_listener
 
     folder = policy.expanduser()
-    hardware = Hardware(device=device, threads=threads)
+    check_dtype(dtype)
+    hardware = Hardware(device=device, dtype=dtype, threads=threads)
     options = Options(
         folder=folder,
         name=name or folder.resolve().name,

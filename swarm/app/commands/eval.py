@@ -18,6 +18,7 @@ from swarm.app.options import (
     CurriculumStep,
     EnvironmentOptions,
     TaskSeed,
+    check_dtype,
     environment_options,
 )
 from swarm.app.output import check_writable, print_json
@@ -106,8 +107,7 @@ def evaluate(
 
     if split not in ("held_out", "train"):
         raise UserError(f"--split is {split!r}; it must be held_out or train")
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise UserError(f"--dtype is {dtype!r}; it must be auto, float32 or bfloat16")
+    check_dtype(dtype)
     for name, folder in (("CHECKPOINT", checkpoint), ("--base", base)):
         if folder is not None and not folder.is_dir():
             raise UserError(f"{name} {folder} is no folder; name a Hugging Face folder")

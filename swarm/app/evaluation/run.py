@@ -33,7 +33,29 @@ class Progress:
     finished: int
     total: int
     reward: float | None
-    """Mean of those of this environment; None: they have no reward."""
+    """`RunningMean.of_first`, or None."""
+
+
+@dataclass
+class RunningMean:
+    """The mean of samples that finish in any order."""
+
+    rewards: dict[int, float]
+    """By row; rows are added while this is used."""
+    _first: int = 0
+    """The first row that is not finished."""
+    _earned: float = 0.0
+
+    def of_first(self) -> float | None:
+        """The mean of the rows before the first that is not finished; None if there is none.
+
+        Of all that are finished it would be too high: short answers finish first, and are more
+        often right.
+        """
+        while self._first in self.rewards:
+            self._earned += self.rewards[self._first]
+            self._first += 1
+        return self._earned / self._first if self._first else None
 
 
 @dataclass(frozen=True)
@@ -115,9 +137,10 @@ async def _play(
     }
     label = wanted.labels[index]
 
+    mean = RunningMean(rewards)
+
     def report() -> None:
-        mean = sum(rewards.values()) / max(1, len(rewards))
-        show(Progress(label, len(rewards), total, mean))
+        show(Progress(label, len(rewards), total, mean.of_first()))
 
     report()
     rows = [row for row in range(total) if row not in rewards]
