@@ -21,9 +21,6 @@ from swarm.tables import read_toml
 ROLE_GROUP = "swarm.roles"
 """Group of the roles' entry points."""
 
-HOME_VARIABLE = "SWARM_HOME"
-"""Environment variable with the home of a peer, for its children; a peer sets it."""
-
 ALLOWED_VARIABLE = "SWARM_ENVIRONMENTS"
 """Environment variable with the environments that this machine's user allows any run to build with
 its own options, separated by commas; a peer adds those of its settings, for its children."""

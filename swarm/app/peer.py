@@ -30,8 +30,9 @@ from swarm.events import Event
 from swarm.node.departure import Departure
 from swarm.node.joining import NO_WAY_IN
 from swarm.roles import BOOTSTRAP, check_tables, load_role, take_part
-from swarm.settings import HOME_VARIABLE, PeerSettings, allow_environments
+from swarm.settings import PeerSettings, allow_environments
 from swarm.untrusted import PrintableFormatter
+from swarm.world.surroundings import HOME_VARIABLE, close_memory
 
 
 class Earned:
@@ -116,6 +117,7 @@ def start(settings: PeerSettings) -> None:
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler])
     become_rank(settings.role)
+    close_memory()
     departure = Departure()
     with suppress(KeyboardInterrupt), crashes_reported(settings.home_path):
         run_until_interrupted(

@@ -20,6 +20,7 @@ from swarm.world.frames import Assignment, raw
 from swarm.world.local_child import LocalChild
 from swarm.world.machine import free_memory_bytes
 from swarm.world.process import Forked, Process, Spawned
+from swarm.world.surroundings import childs_environment
 
 
 class LocalCompute:
@@ -50,7 +51,7 @@ class LocalCompute:
         interpreter: str | None = None,
     ) -> AsyncIterator[Child]:
         """See `swarm.world.Compute.child`. Raises `ChildError` when the class raised."""
-        environment = dict(os.environb)
+        environment = childs_environment(os.environb)
         if interpreter is not None:
             environment.pop(ENVIRONMENT.encode(), None)  # its children use its interpreter, too
         assignment = Assignment(
@@ -99,11 +100,15 @@ class LocalCompute:
             server = self._reach_fork_server() if interpreter is None else None
             if server is None:
                 program = [interpreter or sys.executable, "-m", "swarm.world.child"]
+                started = {
+                    name.encode(): value.encode() for name, value in CHILD_ENVIRONMENT.items()
+                }
+                started |= {b"PYTHONUNBUFFERED": b"1"} | childs_environment(os.environb)
                 return Spawned(
                     [*program, str(connection.fileno()), str(os.getpid())],
                     output=stderr,
                     errors=stderr,
-                    environment=CHILD_ENVIRONMENT | {"PYTHONUNBUFFERED": "1"} | os.environ,
+                    environment=started,
                     keep_open=[connection.fileno()],
                 )
         except OSError as error:

@@ -68,7 +68,7 @@ class Spawned(Process):
         *,
         output: int,
         errors: int,
-        environment: Mapping[str, str],
+        environment: Mapping[str, str] | Mapping[bytes, bytes],
         keep_open: Sequence[int] = (),
     ) -> None:
         """Start a command that writes to the pipes `output` and `errors`; raises `OSError`."""

@@ -16,7 +16,7 @@ from peers.environments.interface import Message
 from peers.environments.verifiers.installed import interpreter_for
 from swarm.jobs.training import Lessons
 from swarm.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
-from swarm.settings import HOME_VARIABLE
+from swarm.world.surroundings import HOME_VARIABLE
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
 from tests.end_to_end.pipeline import pipeline

@@ -26,6 +26,7 @@ from swarm.world.compute import LocalCompute
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER_VARIABLE
 from swarm.world.frames import Answer, Part, encode, raw
 from swarm.world.machine import Machine
+from swarm.world.surroundings import HOME_VARIABLE, INSTALLED_VARIABLE, KEPT_VARIABLE
 from tests.world.service_for_tests import (
     Greeting,
     Impatient,
@@ -393,6 +394,57 @@ def test_a_child_lives_where_its_owner_does_but_out_of_reach_of_signals_to_every
             )
 
     trio.run(main)
+
+
+SECRETS = ["HF_TOKEN", "JUDGE_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "db_password"]
+HARMLESS = ["TOKENIZERS_FOR_TESTS", "KEYBOARD", "MONKEYS", "SWARM_DATASETS", "LANGUAGE"]
+
+
+def test_a_child_gets_neither_its_owners_home_nor_secrets_that_nobody_named(
+    compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*SECRETS, "OTHER_KEY", *HARMLESS):
+        monkeypatch.setenv(name, "17")
+    monkeypatch.setenv(HOME_VARIABLE, "/the/home")
+    monkeypatch.setenv(KEPT_VARIABLE, "OTHER_KEY, NO_SUCH_TOKEN")
+
+    async def main() -> None:
+        async with compute.child(SERVICE, name="c") as child:
+
+            async def seen(name: str) -> str:
+                return await child.request("variable", Named(name=name), str)
+
+            assert [await seen(each) for each in (*SECRETS, HOME_VARIABLE)] == [""] * 6
+            assert [await seen(each) for each in ("OTHER_KEY", *HARMLESS)] == ["17"] * 6
+            assert await seen(INSTALLED_VARIABLE) == "/the/home/environments"
+            began_with = f"/proc/{await child.request('pid', Nothing(), int)}/environ"
+            assert b"HF_" + b"TOKEN=" not in await trio.Path(began_with).read_bytes()
+
+    trio.run(main)
+
+
+def test_the_memory_of_a_process_that_closes_it_is_closed_to_its_user() -> None:
+    code = """
+import ctypes, os, sys
+from swarm.world.surroundings import close_memory
+if os.geteuid() == 0:  # root reads everything
+    os.setgid(65534)
+    os.setuid(65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # undoes what setuid has done
+if sys.argv[1] == "closed":
+    close_memory()
+descriptor = os.open("/dev/null", os.O_RDONLY)
+with open(f"/proc/self/fdinfo/{descriptor}") as file:  # its own stays open to itself
+    assert file.read()
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    os.close(os.open(f"/proc/{os.getppid()}/mem", os.O_RDONLY))
+except PermissionError:
+    sys.exit(3)
+"""
+    for how, status in (("open", 0), ("closed", 3)):
+        assert subprocess.run([sys.executable, "-c", code, how], timeout=60).returncode == status
 
 
 def test_siblings_draw_different_numbers(compute: LocalCompute) -> None:

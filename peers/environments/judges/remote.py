@@ -180,7 +180,8 @@ class Remote:
             if not key:
                 raise UserError(
                     f"judge {self.name!r}: the environment variable {self.access.key_variable} is "
-                    "not set; set it to the key"
+                    "not set; set it to the key, and name it in SWARM_CHILD_VARIABLES, so that "
+                    "graders get it"
                 )
         if key and url.scheme == "http" and url.hostname not in ("127.0.0.1", "localhost", "::1"):
             raise UserError(

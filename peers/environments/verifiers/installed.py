@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peers.engines.installed import Recipe, python_of, why_unusable
 from swarm.errors import UserError
-from swarm.settings import HOME_VARIABLE
+from swarm.world.surroundings import HOME_VARIABLE, INSTALLED_VARIABLE
 
 DEFAULT_HOME = Path("~/.swarm")
 
@@ -60,8 +60,8 @@ def install_command(version: str) -> str:
 
 def homes() -> list[Path]:
     """The homes where an installation is looked for: the peer's, then the user's default."""
-    given = os.environ.get(HOME_VARIABLE)
-    found = [Path(given)] if given else []
+    given, installed = os.environ.get(HOME_VARIABLE), os.environ.get(INSTALLED_VARIABLE)
+    found = [Path(installed).parent] if installed else [Path(given)] if given else []
     return list(dict.fromkeys([*found, DEFAULT_HOME.expanduser()]))
 
 
