@@ -640,6 +640,12 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     ),
     "trainer.run_complete": lambda f: (
         f"the run is complete after {f['steps']} steps; its policy is in {f['folder']}"
+        + (
+            f". WARNING: the reward was 0 in each of its last {f['unrewarded_steps']} steps, all "
+            f"that this trainer saw, so nothing was learnt from it; {f['advice']}"
+            if f.get("unrewarded_steps")
+            else ""
+        )
     ),
 }
 """Functions that format an event's fields as a sentence, by event name."""

@@ -24,6 +24,12 @@ HISTORY_STEPS = 50
 HISTORY_STEPS_MIN = 10
 """Alarms that compare with a median need at least this many such steps."""
 
+UNREWARDED_STEPS = 10
+"""Steps from the first on whose reward is 0, after which that is reported."""
+
+UNREWARDED = "no_reward"
+"""Name of that alarm. It is only reported: neither a pause nor an earlier state helps."""
+
 
 _WORDS = {
     "gradient_norm": "the gradient norm climbs",
@@ -31,6 +37,12 @@ _WORDS = {
     "entropy": "the entropy rises again",
     "skipped_share": "optimiser steps are skipped because numbers are not finite",
 }
+
+
+UNREWARDED_ADVICE = (
+    "the tasks may be too hard for the model, the prompt may not say how to answer, or the grader "
+    "may not find the answers: read some with swarm rollouts, and type swarm environment check NAME"
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,9 @@ class Alarms:
         self._lowest_entropy = float("inf")
         self._best_reward = float("-inf")
         self._ringing: set[str] = set()
+        self._rewarded = False
+        self.unrewarded_steps = 0
+        """Number of all steps so far, if the reward was 0 in each of them; else 0."""
 
     def look(self, metrics: Mapping[str, float]) -> list[Alarm]:
         """Alarms that this step raises, in a fixed order."""
@@ -89,6 +104,9 @@ class Alarms:
             if value is not None and (value == value or name == "gradient_norm"):
                 kept = self._history.setdefault(name, deque(maxlen=RECENT_STEPS + HISTORY_STEPS))
                 kept.append(value)
+        if (reward := metrics.get("reward")) is not None:
+            self._rewarded = self._rewarded or reward != 0
+            self.unrewarded_steps = 0 if self._rewarded else self.unrewarded_steps + 1
         found = [alarm for alarm in self._signs() if alarm is not None]
         new = [alarm for alarm in found if alarm.name not in self._ringing]
         self._ringing = {alarm.name for alarm in found}
@@ -105,6 +123,9 @@ class Alarms:
             "skipped_share": limits.skipped_share,
         }
         signs = [self._sign(name, limit) for name, limit in highest.items()]
+        if (count := self.unrewarded_steps) >= UNREWARDED_STEPS:
+            words = f"the reward was 0 in each of the first {count} steps; {UNREWARDED_ADVICE}"
+            signs.append(Alarm(UNREWARDED, 0.0, 0.0, words))
         entropy, reward = self._recent("entropy"), self._recent("reward")
         if reward is not None and best >= limits.reward_min and reward < limits.reward * best:
             floor = limits.reward * best

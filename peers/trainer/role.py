@@ -20,7 +20,13 @@ import trio
 
 from peers.evaluation.during import Evaluations
 from peers.trainer.accepted import AcceptedSubmissions
-from peers.trainer.alarms import RECENT_STEPS, Alarm, Alarms
+from peers.trainer.alarms import (
+    RECENT_STEPS,
+    UNREWARDED,
+    UNREWARDED_ADVICE,
+    Alarm,
+    Alarms,
+)
 from peers.trainer.background import Background
 from peers.trainer.batches import Batches
 from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
@@ -404,6 +410,7 @@ class TrainerRole:
                 limit=alarm.limit,
                 sentence=alarm.sentence,
             )
+        alarms = [alarm for alarm in alarms if alarm.name != UNREWARDED]
         if not alarms or self._settings.alarm_action == "report":
             return
         await self._steps.publishing.idle()
@@ -454,6 +461,8 @@ class TrainerRole:
             "trainer.run_complete",
             steps=self._progress.policy,
             folder=str(self._node.disk.local_path(folder)),
+            unrewarded_steps=(unrewarded := self._alarms.unrewarded_steps),
+            advice=UNREWARDED_ADVICE if unrewarded else "",
         )
         await child.end()
         await self._offering.hand_over()

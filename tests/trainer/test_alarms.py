@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.trainer.alarms import HISTORY_STEPS_MIN, RECENT_STEPS, Alarm, Alarms, Limits
+from peers.trainer.alarms import (
+    HISTORY_STEPS_MIN,
+    RECENT_STEPS,
+    UNREWARDED,
+    UNREWARDED_ADVICE,
+    UNREWARDED_STEPS,
+    Alarm,
+    Alarms,
+    Limits,
+)
+from swarm.sentences import sentence
 
 
 def steps(count: int, **figures: float) -> list[dict[str, float]]:
@@ -77,3 +87,27 @@ def test_ordinary_noise_rings_nothing(noise: list[float]) -> None:
     limits = Limits(reward=0.3)
     alarms = Alarms(limits)
     assert [alarm for metrics in history for alarm in alarms.look(metrics)] == []
+
+
+def test_a_reward_of_0_from_the_first_step_on_is_said_once() -> None:
+    alarms = Alarms()
+    nothing = steps(UNREWARDED_STEPS + 5, reward=0.0)
+    found = [(at, each) for at, figures in enumerate(nothing, 1) for each in alarms.look(figures)]
+    ((at, alarm),) = found
+    assert (at, alarm.name) == (UNREWARDED_STEPS, UNREWARDED)
+    assert "swarm environment check" in alarm.sentence
+    assert alarms.unrewarded_steps == UNREWARDED_STEPS + 5
+    alarms.look(steps(1, reward=0.01)[0])
+    assert alarms.unrewarded_steps == 0
+    alarms.look(steps(1, reward=0.0)[0])
+    assert alarms.unrewarded_steps == 0, "something was earned before"
+
+
+def test_a_run_without_any_reward_does_not_end_without_a_word() -> None:
+    fields = {"steps": 3, "folder": "/policy", "unrewarded_steps": 3, "advice": UNREWARDED_ADVICE}
+    said = sentence("trainer.run_complete", fields) or ""
+    assert "the reward was 0 in each of its last 3 steps" in said
+    assert "swarm environment check NAME" in said
+    assert "reward" not in (
+        sentence("trainer.run_complete", fields | {"unrewarded_steps": 0}) or ""
+    )
