@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,21 @@ def check_writable(option: str, path: Path | None, suffixes: tuple[str, ...] = (
         raise UserError(f"{option} {path} cannot be written: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UserError(f"{option} {path} cannot be written: no permission")
+
+
+@contextmanager
+def removed_on_failure(folder: Path, keep: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Remove a folder that did not exist before the block, and those made above it, if it fails.
+
+    `keep`: whether what is in the folder is worth keeping all the same.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    except Exception:
+        if missing and not keep():
+            shutil.rmtree(missing[-1], ignore_errors=True)
+        raise
 
 
 def say_json(event: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from swarm.app.exchange import STATE_FILE, Alone, Averaging, Backend, Exchange, ToMerge
+from swarm.app.output import removed_on_failure
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Event, Events
 from swarm.jobs.outer import (
@@ -87,7 +88,12 @@ async def run_train(options: TrainOptions, say: Say) -> None:
     Calls `say` with an event at the start, after every round, and at the end. Raises `UserError`.
     """
     check(options.plan)
-    done = begin_folder(options)
+    # A whole round is worth keeping: --resume goes on from there.
+    with removed_on_failure(options.out, (options.out / "progress.json").exists):
+        await _train(options, begin_folder(options), say)
+
+
+async def _train(options: TrainOptions, done: Progress, say: Say) -> None:
     name = options.backend.name if options.backend else ""
     events = Events(Machine(), name)
     restarts = Restarts(events, name)

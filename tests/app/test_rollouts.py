@@ -146,7 +146,7 @@ def test_filters_and_limit_choose_rollouts(tmp_path: Path) -> None:
     [
         (["--reward", "good"], "--reward is 'good'; it must be two numbers in order"),
         (["--step", "20:10"], "--step is '20:10'; it must be two numbers in order"),
-        (["--environment", "chess"], "passes --environment chess; it holds 1 submissions"),
+        (["--environment", "chess"], "passes --environment chess; it holds 1 submission"),
         (["--reward", "0:1"], "without verdicts, so without rewards; widen the filters"),
         (["--tokenizer", "."], "--tokenizer . holds no tokenizer.json that can be read"),
         (["--ledger", "."], ". has no ledger.sqlite"),
@@ -335,7 +335,7 @@ def test_a_page_has_all_turns_and_no_outside_resource(tmp_path: Path) -> None:
     write(tmp_path / "file.parquet", an_episode(), a_header())
     out = tmp_path / "page.html"
     told = swarm("rollouts", "browse", tmp_path, "--tokenizer", tmp_path, "--html", out)
-    assert told.status == 0 and "1 rollouts are in" in told.output
+    assert told.status == 0 and "1 rollout is in" in told.output
     page = Page(out)
     assert not {tag for tag, _ in page.elements} & {"link", "img", "iframe", "object", "base"}
     assert not any({"src", "href", "onclick"} & set(found) for _, found in page.elements)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import trio
 
 from peers.engines.demo import make_policy
 from peers.outer.learning.service import ReplicaService
+from swarm.app.output import removed_on_failure
 from swarm.app.train import Plan, Training, TrainOptions, begin_folder, run_train
 from swarm.errors import UserError
 from swarm.jobs.averaging import AverageRound, AveragingService, Exchanged
 from swarm.jobs.outer import Inner, OuterSetup, StartReplica
 from swarm.manifest import Optimiser
 from swarm.world import ChildDied
+from tests.app.harness import swarm as swarm_command
 from tests.outer.averaging import InProcess, Meeting
 
 
@@ -205,3 +208,28 @@ def test_a_backend_that_dies_is_started_again_from_the_last_round(tmp_path: Path
     (restarted,) = [event for event in events if event["event"] == "restarted"]
     assert restarted["name"] == "in-process"
     assert events[-1]["event"] == "saved"
+
+
+def test_a_training_that_fails_at_its_start_leaves_no_folder(tmp_path: Path) -> None:
+    make_policy(tmp_path / "base", seed=3)
+    (tmp_path / "text.txt").write_text("a")
+    out = tmp_path / "runs" / "first"
+    said = swarm_command(
+        *("train", "--model", tmp_path / "base", "--data", tmp_path / "text.txt", "--out", out),
+        *("--steps", "4", "--inner-steps", "4"),
+    )
+    assert said.status == 2 and said.errors.startswith("error: "), said.errors
+    assert not out.parent.exists()
+
+
+def test_only_what_a_failure_made_is_removed(tmp_path: Path) -> None:
+    for own, keep, remains in ((True, False, True), (False, True, True), (False, False, False)):
+        folder = tmp_path / "out"
+        if own:
+            folder.mkdir()
+        with pytest.raises(UserError), removed_on_failure(folder, partial(bool, keep)):
+            folder.mkdir(exist_ok=True)
+            raise UserError("no")
+        assert folder.exists() == remains
+        if remains:
+            folder.rmdir()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from swarm.app.output import removed_on_failure
 from swarm.errors import UserError
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -142,9 +143,10 @@ def write_package(name: str, folder: Path, built_in: Collection[str]) -> list[Pa
         "README.md": README,
     }
     try:
-        folder.mkdir(parents=True)
-        for path, text in texts.items():
-            (folder / path).write_text(text.format(**words), encoding="utf-8")
+        with removed_on_failure(folder):
+            folder.mkdir(parents=True)
+            for path, text in texts.items():
+                (folder / path).write_text(text.format(**words), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror})") from error
     return [folder / path for path in texts]

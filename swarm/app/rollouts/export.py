@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from swarm.app.output import removed_on_failure
 from swarm.app.rollouts.seen import SeenRollout, as_row
 from swarm.errors import UserError
 from swarm.strict_json import to_json
@@ -148,7 +149,8 @@ def write_parquet(rows: Iterator[dict[str, Any]], to: Path, schema: pa.Schema) -
 
 
 def _write_folder(rollouts: Iterable[SeenRollout], to: Path) -> int:
-    count = write_parquet(map(as_row, rollouts), to, ROLLOUTS.schema)
+    with removed_on_failure(to):
+        count = write_parquet(map(as_row, rollouts), to, ROLLOUTS.schema)
     text = f"{count:,} rollouts of a Swarm run, one per row. Texts come from untrusted workers."
     write_card(to, "Rollouts", replace(ROLLOUTS, text=text))
     return count
