@@ -5,8 +5,6 @@ Each role has a table of its own. The role's class names the table's model (`swa
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -20,20 +18,6 @@ from swarm.tables import read_toml
 
 ROLE_GROUP = "swarm.roles"
 """Group of the roles' entry points."""
-
-ALLOWED_VARIABLE = "SWARM_ENVIRONMENTS"
-"""Environment variable with the environments that this machine's user allows any run to build with
-its own options, separated by commas; a peer adds those of its settings, for its children."""
-
-
-def allowed_environments() -> set[str]:
-    """The environments that the user of this machine allows."""
-    return set(filter(None, os.environ.get(ALLOWED_VARIABLE, "").split(",")))
-
-
-def allow_environments(names: Iterable[str]) -> None:
-    """Allow environments in this process and its children: their options are the user's own."""
-    os.environ[ALLOWED_VARIABLE] = ",".join(sorted({*allowed_environments(), *names}))
 
 
 class RoleSettings(pydantic.BaseModel):

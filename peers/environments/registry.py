@@ -21,7 +21,7 @@ from peers.environments.length import LengthOptions, LengthTargets
 from peers.environments.play import described, shown
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, OptionValue
-from swarm.settings import ALLOWED_VARIABLE, allowed_environments
+from swarm.run.allowed import ALLOWED_VARIABLE, allowed_environments
 from swarm.tables import struct_from_mapping
 
 ENTRY_POINT_GROUP = "swarm.environments"

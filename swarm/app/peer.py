@@ -30,7 +30,8 @@ from swarm.events import Event
 from swarm.node.departure import Departure
 from swarm.node.joining import NO_WAY_IN
 from swarm.roles import BOOTSTRAP, check_tables, load_role, take_part
-from swarm.settings import PeerSettings, allow_environments
+from swarm.run.allowed import allow_environments
+from swarm.settings import PeerSettings
 from swarm.untrusted import PrintableFormatter
 from swarm.world.surroundings import HOME_VARIABLE, close_memory
 

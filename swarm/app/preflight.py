@@ -20,7 +20,8 @@ from swarm.jobs import Load
 from swarm.jobs.inference import InferenceService, InferenceSetup, Loaded, Probe, Survey, Surveyed
 from swarm.manifest import EnvironmentReference
 from swarm.messages import CheckpointReference
-from swarm.settings import PeerSettings, allow_environments
+from swarm.run.allowed import allow_environments
+from swarm.settings import PeerSettings
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 

@@ -23,9 +23,9 @@ from peers.environments.prompt_room import PromptRoom
 from swarm.app.run_rows import check_rows, policy_room
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
+from swarm.run.allowed import allow_environments
 from swarm.run.curriculum import at_level
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
-from swarm.settings import allow_environments
 from swarm.turns import PACKED_BYTES_MAX, TOKEN_BYTES
 
 GRADED_TASKS = 8

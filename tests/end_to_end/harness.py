@@ -38,8 +38,8 @@ from swarm.manifest import (
     Values,
 )
 from swarm.observable import Observable
+from swarm.run.allowed import ALLOWED_VARIABLE, allow_environments
 from swarm.run.update import sign_manifest
-from swarm.settings import ALLOWED_VARIABLE, allow_environments
 from swarm.world.child import die_with_parent
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 from swarm.world.process import lines_of

@@ -22,7 +22,8 @@ from swarm.jobs.evaluation import EvaluationSetup
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import InspectionSetup
 from swarm.manifest import EnvironmentReference, OptionValue
-from swarm.settings import ALLOWED_VARIABLE, PeerSettings, allow_environments, allowed_environments
+from swarm.run.allowed import ALLOWED_VARIABLE, allow_environments, allowed_environments
+from swarm.settings import PeerSettings
 
 
 @pytest.fixture(autouse=True)

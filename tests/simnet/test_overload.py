@@ -53,7 +53,7 @@ def test_what_another_validator_accepted_is_not_judged_again() -> None:
         async with simulation.running():
             await start_bootstrap(
                 simulation, trainers=["trainer"], validators=VALIDATORS, groups_per_step=16,
-                max_new_tokens=256, limits=Limits(verdict_seconds=10.0),
+                max_new_tokens=256, limits=Limits(verdict_seconds=2.5),  # waited for four times
                 thresholds=Thresholds(second_share=0.0, measured_tokens=1),
             )  # fmt: skip
             slow, quick = Hardware(prefill_tokens_per_second=300.0), Hardware(step_seconds=12.0)

@@ -176,7 +176,8 @@ def test_a_simulated_run_orders_and_uses_continuations(monkeypatch: pytest.Monke
     said = simulate(_run)
     trained = named(said, "trainer.step_trained")
     assert len(trained) == 4
-    assert trained[0]["states_valued"] > 0 and trained[1]["states_valued"] > 0
+    # Until workers have a record, more is asked of them: the first batch may be full before.
+    assert sum(each.get("states_valued", 0) > 0 for each in trained) == 2
     assert "states_valued" not in trained[-1]  # no step follows that could continue it
     assert sum(each.get("left_out_continuation", 0) for each in trained) > 0
     assert {each["outcome"] for each in named(said, "validator.verdict")} == {"accepted"}

@@ -13,7 +13,7 @@ from peers.inference.engine_service import EngineService
 from peers.validator.inspector import InspectorService
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import InspectionSetup
-from swarm.settings import ALLOWED_VARIABLE
+from swarm.run.allowed import ALLOWED_VARIABLE
 from tests.background import in_background
 from tests.environments.test_unusable_rows import BAD, GOOD, TEMPLATE
 from tests.orders import reference

@@ -14,8 +14,9 @@ from swarm.app.onlooker import learn_expulsions, status_of
 from swarm.errors import SwarmError, leaf_errors
 from swarm.findings import Finding
 from swarm.identity import load_or_create
+from swarm.run.allowed import allow_environments
 from swarm.run.run import Run
-from swarm.settings import PeerSettings, allow_environments
+from swarm.settings import PeerSettings
 from swarm.transport.libp2p.addresses import default_listen
 
 

@@ -12,8 +12,8 @@ from peers.environments.registry import load_any
 from swarm.errors import UserError
 from swarm.jobs.evaluation import TasksDrawn
 from swarm.manifest import EnvironmentReference, Sampling
+from swarm.run.allowed import allow_environments
 from swarm.run.toml import describe_run
-from swarm.settings import allow_environments
 from swarm.tables import struct_from_mapping
 
 Split = Literal["train", "held_out"]

@@ -1,0 +1,20 @@
+"""The environments that this machine's user allows any run to build (`docs/decisions/0050`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+ALLOWED_VARIABLE = "SWARM_ENVIRONMENTS"
+"""Environment variable with the environments that this machine's user allows any run to build with
+its own options, separated by commas; a peer adds those of its settings, for its children."""
+
+
+def allowed_environments() -> set[str]:
+    """The environments that the user of this machine allows."""
+    return set(filter(None, os.environ.get(ALLOWED_VARIABLE, "").split(",")))
+
+
+def allow_environments(names: Iterable[str]) -> None:
+    """Allow environments in this process and its children: their options are the user's own."""
+    os.environ[ALLOWED_VARIABLE] = ",".join(sorted({*allowed_environments(), *names}))
