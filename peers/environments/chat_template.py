@@ -1,9 +1,10 @@
 """A checkpoint's chat template: the Jinja text that turns messages into a prompt.
 
-The templates are rendered by Jinja's immutable sandbox with the settings of transformers, whose
-import would take a second in every process that renders. (The package `renderers` has code of its
-own for some models instead of the checkpoint's template, and needs clients of remote services.)
-Unlike there, the date is not that of the day, because a prompt must be the same on every machine.
+The templates are rendered by Jinja's sandbox (`peers.environments.template_sandbox`) with the
+settings of transformers, whose import would take a second in every process that renders. (The
+package `renderers` has code of its own for some models instead of the checkpoint's template, and
+needs clients of remote services.) Unlike there, the date is not that of the day, because a prompt
+must be the same on every machine.
 """
 
 from __future__ import annotations
@@ -14,19 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
 from peers.environments.chat_files import FILES
+from peers.environments.template_sandbox import Sandbox, limited
 from swarm.errors import UserError
 
-CHARACTERS_MAX = 1 << 18
+CHARACTERS_MAX = 1 << 17
 """Size of a template; the longest in use have 20,000."""
-
-RENDERED_MAX = 1 << 22
-"""Characters that a template may make of one conversation; no model reads a prompt as long."""
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 """Tokens that a template may use as variables, by their keys in the tokenizer's files."""
@@ -47,8 +42,15 @@ class ChatTemplate:
                 f"{CHARACTERS_MAX} are allowed; shorten it"
             )
         try:
-            self._template = _Sandbox().from_string(source)
-        except jinja2.TemplateError as error:
+            self._template = Sandbox().from_string(source)
+        except (
+            jinja2.TemplateError,
+            SyntaxError,
+            ValueError,
+            ArithmeticError,
+            TypeError,
+            RecursionError,
+        ) as error:
             raise UserError(
                 f"{where}: the chat template is no valid Jinja ({_described(error)}); repair it"
             ) from error
@@ -88,23 +90,17 @@ class ChatTemplate:
         date = own.pop("chat_date", None)
         if date is not None:
             own["strftime_now"] = datetime.date.fromisoformat(date).strftime
-        parts: list[str] = []
-        length = 0
         try:
-            for part in self._template.generate(
-                messages=[dict(message) for message in chat],
-                add_generation_prompt=prompts,
-                documents=None,
-                **self.tokens,
-                **own,
-            ):
-                parts.append(part)
-                length += len(part)
-                if length > RENDERED_MAX:
-                    raise jinja2.TemplateError(f"it writes more than {RENDERED_MAX} characters")
+            with limited():
+                return self._template.render(
+                    messages=[dict(message) for message in chat],
+                    add_generation_prompt=prompts,
+                    documents=None,
+                    **self.tokens,
+                    **own,
+                )
         except Exception as error:  # a template may fail in any way
             raise UserError(self._failure(chat, error)) from error
-        return "".join(parts)
 
     def _failure(self, chat: Chat, error: Exception) -> str:
         roles = ", ".join(message["role"] for message in chat)
@@ -120,49 +116,6 @@ class ChatTemplate:
                 "repair the template"
             )
         return text + "repair the template, or give it the roles that it knows"
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja as transformers sets it up, without the time of day and without huge products."""
-
-    intercepted_binops = frozenset(["*", "**"])
-
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_Generation, jinja2.ext.loopcontrols],
-        )
-        self.filters["tojson"] = _to_json
-        self.globals["raise_exception"] = _raise
-
-    def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
-    ) -> Any:
-        sizes = [len(each) if hasattr(each, "__len__") else abs(each) for each in (left, right)]
-        if operator == "**" or sizes[0] * sizes[1] > RENDERED_MAX:
-            raise jinja2.TemplateError(f"it computes {operator} of large operands")
-        return super().call_binop(context, operator, left, right)
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` blocks, which mark the model's tokens for other trainers."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body).set_lineno(line)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **settings: Any) -> str:
-    """The filter `tojson` of transformers, which does not escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **settings)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 def _described(error: Exception) -> str:

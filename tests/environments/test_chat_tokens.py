@@ -239,7 +239,7 @@ def test_the_template_may_stand_in_tokenizer_config(tmp_path: Path) -> None:
     ("source", "sentence"),
     [
         ("{% for %}", r"T: the chat template is no valid Jinja \(TemplateSyntaxError: .*repair it"),
-        ("x" * 300_000, r"T: the chat template has 300000 characters; at most 262144"),
+        ("x" * 300_000, r"T: the chat template has 300000 characters; at most 131072"),
         ("{{ messages[3].content }}", r"T: the chat template fails on messages of the roles user"),
         ("{{ raise_exception('no') }}", r"fails on .* \(TemplateError: no\); repair"),
         ("{{ ''.__class__.__mro__ }}", r"fails on .* \(SecurityError: "),
