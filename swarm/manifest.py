@@ -405,7 +405,8 @@ class Limits(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     acknowledgement_seconds: Finite = 5.0
     """Without an acknowledgement by then, the worker asks the next validator in rank."""
     verdict_seconds: Finite = 30.0
-    """Without a verdict by then, the worker asks the next validator in rank."""
+    """Without a verdict by then, the worker announces its file again to the validator that has it;
+    after the fourth time it asks the next in rank."""
     epoch_entries: Count = 20_000
     """New entries of all logs together after which they are sealed, and pruned; 0: never."""
     grading_seconds: Finite = 120.0
