@@ -83,6 +83,8 @@ class FileRead(msgspec.Struct, frozen=True, kw_only=True):
 class ReadingService:
     """Reads one file at a time; may die of it."""
 
+    reads_in_home = ("incoming",)  # `peers.validator.inbox.FOLDER`
+
     def __init__(self) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -380,6 +380,8 @@ def _change(chain: Sequence[Delta], piece: PieceToMake, data: npt.NDArray[np.uin
 class DeltaService:
     """Implements `swarm.shardcast.jobs.DeltaService`."""
 
+    reads_in_home = ("checkpoints",)
+
     async def encode(self, job: jobs.EncodeDelta) -> DeltaEncoded:
         return await trio.to_thread.run_sync(
             lambda: encode(

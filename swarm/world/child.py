@@ -5,6 +5,9 @@ uses a lock. Heavy work belongs in a worker thread (`trio.to_thread`), which cal
 `swarm.world.progress` regularly. A method that is an async generator streams its items. The child
 ends when the socket is closed.
 
+A service whose class has `reads_in_home`, folders of the home, cannot read keys: it parses what
+strangers wrote, and starts no sandbox, which needs mounts (`swarm.world.landlock`).
+
 A service may have a method `run` without parameters, which works in the background until then, for
 example to keep children of its own; the child dies if it raises.
 """
@@ -20,7 +23,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -218,6 +221,8 @@ def _make(assignment: Assignment) -> Any:
         os.environ.setdefault(variable, value)
     module_name, _, class_name = assignment.service.partition(":")
     service_class = getattr(importlib.import_module(module_name), class_name)
+    if (folders := getattr(service_class, "reads_in_home", None)) is not None:
+        _close_keys(folders)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if assignment.memory_limit_bytes is not None:
@@ -226,6 +231,16 @@ def _make(assignment: Assignment) -> Any:
     if kind is None:
         return service_class()
     return service_class(msgspec.msgpack.decode(assignment.setup, type=kind))
+
+
+def _close_keys(folders: Sequence[str]) -> None:
+    """Close the keys to a service that says which folders of the home it reads, if Linux can."""
+    from swarm.world.landlock import close_keys  # here: the other services need none of it
+
+    try:
+        close_keys(folders)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        print(f"the keys stay readable to this process: {error}", file=sys.stderr)
 
 
 def _failure(number: int, error: BaseException) -> Failed:

@@ -179,3 +179,25 @@ def _work(job: Rounds) -> int:
 class Unmakeable:
     def __init__(self) -> None:
         raise RuntimeError("no such engine")
+
+
+class Closed:
+    """A service to which the keys are closed."""
+
+    reads_in_home = ("incoming",)
+
+    async def read(self, job: Named) -> str:
+        """The text of a file, or why it cannot be read."""
+        try:
+            return await trio.Path(job.name).read_text()
+        except OSError as error:
+            return type(error).__name__
+
+    async def move(self, job: Named) -> str:
+        """Move a file into the folder `incoming` beside it."""
+        path = Path(job.name)
+        try:
+            os.replace(path, path.parent / "incoming" / path.name)  # noqa: PTH105
+        except OSError as error:
+            return type(error).__name__
+        return "moved"

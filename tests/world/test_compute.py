@@ -21,7 +21,7 @@ import trio.testing
 
 from swarm.errors import UserError
 from swarm.events import Event, Events
-from swarm.world import Child, ChildDied, ChildError, Setup, frames, local_child, process
+from swarm.world import Child, ChildDied, ChildError, Setup, frames, landlock, local_child, process
 from swarm.world.compute import LocalCompute
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER_VARIABLE
 from swarm.world.frames import Answer, Part, encode, raw
@@ -419,6 +419,54 @@ def test_a_child_gets_neither_its_owners_home_nor_secrets_that_nobody_named(
             assert await seen(INSTALLED_VARIABLE) == "/the/home/environments"
             began_with = f"/proc/{await child.request('pid', Nothing(), int)}/environ"
             assert b"HF_" + b"TOKEN=" not in await trio.Path(began_with).read_bytes()
+
+    trio.run(main)
+
+
+@pytest.mark.skipif(landlock.version() < landlock.OLDEST, reason="the kernel has no Landlock")
+def test_a_child_that_parses_what_strangers_wrote_cannot_read_the_keys(
+    compute: LocalCompute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / "checkpoints").mkdir(parents=True)
+    for name in ("identity.key", "owner.key", "peer.sqlite", "checkpoints/weights"):
+        (home / name).write_text("17")
+    (home / "link").symlink_to("identity.key")
+    (tmp_path / "data").write_text("17")
+    monkeypatch.setenv(HOME_VARIABLE, str(home))
+
+    async def main() -> None:
+        async with compute.child("tests.world.service_for_tests:Closed", name="c") as child:
+
+            async def read(name: str) -> str:
+                return await child.request("read", Named(name=str(tmp_path / name)), str)
+
+            (home / "incoming" / "later").write_text("17")
+            keys = ["home/identity.key", "home/owner.key", "home/link"]
+            assert [await read(each) for each in keys] == ["PermissionError"] * 3
+            others = ["peer.sqlite", "checkpoints/weights", "incoming/later"]
+            assert [await read(f"home/{each}") for each in others] == ["17"] * 3
+            assert await read("data") == "17"
+            assert await read(f"/proc/{os.getpid()}/mem") == "PermissionError"
+            key = Named(name=str(home / "identity.key"))
+            assert await child.request("move", key, str) in ("PermissionError", "OSError")
+            assert (home / "identity.key").read_text() == "17"  # here it is as open as before
+
+    trio.run(main)
+
+
+def test_where_keys_cannot_be_closed_the_child_says_so_and_works(
+    compute: LocalCompute, heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").write_text("a file, in which no folder can be made")
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+
+    async def main() -> None:
+        async with compute.child("tests.world.service_for_tests:Closed", name="c") as child:
+            name = Named(name=str(tmp_path / "home"))
+            assert (await child.request("read", name, str)).startswith("a file")
+            said = await heard.wait_for("compute.child_said")
+            assert said.fields["line"].startswith("the keys stay readable to this process: ")
 
     trio.run(main)
 

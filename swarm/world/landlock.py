@@ -1,0 +1,109 @@
+"""Files that a process gives up for good, by the kernel's Landlock (Linux since 5.19).
+
+Landlock lists what stays readable, by folders. So all of the machine is listed but the closed
+files: on the way to each, every neighbour by itself. What is made later in a folder on that way is
+closed, too; folders that exist keep all that comes into them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from swarm.world.surroundings import INSTALLED_VARIABLE
+
+_CREATE, _ADD, _RESTRICT = 444, 445, 446
+"""Numbers of the system calls, the same on every machine that Linux has had since."""
+
+_VERSION_FLAG = 1
+_RULE_PATH_BENEATH = 1
+_READ_FILE, _REFER = 1 << 2, 1 << 13
+_PR_SET_NO_NEW_PRIVS = 38
+
+OLDEST = 2
+"""Version of Landlock from which on a process under it may move files between folders."""
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
+
+
+def version() -> int:
+    """The kernel's version of Landlock; below 1 if it has none."""
+    found: int = _libc().syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG))
+    return found
+
+
+def close_keys(folders: Iterable[str]) -> None:
+    """Make the keys in the peer's home, and in the user's, unreadable to this thread for good.
+
+    The processes and threads that it starts cannot read them either, nor trace others. `folders`
+    are those of the home that it reads and that may not exist yet. Raises `OSError`.
+    """
+    homes = [Path("~/.swarm").expanduser()]
+    installed = os.environ.get(INSTALLED_VARIABLE)
+    if installed is not None:
+        homes.insert(0, Path(installed).parent)
+        for name in folders:
+            (homes[0] / name).mkdir(parents=True, exist_ok=True)
+    close_files({key.resolve() for home in homes for key in home.glob("*.key")})
+
+
+def close_files(closed: set[Path]) -> None:
+    """Make files, given by their real paths, unreadable to this thread; raises `OSError`."""
+    if not closed:
+        return
+    if version() < OLDEST:
+        raise OSError(f"the kernel has no Landlock of version {OLDEST}")
+    libc = _libc()
+    handled = ctypes.c_uint64(_READ_FILE | _REFER)
+    rules = _checked(libc.syscall(_CREATE, ctypes.byref(handled), ctypes.c_size_t(8), 0))
+    try:
+        _allow(rules, Path("/"), _REFER)
+        for path, is_folder in _others(Path("/"), closed):
+            _allow(rules, path, _READ_FILE | _REFER if is_folder else _READ_FILE)
+        one, zero = ctypes.c_ulong(1), ctypes.c_ulong(0)
+        _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, one, zero, zero, zero))
+        _checked(libc.syscall(_RESTRICT, rules, 0))
+    finally:
+        os.close(rules)
+
+
+def _others(folder: Path, closed: set[Path]) -> Iterator[tuple[Path, bool]]:
+    """What is to stay readable in `folder`, which holds closed files; links lead elsewhere."""
+    ways = {parent for each in closed for parent in each.parents}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if path in closed or entry.is_symlink():
+                continue
+            if path in ways:
+                yield from _others(path, closed)
+            else:
+                yield path, entry.is_dir(follow_symlinks=False)
+
+
+def _allow(rules: int, path: Path, access: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # it is gone, or closed to this user anyway
+        return
+    try:
+        rule = _PathBeneath(access, descriptor)
+        _checked(_libc().syscall(_ADD, rules, _RULE_PATH_BENEATH, ctypes.byref(rule), 0))
+    finally:
+        os.close(descriptor)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
