@@ -65,6 +65,8 @@ class PromptRoom:
         try:
             tokens = self.renderer.encode_prompt(prompt)
         except UserError as error:
+            if isinstance(error.__cause__, MemoryError | RecursionError):
+                raise  # of this process, not of the prompt: another may render it
             raise UnusableTask(f"{shown} cannot be rendered: {error}") from error
         if not tokens:
             raise UnusableTask(f"{shown} has no tokens; leave such tasks out")

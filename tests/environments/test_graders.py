@@ -104,6 +104,13 @@ def test_number_reads_any_text(text):
     number_in(text)
 
 
+@pytest.mark.parametrize("text", ["10^5" + " " * 1000 + "a", "10" + " " * 1000, " " * 1000 + "x"])
+def test_white_space_takes_a_number_no_time(text):
+    began = time.process_time()
+    number_in(text)
+    assert time.process_time() - began < 1  # 3 s where each part could take the white space
+
+
 # --- math ------------------------------------------------------------------------------------
 
 

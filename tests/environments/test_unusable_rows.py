@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,22 @@ def test_a_model_with_less_room_draws_shorter_prompts(policy: Path, tmp_path: Pa
         UnusableTask, match=r"in 64 draws; of the last: the prompt '1+' has \d+ char"
     ):
         task_of(environment, b"x", room=PromptRoom(renderer, 0))
+
+
+def test_a_prompt_that_one_process_has_no_room_to_render_is_not_passed_over(
+    policy: Path, tmp_path: Path
+) -> None:
+    """Else a worker whose stack is deeper would find another task than its validator."""
+    shutil.copytree(policy, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% macro deep(left) %}{% if left %}{{ deep(left - 1) }}{% endif %}{% endmacro %}"
+        "{{ deep(messages[0].content | length) }}{{ messages[0].content }}>"
+    )
+    room = PromptRoom.of_policy(Renderer(tmp_path), 4096, 16)
+    assert room.encode((Message("user", "12"),))
+    with pytest.raises(UserError, match="RecursionError") as raised:
+        room.encode((Message("user", "1" * 3000),))
+    assert not isinstance(raised.value, UnusableTask)
 
 
 def test_a_list_of_bad_rows_alone_is_a_sentence(tmp_path: Path) -> None:
