@@ -275,6 +275,7 @@ def test_printed_numbers_may_be_off_by_rounding(printed: str, expected: str, rig
         (True, 1, False), (1, True, False), (3.1, 3, False), (9.1e-31, 1.6e-19, False),
         ("3", "4", False), ([1], [1, 1], False), (2, "3", False), (float("nan"), 1.0, False),
         (float("inf"), 1.0, False), (10**20 + 1, 10**20, False), ({"a": 1}, {"b": 1}, False),
+        (10**400, 1.5, False), (-(10**400), 0.0, False), ([10**400], "[0.5]", False),
     ],
 )  # fmt: skip
 def test_returned_values_are_equal_as_json(value: Any, expected: Any, right: bool) -> None:

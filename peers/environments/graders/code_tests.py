@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from functools import cached_property
@@ -210,6 +211,8 @@ def _agree(value: Any, expected: Any) -> bool:
         return value is expected
     if isinstance(value, (int, float)) and isinstance(expected, float):
         distance = FROM_ZERO if expected == 0 else float(RELATIVE) * abs(expected)
+        if abs(value) > sys.float_info.max:  # a whole number that is no float
+            return value == expected
         return value == expected or abs(value - expected) <= distance < float("inf")
     if isinstance(value, list) and isinstance(expected, list):
         return len(value) == len(expected) and all(map(_agree, value, expected))

@@ -23,8 +23,8 @@ NUMBER = re.compile(
 POWER = re.compile(
     r"(?:(?:\\times|\\cdot|\*)\s*)?10\s*(?:\^|\*\*)\s*(?:\{\s*)?(?=[-+]?\d{1,3}\W*$)", re.ASCII
 )
-"""The power of ten of 6 \\times 10^5, which is read as 6e5, at the end of a text. No two parts of it
-that repeat can take the same white space: the time would grow with its cube."""
+"""The power of ten of 6 \\times 10^5, which is read as 6e5, at the end of a text. No two repeated
+parts can take the same white space: the time would grow with its cube."""
 LAST_CHARACTERS = 4096
 """The end of a text that is searched for its last number."""
 
