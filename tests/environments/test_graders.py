@@ -16,6 +16,8 @@ from peers.environments.graders.plain import number_in
 from peers.environments.graders.pool import Overdue, Pool, ProcessFailed, ServiceError
 from peers.environments.graders.units import units_differ
 from swarm.errors import UserError
+from swarm.world import landlock
+from swarm.world.surroundings import INSTALLED_VARIABLE
 
 MATH = make_grader("math")
 
@@ -296,4 +298,16 @@ def test_a_service_that_cannot_be_loaded_says_why():
     pool = Pool("no_such_module:Service", timeout_seconds=20, max_parallel=1)
     with pytest.raises(ProcessFailed, match="No module named 'no_such_module'"):
         pool.ask(["ok"])
+    pool.close()
+
+
+@pytest.mark.skipif(landlock.version() < landlock.OLDEST, reason="the kernel has no Landlock")
+def test_a_process_cannot_read_the_keys_of_the_peer(tmp_path, monkeypatch):
+    for name in ("identity.key", "data"):
+        (tmp_path / name).write_text("17")
+    monkeypatch.setenv(INSTALLED_VARIABLE, str(tmp_path / "environments"))
+    pool = Pool(SERVICE, timeout_seconds=20, max_parallel=1)
+    assert pool.ask(["read", str(tmp_path / "data")]) == "17"
+    with pytest.raises(ServiceError, match="PermissionError"):
+        pool.ask(["read", str(tmp_path / "identity.key")])
     pool.close()

@@ -28,6 +28,7 @@ from peers.environments.graders.worker import Reply
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.world.child import CHILD_ENVIRONMENT
 from swarm.world.process import describe_status
+from swarm.world.surroundings import INSTALLED_VARIABLE
 
 END_SECONDS = 5.0
 """Wall time for a process to end once it has closed its connection."""
@@ -236,7 +237,9 @@ class _Process:
 def _environment(hash_seed: int) -> dict[str, str]:
     """Variables of the processes: nothing of the owner's but where its modules lie."""
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)  # noqa: PTH100
+    installed = os.environ.get(INSTALLED_VARIABLE)
     return {
+        **({} if installed is None else {INSTALLED_VARIABLE: installed}),  # whose keys to close
         **CHILD_ENVIRONMENT,
         "PYTHONHASHSEED": str(hash_seed),
         "PYTHONPATH": path,

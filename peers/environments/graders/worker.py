@@ -4,7 +4,7 @@
 is the `module:Class` of a callable object that turns a request into a reply, both JSON values. What
 the service reads was written by a model. The process therefore has limited memory, ends by SIGPROF
 when one request takes more CPU time than it may (0: as much as it likes), cannot open a network
-connection, and writes no file beyond `FILE_BYTES_MAX`.
+connection, reads no key (where Linux has Landlock), and writes no file beyond `FILE_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from peers.sandbox import seccomp
 from swarm.world.child import die_with_parent, limit_memory
+from swarm.world.landlock import close_keys
 
 FRAME_BYTES_MAX = 1 << 24
 FILE_BYTES_MAX = 1 << 20
@@ -109,6 +111,8 @@ def main() -> None:
     sys.setrecursionlimit(RECURSION_MAX)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, FILE_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError, RuntimeError):  # a kernel without it, or a user without a home
+        close_keys(())
     module, _, name = target.partition(":")
     service = getattr(importlib.import_module(module), name)()
     _filter_calls()
