@@ -2,16 +2,18 @@
 
 Validators delete entries one epoch after they are sealed. Until then they prove them under the root
 that the seal, and the next 1,024 seals, name. This worker fetches these proofs when it sees a newer
-seal, and keeps them (`swarm.ledger.kept_proofs`).
+seal, and keeps them (`swarm.ledger.kept_proofs`). Until then it keeps its receipts under the heads
+that it saw, so that it has them when the network is gone.
 """
 
 from __future__ import annotations
 
 import trio
 
+from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
-from swarm.ledger.client import open_ledger, own_head
+from swarm.ledger.client import LedgerClient, open_ledger, own_head
 from swarm.ledger.kept_proofs import KeptProofs
 from swarm.ledger.proof_file import Proven
 from swarm.ledger.receipts import receipts_from, sealed_proofs
@@ -40,7 +42,7 @@ class ProofKeeper:
 
     async def run(self) -> None:
         """Look for new seals until cancelled."""
-        if not self._most_bytes or not self._peer.run.manifest.limits.epoch_entries:
+        if not self._most_bytes:
             return
         await self._kept.open()
         while True:
@@ -62,17 +64,18 @@ class ProofKeeper:
                     self._silent.add(validator)
 
     async def _prove(self, validator: PeerId) -> None:
-        """Keep the proofs of what a validator has sealed since the last time."""
+        """Keep the proofs of what a validator has logged and sealed since the last time."""
         await self._node.reach(validator)
         count = dropped = 0
         async with open_ledger(self._node.transport, validator) as client:
             sealed = await client.sealed_size(validator)
+            head = await own_head(client)
+            await self._keep_unsealed(client, head, sealed)
             if sealed <= self._proven[validator]:
                 return
-            head = await own_head(client)
             if head.expect(LogHead).size < sealed:
                 raise PeerError(f"{validator} names a seal of more entries than its log has")
-            start: int | None = self._kept.next_index(validator)
+            start: int | None = self._kept.next_index(validator, sealed=True)
             while start is not None and start < sealed:
                 page, start = await receipts_from(client, head, start, self._peer.peer_id)
                 receipts = [each for each in page if each.index < sealed]
@@ -90,3 +93,11 @@ class ProofKeeper:
             self._node.events.emit(
                 "inference.proofs_kept", remote=validator, proofs=count, dropped=dropped
             )
+
+    async def _keep_unsealed(self, client: LedgerClient, head: Envelope, sealed: int) -> None:
+        """Keep the receipts that no seal covers yet; their proofs under a seal replace them."""
+        start: int | None = max(sealed, self._kept.next_index(client.peer, sealed=False))
+        while start is not None:
+            page, start = await receipts_from(client, head, start, self._peer.peer_id)
+            signed = self._peer.run.manifest_envelope
+            await self._kept.keep([Proven(signed, receipt) for receipt in page])

@@ -36,7 +36,7 @@ class InferenceSettings(ComputeSettings):
     leave_seconds: float = pydantic.Field(default=20.0, ge=0)
     """Most seconds to finish and deliver a submission after Ctrl-C or SIGTERM. 0: leave at once."""
     proofs_kept_bytes: int = pydantic.Field(default=64 * 2**20, ge=0)
-    """Room in the home for proofs of this peer's own work, kept when the ledger seals an epoch; the
+    """Room in the home for receipts and proofs of this peer's own work, and those under a seal; the
     oldest make way. A proof takes a few kilobytes. 0: keep none."""
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
     """Decode with CUDA graphs on a GPU, which launch a step's kernels at once. auto: native only;

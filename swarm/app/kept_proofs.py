@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from swarm.app.archives import home_rows
 from swarm.app.prefixes import resolve
-from swarm.envelope import Dropped
+from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import UserError
-from swarm.ledger.kept_proofs import KEPT_PROOFS, proven_in
+from swarm.ledger.archive import Archive
+from swarm.ledger.kept_proofs import KEPT_PROOFS, KEPT_PROOFS_OF_RUN, proven_in
 from swarm.ledger.proof_file import Proven
+from swarm.manifest import RunManifest
+from swarm.run.choice import choose_run
 from swarm.world.home_format import check_format
 
 
@@ -23,17 +27,12 @@ def kept_proof(home: Path, prefix: str) -> Proven:
 
     Of several validators' verdicts, the newest acceptance, else the newest.
     """
-    check_format(home)
-    database = home / "peer.sqlite"
-    if not home_rows(database, "SELECT 1 FROM sqlite_master WHERE name = 'proofs'"):
-        raise UserError(
-            f"{home} keeps no proofs: only workers keep them, of runs whose ledger is sealed"
-        )
+    database = _database(home)
     names = {name for (name,) in home_rows(database, "SELECT lower(hex(submission)) FROM proofs")}
     if not names:
         raise UserError(
-            f"{home} keeps no proof yet: a worker keeps them when the ledger seals an epoch; ask "
-            "the network with --bootstrap until then"
+            f"{home} keeps no proof yet: a worker asks for them every two minutes; ask the network "
+            "with --bootstrap until then"
         )
     submission = bytes.fromhex(resolve(prefix.lower(), names, "submission", str(home)))
     try:
@@ -42,3 +41,48 @@ def kept_proof(home: Path, prefix: str) -> Proven:
         raise UserError(f"the proof in {database} is damaged ({dropped})") from dropped
     accepted = (each for each in found if each.receipt.verdict.outcome == "accepted")
     return next(accepted, found[0])
+
+
+def kept_archive(home: Path, run: str | None) -> Archive:
+    """The receipts that a worker's home keeps of a run, each checked again; raises `UserError`."""
+    database = _database(home)
+    manifests: dict[str, Envelope] = {}
+    for (raw,) in home_rows(database, "SELECT envelope FROM proof_manifests"):
+        with suppress(Dropped):
+            manifest = open_envelope(raw)
+            known = manifests.get(manifest.body.run, manifest)
+            manifests[manifest.body.run] = max(
+                known, manifest, key=lambda each: each.expect(RunManifest).version
+            )
+    if not manifests:
+        raise UserError(
+            f"{home} keeps no receipt yet: a worker asks for them every two minutes; ask the "
+            "network with --bootstrap until then"
+        )
+    archive = Archive(choose_run([manifests[name] for name in sorted(manifests)], run))
+    archive.problems.append(f"{home} has only this peer's own receipts, as of when it last asked")
+    damaged = 0
+    for row in home_rows(database, KEPT_PROOFS_OF_RUN, archive.run):
+        try:
+            proven = proven_in(row)
+        except Dropped:
+            damaged += 1
+            continue
+        if proven.problem() is not None:
+            damaged += 1
+            continue
+        receipt = proven.receipt
+        archive.receipts.append(receipt)
+        archive.log(receipt.envelope.sender).verdicts[receipt.index] = receipt.envelope
+    if damaged:
+        archive.problems.append(f"{damaged:,} of the receipts in {database} prove nothing")
+    return archive
+
+
+def _database(home: Path) -> Path:
+    """The file that holds a worker's proofs; raises `UserError` if it holds none."""
+    check_format(home)
+    database = home / "peer.sqlite"
+    if not home_rows(database, "SELECT 1 FROM sqlite_master WHERE name = 'proofs'"):
+        raise UserError(f"{home} keeps no proofs: only workers keep them")
+    return database

@@ -20,6 +20,7 @@ from swarm.ledger.entries import decode
 from swarm.ledger.epochs import base_of, records_of
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.mirror import Origin
+from swarm.ledger.receipts import Receipt
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
 from swarm.manifest import RunManifest
 from swarm.messages import LogHead, Verdict
@@ -72,6 +73,8 @@ class Archive:
     """By owner."""
     forks: list[ForkEvidence] = field(default_factory=list)
     """Contradictory heads that trusted peers keep."""
+    receipts: list[Receipt] = field(default_factory=list)
+    """A worker's own receipts, where they are all that there is."""
     problems: list[str] = field(default_factory=list)
     """One sentence for each copy that could not be had."""
 
@@ -97,7 +100,7 @@ class Archive:
         return [
             records_of(owner, log.origin.start, log.entries)
             for owner, log in sorted(self.logs.items())
-        ]
+        ] + [[each.record for each in self.receipts]]
 
     @cached_property
     def state(self) -> LedgerState:

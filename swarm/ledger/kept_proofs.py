@@ -14,13 +14,14 @@ from swarm.ledger.proof_file import Proven
 from swarm.ledger.receipts import Receipt
 from swarm.world import Database
 
-KEPT_PROOFS = (
+_COLUMNS = (
     "SELECT proof_manifests.envelope, proofs.verdict, proofs.entry, proofs.position, "
     "proofs.head, proofs.proof, proofs.sealed_size, proofs.sealed_proof "
     "FROM proofs JOIN proof_manifests ON proof_manifests.digest = proofs.manifest "
-    "WHERE proofs.submission = ? ORDER BY proofs.number DESC"
 )
+KEPT_PROOFS = f"{_COLUMNS}WHERE proofs.submission = ? ORDER BY proofs.number DESC"
 """Proofs about a submission, the newest first; `proven_in` reads a row."""
+KEPT_PROOFS_OF_RUN = f"{_COLUMNS}WHERE proofs.run = ? ORDER BY proofs.validator, proofs.position"
 
 HASH_BYTES = 32
 
@@ -52,11 +53,11 @@ class KeptProofs:
 
         await self._database.transact(create)
 
-    def next_index(self, validator: str) -> int:
-        """The index in a validator's log after the last entry that is proven."""
+    def next_index(self, validator: str, *, sealed: bool) -> int:
+        """The index in a validator's log after the last entry kept, or kept under a seal."""
         rows = self._database.read(
-            "SELECT max(position) FROM proofs WHERE run = ? AND validator = ?",
-            (self._run, validator),
+            "SELECT max(position) FROM proofs WHERE run = ? AND validator = ? AND sealed_size >= ?",
+            (self._run, validator, int(sealed)),
         )
         return 0 if rows[0][0] is None else int(rows[0][0]) + 1
 

@@ -20,6 +20,7 @@ from swarm.app.why import (
 )
 from swarm.app.why_step import about_step, step_lines
 from swarm.errors import UserError
+from swarm.identity import load_or_create
 from swarm.ledger import merkle, proof_file
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
@@ -302,13 +303,61 @@ def test_a_worker_proves_its_work_from_its_own_home(archive: Archive, tmp_path: 
         await kept.open()
         assert "keeps no proof yet" in complaint(*proving(name))
         await kept.keep([Proven(archive.signed, receipt, 3, [b"\0" * 32])])
-        assert kept.next_index(ALICE.peer_id) == receipt.index + 1
+        assert kept.next_index(ALICE.peer_id, sealed=True) == receipt.index + 1
 
     trio.run(main)
     assert swarm(*proving(name[:9])).status == 0
     outcome = swarm("ledger", "verify", out)
     assert outcome.status == 0 and f"proven: submission {name}" in outcome.output
     assert "has no submission 'ffff'" in complaint(*proving("ffff"))
+
+
+def test_a_worker_reads_its_receipts_without_the_network(archive: Archive, tmp_path: Path) -> None:
+    home = tmp_path / "worker"
+    home.mkdir()
+    load_or_create(home / "identity.key")
+    receipts = [proof_file.receipt_in(archive.logs[ALICE.peer_id], index) for index in (1, 2)]
+    names = [receipt.verdict.submission.hex() for receipt in receipts]
+
+    async def main() -> None:
+        database = LocalDisk(home).database("peer.sqlite")
+        kept = KeptProofs(database, archive.run, 1 << 20)
+        await kept.open()
+        assert "keeps no receipt yet" in complaint("ledger", "--from", home)
+        await kept.keep([Proven(archive.signed, receipt) for receipt in receipts])
+        assert kept.next_index(ALICE.peer_id, sealed=True) == 0
+        assert kept.next_index(ALICE.peer_id, sealed=False) == receipts[1].index + 1
+
+    trio.run(main)
+    told = json.loads(swarm("ledger", "--from", home, "--json").output)
+    assert [row["submission"] for row in told["receipts"]] == names
+    explained = swarm("why", names[0], "--from", home)
+    assert explained.status == 0 and ALICE.peer_id in explained.output
+    assert "has only this peer's own receipts" in explained.errors
+    assert swarm("ledger", "prove", names[0], "--from", home).status == 0
+    assert "give either --peer ID or --from HOME" in complaint(
+        "ledger", "--from", home, "--peer", WORKER.peer_id
+    )
+
+    async def damage() -> None:
+        await (
+            LocalDisk(home)
+            .database("peer.sqlite")
+            .transact(
+                lambda connection: connection.execute(
+                    "UPDATE proofs SET proof = ? WHERE position = ?", (LIE, receipts[0].index)
+                )
+            )
+        )
+
+    trio.run(damage)
+    outcome = swarm("ledger", "--from", home, "--json")
+    rows = json.loads(outcome.output)["receipts"]
+    assert [row["submission"] for row in rows] == names[1:]
+    assert "1 of the receipts in" in outcome.errors
+    other = tmp_path / "other"
+    other.mkdir()
+    assert "is not the home of a worker" in complaint("ledger", "--from", other)
 
 
 # --- why -------------------------------------------------------------------------------------

@@ -37,6 +37,10 @@ def ledger(
     home: Annotated[Path, typer.Option(help="Folder of your keys and state.")] = Path("~/.swarm"),
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Home of a worker: its own receipts, without the network."),
+    ] = None,
     last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +49,7 @@ def ledger(
     The evidence against the peer is computed again from the receipts.
     """
     if context.invoked_subcommand is None:
-        _show_record(peer, home, bootstrap, run, last, as_json=as_json)
+        _show_record(peer, home, bootstrap, run, source, last, as_json=as_json)
 
 
 @exits
@@ -54,6 +58,7 @@ def _show_record(
     home: Path,
     bootstrap: list[str] | None,
     run: str | None,
+    source: Path | None,
     last: int,
     *,
     as_json: bool,
@@ -63,6 +68,8 @@ def _show_record(
     from swarm.app.prefixes import PREFIX_MIN, resolve
     from swarm.identity import InvalidPeerId, public_key_of
 
+    if source is not None:
+        return _show(*_kept_record(peer, source.expanduser(), run), last, as_json=as_json)
     named = peer or _own_id(home)
     entry = bootstrap or last_bootstrap(home)
     is_whole = True
@@ -81,7 +88,25 @@ def _show_record(
                 worker = resolve(named, present, "peer", "the run")
             return worker, await record_of(node, found, worker)
 
-    worker, record = run_until_interrupted(ask)
+    return _show(*run_until_interrupted(ask), last, as_json=as_json)
+
+
+def _kept_record(peer: str | None, home: Path, run: str | None) -> tuple[str, WorkerRecord]:
+    """The record in the receipts that a worker's home keeps; raises `UserError`."""
+    from swarm.app.kept_proofs import keeps_proofs, kept_archive
+    from swarm.app.onlooker import WorkerRecord
+
+    if peer is not None:
+        raise UserError("give either --peer ID or --from HOME: a home keeps its own receipts")
+    if not keeps_proofs(home):
+        raise UserError(
+            f"{home} is not the home of a worker; swarm why ID --from reads trusted peers' logs"
+        )
+    archive = kept_archive(home, run)
+    return _own_id(home), WorkerRecord(archive.state, archive.receipts, problems=archive.problems)
+
+
+def _show(worker: str, record: WorkerRecord, last: int, *, as_json: bool) -> int:
     told = record_object(worker, record)
     if as_json:
         print_json(told)

@@ -80,7 +80,11 @@ def _asked(
     source: Path | None, bootstrap: list[str] | None, run: str | None
 ) -> tuple[Archive, RunStatus | None]:
     """The logs and, from the network, the run's state now."""
+    from swarm.app.kept_proofs import keeps_proofs, kept_archive
+
     if source is not None:
+        if keeps_proofs(home := source.expanduser()):
+            return kept_archive(home, run), None
         return readable(source, bootstrap, run), None
     from swarm.app.archives import fetch_archive
     from swarm.app.interrupt import run_until_interrupted
