@@ -62,9 +62,10 @@ def check_rows(
             continue
         with counting_bar(f"rendering the rows of {reference.name}") as show:
             found = read_rows(tasks, room_for(reference, room), show)
+        rate = f" ({found.seconds / found.rows * 1000:.2g} s per thousand)"
         read.lines.append(
-            f"{reference.name}: {found.rows:,} rows rendered, "
-            f"{found.seconds / found.rows * 1000:.2g} s per thousand; the longest prompt has "
+            f"{reference.name}: {found.rows:,} rows rendered in {found.seconds:.1f} s"
+            f"{rate if found.rows >= 1000 else ''}; the longest prompt has "
             f"{found.tokens_max:,} tokens"
         )
         read.warnings += _judged(found, reference, manifest, unusable_max)
