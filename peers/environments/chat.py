@@ -28,6 +28,9 @@ from swarm.errors import UserError
 
 Text = Annotated[str, Meta(min_length=1, max_length=1000)]
 
+GIVEN = ("add_generation_prompt", "chat_date", "documents", "messages", "self", "tools")
+"""Variables of a template that come from the prompt, or from an option that checks them."""
+
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options that make a chat of any environment's prompts."""
@@ -96,6 +99,11 @@ def _variables(options: ChatOptions, where: str) -> Mapping[str, Any]:
     """The variables that the template gets; raises `UserError`."""
     found = json_pairs(options.template_variables, f"{where}: template_variables")
     for name, value in found.items():
+        if name in GIVEN:
+            raise UserError(
+                f"{where}: template_variables gives {name}, which a template gets from the prompt "
+                "or from an option of its own; remove it there"
+            )
         if not isinstance(value, (bool, int, float, str)):
             raise UserError(
                 f"{where}: template_variables gives {name} the value {json.dumps(value):.60}; it "

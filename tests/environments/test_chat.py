@@ -77,6 +77,8 @@ def test_length_targets_and_other_variables_go_together(tmp_path: Path) -> None:
             {"template_variables": ["x=[]"]},
             r"template_variables gives x the value \[\]; it must be a number, text, true",
         ),
+        ({"template_variables": ["chat_date=5"]}, r"template_variables gives chat_date, which"),
+        ({"template_variables": ['tools="["']}, r"template_variables gives tools, which"),
         ({"chat": False, "system_prompt": "x"}, r"chat is false, but system_prompt is given"),
         ({"chat": False, "thinking": True}, r"chat is false, but thinking is given"),
     ],
