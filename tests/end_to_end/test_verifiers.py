@@ -16,6 +16,7 @@ from peers.environments.interface import Message
 from peers.environments.verifiers.installed import interpreter_for
 from swarm.jobs.training import Lessons
 from swarm.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
+from swarm.run.allowed import ALLOWED_VARIABLE
 from swarm.world.surroundings import HOME_VARIABLE
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
@@ -43,6 +44,12 @@ tasks = islice(MarbleTaskset(MarbleConfig(id="marble-v1")), %d)
 print(json.dumps([[task.data.prompt, task.data.solution] for task in tasks]))
 """
 """Prints the tasks of marble-v1, each with a layout that solves it."""
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's user trusts the run with packages."""
+    monkeypatch.setenv(ALLOWED_VARIABLE, "verifiers")
 
 
 @pytest.fixture(autouse=True)
