@@ -224,9 +224,10 @@ class Endpoint:
     async def close_resting(self) -> str:
         """Close sessions that are idle for too long, or too many; returns why one stays open."""
         before = trio.current_time() - self.limits.idle_seconds
-        for session in self.sessions.resting(before):
+        # Asked again after each: a request may have used one while another was written.
+        while resting := self.sessions.resting(before):
             try:
-                await self.close(session)
+                await self.close(resting[0])
             except ApiError as error:
                 return error.message
         return ""

@@ -156,13 +156,13 @@ class CheckpointStore:
             newest = self._held[complete[-1]]
             live = {link.manifest for link in newest.manifest.deltas}
             old = set(complete[: -self.keep])
-            bases = self._bases()
             for held in self.all():
                 if held.is_delta:
                     superseded = held.key < delta_key(newest.key) and held.digest not in live
                 else:
                     superseded = held.key in old or (not held.complete and held.key < newest.key)
-                if superseded and held.key not in bases and self._is_free(held):
+                # Its adapter may have come while another one was removed.
+                if superseded and held.key not in self._bases() and self._is_free(held):
                     await self._remove(held)
 
     def _bases(self) -> set[Key]:
@@ -258,7 +258,6 @@ class CheckpointStore:
         bases of adapters.
         """
         total = new.manifest.total_bytes
-        bases = {*self._bases(), new.base_key}
         partial = [held.key for held in self.all() if not held.complete]
         for key in [*partial, *self.complete()[:-1], None]:
             room, whose = self._room()
@@ -266,6 +265,7 @@ class CheckpointStore:
                 return
             async with self._trimming:
                 held = self._held.get(key) if key is not None else None
+                bases = {*self._bases(), new.base_key}  # now: an adapter may have come meanwhile
                 may_go = held is not None and held.key not in bases and held.key < new.key
                 if held is not None and may_go and self._is_free(held):
                     await self._remove(held)

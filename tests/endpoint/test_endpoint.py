@@ -341,6 +341,23 @@ def test_sessions_that_rest_are_written_and_closed(policy_folder: Path, tmp_path
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
 
 
+def test_a_session_that_is_used_again_while_another_is_written_stays_open(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    async def test(client: Client) -> None:
+        sessions = client.endpoint.sessions
+        for name in ("a", "b"):
+            await client.ok("/v1/completions", {"prompt": "a", "user": name})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.endpoint.close_resting)
+            while sessions.count == 2:
+                await trio.lowlevel.checkpoint()
+            sessions.session("b", trio.current_time())
+        assert [session.name for session in sessions.all()] == ["b"]
+
+    with_endpoint(policy_folder, test, record=tmp_path, idle_seconds=0.0)
+
+
 def test_a_session_that_cannot_be_written_stays_open(policy_folder: Path, tmp_path: Path) -> None:
     record = tmp_path / "sessions"
 

@@ -464,6 +464,35 @@ def test_the_same_seed_gives_the_same_trace():
     assert run(main) == run(main)
 
 
+def test_records_may_be_withdrawn_while_others_are_published_again() -> None:
+    """Those withdrawn have expired: their publisher drops such a record in the same round."""
+
+    async def main() -> None:
+        async with swarm() as net:
+            pairs = {b"/swarm-run/a/%d" % n: b"/swarm-run/b/%d" % n for n in range(40)}
+            publisher = (await net.fill(4))[0]
+            began = trio.current_time()
+            withdrawn: list[bytes] = []
+
+            def withdraw(_: Kademlia, message: Message, truth: Message) -> Message:
+                again = trio.current_time() - began > REPUBLISH_SECONDS
+                if again and message.type is MessageType.PUT_VALUE and message.key in pairs:
+                    withdrawn.append(pairs[message.key])
+                    publisher.dht.withdraw(pairs[message.key])
+                return truth
+
+            await (await net.start(lie=withdraw)).dht.bootstrap([publisher.address])
+            for lasting, short in pairs.items():
+                await publisher.dht.put(lasting, good(1))
+                await publisher.dht.put(short, good(1, lifetime_seconds=REPUBLISH_SECONDS / 2))
+            await trio.sleep(2 * REPUBLISH_SECONDS)
+            assert set(withdrawn) == set(pairs.values())
+            ended = {each["key"] for each in publisher.named("dht.own_record_ended")}
+            assert 0 < len(ended) < len(pairs), "some were withdrawn first, and some were not"
+
+    run(main)
+
+
 @pytest.mark.slow
 def test_a_record_from_when_the_network_was_small_is_given_to_those_who_come() -> None:
     async def main() -> None:

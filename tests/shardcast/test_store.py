@@ -58,10 +58,14 @@ async def begin(
     store: CheckpointStore, source: MemoryDisk, wanted: Held, total_bytes: int = 0
 ) -> Held:
     """What a fetch does with a manifest."""
+    await receive_manifest(store, source, wanted)
+    return await store.begin(wanted.key, wanted.digest, total_bytes)
+
+
+async def receive_manifest(store: CheckpointStore, source: MemoryDisk, wanted: Held) -> None:
     sink = await store.manifest_sink(wanted.key, wanted.manifest_bytes)
     sink.write(await source.read(f"{wanted.folder}/.manifest"))
     await sink.commit(sink.finish())
-    return await store.begin(wanted.key, wanted.digest, total_bytes)
 
 
 async def receive(store: CheckpointStore, source: MemoryDisk, wanted: Held, index: int) -> None:
@@ -606,6 +610,34 @@ def test_the_base_of_adapters_outlives_them() -> None:
         await worker.trim()
         assert worker.held((0, 0)) is first and not first.complete
         assert await worker.disk.read(f"checkpoints/0-5/{BASE_NAME}") == b"../0-0"
+
+    trio.run(main)
+
+
+def test_a_base_whose_adapter_comes_while_older_ones_are_trimmed_stays() -> None:
+    async def main() -> None:
+        source, disk = MemoryDisk(), MemoryDisk()
+        trainer, store = await opened(source), await opened(disk, keep=1)
+        store.pin((0, 0))
+        store.pin((0, 1))
+        many = {f"{number}.txt": b"some" for number in range(30)}  # so that this takes a while
+        for step, files in enumerate([many, files_of(1), files_of(2)]):
+            await put_folder(source, "made", files)
+            await fetch(store, source, await trainer.publish("made", 0, step))
+        base = trainer.held((0, 1))
+        assert base is not None
+        manifest = await adapter(source, base, 3)
+        adapted = await trainer.publish("made", 0, 3, manifest=manifest)
+        await receive_manifest(store, source, adapted)
+        store.unpin((0, 0))
+        store.unpin((0, 1))
+        trimming = trio.Event()
+        disk.before = lambda operation: trimming.set()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.trim)
+            await trimming.wait()
+            await store.begin(adapted.key, adapted.digest)
+        assert store.complete() == [(0, 1), (0, 2)]
 
     trio.run(main)
 

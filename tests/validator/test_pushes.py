@@ -11,7 +11,14 @@ import trio
 from blake3 import blake3
 from msgspec.structs import replace
 
-from peers.validator.inbox import FOLDER, UNANNOUNCED_SECONDS, Inbox, canonical_path_of, path_of
+from peers.validator.inbox import (
+    FOLDER,
+    UNANNOUNCED_SECONDS,
+    Inbox,
+    _Arriving,
+    canonical_path_of,
+    path_of,
+)
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware
 from simnet.simulation import Peer, Plan, Simulation
@@ -26,7 +33,8 @@ from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving
 from swarm.world import Sink
 from swarm.world.disk import LocalDisk
-from tests.network.harness import identity, manifest, sealed_manifest
+from tests.network.harness import identity, in_virtual_time, manifest, sealed_manifest
+from tests.shardcast.memory_disk import MemoryDisk
 from tests.trainer.test_role import start_run
 from tests.validator.test_numbers import start_idle
 from tests.worlds import VirtualWorld
@@ -218,6 +226,26 @@ def test_a_file_that_was_announced_waits_for_its_verdict_as_long_as_that_takes()
         assert await peers["validator"].disk.read(path_of((worker, REFERENCE.digest))) == GOOD
 
     _simulate(main)
+
+
+def test_a_file_that_is_announced_while_another_is_removed_stays() -> None:
+    async def main() -> None:
+        disk, blobs = MemoryDisk(), [b"first " * 100, b"second" * 100]
+        run = Run(sealed_manifest(OWNER, manifest([identity(3)], [identity(4)])))
+        inbox = Inbox(run, disk, VirtualWorld(), judged=lambda key: False)
+        keys = [(WORKER.peer_id, blake3(data).digest()) for data in blobs]
+        for data, (worker, digest) in zip(blobs, keys, strict=True):
+            sink = inbox.accept(worker, BlobReference(digest, len(data)))
+            assert isinstance(sink, _Arriving)
+            await disk.allocate(sink.path, len(data))
+            sink.write(data)
+            await sink.commit(sink.finish())
+        disk.before = lambda operation: inbox.hold(keys[1], len(blobs[1]))
+        with trio.move_on_after(2 * UNANNOUNCED_SECONDS):
+            await inbox.run()
+        assert [inbox.exists(key) for key in keys] == [False, True]
+
+    in_virtual_time(main)
 
 
 def test_pushes_that_break_off_leave_nothing_and_cost_their_quota_meanwhile() -> None:
