@@ -15,7 +15,7 @@ from peers.engines.config import read_supported_config
 from peers.engines.tokenizer import check_tokenizer
 from peers.environments import Environment, Renderer, Task, Transcript, grade, probe_hash, task_of
 from peers.environments.chat_checks import check_history, check_stop_ids
-from peers.environments.collection import Environments, room_for
+from peers.environments.collection import SERVED_PROMPT_TOKENS_MAX, Environments, room_for
 from peers.environments.interface import episodes_of
 from peers.environments.play import Episode, indexed_tasks
 from peers.environments.probe import PROBE_TASKS, probe_seed
@@ -26,7 +26,6 @@ from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.allowed import allow_environments
 from swarm.run.curriculum import at_level
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
-from swarm.turns import PACKED_BYTES_MAX, TOKEN_BYTES
 
 GRADED_TASKS = 8
 """Probe tasks per step that are graded: grading may be slow."""
@@ -97,7 +96,6 @@ def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
 
     Returns warnings; raises `UserError`. Messages about the manifest begin with `where`.
     """
-    allow_environments(each.name for each in manifest.environments)
     renderer, installed = Renderer(folder), Environments()
     for each in manifest.environments:
         _check_replayable(installed.of(each), each, where)
@@ -228,15 +226,14 @@ def check_prompts_fit(environment: Environment, renderer: Renderer, steps: int) 
 
     Draws `SERVED_PROMPTS` of them, of the first and the last step in turn.
     """
-    most = PACKED_BYTES_MAX // TOKEN_BYTES
     for index in range(SERVED_PROMPTS):
         task = task_of(environment, probe_seed(index), step=index % 2 * (steps - 1))
         length = len(renderer.encode_prompt(task.prompt))
-        if length > most:
+        if length > SERVED_PROMPT_TOKENS_MAX:
             raise UserError(
                 f"environment {environment.name!r} makes a prompt of {length} tokens, but a prompt "
-                f"of a served environment has at most {most}; leave such tasks out, or set where = "
-                '"local" for it'
+                f"of a served environment has at most {SERVED_PROMPT_TOKENS_MAX}; leave such tasks "
+                'out, or set where = "local" for it'
             )
 
 
