@@ -1,4 +1,4 @@
-"""`swarm backend`: libraries by which trainers can average, each under a Python of its own."""
+"""`swarm backend`: other libraries by which trainers can average, each under its own Python."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ import typer
 from swarm.app.exit import exits
 
 app = typer.Typer(help="Other libraries by which trainers can average.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `install` a subcommand, though it is the only one."""
 
 
 @app.command("install")

@@ -33,14 +33,6 @@ Source = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `swarm ledger`."""
-    app.command("verify")(verify)
-    app.command("prove")(prove)
-    app.command("export")(export)
-    app.command("check-eviction")(check_eviction)
-
-
 @exits
 def verify(
     file: Annotated[

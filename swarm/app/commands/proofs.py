@@ -16,11 +16,6 @@ from swarm.app.progress import counting_bar
 app = typer.Typer(help="Proofs that a rollout is the policy's.", no_args_is_help=True)
 
 
-@app.callback()
-def _proofs() -> None:
-    pass  # keeps `calibrate` a subcommand while it is the only one
-
-
 @app.command("calibrate")
 @exits
 def calibrate_command(

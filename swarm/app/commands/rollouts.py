@@ -1,4 +1,7 @@
-"""`swarm rollouts`: read the rollouts of a run. Imports pyarrow lazily, to start without it."""
+"""`swarm rollouts`: read the rollouts of a run.
+
+Imports pyarrow lazily, to start without it.
+"""
 
 from __future__ import annotations
 

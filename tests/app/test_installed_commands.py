@@ -1,0 +1,66 @@
+"""Commands of other packages, found by entry points."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENTRY_POINTS = """[swarm.commands]
+greet = lab_commands:greet
+ledger.weigh = lab_commands:weigh
+broken = lab_absent:command
+"""
+MODULE = '''
+import pathlib
+pathlib.Path(__file__).with_name("imported").touch()
+
+def greet(name: str) -> None:
+    """Greet somebody of the lab."""
+    print(f"hello {name}")
+
+def weigh() -> None:
+    """Weigh the ledger."""
+    print("two pounds")
+'''
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    (tmp_path / "lab_commands.py").write_text(MODULE)
+    info = tmp_path / "lab-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: lab\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return tmp_path
+
+
+def swarm(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "swarm.app.main", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(site), "COLUMNS": "100"},
+    )
+
+
+def test_help_shows_a_command_of_another_package_without_importing_it(site: Path) -> None:
+    page = swarm(site, "--help").stdout
+    assert "greet" in page and "Greet somebody of the lab." in page
+    assert not (site / "imported").exists()
+
+
+def test_a_command_of_another_package_runs(site: Path) -> None:
+    assert swarm(site, "greet", "Ada").stdout == "hello Ada\n"
+    assert swarm(site, "ledger", "weigh").stdout == "two pounds\n"
+
+
+def test_a_command_that_cannot_be_loaded_says_whose_it_is(site: Path) -> None:
+    done = swarm(site, "broken")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: the command broken of lab cannot be loaded: No module named 'lab_absent'\n"
+    )
