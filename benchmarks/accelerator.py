@@ -36,7 +36,7 @@ from benchmarks.training_step import TOKENS_MIN
 from peers.engines.device import title_of
 from peers.trainer import metrics
 from peers.trainer.learning.masks import ATTENTIONS
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 PARTS = [*generation.PARTS, "train"]
 

@@ -16,7 +16,7 @@ import argparse
 import torch
 
 from benchmarks.study import Variant, learn, prepared_bases, summary
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 STALENESS = (0, 1, 2, 4, 8)
 

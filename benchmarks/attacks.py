@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.arguments import at_least, number_where, several
 from simnet.adversaries import KINDS
 from simnet.hostile import SECONDS, Outcome, Setting, alone, attacked
-from swarm.app.output import print_json, write_json
+from swarm.terminal.output import print_json, write_json
 
 
 def measure(setting: Setting) -> dict[str, Any]:

@@ -44,10 +44,10 @@ from simnet.large_pages import use_large_pages
 from simnet.plot import SUFFIXES as PLOT_SUFFIXES
 from simnet.seeded import source
 from simnet.swarmcast import Case, Outcome, bound, bound_of, broadcast, headline, leavers
-from swarm.app.output import check_writable, print_json
 from swarm.errors import UserError
 from swarm.shardcast.manifest import piece_size_for
 from swarm.shardcast.rarity import draw
+from swarm.terminal.output import check_writable, print_json
 
 POLL_SECONDS = 30.0
 SHARDS = 256

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from benchmarks.study import TAIL, Curve, Variant, learn, prepared_bases, summary
 from peers.demo import OBJECTIVE, OPTIMISER
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 ONE_SIDED = 1e9
 """A δ that no ratio reaches: log-ratios are clamped at 20."""

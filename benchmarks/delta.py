@@ -34,10 +34,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.arguments import at_least
 from benchmarks.spread import load_average, spread
-from swarm.app.output import print_json
 from swarm.shardcast.delta import encode, make
 from swarm.shardcast.jobs import PieceToMake
 from swarm.shardcast.manifest import piece_size_for
+from swarm.terminal.output import print_json
 
 FILE = "model.safetensors"
 RATES = (1e-6, 3e-7)

@@ -39,10 +39,10 @@ from peers.demo import ENVIRONMENT, SAMPLING, THRESHOLDS
 from peers.engines.engine import Engine
 from peers.environments import load as load_environment
 from peers.validator.evidence.submission import Recomputed, evidence_of
-from peers.validator.evidence.worker import WorkerEvidence
 from peers.validator.recompute import Found
-from swarm.app.output import print_json
+from swarm.ledger.evidence import WorkerEvidence
 from swarm.manifest import Thresholds
+from swarm.terminal.output import print_json
 
 DTYPES = ("float32", "bfloat16")
 

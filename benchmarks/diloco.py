@@ -36,7 +36,7 @@ from benchmarks.outer_loop import PLAIN, Outcome, Setting, Variant, pretrain, re
 from benchmarks.spread import spread
 from benchmarks.study import band
 from peers.outer.learning.state import OuterOptimiser
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 INNER_STEPS = 25
 

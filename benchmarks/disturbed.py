@@ -34,7 +34,7 @@ from benchmarks.real_swarm import (
     spread,
     steps_made,
 )
-from swarm.app.output import print_json, write_json
+from swarm.terminal.output import print_json, write_json
 
 STEPS = 1_000_000
 """More steps than the benchmark can make."""

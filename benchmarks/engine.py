@@ -51,7 +51,7 @@ from benchmarks.vllm_child import Vllm, running_vllm
 from peers.engines.batch import generate
 from peers.engines.engine import Engine, Piece, Request
 from peers.proofs import toploc
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 KEY = (11, 12)
 GROUP = 8

@@ -30,12 +30,12 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.lines import Line
 from simnet.scenarios.parts import SERVER, start_bootstrap
 from simnet.simulation import SIMULATED, Peer, Plan, Simulation
-from swarm.app.output import print_json
 from swarm.envelope import seal
 from swarm.events import Event
 from swarm.identity import Identity
 from swarm.manifest import Limits
 from swarm.messages import Message
+from swarm.terminal.output import print_json
 from swarm.turns import (
     EpisodeGrade,
     EpisodeTokens,

@@ -29,8 +29,8 @@ from peers.environments import load as load_environment
 from peers.environments.listed import Listed
 from peers.trainer.dataset import DatasetService
 from peers.trainer.warmup import prepare_base
-from swarm.app.output import print_json
 from swarm.jobs.offline import FilterSetup, MeasureTasks
+from swarm.terminal.output import print_json
 
 ATTEMPTS = 8
 KEEP = (0.125, 0.5)

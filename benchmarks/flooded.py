@@ -32,9 +32,9 @@ import trio
 from benchmarks.arguments import at_least
 from benchmarks.operation.processes import processor_seconds
 from benchmarks.real_swarm import running_swarm
-from swarm.app.output import print_json, write_json
 from swarm.identity import Identity
 from swarm.ledger import wire
+from swarm.terminal.output import print_json, write_json
 from swarm.transport import ConnectError, StreamError
 from swarm.transport.libp2p import open_libp2p
 from swarm.world.disk import LocalDisk

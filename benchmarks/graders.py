@@ -22,7 +22,7 @@ from benchmarks.spread import load_average, spread
 from peers.environments import NotGradable, Transcript, grade, load, task_of
 from peers.environments.graders import make_grader
 from peers.sandbox import probe
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "math": {"level": 3},

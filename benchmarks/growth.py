@@ -41,13 +41,13 @@ from peers.environments import load as load_environment
 from peers.inference.engine_service import EngineService
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
-from swarm.app.output import print_json
 from swarm.identity import Identity
 from swarm.jobs import Hardware, Load, SubmissionOrder
 from swarm.jobs.inference import Generate, InferenceSetup
 from swarm.jobs.validation import Inspect, InspectionSetup, Judge, PrefillSetup
 from swarm.manifest import EnvironmentReference, Sampling, Thresholds
 from swarm.messages import CheckpointReference
+from swarm.terminal.output import print_json
 
 DTYPES = ("float32", "bfloat16")
 POLICY = CheckpointReference(lineage=0, step=1, digest=bytes(32), size_bytes=1)

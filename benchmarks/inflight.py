@@ -41,7 +41,7 @@ from benchmarks.recipe import run
 from benchmarks.spread import load_average, spread
 from peers.engines.engine import Engine, Piece, Request
 from peers.engines.native import NativeEngine
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 CALIBRATION_STEPS = 24
 SWAP_STEP = 4

@@ -23,7 +23,7 @@ from peers.engines.demo import make_policy
 from peers.environments import Generated, SingleTurn, Task, Transcript
 from peers.environments.length import LengthOptions, LengthTargets
 from peers.trainer.warmup import Warmup, warm_up
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 TARGETS = (2, 4, 6, 8, 10)
 LONGEST = 12

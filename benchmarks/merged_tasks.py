@@ -25,10 +25,10 @@ from peers.merging.merge import Recipe as Merge
 from peers.merging.merge import merge
 from peers.trainer.tuning import Tuning
 from peers.trainer.warmup import prepare_base
-from swarm.app.output import print_json
 from swarm.jobs.offline import StartTuning, Tune, TuningSettings
 from swarm.jobs.training import Export
 from swarm.manifest import EnvironmentReference
+from swarm.terminal.output import print_json
 
 TASKS = {"sort-digits": ENVIRONMENT, "calculator": CALCULATOR}
 SAMPLING = RECIPES["calculator"].sampling

@@ -45,7 +45,6 @@ from peers.trainer.learning.groups import as_accepted
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
-from swarm.app.output import print_json
 from swarm.jobs.exchange import (
     AnswerSnapshot,
     ContributeSnapshot,
@@ -56,6 +55,7 @@ from swarm.jobs.outer import Contributed, ExportState, FirstState, MergeRound
 from swarm.jobs.training import Snapshot
 from swarm.manifest import Compression, EnvironmentReference
 from swarm.rollouts.seeds import digest, submission_seed
+from swarm.terminal.output import print_json
 
 TASKS = (ENVIRONMENT, CALCULATOR)
 RECIPE = replace(RECIPES["calculator"].sampling, max_new_tokens=16)

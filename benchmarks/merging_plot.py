@@ -11,8 +11,8 @@ import statistics
 from pathlib import Path
 
 from simnet.plot import SUFFIXES
-from swarm.app.output import check_writable
 from swarm.errors import UserError
+from swarm.terminal.output import check_writable
 
 
 def main() -> None:

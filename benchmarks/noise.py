@@ -31,7 +31,7 @@ from benchmarks.engine import GROUP, KEY, Size, make_model, make_requests, nativ
 from benchmarks.spread import load_average, spread
 from peers.engines.batch import generate
 from peers.engines.noise import Ahead, NoisePool
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 STEPS = 16
 DEVIATIONS = {"flat": 0.0, "std 2": 2.0, "std 3": 3.0, "std 4": 4.0}

@@ -37,7 +37,6 @@ from benchmarks.arguments import at_least, several
 from benchmarks.outer_shardcast import measure_shardcast
 from peers.outer.backends.installed import SERVICES, interpreter_for, recipe_of
 from swarm.app.local_peers import free_ports
-from swarm.app.output import print_json
 from swarm.events import Event, Events
 from swarm.jobs.averaging import (
     AverageRound,
@@ -48,6 +47,7 @@ from swarm.jobs.averaging import (
     Meet,
     OpenAveraging,
 )
+from swarm.terminal.output import print_json
 from swarm.world import ChildDied, client
 from swarm.world.compute import LocalCompute
 from swarm.world.machine import Machine

@@ -27,9 +27,9 @@ from benchmarks.arguments import at_least
 from benchmarks.commands import accuracy, spread, swarm
 from peers.demo import ENVIRONMENT
 from peers.trainer.tuning import Tuning
-from swarm.app.output import print_json
 from swarm.jobs.offline import Reading, StartTuning, Tune, TuningSettings, Validate
 from swarm.jobs.training import Export
+from swarm.terminal.output import print_json
 
 PROMPTS = 512
 """Held-out prompts that measure a policy."""

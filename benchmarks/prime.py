@@ -30,8 +30,8 @@ from benchmarks.study import Curve, Variant, band, learn
 from peers.demo import OBJECTIVE, RECIPES, Recipe
 from peers.environments.collection import Environments
 from peers.trainer.warmup import prepare_base
-from swarm.app.output import print_json
 from swarm.manifest import ProcessRewards
+from swarm.terminal.output import print_json
 
 TARGETS = (0.4, 0.6, 0.8)
 WINDOW = 10

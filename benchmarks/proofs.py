@@ -30,7 +30,7 @@ import torch
 from benchmarks.arguments import at_least, several
 from benchmarks.spread import load_average, spread
 from peers.proofs import toploc
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from benchmarks.arguments import at_least
 from peers.environments.graders import reasoning_refused
 from peers.environments.graders.pool import Pool, ProcessFailed, ServiceError
 from peers.environments.graders.reasoning_gym import SERVICE
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 SECONDS_MAX = 10.0
 JUNK = (

@@ -31,9 +31,9 @@ from peers.trainer.learning.groups import as_accepted
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
-from swarm.app.output import print_json
 from swarm.manifest import Schedule
 from swarm.rollouts.seeds import digest, submission_seed
+from swarm.terminal.output import print_json
 
 
 class Clock:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.study import band
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 FIGURES = tuple(
     f"{kind}_accuracy_{moment}" for kind in ("sampled", "greedy") for moment in ("before", "after")

@@ -30,7 +30,7 @@ import trio
 
 from benchmarks.arguments import at_least
 from benchmarks.real_swarm import NAMES, RealSwarm, gaps, running_swarm, spread, steps_made
-from swarm.app.output import print_json, write_json
+from swarm.terminal.output import print_json, write_json
 from tests.end_to_end.harness import GROUPS_PER_STEP, GROUPS_PER_SUBMISSION
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 

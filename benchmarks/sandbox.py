@@ -26,7 +26,7 @@ from peers.environments import Transcript, task_of
 from peers.environments.code import Code
 from peers.sandbox import PYTHON, Means, Program, Sandbox, probe
 from peers.sandbox.means import root
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 EMPTY = Program(argv=(PYTHON, "-c", ""))
 

@@ -24,8 +24,8 @@ from simnet.clock import run_virtual
 from simnet.experiments import measure_dht, measure_gossip
 from simnet.large_pages import use_large_pages
 from simnet.simulation import Peer, Simulation
-from swarm.app.output import print_json
 from swarm.events import Event
+from swarm.terminal.output import print_json
 
 
 class Meter:

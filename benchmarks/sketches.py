@@ -50,10 +50,10 @@ from peers.environments import load as load_environment
 from peers.proofs import toploc
 from peers.proofs.format import CHUNK_TOKENS, PROOF_BYTES
 from peers.validator.evidence import betting
-from peers.validator.evidence.worker import WorkerEvidence
-from swarm.app.output import print_json
+from swarm.ledger.evidence import WorkerEvidence
 from swarm.manifest import Sampling
 from swarm.messages import Evidence
+from swarm.terminal.output import print_json
 
 DTYPES = ("float32", "bfloat16")
 AGES = (1, 2, 5)

@@ -25,7 +25,7 @@ from benchmarks.arguments import at_least
 from peers.environments import NotGradable
 from peers.environments.graders import make_grader
 from peers.environments.graders.math import CPU_SECONDS
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 GOLDS = (
     r"\frac{x^2+1}{x-1}",

@@ -27,12 +27,12 @@ from typing import Any
 
 from benchmarks.arguments import at_least
 from peers.demo import THRESHOLDS
-from peers.validator.evidence.worker import WorkerEvidence
-from swarm.app.output import print_json
 from swarm.ledger.capital import UNITS_PER_NAT
 from swarm.ledger.entries import Judged
+from swarm.ledger.evidence import WorkerEvidence
 from swarm.ledger.record import Rules, Work, share_to_recompute
 from swarm.messages import Evidence
+from swarm.terminal.output import print_json
 
 USUAL = 1000
 """Tokens of an honest submission."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from simnet.plot import SUFFIXES
-from swarm.app.output import check_writable
 from swarm.errors import UserError
+from swarm.terminal.output import check_writable
 
 
 def curves(report: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, Any]]:

@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.arguments import at_least
 from benchmarks.cpu_samples import Samples, activity, read_samples, sampled_environment
 from benchmarks.spread import load_average, spread
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -37,7 +37,7 @@ from peers.environments import load as load_environment
 from peers.evaluation.tasks import different_tasks
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.warmup import prepare_base
-from swarm.app.output import print_json
+from swarm.terminal.output import print_json
 
 TEACHER_SEED = 1000
 

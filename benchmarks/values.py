@@ -33,10 +33,10 @@ from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.values import give_values
 from peers.trainer.states import boundaries
-from swarm.app.output import print_json
 from swarm.jobs.training import StateValue
 from swarm.manifest import Values
 from swarm.rollouts.seeds import digest
+from swarm.terminal.output import print_json
 
 VARIANTS = ("group", "part", "all")
 

@@ -40,8 +40,8 @@ from peers.engines.engine import Engine, Piece, Request
 from peers.engines.native import NativeEngine
 from peers.proofs import toploc
 from peers.validator.recompute import Completed, Found, prefill_together, recompute
-from swarm.app.output import print_json
 from swarm.manifest import Thresholds
+from swarm.terminal.output import print_json
 
 T = TypeVar("T")
 

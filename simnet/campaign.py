@@ -19,8 +19,8 @@ from rich.console import Console
 
 from simnet.faults import AnyFault, Lasting, Schedule, parse, to_toml
 from simnet.simulate import simulate
-from swarm.app.figures import readable_seconds
 from swarm.errors import leaf_errors
+from swarm.terminal.figures import readable_seconds
 
 LINE_SECONDS = 10.0
 """Time between two lines of progress."""

@@ -25,9 +25,9 @@ from simnet.plot import SUFFIXES as PLOT_SUFFIXES
 from simnet.report import print_report
 from simnet.simulate import simulate
 from simnet.watch import Watch
-from swarm.app.exit import exit_with
-from swarm.app.output import STANDARD_OUTPUT, check_writable, write_json
 from swarm.errors import SwarmError, UserError
+from swarm.terminal.exit import exit_with
+from swarm.terminal.output import STANDARD_OUTPUT, check_writable, write_json
 
 Json = Annotated[
     Path | None,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simnet.observations import PROGRESS_PARTS, Broadcast, Observations
-from swarm.app.figures import readable_bytes, readable_seconds
 from swarm.errors import UserError
+from swarm.terminal.figures import readable_bytes, readable_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simnet.watch import readable_speed, readable_virtual
-from swarm.app.figures import readable_bytes
+from swarm.terminal.figures import readable_bytes
 
 DIM = "bright_black"
 BROADCASTS_SHOWN = 6

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from simnet.clock import VirtualClock, virtual_clock
 from simnet.simulation import Simulation
-from swarm.app.figures import readable_seconds
+from swarm.terminal.figures import readable_seconds
 
 PASSES_BETWEEN_LOOKS = 64
 """Scheduler passes between two readings of the machine's clock: some milliseconds."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.operation.report import Report, commit, this_machine, today
-from swarm.app.output import check_writable, print_json, write_json
 from swarm.errors import UserError
+from swarm.terminal.output import check_writable, print_json, write_json
 from tests.upgrade.older import VARIABLE
 
 FIGURES = (

@@ -32,9 +32,9 @@ from simnet.scenarios.parts import SERVER, draw_line, start_bootstrap, start_ove
 from simnet.scenarios.steady import WORKER, WORKLOAD
 from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
-from swarm.app.output import print_json
 from swarm.errors import SwarmError
 from swarm.events import Event
+from swarm.terminal.output import print_json
 
 WORKERS = 1000
 VALIDATORS = 3

@@ -33,7 +33,6 @@ from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
 from simnet.transport import SimulatedTransport
 from simnet.world import SimulatedWorld
-from swarm.app.output import print_json
 from swarm.envelope import Envelope, Gate, seal
 from swarm.errors import PeerError, SwarmError
 from swarm.events import Event, Events
@@ -42,6 +41,7 @@ from swarm.messages import Heartbeat, Message, PeerRecord
 from swarm.messenger import Messenger
 from swarm.run.lease import Lease
 from swarm.run.run import Run
+from swarm.terminal.output import print_json
 from swarm.transport import BlobReference, Source
 from swarm.world import Sink
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from peers.calibration.measure import Sample
 from peers.proofs.format import chunk_count
 from peers.validator.evidence.submission import bans, evidence_of
-from peers.validator.evidence.worker import WorkerEvidence
+from swarm.ledger.evidence import WorkerEvidence
 from swarm.manifest import Thresholds
 from swarm.messages import Evidence
 

@@ -13,7 +13,6 @@ import trio
 from hypercorn.typing import ASGIFramework
 
 from peers.endpoint.app import Endpoint, Limits
-from peers.endpoint.connections import serve_connections
 from peers.endpoint.driving import Driver, OwnEngine
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys
@@ -24,6 +23,7 @@ from peers.engines.registry import make_engine
 from peers.environments.renderer import Renderer
 from swarm.errors import UserError
 from swarm.jobs import Hardware
+from swarm.transport.http.connections import serve_connections
 from swarm.transport.http.local_server import keys_in, required_keys, url_of
 
 SWEEP_SECONDS = 10.0

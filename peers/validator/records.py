@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from peers.validator.evidence.worker import Standing, WorkerEvidence
+from swarm.ledger.evidence import Standing, WorkerEvidence
 from swarm.node.trusted import TrustedPart
 from swarm.run.run import Run
 

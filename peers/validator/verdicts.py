@@ -11,13 +11,13 @@ from peers.validator.checks.base import first_failure
 from peers.validator.checks.standing import WORKER
 from peers.validator.docket import Docket
 from peers.validator.evidence.submission import without_bets
-from peers.validator.evidence.worker import WORDS
 from peers.validator.inbox import Inbox, Key, canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
 from peers.validator.records import Records
 from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.identity import PeerId
+from swarm.ledger.evidence import WORDS
 from swarm.ledger.faults import Fault
 from swarm.ledger.ruling import binds, settles
 from swarm.messages import Evidence, Verdict

@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import last_bootstrap, visit
 from swarm.app.onlooker import ask_all
 from swarm.envelope import Dropped, Envelope, open_envelope
@@ -25,6 +24,7 @@ from swarm.messages import LogHead
 from swarm.node.node import Node
 from swarm.run.choice import choose_run
 from swarm.run.run import Run
+from swarm.terminal.interrupt import run_until_interrupted
 from swarm.world.home_format import check_format
 
 FORMATS = ("jsonl", "csv", "parquet")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from swarm.app.exit import is_expected
 from swarm.errors import SwarmError, leaf_errors
+from swarm.terminal.exit import is_expected
 
 PATTERN = "crash-*.txt"
 FILES_KEPT = 5

@@ -10,10 +10,8 @@ from pathlib import Path
 import trio
 from blake3 import blake3
 
-from peers.validator.evidence.worker import WORDS
 from peers.validator.recheck import recheck
 from swarm.app.archives import home_rows
-from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import last_bootstrap, visit
 from swarm.app.onlooker import ask_all
 from swarm.app.run_probe import probe_hashes
@@ -23,11 +21,13 @@ from swarm.errors import PeerError, UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.entries import Evicted, Judged
+from swarm.ledger.evidence import WORDS
 from swarm.ledger.faults import Fault, decode_record, path_of
 from swarm.ledger.state import Record
 from swarm.messages import Eviction
 from swarm.node.node import Node
 from swarm.run.run import Run
+from swarm.terminal.interrupt import run_until_interrupted
 
 Evidence = tuple[Fault, bytes]
 """The signed messages of a fault, and the file."""

@@ -17,10 +17,8 @@ from typing import Any
 
 import msgspec
 
-from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import visit
 from swarm.app.onlooker import ask_all
-from swarm.app.output import print_json
 from swarm.app.owners_key import owners_key
 from swarm.envelope import Envelope
 from swarm.errors import UserError
@@ -32,6 +30,8 @@ from swarm.messages import INVITE_ID_BYTES, Invite
 from swarm.run.invites import TOKEN_PREFIX, invite_in, make_invite, revoke
 from swarm.run.manifest import load_manifest, manifest_in, run_id
 from swarm.succession import title_of
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.output import print_json
 
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from swarm.app.doctor.look import look
-from swarm.app.figures import readable_bytes
-from swarm.app.interrupt import run_until_interrupted
 from swarm.app.links import Link, invite_of, parse_link
 from swarm.app.local_node import visit
 from swarm.app.onlooker import status_of
@@ -23,6 +21,8 @@ from swarm.run.terms import topics
 from swarm.sentences import numbered
 from swarm.settings import PeerSettings, load_settings
 from swarm.tables import read_toml
+from swarm.terminal.figures import readable_bytes
+from swarm.terminal.interrupt import run_until_interrupted
 from swarm.untrusted import printable
 from swarm.world.home import make_home
 

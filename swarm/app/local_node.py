@@ -11,7 +11,6 @@ from typing import Any
 
 import trio
 
-from peers.relay import RelaySettings
 from swarm.errors import UserError
 from swarm.events import Events, JsonLines, Lines
 from swarm.identity import KEY_FILE, home_identity
@@ -27,7 +26,7 @@ from swarm.node.node import Node
 from swarm.roles import BOOTSTRAP
 from swarm.run.manifest import load_manifest, run_id
 from swarm.run.run import Run
-from swarm.settings import PeerSettings
+from swarm.settings import PeerSettings, RelaySettings
 from swarm.transport.libp2p import open_libp2p, parse_multiaddr
 from swarm.transport.libp2p.addresses import default_listen
 from swarm.transport.libp2p.announced import Announced, announced

@@ -17,10 +17,10 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from swarm.app.exit import exit_with
-from swarm.app.options import Version
-from swarm.app.streams import speak
 from swarm.errors import UserError
+from swarm.terminal.exit import exit_with
+from swarm.terminal.options import Version
+from swarm.terminal.streams import speak
 
 GROUP = "swarm.commands"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from swarm.app.interrupt import run_until_interrupted
 from swarm.app.local_node import visit
 from swarm.app.onlooker import ask_all, learn_expulsions
 from swarm.app.owners_key import default_key, owners_key
@@ -28,6 +27,7 @@ from swarm.run.manifest import load_manifest, manifest_in, run_id
 from swarm.run.run import Run
 from swarm.run.update import check_update, hand_over, listed, sign_manifest, signed_before
 from swarm.succession import inherited, title_of
+from swarm.terminal.interrupt import run_until_interrupted
 
 OBSERVE = Measuring(measure=False)
 

@@ -20,7 +20,6 @@ from swarm.app.crash import crashes_reported
 from swarm.app.dashboard.in_peer import dashboard_listening, serving_dashboard
 from swarm.app.doctor.at_start import check_before_start, checking
 from swarm.app.health import beating
-from swarm.app.interrupt import run_until_interrupted
 from swarm.app.live_traces import check as check_traces
 from swarm.app.live_traces import tracing
 from swarm.app.local_node import open_node
@@ -32,6 +31,7 @@ from swarm.node.joining import NO_WAY_IN
 from swarm.roles import BOOTSTRAP, check_tables, load_role, take_part
 from swarm.run.allowed import allow_environments
 from swarm.settings import PeerSettings
+from swarm.terminal.interrupt import run_until_interrupted
 from swarm.untrusted import PrintableFormatter
 from swarm.world.surroundings import HOME_VARIABLE, close_memory
 

@@ -12,7 +12,6 @@ from peers.inference.preflight import Work, examine, room
 from peers.inference.role import InferenceRole
 from peers.inference.settings import InferenceSettings
 from swarm.app.doctor.machine import check_home, existing
-from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.local_node import visit
 from swarm.app.onlooker import status_of
 from swarm.findings import Finding
@@ -22,6 +21,7 @@ from swarm.manifest import EnvironmentReference
 from swarm.messages import CheckpointReference
 from swarm.run.allowed import allow_environments
 from swarm.settings import PeerSettings
+from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 

@@ -14,9 +14,9 @@ from peers.environments.model_facts import ModelFacts
 from peers.environments.play import indexed_tasks
 from peers.environments.prompt_room import PromptRoom
 from peers.environments.tasks import Indexed
-from swarm.app.progress import counting_bar
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest
+from swarm.terminal.progress import counting_bar
 
 UNUSABLE_SHOWN = 20
 """Unusable rows that are named one by one."""

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from peers.environments.collection import Environments
-from swarm.app.output import check_writable
-from swarm.app.progress import counting_bar
 from swarm.errors import UserError
 from swarm.manifest import RunManifest, Thresholds
 from swarm.settings import PeerSettings
 from swarm.tables import read_toml, struct_from_mapping
+from swarm.terminal.output import check_writable
+from swarm.terminal.progress import counting_bar
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from swarm.app.exchange import STATE_FILE, Alone, Averaging, Backend, Exchange, ToMerge
-from swarm.app.output import removed_on_failure
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Event, Events
 from swarm.jobs.outer import (
@@ -37,6 +36,7 @@ from swarm.jobs.outer import (
     TrainRound,
 )
 from swarm.jobs.training import EndTraining
+from swarm.terminal.output import removed_on_failure
 from swarm.world import ChildDied, client
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import sync_path

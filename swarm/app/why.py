@@ -8,19 +8,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from peers.validator.evidence.worker import WORDS, WorkerEvidence, evidence_in
 from swarm.app.dashboard.idle import why_worker
-from swarm.app.figures import figure
 from swarm.app.onlooker import RunStatus
 from swarm.app.prefixes import resolve
 from swarm.app.refusals import REFUSALS, UNKNOWN
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Evicted, Judged, Reinstated
+from swarm.ledger.evidence import WORDS, WorkerEvidence, evidence_in
 from swarm.ledger.record import Rules
 from swarm.ledger.state import Record, Totals
 from swarm.messages import Eviction, Reinstatement, Verdict
 from swarm.run.run import Run
+from swarm.terminal.figures import figure
 from swarm.untrusted import printable
 
 

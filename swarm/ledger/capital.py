@@ -35,6 +35,16 @@ def log_sum(first: float, second: float) -> float:
     return top if top == -math.inf else top + math.log1p(math.exp(min(first, second) - top))
 
 
+def log_mean(logs: Sequence[float]) -> float:
+    """log of the mean of exp(logs); 0, the log of an untouched capital, if there are none."""
+    if not logs:
+        return 0.0
+    top = max(logs)
+    if top == -math.inf:
+        return top
+    return top + math.log(sum(math.exp(each - top) for each in logs) / len(logs))
+
+
 @dataclass
 class Capital:
     """One process's bets in one validator's log."""

@@ -39,7 +39,7 @@ def test_a_role_that_does_not_exist_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_each_problem_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.app.extras._is_installed", lambda module: module != "torch")
+    monkeypatch.setattr("swarm.terminal.extras._is_installed", lambda module: module != "torch")
     key = tmp_path / "identity.key"
     load_or_create(key)
     key.chmod(0o644)

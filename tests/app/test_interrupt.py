@@ -8,7 +8,7 @@ import signal
 import pytest
 import trio
 
-from swarm.app.interrupt import run_until_interrupted
+from swarm.terminal.interrupt import run_until_interrupted
 
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])

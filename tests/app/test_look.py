@@ -16,7 +16,6 @@ from rich.text import Text
 from peers.validator.records import Records
 from swarm.app.commands.ledger import record_lines, record_object
 from swarm.app.commands.status import status_lines, status_object
-from swarm.app.exit import exit_with
 from swarm.app.onlooker import RunStatus, record_of, status_of
 from swarm.app.peer import Earned
 from swarm.errors import PeerError, UserError
@@ -37,6 +36,7 @@ from swarm.messages import (
 from swarm.run.members import Standing
 from swarm.run.run import Run
 from swarm.strict_json import to_json
+from swarm.terminal.exit import exit_with
 from tests.app.harness import complaint, swarm
 from tests.ledger.harness import (
     ALICE,

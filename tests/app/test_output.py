@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import study_plot
-from swarm.app.output import STANDARD_OUTPUT, check_writable, write_json
 from swarm.errors import UserError
+from swarm.terminal.output import STANDARD_OUTPUT, check_writable, write_json
 
 
 def test_a_dash_is_standard_output(

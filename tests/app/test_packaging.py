@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from swarm.app.extras import EXTRAS
 from swarm.identity import Identity
+from swarm.terminal.extras import EXTRAS
 from tests.app.harness import bootstrap_peer, complaint, signed_manifest
 
 REPOSITORY = Path(__file__).parents[2]
@@ -165,7 +165,9 @@ def test_a_role_that_computes_says_what_to_install(tmp_path: Path, role: str) ->
 def test_a_command_says_what_to_install(
     arguments: list[str], extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm.app.extras._is_installed", lambda module: module != "tokenizers")
+    monkeypatch.setattr(
+        "swarm.terminal.extras._is_installed", lambda module: module != "tokenizers"
+    )
     assert complaint(*arguments).endswith(
         f"needs tokenizers, which this environment lacks; type: pip install 'swarm-rl[{extra}]'"
     )

@@ -15,12 +15,12 @@ import trio
 
 from peers.engines.demo import make_policy
 from peers.outer.learning.service import ReplicaService
-from swarm.app.output import removed_on_failure
 from swarm.app.train import Plan, Training, TrainOptions, begin_folder, run_train
 from swarm.errors import UserError
 from swarm.jobs.averaging import AverageRound, AveragingService, Exchanged
 from swarm.jobs.outer import Inner, OuterSetup, StartReplica
 from swarm.manifest import Optimiser
+from swarm.terminal.output import removed_on_failure
 from swarm.world import ChildDied
 from tests.app.harness import swarm as swarm_command
 from tests.outer.averaging import InProcess, Meeting

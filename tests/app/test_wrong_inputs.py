@@ -23,7 +23,6 @@ import swarm.envelope
 from peers.engines.installed import Installed, python_of, record_of
 from peers.outer.backends.installed import recipe_of
 from swarm.app.averaging import Network, open_backend
-from swarm.app.exit import exit_with
 from swarm.app.local_node import open_node
 from swarm.envelope import ENVELOPE_VERSION, Envelope
 from swarm.errors import PeerError, UserError
@@ -34,6 +33,7 @@ from swarm.protocol import PROTOCOL_VERSION
 from swarm.run import needs
 from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
+from swarm.terminal.exit import exit_with
 from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest
 
 OWNER = Identity(bytes(32))

@@ -33,12 +33,12 @@ from peers.environments.episodes import grade_segments
 from peers.environments.prompt_room import PromptRoom
 from peers.inference.engine_service import EngineService
 from peers.trainer.warmup import Warmup, warm_up
-from peers.validator.evidence.worker import WorkerEvidence
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import Inspected, InspectionSetup, Judge, Judged, PrefillSetup
+from swarm.ledger.evidence import WorkerEvidence
 from swarm.manifest import Sampling
 from swarm.rollouts.rollout import Finish, Rollout, Segment
 from swarm.rollouts.rollouts import Rollouts, Row

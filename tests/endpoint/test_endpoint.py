@@ -15,7 +15,6 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.endpoint import connections
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys
 from peers.endpoint.requests import (
@@ -35,6 +34,7 @@ from swarm.app.rollouts.sources import open_source
 from swarm.errors import UserError, leaf_errors
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits, read
+from swarm.transport.http import connections
 from swarm.transport.http.local_server import open_listener
 from tests.endpoint.harness import Client, serving
 

@@ -14,11 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from peers.demo import THRESHOLDS
 from peers.engines.native import NativeEngine
 from peers.validator import prefill as prefill_module
-from peers.validator.evidence.worker import WorkerEvidence
 from peers.validator.prefill import PrefillService
 from peers.validator.recompute import judge_sampling, sampling_figures
 from swarm.jobs import Load
 from swarm.jobs.validation import Judge, Judged, PrefillSetup
+from swarm.ledger.evidence import WorkerEvidence
 from swarm.messages import CheckpointReference
 from swarm.rollouts.seeds import noise_key
 from tests.engines.harness import prefill_completions

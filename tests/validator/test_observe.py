@@ -8,8 +8,8 @@ import trio
 from msgspec.structs import replace
 
 from peers.demo import THRESHOLDS
-from peers.validator.evidence.worker import WorkerEvidence
 from swarm.jobs.validation import Judge, Judged
+from swarm.ledger.evidence import WorkerEvidence
 from swarm.manifest import Thresholds
 from tests.simnet.test_audits import run
 from tests.validator.conftest import Stage

@@ -7,8 +7,8 @@ import math
 from peers.demo import THRESHOLDS
 from peers.validator.checks.base import run as run_checks
 from peers.validator.checks.history import RECORD, Record
-from peers.validator.evidence.worker import Standing
 from swarm.jobs.validation import Report
+from swarm.ledger.evidence import Standing
 from swarm.manifest import Thresholds
 from swarm.messages import Check
 from swarm.run.verdict_figures import failed_check, nearest

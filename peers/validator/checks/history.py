@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from peers.validator.checks.base import Check, Finding, at_most
-from peers.validator.evidence.worker import WORDS, Standing
 from peers.validator.statistics import Duplicates, Pace, PolicyKey
+from swarm.ledger.evidence import WORDS, Standing
 from swarm.manifest import Thresholds
 
 

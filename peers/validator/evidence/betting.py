@@ -10,14 +10,13 @@ the average of their capitals is a supermartingale too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from swarm.ledger.capital import UNITS_PER_NAT, rounded
+from swarm.ledger.capital import UNITS_PER_NAT, log_mean, rounded
 
 STAKES = (2.0, 8.0, 32.0, 128.0, 512.0, 2048.0, 8192.0)
 """λ is best at (true mean − honest mean) / mean square of the score: small for a small shift of a
@@ -40,16 +39,6 @@ def gains(scores: npt.NDArray[np.floating[Any]], mean: float) -> list[int]:
     if len(scores) and not (scores.min() >= 0 and scores.max() <= 1):
         raise ValueError("a score lies outside [0, 1]")
     return [rounded(float(np.log1p(stake * (scores - mean)).sum())) for stake in stakes(mean)]
-
-
-def log_mean(logs: Sequence[float]) -> float:
-    """log of the mean of exp(logs); 0, the log of an untouched capital, if there are none."""
-    if not logs:
-        return 0.0
-    top = max(logs)
-    if top == -math.inf:
-        return top
-    return top + math.log(sum(math.exp(each - top) for each in logs) / len(logs))
 
 
 def log_e_value(bets: Sequence[int]) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
+from swarm.terminal.exit import exits
 
 app = typer.Typer(help="Other libraries by which trainers can average.", no_args_is_help=True)
 

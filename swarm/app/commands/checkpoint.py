@@ -1,7 +1,4 @@
-"""`swarm checkpoint`: checkpoints as files, on mirrors, and from a run's peers.
-
-The command `merge` imports torch, and only it: lazily.
-"""
+"""`swarm checkpoint`: checkpoints as files, on mirrors, and from a run's peers."""
 
 from __future__ import annotations
 
@@ -13,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import AsJson, WhichRun
-from swarm.app.output import print_json
 from swarm.errors import UserError
+from swarm.terminal.exit import exits
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, WhichRun
+from swarm.terminal.output import print_json
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:
@@ -60,8 +56,8 @@ def export_command(
     """
     import msgspec
 
-    from swarm.app.progress import progress_bar
     from swarm.shardcast.mirror.publish import export as write_mirror
+    from swarm.terminal.progress import progress_bar
 
     with progress_bar("exporting") as progress:
         index = run_until_interrupted(
@@ -100,9 +96,9 @@ def publish_command(
     step: Step = None,
 ) -> None:
     """Serve a checkpoint to anyone, as a mirror, until Ctrl-C. Nothing is copied."""
-    from swarm.app.progress import progress_bar
     from swarm.shardcast.mirror.index import Index
     from swarm.shardcast.mirror.publish import serve
+    from swarm.terminal.progress import progress_bar
 
     bar = ExitStack()
 
@@ -158,8 +154,8 @@ def fetch_command(
     its base.
     """
     from swarm.app.newest_policy import from_peers
-    from swarm.app.progress import progress_bar
     from swarm.shardcast.mirror.fetch import fetch as fetch_from_mirrors
+    from swarm.terminal.progress import progress_bar
 
     digest = _digest(manifest)
     _check_source(source, mirror, bootstrap, run)
@@ -241,54 +237,6 @@ def _digest(text: str | None) -> bytes | None:
     return digest
 
 
-@app.command("merge")
-@exits
-def merge_command(
-    folders: Annotated[
-        list[Path], typer.Argument(help="Checkpoints to merge; an adapter counts with its base.")
-    ],
-    out: Annotated[Path, typer.Option(help="New folder for the result.")],
-    method: Annotated[
-        str, typer.Option(help="linear: mean; slerp: along the arc between two; ties: see --base.")
-    ] = "linear",
-    weight: Annotated[
-        list[float] | None,
-        typer.Option(help="Weight of a checkpoint; once for each, in order. Default: all equal."),
-    ] = None,
-    base: Annotated[
-        Path | None,
-        typer.Option(help="ties: the checkpoint that the others were trained from."),
-    ] = None,
-    density: Annotated[
-        float, typer.Option(help="ties: share of each checkpoint's largest changes that stays.")
-    ] = 0.2,
-    scale: Annotated[float, typer.Option(help="ties: factor of the merged change.")] = 1.0,
-    as_json: AsJson = False,
-) -> None:
-    """Merge checkpoints of one architecture and tokenizer, tensor by tensor.
-
-    Memory holds one tensor of each. The same command resumes an interrupted merge, file by file.
-    """
-    require_extra("infer", "swarm checkpoint merge")
-    from peers.merging.merge import Recipe, merge
-    from swarm.app.progress import progress_bar
-
-    recipe = Recipe(
-        folders=folders,
-        method=method,
-        weights=weight or (),
-        base=base,
-        density=density,
-        scale=scale,
-    )
-    with progress_bar("merging") as progress:
-        merged = merge(recipe, out, progress)
-    if as_json:
-        print_json({"folder": str(out), "parameters": merged.parameters, "bytes": merged.bytes})
-    else:
-        print(f"{out}: {method} merge, {merged.parameters:,} parameters, {merged.bytes:,} bytes")
-
-
 @app.command("verify")
 @exits
 def verify_command(
@@ -299,9 +247,9 @@ def verify_command(
     as_json: AsJson = False,
 ) -> int:
     """Check a folder against its manifest, byte by byte; exit status 1 if they differ."""
-    from swarm.app.progress import progress_bar
     from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of
     from swarm.shardcast.mirror.describe import read_bounded, verify
+    from swarm.terminal.progress import progress_bar
 
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give the folder of a checkpoint")

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import AsJson, Bootstrap, WhichRun
 from swarm.errors import UserError
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun
 
 
 @exits
@@ -54,8 +54,8 @@ def dashboard(
     from swarm.app.dashboard.server import Dashboard, serve
     from swarm.app.dashboard.watch import Watcher, watch
     from swarm.app.local_node import visit
-    from swarm.app.output import print_json
     from swarm.settings import load_settings
+    from swarm.terminal.output import print_json
     from swarm.transport.http.local_server import open_listener, required_keys
 
     async def show() -> None:

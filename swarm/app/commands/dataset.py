@@ -8,17 +8,17 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import (
+from swarm.sentences import numbered
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import (
     SEED_MAX,
     EnvironmentOptions,
     Temperature,
     check_temperature,
     environment_options,
 )
-from swarm.sentences import numbered
 
 app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
 

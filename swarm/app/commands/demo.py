@@ -9,9 +9,9 @@ from typing import Annotated
 import trio
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
 from swarm.errors import UserError
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
 
 
 @exits

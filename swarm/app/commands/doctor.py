@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import FAILED, exits
-from swarm.app.options import AsJson
+from swarm.terminal.exit import FAILED, exits
+from swarm.terminal.options import AsJson
 
 
 @exits
@@ -29,10 +29,10 @@ def doctor(
     Exit status 1: a line begins with PROBLEM, and says what to do.
     """
     from swarm.app.doctor.look import look
-    from swarm.app.interrupt import run_until_interrupted
-    from swarm.app.output import print_json
     from swarm.findings import lines
     from swarm.settings import load_settings
+    from swarm.terminal.interrupt import run_until_interrupted
+    from swarm.terminal.output import print_json
     from swarm.untrusted import printable
 
     flags = {

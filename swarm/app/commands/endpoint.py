@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.options import check_dtype
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.options import check_dtype
 
 
 @exits

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.options import AsJson
-from swarm.app.output import print_json
+from swarm.terminal.exit import exits
+from swarm.terminal.options import AsJson
+from swarm.terminal.output import print_json
 
 app = typer.Typer(help="Engines that run in an environment of their own.", no_args_is_help=True)
 

@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from swarm.app.commands import environment_install
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import (
+from swarm.errors import UserError
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import (
     AsJson,
     CurriculumStep,
     EnvironmentOptions,
@@ -22,8 +23,7 @@ from swarm.app.options import (
     check_temperature,
     environment_options,
 )
-from swarm.app.output import plain, print_json
-from swarm.errors import UserError
+from swarm.terminal.output import plain, print_json
 
 app = typer.Typer(help="Environments: what a run trains on.", no_args_is_help=True)
 environment_install.register(app)

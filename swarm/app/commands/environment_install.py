@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
 from swarm.errors import UserError
+from swarm.terminal.exit import exits
 
 VERIFIERS = "verifiers"
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 from msgspec import to_builtins
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import (
+from swarm.errors import UserError
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import (
     AsJson,
     CurriculumStep,
     EnvironmentOptions,
@@ -21,8 +22,7 @@ from swarm.app.options import (
     check_dtype,
     environment_options,
 )
-from swarm.app.output import check_writable, print_json
-from swarm.errors import UserError
+from swarm.terminal.output import check_writable, print_json
 
 if TYPE_CHECKING:
     from swarm.app.evaluation.run import Progress

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.options import AsJson
+from swarm.terminal.exit import exits
+from swarm.terminal.options import AsJson
 
 
 @exits
@@ -23,8 +23,8 @@ def health(
     Reads a file of the home, needs no network, and starts no peer.
     """
     from swarm.app.health import examine
-    from swarm.app.output import plain, print_json
     from swarm.settings import load_settings
+    from swarm.terminal.output import plain, print_json
     from swarm.untrusted import printable
 
     found, age = examine(load_settings(None, {"home": home}).home_path, ready=ready)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
+from swarm.terminal.exit import exits
 
 
 @exits

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import FAILED, exits
+from swarm.terminal.exit import FAILED, exits
 
 
 @exits

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.figures import figure
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import AsJson, Bootstrap, WhichRun
-from swarm.app.output import print_json
 from swarm.errors import UserError
 from swarm.run.verdict_figures import failed_check, nearest
 from swarm.sentences import numbered
+from swarm.terminal.exit import exits
+from swarm.terminal.figures import figure
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.output import print_json
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _own_id(home: Path) -> str:
 
 def record_object(peer: str, record: WorkerRecord) -> dict[str, Any]:
     """Convert a record to plain data, with the credits that follow from the logs."""
-    from peers.validator.evidence.worker import evidence_in
+    from swarm.ledger.evidence import evidence_in
     from swarm.ledger.state import Totals
 
     total = record.state.totals.get(peer) or Totals()

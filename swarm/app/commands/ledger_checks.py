@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
-from swarm.app.output import check_writable, print_json, write_text
 from swarm.errors import UserError
 from swarm.sentences import numbered
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
+from swarm.terminal.output import check_writable, print_json, write_text
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.options import Version
-from swarm.app.streams import speak
+from swarm.terminal.exit import exits
+from swarm.terminal.options import Version
+from swarm.terminal.streams import speak
 
 
 @exits

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.options import AsJson
+from swarm.terminal.exit import exits
+from swarm.terminal.options import AsJson
 
 Model = Annotated[
     Path | None,
@@ -37,11 +37,11 @@ def preflight(
 
     Exit status 1: the peer could not work like this.
     """
-    from swarm.app.interrupt import run_until_interrupted
-    from swarm.app.output import print_json
     from swarm.app.preflight import look
     from swarm.findings import figures, lines
     from swarm.settings import load_settings
+    from swarm.terminal.interrupt import run_until_interrupted
+    from swarm.terminal.output import print_json
     from swarm.untrusted import printable
 
     flags = {

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.options import AsJson, EnvironmentOptions, environment_options
-from swarm.app.output import check_writable, print_json
-from swarm.app.progress import counting_bar
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options
+from swarm.terminal.output import check_writable, print_json
+from swarm.terminal.progress import counting_bar
 
 app = typer.Typer(help="Proofs that a rollout is the policy's.", no_args_is_help=True)
 

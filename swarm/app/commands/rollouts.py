@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.options import AsJson, WhichRun
-from swarm.app.output import check_writable, print_json
 from swarm.errors import UserError
 from swarm.sentences import numbered
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.options import AsJson, WhichRun
+from swarm.terminal.output import check_writable, print_json
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.options import Bootstrap
+from swarm.terminal.exit import exits
+from swarm.terminal.options import Bootstrap
 
 
 @exits

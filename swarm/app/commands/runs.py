@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from swarm.app.exit import exits
-from swarm.app.figures import DIM, readable_bytes
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import AsJson, Bootstrap
-from swarm.app.output import print_json
+from swarm.terminal.exit import exits
+from swarm.terminal.figures import DIM, readable_bytes
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, Bootstrap
+from swarm.terminal.output import print_json
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:

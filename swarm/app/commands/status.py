@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.figures import DIM, ROLE_STYLES, STATE_STYLES, readable_bytes
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import AsJson, Bootstrap, WhichRun
-from swarm.app.output import plain, print_json
+from swarm.terminal.exit import exits
+from swarm.terminal.figures import DIM, ROLE_STYLES, STATE_STYLES, readable_bytes
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.output import plain, print_json
 from swarm.untrusted import printable
 
 if TYPE_CHECKING:

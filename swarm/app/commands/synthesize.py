@@ -12,12 +12,12 @@ import typer
 
 from swarm.app.commands.eval import ProgressLine
 from swarm.app.commands.rollouts import Chosen
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import AsJson, EnvironmentOptions, TaskSeed, environment_options
-from swarm.app.output import print_json
 from swarm.errors import UserError
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, EnvironmentOptions, TaskSeed, environment_options
+from swarm.terminal.output import print_json
 
 if TYPE_CHECKING:
     from swarm.app.synthesis.selection import Selection, Solution

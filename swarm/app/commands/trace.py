@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.options import AsJson
+from swarm.terminal.exit import exits
+from swarm.terminal.options import AsJson
 
 
 @exits
@@ -26,9 +26,9 @@ def trace(
     import dataclasses
     import json
 
-    from swarm.app.output import check_writable, print_json, write_text
     from swarm.app.trace import as_otlp, trace_lines, trace_of
     from swarm.app.why_step import read_events
+    from swarm.terminal.output import check_writable, print_json, write_text
 
     if otlp is not None:
         check_writable("--otlp", otlp, (".json", ".jsonl"))

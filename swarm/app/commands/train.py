@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import AsJson
-from swarm.app.output import say_event, say_json
 from swarm.errors import UserError
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson
+from swarm.terminal.output import say_event, say_json
 
 
 class BackendName(StrEnum):

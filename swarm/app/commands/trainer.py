@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.options import AsJson, Bootstrap, WhichRun
-from swarm.app.output import plain, print_json
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan, fullest, shown, total
 from swarm.jobs.training import Sharding
 from swarm.manifest import ADAPTER_RANK_MAX, Schedule
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.output import plain, print_json
 
 app = typer.Typer(help="The trainer's memory, and its place.", no_args_is_help=True)
 
@@ -218,8 +218,8 @@ def takeover_command(
     The standby's process goes on from its newest bundle as soon as it hears of it. A trainer that
     returns stops, and stands by when it is started again.
     """
-    from swarm.app.interrupt import run_until_interrupted
     from swarm.app.takeover import Takeover, take_over
+    from swarm.terminal.interrupt import run_until_interrupted
 
     run_until_interrupted(take_over, Takeover(home, bootstrap or [], run, trainer, force))
 
@@ -245,9 +245,9 @@ def restore_command(
 
     The trainer begins a new lineage with it when it is started. The optimiser's moments are lost.
     """
-    from swarm.app.interrupt import run_until_interrupted
-    from swarm.app.progress import progress_bar
     from swarm.app.restore import Restore, restore
+    from swarm.terminal.interrupt import run_until_interrupted
+    from swarm.terminal.progress import progress_bar
 
     wanted = Restore(home, bootstrap or [], run, policy, deadline)
     with progress_bar("fetching") as progress:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.app.exit import exits
-from swarm.app.extras import require_extra
-from swarm.app.interrupt import run_until_interrupted
-from swarm.app.options import AsJson, EnvironmentOptions, environment_options
-from swarm.app.output import say_event, say_json
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options
+from swarm.terminal.output import say_event, say_json
 
 if TYPE_CHECKING:
     from swarm.app.tuning import TuningOptions

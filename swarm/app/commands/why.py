@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarm.app.commands.ledger_checks import Source, readable, readable_archive, report
-from swarm.app.exit import exits
-from swarm.app.options import AsJson, Bootstrap, WhichRun
-from swarm.app.output import print_json
 from swarm.errors import UserError
 from swarm.sentences import numbered
+from swarm.terminal.exit import exits
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.output import print_json
 
 if TYPE_CHECKING:
     from swarm.app.onlooker import RunStatus
@@ -87,11 +87,11 @@ def _asked(
             return kept_archive(home, run), None
         return readable(source, bootstrap, run), None
     from swarm.app.archives import fetch_archive
-    from swarm.app.interrupt import run_until_interrupted
     from swarm.app.local_node import last_bootstrap, visit
     from swarm.app.onlooker import status_of
     from swarm.errors import PeerError
     from swarm.run.run import Run
+    from swarm.terminal.interrupt import run_until_interrupted
 
     async def ask() -> tuple[Archive, RunStatus | None]:
         async with visit(bootstrap or last_bootstrap(), run, looks_on=True) as (node, found):

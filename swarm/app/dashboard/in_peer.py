@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from swarm.app.extras import require_extra
 from swarm.errors import UserError
 from swarm.events import Event
 from swarm.roles import BOOTSTRAP
 from swarm.settings import PeerSettings
+from swarm.terminal.extras import require_extra
 from swarm.transport.http.local_server import open_listener, required_keys
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from peers.endpoint.connections import serve_connections
 from swarm.app.dashboard.feed import Feed
 from swarm.app.dashboard.reading import read_rollouts
 from swarm.app.dashboard.requests import Kept, record
 from swarm.app.dashboard.watch import Watcher
 from swarm.errors import PeerError
+from swarm.transport.http.connections import serve_connections
 from swarm.transport.http.local_server import is_addressed_as_loopback, url_of
 from swarm.untrusted import printable
 

@@ -18,8 +18,8 @@ from swarm.app.demo.plain import print_lines
 from swarm.app.demo.play import Demo
 from swarm.app.demo.summary import OUTPUT, page
 from swarm.app.demo.view import draw
-from swarm.app.output import STANDARD_OUTPUT
 from swarm.app.run_probe import try_grading
+from swarm.terminal.output import STANDARD_OUTPUT
 
 
 async def run_demo(options: DemoOptions) -> int:

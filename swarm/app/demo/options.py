@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peers.demo import recipe_of
-from swarm.app.output import check_writable
 from swarm.errors import UserError
+from swarm.terminal.output import check_writable
 
 PEERS_MAX = 64
 STEPS_MAX = 100_000

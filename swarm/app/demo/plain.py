@@ -8,7 +8,7 @@ import trio
 
 from swarm.app.demo.state import SwarmState
 from swarm.app.demo.view import REFRESH_SECONDS
-from swarm.app.figures import figure, readable_seconds
+from swarm.terminal.figures import figure, readable_seconds
 
 
 class PlainLines:

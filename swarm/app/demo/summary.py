@@ -13,8 +13,8 @@ from rich.text import Text
 from peers.demo import RECIPES
 from swarm.app.demo.options import DemoOptions
 from swarm.app.demo.state import SwarmState
-from swarm.app.figures import readable_bytes, readable_seconds
-from swarm.app.output import write_json
+from swarm.terminal.figures import readable_bytes, readable_seconds
+from swarm.terminal.output import write_json
 
 OUTPUT = Path("demo-output")
 """Default folder of the results."""

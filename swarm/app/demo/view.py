@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from swarm.app.demo.state import Note, PeerState, SwarmState, VerdictLine
-from swarm.app.figures import (
+from swarm.terminal.figures import (
     DIM,
     ROLE_STYLES,
     STATE_STYLES,

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 import trio
 
 from swarm.app.doctor.machine import clock, disk_speed, sandbox
-from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.onlooker import status_of
 from swarm.errors import PeerError, UserError
 from swarm.events import Event
@@ -22,6 +21,7 @@ from swarm.node.node import Node
 from swarm.roles import BOOTSTRAP
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
+from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra
 
 LATER_SECONDS = 20.0
 """Delay of the slower checks: meanwhile the peer joins, and fetches its first policy."""

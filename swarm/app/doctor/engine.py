@@ -14,13 +14,13 @@ from peers.inference.preflight import Work, disk, machine
 from peers.inference.role import InferenceRole
 from peers.inference.settings import InferenceSettings
 from swarm.app.doctor.machine import existing
-from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.errors import UserError
 from swarm.findings import Finding, attempt, within
 from swarm.jobs.inference import InferenceService, InferenceSetup, Survey
 from swarm.manifest import EnvironmentReference
 from swarm.roles import load_role
 from swarm.settings import ComputeSettings, PeerSettings, RoleSettings
+from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from swarm import __version__
-from swarm.app.extras import EXTRA_OF_ROLE, require_extra
 from swarm.app.health import Unwell
 from swarm.app.health import examine as examine_health
 from swarm.findings import Finding, attempt
 from swarm.identity import KEY_FILE, check_home_identity, load_or_create
 from swarm.roles import BOOTSTRAP, load_role
 from swarm.settings import PeerSettings
+from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra
 from swarm.transport.libp2p.addresses import (
     check_port_free,
     default_listen,

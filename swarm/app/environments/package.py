@@ -8,8 +8,8 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from swarm.app.output import removed_on_failure
 from swarm.errors import UserError
+from swarm.terminal.output import removed_on_failure
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 NAME_CHARACTERS_MAX = 40

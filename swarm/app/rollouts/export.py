@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from swarm.app.output import removed_on_failure
 from swarm.app.rollouts.seen import SeenRollout, as_row
 from swarm.errors import UserError
 from swarm.strict_json import to_json
+from swarm.terminal.output import removed_on_failure
 
 ROWS_PER_WRITE = 256
 """Rollouts held in memory while a table is written."""

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from swarm.app.demo.state import SwarmState
 from swarm.app.demo.summary import draw_rewards, page, summarise
-from swarm.app.output import write_json
+from swarm.terminal.output import write_json
 from tests.app.demo.recorded import TRAINING_SINCE, fresh, say, trained
 
 PROMISED = {

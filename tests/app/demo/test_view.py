@@ -18,7 +18,7 @@ from swarm.app.demo.view import (
     paste_lines,
     plot,
 )
-from swarm.app.figures import readable_bytes, readable_seconds
+from swarm.terminal.figures import readable_bytes, readable_seconds
 from tests.app.demo.recorded import JOIN_LINE, fresh, identifier, say, trained
 from tests.network.test_untrusted import HOSTILE, controls
 

@@ -13,10 +13,9 @@ from peers.validator.evidence.betting import (
     STAKES,
     gains,
     log_e_value,
-    log_mean,
     stakes,
 )
-from swarm.ledger.capital import UNITS_PER_NAT
+from swarm.ledger.capital import UNITS_PER_NAT, log_mean
 
 MEANS = st.floats(1e-6, 0.9)
 

@@ -1,4 +1,4 @@
-"""The endpoint's connections: at most so many, and all of them HTTP/1.1.
+"""Connections of an ASGI server (dashboard, endpoint): at most so many, and all of them HTTP/1.1.
 
 hypercorn would let a client change to HTTP/2, whose connections it does not close when they idle.
 """

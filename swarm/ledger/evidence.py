@@ -26,8 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from peers.validator.evidence.betting import log_mean
-from swarm.ledger.capital import PROCESSES, Capitals
+from swarm.ledger.capital import PROCESSES, Capitals, log_mean
 from swarm.ledger.entries import Judged, Reinstated, SealedCapital
 from swarm.ledger.epochs import capitals_before
 from swarm.ledger.state import Record

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.validator.evidence.betting import gains
-from peers.validator.evidence.worker import WorkerEvidence
 from swarm.ledger.capital import PROCESSES
+from swarm.ledger.evidence import WorkerEvidence
 from swarm.messages import Evidence
 
 MEAN = 0.01

@@ -1,0 +1,60 @@
+"""`swarm checkpoint merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.options import AsJson
+from swarm.terminal.output import print_json
+from swarm.terminal.progress import progress_bar
+
+
+@exits
+def merge_checkpoints(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Checkpoints to merge; an adapter counts with its base.")
+    ],
+    out: Annotated[Path, typer.Option(help="New folder for the result.")],
+    method: Annotated[
+        str, typer.Option(help="linear: mean; slerp: along the arc between two; ties: see --base.")
+    ] = "linear",
+    weight: Annotated[
+        list[float] | None,
+        typer.Option(help="Weight of a checkpoint; once for each, in order. Default: all equal."),
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="ties: the checkpoint that the others were trained from."),
+    ] = None,
+    density: Annotated[
+        float, typer.Option(help="ties: share of each checkpoint's largest changes that stays.")
+    ] = 0.2,
+    scale: Annotated[float, typer.Option(help="ties: factor of the merged change.")] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Merge checkpoints of one architecture and tokenizer, tensor by tensor.
+
+    Memory holds one tensor of each. The same command resumes an interrupted merge, file by file.
+    """
+    require_extra("infer", "swarm checkpoint merge")
+    from peers.merging.merge import Recipe, merge
+
+    recipe = Recipe(
+        folders=folders,
+        method=method,
+        weights=weight or (),
+        base=base,
+        density=density,
+        scale=scale,
+    )
+    with progress_bar("merging") as progress:
+        merged = merge(recipe, out, progress)
+    if as_json:
+        print_json({"folder": str(out), "parameters": merged.parameters, "bytes": merged.bytes})
+    else:
+        print(f"{out}: {method} merge, {merged.parameters:,} parameters, {merged.bytes:,} bytes")
