@@ -123,11 +123,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "alarm.undelivered": lambda f: (
         f"alarm {f['alarm']} could not be given to the {f['to']}: {f['reason']}"
     ),
-    "traces.undelivered": lambda f: (
-        f"spans could not be given to the collector at {f['host']} and are dropped; the peer goes "
-        "on, and further ones are tried"
-    ),
-    "home.migrated": lambda f: f"the home has format {f['format']} now: {f['what']}",
     "peer.identity_made": lambda f: f"new key: {f['key']}; a peer that has worked before has one",
     "peer.listening": lambda f: f"listening on {', '.join(f['addresses'])}",
     "transport.reachability": lambda f: (

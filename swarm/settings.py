@@ -93,14 +93,6 @@ class AlarmSettings(RoleSettings):
     """Free share of the home's disk below which the disk is low."""
 
 
-class TraceSettings(RoleSettings):
-    """The table `[traces]`: where the spans of submissions go."""
-
-    endpoint: str = ""
-    """Address at which an OpenTelemetry collector takes spans by OTLP/HTTP, such as
-    `http://127.0.0.1:4318/v1/traces`: https, or http on this machine. Empty: none."""
-
-
 class PeerSettings(pydantic.BaseModel):
     """Settings of one peer. The field names are the keys of the TOML file."""
 
@@ -170,8 +162,6 @@ class PeerSettings(pydantic.BaseModel):
     """Largest size of the home in bytes; if unset, the disk's free space is the limit."""
     alarms: AlarmSettings = AlarmSettings()
     """Whom to tell when something goes wrong: a table of its own."""
-    traces: TraceSettings = TraceSettings()
-    """Where the spans of submissions go: a table of its own."""
     tables: dict[str, dict[str, Any]] = {}
     """Unvalidated tables of the roles, by role; in TOML each is a table of its own."""
 
@@ -217,7 +207,6 @@ def load_settings(config: Path | None, flags: dict[str, Any]) -> PeerSettings:
         rest["home"] = str(config.absolute().parent)
     rest |= {key: value for key, value in flags.items() if value not in (None, [], False)}
     rest["alarms"] = _validated(AlarmSettings, rest.get("alarms", {}), f"{where}: [alarms]")
-    rest["traces"] = _validated(TraceSettings, rest.get("traces", {}), f"{where}: [traces]")
     settings = _validated(PeerSettings, {**rest, "tables": tables}, where)
     if config is not None and not flags.get("home"):
         _check_place(config, settings.home_path)

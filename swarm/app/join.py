@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from swarm.tables import read_toml
 from swarm.terminal.figures import readable_bytes
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.untrusted import printable
+from swarm.world.disk import replace_file
 from swarm.world.home import make_home
 
 SETTINGS = "peer.toml"
@@ -71,14 +71,7 @@ class Joining:
             return
         make_home(self.home)
         text = HEAD + "".join(f"{key} = {_toml(each)}\n" for key, each in self.table.items())
-        temporary = self.path.with_suffix(".new")
-        # The invite is a secret, so nobody else may read it at any moment.
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        replace_file(self.path, text.encode())  # the invite in it is a secret
 
 
 def _toml(value: str | list[str]) -> str:

@@ -34,8 +34,8 @@ from swarm.transport.libp2p.circuits import CircuitLimits
 from swarm.transport.libp2p.dnsaddr import check_bootstrap, expand
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
-from swarm.world.home import bar_first_builds, make_home, sole_user
-from swarm.world.home_format import HOME_FORMAT, open_format
+from swarm.world.home import make_home, sole_user
+from swarm.world.home_format import open_format
 from swarm.world.machine import Machine
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -60,15 +60,12 @@ async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIte
         try:
             make_home(home)
             stack.enter_context(sole_user(home, ", ".join(settings.role)))
-            migrated = open_format(home)
-            bar_first_builds(home)
+            open_format(home)
         except OSError as error:
             raise UserError(
                 f"--home {home} cannot be used ({error.strerror}); choose another folder"
             ) from error
         async with _node_at(home, settings, events_sink) as node:
-            for what in migrated:
-                node.events.emit("home.migrated", format=HOME_FORMAT, what=what)
             yield node
 
 

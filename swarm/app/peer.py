@@ -20,8 +20,6 @@ from swarm.app.crash import crashes_reported
 from swarm.app.dashboard.in_peer import dashboard_listening, serving_dashboard
 from swarm.app.doctor.at_start import check_before_start, checking
 from swarm.app.health import beating
-from swarm.app.live_traces import check as check_traces
-from swarm.app.live_traces import tracing
 from swarm.app.local_node import open_node
 from swarm.app.metrics.server import listening, serving_metrics
 from swarm.errors import UserError
@@ -66,7 +64,6 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
         raise UserError(NO_WAY_IN)
     check_tables(settings)
     check_alarms(settings.alarms)
-    check_traces(settings.traces)
     allow_environments(settings.allowed)
     os.environ[HOME_VARIABLE] = str(settings.home_path)
     # Most objects are those of modules, which stay. The collector counts the others alone now, so
@@ -78,7 +75,6 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
             open_node(settings) as node,
             beating(node) as pulse,
             serving_metrics(metrics, node, pulse),
-            tracing(settings.traces, node.events),
             ringing(settings.alarms, node) as alarms,
             checking(node),
             serving_dashboard(dashboard, node, alarms),

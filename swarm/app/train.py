@@ -7,7 +7,6 @@ training. Each round ends with a durable state, from which `--resume` continues.
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
@@ -39,7 +38,7 @@ from swarm.jobs.training import EndTraining
 from swarm.terminal.output import removed_on_failure
 from swarm.world import ChildDied, client
 from swarm.world.compute import LocalCompute
-from swarm.world.disk import sync_path
+from swarm.world.disk import replace_file, sync_path
 from swarm.world.machine import Machine
 from swarm.world.restarts import Restarts
 
@@ -341,14 +340,7 @@ class Training:
     def _commit(self, round_: int, before: Progress, tokens: int) -> Progress:
         """Record a complete round durably, then delete what only the rounds before needed."""
         done = Progress(round=round_, tokens=before.tokens + tokens, plan=self._plan)
-        path = self._out / "progress.json"
-        aside = path.with_suffix(".aside")
-        with aside.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(done)))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
-        sync_path(self._out)
+        replace_file(self._out / "progress.json", msgspec.json.format(msgspec.json.encode(done)))
         unneeded = ["contribution", "averaged", "received"]
         if round_ != before.round:
             unneeded += [f"state-{before.round}", f"inner-{before.round}"]

@@ -393,6 +393,18 @@ def _make_folder(folder: Path) -> None:
         sync_path(place.parent)
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole and durably; it is never seen half written. Only this user may read it."""
+    aside = path.with_name(f"{path.name}.new")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    sync_path(path.parent)
+
+
 def sync_path(path: Path) -> None:
     """fsync a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -14,10 +14,6 @@ from swarm.errors import UserError
 LOCK = "process.lock"
 """File in a home that the process using it keeps locked, and that describes this process."""
 
-FIRST_LOCK = "lock"
-"""The same of the first builds, which knew no formats of homes. Now a folder, which they cannot
-open: they refuse the home with a sentence, and neither forget nor repeat what is recorded in it."""
-
 HOLDER_BYTES_MAX = 200
 
 
@@ -37,18 +33,8 @@ def sole_user(home: Path, roles: str) -> Iterator[None]:
 
     The operating system releases the lock however the process ends, even if it is killed.
     """
-    with _locked(home, LOCK, roles):
-        if (home / FIRST_LOCK).is_dir():
-            yield
-        else:
-            with _locked(home, FIRST_LOCK, roles):
-                yield
-
-
-@contextmanager
-def _locked(home: Path, name: str, roles: str) -> Iterator[None]:
     # Not inherited by children: a child that outlives its peer must not hold the lock.
-    descriptor = os.open(home / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,16 +63,8 @@ def holder_of(home: Path) -> str | None:
         return None
     locks = [line.split() for line in lines]
     held = {fields[5].split(":")[2] for fields in locks if fields[1] == "FLOCK"}
-    for path in (home / LOCK, home / FIRST_LOCK):
-        if path.is_file() and str(path.stat().st_ino) in held:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                return file.read(HOLDER_BYTES_MAX).strip()
-    return None
-
-
-def bar_first_builds(home: Path) -> None:
-    """Keep builds that know no formats out of a home from now on. The caller is its sole user."""
-    lock = home / FIRST_LOCK
-    if not lock.is_dir():
-        lock.unlink(missing_ok=True)
-        lock.mkdir(mode=0o700)
+    path = home / LOCK
+    if not path.is_file() or str(path.stat().st_ino) not in held:
+        return None
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(HOLDER_BYTES_MAX).strip()

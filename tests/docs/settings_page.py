@@ -12,11 +12,11 @@ from typing import Any, get_args, get_origin
 import pydantic
 from pydantic_core import PydanticUndefined
 
-from swarm.settings import ROLE_GROUP, AlarmSettings, PeerSettings, RoleSettings, TraceSettings
+from swarm.settings import ROLE_GROUP, AlarmSettings, PeerSettings, RoleSettings
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "settings.md"
-HIDDEN = {"alarms", "tables", "traces"}
+HIDDEN = {"alarms", "tables"}
 """Fields that are no keys: tables have sections of their own."""
 
 HEAD = """# Settings
@@ -38,7 +38,6 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD, "## The peer\n", _table(PeerSettings)]
     parts += ["## `[alarms]`\n", _table(AlarmSettings)]
-    parts += ["## `[traces]`\n", _table(TraceSettings)]
     for name, model in role_models().items():
         parts += [f"## `[{name}]`\n", _table(model)]
     parts.append("Roles that are not listed have no settings.\n")

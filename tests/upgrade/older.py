@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.end_to_end.harness import REPOSITORY
 
-OLDEST = "7c0f533"
-"""The first build of protocol version 1: older ones are not supported."""
+OLDEST = "bf7da88"
+"""A build whose homes have this build's format."""
 
 VARIABLE = "SWARM_OLDER"
 """Environment variable with the folder of an older build, or with another revision."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import stat
@@ -14,7 +13,7 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.identity import load_or_create
-from swarm.world.home import FIRST_LOCK, bar_first_builds, holder_of, make_home, sole_user
+from swarm.world.home import holder_of, make_home, sole_user
 from tests.app.harness import NOBODY, complaint, swarm
 
 HOLDER = """
@@ -73,28 +72,13 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
             os.kill(child, 9)
 
 
-def test_builds_without_formats_are_shut_out_once_a_newer_one_has_the_home(tmp_path: Path) -> None:
-    def opened_by_a_first_build() -> int:
-        return os.open(tmp_path / FIRST_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-
-    running = opened_by_a_first_build()
-    fcntl.flock(running, fcntl.LOCK_EX)
-    os.write(running, b"process 7 (trainer)")
-    os.lseek(running, 0, os.SEEK_SET)
-    assert holder_of(tmp_path) == "process 7 (trainer)"
-    with pytest.raises(UserError, match=r"is in use by process 7 \(trainer\)"):
-        sole_user(tmp_path, "trainer").__enter__()
-    os.close(running)
-    with sole_user(tmp_path, "trainer"):  # whose migration fails: the first build may go on
-        pass
-    os.close(opened_by_a_first_build())
-    for _ in range(2):
-        with sole_user(tmp_path, "trainer"):
-            bar_first_builds(tmp_path)
-            with pytest.raises(UserError, match="in use by process"):
-                sole_user(tmp_path, "trainer").__enter__()
-        with pytest.raises(IsADirectoryError):
-            opened_by_a_first_build()
+def test_a_home_tells_who_uses_it(tmp_path: Path) -> None:
+    assert holder_of(tmp_path) is None
+    with sole_user(tmp_path, "trainer"):
+        assert f"process {os.getpid()} (trainer, since" in str(holder_of(tmp_path))
+        with pytest.raises(UserError, match=rf"is in use by process {os.getpid()} \(trainer"):
+            sole_user(tmp_path, "trainer").__enter__()
+    assert holder_of(tmp_path) is None
 
 
 def test_a_key_where_nothing_can_be_written_is_a_sentence(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from swarm.app.links import Link, make_link
 from swarm.errors import UserError
 from swarm.identity import Identity, home_identity, load_or_create
 from swarm.settings import load_settings
+from swarm.world.home_format import open_format
 from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 
 OWNER = Identity(bytes(32))
@@ -94,6 +95,7 @@ def test_a_home_of_an_older_build_without_its_key(tmp_path: Path) -> None:
 
 
 def test_commands_that_read_a_home_make_no_key_in_it(tmp_path: Path) -> None:
+    open_format(tmp_path)
     (tmp_path / "ledger.sqlite").touch()
     (tmp_path / "peer.sqlite").touch()
     complaint("ledger", "export", "--from", tmp_path, "--out", tmp_path / "out.jsonl")

@@ -15,6 +15,7 @@ from pathlib import Path
 from swarm import __version__
 from swarm.app.health import Unwell
 from swarm.app.health import examine as examine_health
+from swarm.errors import UserError
 from swarm.findings import Finding, attempt
 from swarm.identity import KEY_FILE, check_home_identity, load_or_create
 from swarm.roles import BOOTSTRAP, load_role
@@ -26,6 +27,7 @@ from swarm.transport.libp2p.addresses import (
     host_and_port,
     parse_multiaddr,
 )
+from swarm.world.home_format import check_format
 
 WRITTEN_BYTES = 16 << 20
 """Bytes written to measure the disk."""
@@ -153,6 +155,10 @@ def check_home(home: Path) -> list[Finding]:
     elif not os.access(nearest, os.W_OK | os.X_OK):
         reason = f"this user may not write to {nearest}"
     else:
+        try:
+            check_format(home)
+        except UserError as error:
+            return [Finding("home", str(error), {}, problem=True)]
         return []
     text = f"{home} cannot be the home, because {reason}; choose another --home"
     return [Finding("home", text, {"reason": reason}, problem=True)]
