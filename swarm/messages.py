@@ -116,6 +116,8 @@ class Heartbeat(StateMessage, frozen=True, kw_only=True):
     region: Region = ""
     arrival: Arrival | None = None
     reached: Reached = ""
+    leaving: Literal["", "left", "finished"] = ""
+    """Set in a peer's last heartbeat: it leaves, or its run is over."""
 
 
 Entry = Annotated[bytes, Meta(max_length=16)]
@@ -140,6 +142,9 @@ class Slot(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Its stake in tokens (`swarm.ledger.record`)."""
 
 
+PeerState = Literal["live", "suspected", "gone", "left", "finished", "evicted"]
+
+
 class Present(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The last heartbeat of one peer, as a trusted peer received it."""
 
@@ -150,6 +155,11 @@ class Present(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     standing: Literal["live", "suspected", "gone", "evicted"]
     slot: Slot | None = None
     """None for a trusted peer."""
+
+    @property
+    def state(self) -> PeerState:
+        """What people read: whoever is gone may have said goodbye."""
+        return self.heartbeat.leaving or "gone" if self.standing == "gone" else self.standing
 
 
 class Presence(StateMessage, frozen=True, kw_only=True):

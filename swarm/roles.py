@@ -103,8 +103,7 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
         async with peer.joined(), trio.open_nursery() as work:
             at_work = [role_type(peer) for role_type in roles]
             leaving = [leave for each in at_work if (leave := getattr(each, "leave", None))]
-            if leaving:
-                nursery.start_soon(_leave_when_asked, node, leaving, work.cancel_scope)
+            nursery.start_soon(_leave_when_asked, node, leaving, work.cancel_scope)
             for each in at_work:
                 work.start_soon(each.run)
         if not node.departure.asked.is_set():
@@ -116,7 +115,7 @@ async def _leave_when_asked(
     node: Node, leaving: Sequence[Callable[[], Awaitable[None]]], work: trio.CancelScope
 ) -> None:
     """Let the roles finish what is nearly done once the peer is asked to leave, and end it."""
-    node.departure.finishes = True
+    node.departure.listens = True
     await node.departure.asked.wait()
     async with trio.open_nursery() as nursery:
         for leave in leaving:

@@ -184,7 +184,11 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         f"peer {_short(f['remote'])} joined ({', '.join(f['roles'])})"
     ),
     "membership.peer_suspected": lambda f: f"peer {_short(f['remote'])} is silent",
-    "membership.peer_gone": lambda f: f"peer {_short(f['remote'])} is gone",
+    "membership.peer_gone": lambda f: f"peer {_short(f['remote'])} is gone, without a goodbye",
+    "membership.peer_left": lambda f: f"peer {_short(f['remote'])} has left",
+    "membership.peer_finished": lambda f: (
+        f"peer {_short(f['remote'])} has finished: the run is over"
+    ),
     "membership.peer_returned": lambda f: f"peer {_short(f['remote'])} is back",
     "membership.peer_evicted": lambda f: f"peer {_short(f['remote'])} was evicted: {f['reason']}",
     "membership.waiting_for_place": lambda f: f"not admitted yet: {f['reason']}",

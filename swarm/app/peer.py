@@ -89,6 +89,9 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
                     node.events.emit("peer.earned", **earned.totals())
 
 
+LEAVING = "leaving…"
+
+
 def become_rank(names: Sequence[str]) -> None:
     """Replace this process by its role's `rank_module` if `torchrun` gave it a rank above 0.
 
@@ -116,11 +119,18 @@ def start(settings: PeerSettings) -> None:
     become_rank(settings.role)
     close_memory()
     departure = Departure()
+
+    def ask_to_leave() -> bool:
+        leaves = departure.ask()
+        if leaves:
+            print(LEAVING, file=sys.stderr, flush=True)
+        return leaves
+
     with suppress(KeyboardInterrupt), crashes_reported(settings.home_path):
         run_until_interrupted(
             run_peer,
             settings,
             departure,
-            on_interrupt=lambda: print("leaving…", file=sys.stderr, flush=True),
-            ask_to_leave=departure.ask,
+            on_interrupt=lambda: print(LEAVING, file=sys.stderr, flush=True),
+            ask_to_leave=ask_to_leave,
         )

@@ -244,7 +244,7 @@ def _now(peer: str, status: RunStatus) -> dict[str, Any]:
         return {"standing": "unknown", "idle": "the trusted peers have heard nothing of it lately"}
     beat = entry.heartbeat
     return {
-        "standing": entry.standing,
+        "standing": entry.state,
         "roles": list(beat.roles),
         "doing": beat.doing,
         "policy": beat.policy,

@@ -44,6 +44,7 @@ from swarm.gossip.topics import ROUTINE, RUN, TOPICS
 from swarm.identity import PeerId
 from swarm.messages import Message, PeerRecord, StateMessage
 from swarm.messenger import REQUEST_DEADLINE_SECONDS
+from swarm.observable import Observable
 from swarm.rates import TokenBuckets
 from swarm.transport import Stream, StreamError, Transport
 from swarm.world import World
@@ -133,6 +134,8 @@ class Gossip:
         self._unknown = TokenBuckets(UNKNOWN_PER_SECOND, UNKNOWN_BURST, SENDERS_REMEMBERED_MAX)
         """Messages of unknown kinds, by the neighbour that sends them."""
         self._listeners: dict[type[Message], list[Listener]] = {}
+        self._sent = Observable(None)
+        """Changes when a neighbour's queue is empty."""
         self._nursery: trio.Nursery | None = None
 
     def listen(self, message_type: type[Message], listener: Listener) -> None:
@@ -182,6 +185,11 @@ class Gossip:
             if is_state or self._store.get(envelope.digest) is not None:
                 return
         self._accept(envelope)
+
+    async def flush(self) -> None:
+        """Wait until what is queued for the neighbours has been handed to their streams."""
+        neighbours = self._slots.neighbours
+        await self._sent.wait_until(lambda _: not any(n.writing for n in neighbours.values()))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a stream with every connected neighbour until cancelled."""
@@ -376,6 +384,7 @@ class Gossip:
             neighbour.scope.cancel()
         finally:
             neighbour.writing = False
+            self._sent.touch()
 
     def _next_frame(self, neighbour: Neighbour) -> Frame | None:
         """The frame to send next: queued frames, then news, then answers.

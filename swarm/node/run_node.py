@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from typing import Literal
 
 import trio
 
@@ -138,6 +139,7 @@ class RunNode:
         """The newest admission."""
         self._credential_at = -math.inf
         """When bulk servers were last shown a newer one."""
+        self._leaving: Literal["", "left", "finished"] = ""
         self._trusted: TrustedPart | None = None
         self._trusted_roles: set[str] = set()
         """Roles of this peer that have asked for it."""
@@ -270,6 +272,7 @@ class RunNode:
             region=self.node.settings.region,
             arrival=self.policies.fetcher.arriving.arrival(),
             reached=self._reached(),
+            leaving=self._leaving,
         )
 
     def _reached(self) -> str:
@@ -444,6 +447,7 @@ class RunNode:
                     await nursery.start(self.lease.keep)
                     nursery.start_soon(reconnect_after_sleep, self.node)
                 yield nursery
+                await self._say_goodbye()
                 nursery.cancel_scope.cancel()
         except* NotAdmitted as group:
             reason = str(leaf_errors(group)[0])
@@ -454,6 +458,15 @@ class RunNode:
         finally:
             if self._trusted is not None:
                 self._trusted.close()
+
+    async def _say_goodbye(self) -> None:
+        """Tell a trusted peer, or as one all others, that this peer leaves or has finished."""
+        order = self.step_order()
+        self._leaving = "finished" if order is not None and order.final else "left"
+        if self._trusted is not None:
+            await self._trusted.say_goodbye()
+        elif self.lease is not None:
+            await self.lease.say_goodbye()
 
     def _publish_manifest(self) -> None:
         """Gossip the manifest.

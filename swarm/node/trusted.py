@@ -31,6 +31,7 @@ from swarm.node.node import Node
 from swarm.node.sealing import Sealing
 from swarm.observable import Observable
 from swarm.run.admission import Sealer
+from swarm.run.lease import GOODBYE_SECONDS
 from swarm.run.registrar import Registrar
 from swarm.run.run import Run
 
@@ -136,6 +137,12 @@ class TrustedPart:
         await self.faults.create()
         for raw in self.tables.expulsions():
             self._apply(raw)
+
+    async def say_goodbye(self) -> None:
+        """Publish a last digest, in which this peer's heartbeat says that it leaves."""
+        with trio.move_on_after(GOODBYE_SECONDS):
+            await self.registrar.publish_presence()
+            await self._gossip.flush()
 
     def close(self) -> None:
         self._database.close()

@@ -24,6 +24,9 @@ RETRY_SECONDS_MIN = 0.5
 
 RETRY_SECONDS_MAX = HEARTBEAT_SECONDS
 
+GOODBYE_SECONDS = 3.0
+"""A leaving peer gives up its goodbye after this long."""
+
 SILENT_SECONDS = 60.0
 """A trusted peer that gave no answer is asked after the others for this long. To try a dead one
 costs a search in the DHT, which asks twenty peers and more, and delays the heartbeat meanwhile."""
@@ -96,6 +99,12 @@ class Lease:
                 started = True
                 task_status.started()
             await trio.sleep(HEARTBEAT_SECONDS)
+
+    async def say_goodbye(self) -> None:
+        """Send a last heartbeat, which says that this peer leaves; does nothing without a lease."""
+        if self.admission is not None:
+            with trio.move_on_after(GOODBYE_SECONDS):
+                await self._ask_in_rank()
 
     async def _ask_in_rank(self) -> Envelope | None:
         """Ask the trusted peers in turn; returns the first valid admission, if any."""

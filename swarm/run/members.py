@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from swarm.identity import PeerId
-from swarm.messages import LOST_MAX, Heartbeat, Presence, Present, Slot
+from swarm.messages import LOST_MAX, Heartbeat, PeerState, Presence, Present, Slot
 from swarm.run.admission import ADMISSION_LEASE_SECONDS
 from swarm.run.run import Run
 from swarm.world import World
@@ -195,8 +195,9 @@ class Members:
                 age = entry.age_seconds + (now - received)
                 held = freshest.get(entry.peer)
                 if held is None or age < held.age_seconds:
+                    standing = self._stand(entry.peer, age, entry.heartbeat)
                     freshest[entry.peer] = msgspec.structs.replace(
-                        entry, age_seconds=age, standing=self._stand(entry.peer, age)
+                        entry, age_seconds=age, standing=standing
                     )
         return [freshest[peer] for peer in sorted(freshest)]
 
@@ -234,8 +235,8 @@ class Members:
         self._took |= {peer: self._took.pop(peer) for peer in lost}  # the next digest goes on
         return Presence(peers=page, lost=lost)
 
-    def forget(self, me: Heartbeat) -> Iterator[tuple[str, Standing]]:
-        """Forget members that are long silent, and yield those whose standing changed.
+    def forget(self, me: Heartbeat) -> Iterator[tuple[str, PeerState]]:
+        """Forget members that are long silent, and yield the state of those that changed it.
 
         A member is silent only if no trusted peer receives its heartbeats, since it may send them
         to another one.
@@ -250,29 +251,30 @@ class Members:
             entry = freshest[peer]
             if member.standing != entry.standing:
                 member.standing = entry.standing
-                yield peer, entry.standing
+                yield peer, entry.state
             # Identities are free, so a member without a stake is soon forgotten.
             if entry.age_seconds > (10 if member.slot.stake else 2) * GONE_SECONDS:
                 del self.own[peer]
 
     def _own_view(self, me: Heartbeat) -> list[Present]:
         now = self._world.now()
-        myself = Present(peer=self._peer_id, heartbeat=me, age_seconds=0.0, standing="live")
+        standing: Standing = "gone" if me.leaving else "live"
+        myself = Present(peer=self._peer_id, heartbeat=me, age_seconds=0.0, standing=standing)
         return [myself] + [
             Present(
                 peer=peer,
                 heartbeat=member.heartbeat,
                 age_seconds=now - member.heard,
-                standing=self._stand(peer, now - member.heard),
+                standing=self._stand(peer, now - member.heard, member.heartbeat),
                 slot=self._slot(member),
             )
             for peer, member in sorted(self.own.items())
         ]
 
-    def _stand(self, peer: str, age_seconds: float) -> Standing:
+    def _stand(self, peer: str, age_seconds: float, heartbeat: Heartbeat) -> Standing:
         if self._run.evicted(peer) is not None:
             return "evicted"
-        if age_seconds >= GONE_SECONDS:
+        if heartbeat.leaving or age_seconds >= GONE_SECONDS:
             return "gone"
         return "suspected" if age_seconds >= SUSPECTED_SECONDS else "live"
 

@@ -136,11 +136,15 @@ class Registrar:
                 await trio.sleep(seconds)
                 if self._has_work():
                     self._members.worked += seconds
-                for peer, standing in self._members.forget(self._describe()):
-                    word = "returned" if standing == "live" else standing
+                for peer, state in self._members.forget(self._describe()):
+                    word = "returned" if state == "live" else state
                     self._events.emit(f"membership.peer_{word}", remote=peer)
-                presence = self._members.next_digest(self._describe())
-                self._gossip.publish(await self._seal(presence, GONE_SECONDS + PRESENCE_SECONDS))
+                await self.publish_presence()
+
+    async def publish_presence(self) -> None:
+        """Gossip the next digest of this peer and its members."""
+        presence = self._members.next_digest(self._describe())
+        self._gossip.publish(await self._seal(presence, GONE_SECONDS + PRESENCE_SECONDS))
 
     def present(self) -> list[Present]:
         """List the latest report on each peer that any trusted peer knows, sorted by id."""
@@ -198,6 +202,8 @@ class Registrar:
         network = self._network_of(PeerId(peer))
         shown, invite = first(supporting, Admission), first(supporting, Invite)
         lease = self._members.lease_of(peer) or self._lease_shown(peer, shown)
+        if heartbeat.leaving and lease is None:
+            return []
         refusal = self._uninvited(peer, invite)
         refusal = refusal or self._refusal(peer, heartbeat, stake, network, lease)
         if refusal is None and invite is not None and self._uninvited(peer, None) is not None:
@@ -241,13 +247,14 @@ class Registrar:
             useful = self._members.worked - slot.idle_seconds
             member = self._members.own[peer] = Member(kept, now, slot, useful, -math.inf)
             self._events.emit("membership.peer_admitted", remote=peer, roles=heartbeat.roles)
-        elif member.standing != "live":
+        elif member.standing != "live" and not heartbeat.leaving:
+            member.standing = "live"
             self._events.emit("membership.peer_returned", remote=peer)
         if stake > slot.stake:
             member.useful = self._members.worked
         network = network or slot.network
         member.slot = msgspec.structs.replace(slot, network=network, stake=stake)
-        member.heartbeat, member.heard, member.standing = kept, now, "live"
+        member.heartbeat, member.heard = kept, now
         if lease is None:
             self._members.grant(peer)
         return member

@@ -18,6 +18,7 @@ STATE_STYLES = {
     "suspected": "yellow",
     "restarting": "bold yellow",
     "gone": "red",
+    "left": DIM,
     "evicted": "bold red",
 }
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import trio
 from hypothesis import given
@@ -319,7 +319,14 @@ def test_ids_can_be_copied_at_80_columns() -> None:
 def test_a_large_run_has_a_summary_that_fits_a_screen() -> None:
     status = RunStatus(Run(sealed_manifest(OWNER, manifest([TRAINER], [ALICE, BOB]))))
     gone, busiest = identity(7).peer_id, identity(30).peer_id
-    standings: dict[str, Standing] = {BOB.peer_id: "suspected", gone: "gone"}
+    left, finished = identity(8).peer_id, identity(9).peer_id
+    standings: dict[str, Standing] = {
+        BOB.peer_id: "suspected",
+        gone: "gone",
+        left: "gone",
+        finished: "gone",
+    }
+    goodbyes: dict[str, Literal["left", "finished"]] = {left: "left", finished: "finished"}
     roles = {TRAINER.peer_id: ["trainer"], ALICE.peer_id: ["validator"], BOB.peer_id: ["validator"]}
     for key in [TRAINER, ALICE, BOB, *(identity(number) for number in range(5, 40))]:
         status.present[key.peer_id] = Present(
@@ -327,6 +334,7 @@ def test_a_large_run_has_a_summary_that_fits_a_screen() -> None:
             heartbeat=Heartbeat(
                 roles=roles.get(key.peer_id, ["inference", "relay"]),
                 tokens_per_second=4321 if key.peer_id == busiest else 10,
+                leaving=goodbyes.get(key.peer_id, ""),
             ),
             age_seconds=1.0,
             standing=standings.get(key.peer_id, "live"),
@@ -334,18 +342,18 @@ def test_a_large_run_has_a_summary_that_fits_a_screen() -> None:
     lines = printed(status_lines(status)).splitlines()
     assert len(lines) <= 40
     assert [line.split() for line in lines[3:9]] == [
-        ["live", "suspected", "gone", "evicted"],
-        ["inference", "34", "0", "1", "0"],
-        ["relay", "34", "0", "1", "0"],
-        ["validator", "1", "1", "0", "0"],
-        ["trainer", "1", "0", "0", "0"],
-        ["all", "peers", "36", "1", "1", "0"],
+        ["live", "suspected", "gone", "left", "finished", "evicted"],
+        ["inference", "32", "0", "1", "1", "1", "0"],
+        ["relay", "32", "0", "1", "1", "1", "0"],
+        ["validator", "1", "1", "0", "0", "0", "0"],
+        ["trainer", "1", "0", "0", "0", "0", "0"],
+        ["all", "peers", "34", "1", "1", "1", "1", "0"],
     ]
     named = [line.split()[0] for line in lines if line.startswith("12D3KooW")]
     assert named[:2] == [TRAINER.peer_id, ALICE.peer_id], "whom the owner trusts"
     assert named[2:4] == [BOB.peer_id, gone], "who fell silent, trusted peers first"
     assert named[4] == busiest and len(named) == 8, "who does most"
-    assert "busiest, by their own figures (4 of 34)" in lines
+    assert "busiest, by their own figures (4 of 32)" in lines
     assert "  4,321 tokens/s" in lines
     every = printed(status_lines(status, listed_max=len(status.present))).splitlines()
     assert len(every) == 3 + 2 * 38

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import trio
 import trio.testing
@@ -155,6 +155,7 @@ class Member:
         self.gossip.listen(Presence, clock.on_presence)
         self.messenger = Messenger(transport, self.gate, self.events)
         self.roles = ["inference"]
+        self.leaving: Literal["", "left", "finished"] = ""
         self.granted: list[Envelope] = []
         self.admitted: list[str] = []
         self.stakes: Counter[str] = Counter()
@@ -187,7 +188,7 @@ class Member:
         return envelope
 
     def describe(self) -> Heartbeat:
-        return Heartbeat(roles=self.roles)
+        return Heartbeat(roles=self.roles, leaving=self.leaving)
 
     async def reach(self, peer: PeerId) -> None:
         if peer not in self.transport.connected():

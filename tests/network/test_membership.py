@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
+from typing import Literal
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ import trio
 
 from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, PeerError
-from swarm.identity import Identity
+from swarm.identity import Identity, PeerId
 from swarm.manifest import Admissions
 from swarm.messages import (
     Acknowledgement,
@@ -27,6 +29,7 @@ from swarm.messenger import first
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits, check_admission
 from swarm.run.clock import TrustedClock
+from swarm.run.lease import GOODBYE_SECONDS, Lease
 from swarm.run.members import (
     GONE_SECONDS,
     PRESENCE_BYTES_MAX,
@@ -104,6 +107,99 @@ def test_admitted_heartbeats_suspected_gone_and_back() -> None:
             told = next(m for m in (trainer, validator) if m.id == asked).names()
             for word in ("suspected", "gone", "returned"):
                 assert f"membership.peer_{word}" in told
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("leaving", ["left", "finished"])
+def test_a_goodbye_is_heard_at_once_and_replaying_it_changes_nothing(
+    leaving: Literal["left", "finished"],
+) -> None:
+    async def main() -> None:
+        async with running(run_with()) as run, trio.open_nursery() as nursery:
+            trainer, validator, worker = await trusted_and_worker(run, nursery)
+            thief = await run.add(OTHER)
+            lease = worker.lease()
+            keeping = await nursery.start(partial(kept, lease))
+            assert lease.admission is not None
+
+            def states() -> set[str]:
+                return {
+                    entry.state
+                    for member in (trainer, validator)
+                    for entry in member.granted.present()  # type: ignore[attr-defined]
+                    if entry.peer == worker.id
+                }
+
+            await trio.sleep(PRESENCE_SECONDS)
+            assert states() == {"live"}
+            keeping.cancel()
+            worker.leaving = leaving
+            goodbye = await worker.seal(worker.describe(), 600.0)
+            home = lease.admission.sender
+            assert await worker.messenger.request(PeerId(home), goodbye, lease.admission)
+            await trio.sleep(PRESENCE_SECONDS)
+            assert states() == {leaving}
+            await lease.say_goodbye()  # once more
+            await trio.sleep(PRESENCE_SECONDS)
+            told = trainer.names() + validator.names()
+            assert told.count(f"membership.peer_{leaving}") == 1
+            assert not {"membership.peer_gone", "membership.peer_returned"} & set(told)
+
+            worker.leaving = ""
+            await nursery.start(partial(kept, lease))
+            for sender in (worker, thief):
+                await sender.reach(PeerId(home))
+                assert await sender.messenger.request(PeerId(home), goodbye) == []
+            await trio.sleep(PRESENCE_SECONDS)
+            assert states() == {"live"}
+            assert "membership.peer_returned" in trainer.names() + validator.names()
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+async def kept(lease: Lease, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+    """Keep a lease until the scope that the task starts with is cancelled."""
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lease.keep)
+            task_status.started(scope)
+
+
+def test_a_trusted_peer_says_goodbye_to_all_others() -> None:
+    async def main() -> None:
+        async with running(run_with()) as run, trio.open_nursery() as nursery:
+            trainer, validator, _ = await trusted_and_worker(run, nursery)
+            await trio.sleep(2 * PRESENCE_SECONDS)
+
+            def state() -> str:
+                present = validator.granted.present()  # type: ignore[attr-defined]
+                return next(e.state for e in present if e.peer == trainer.id)
+
+            assert state() == "live"
+            trainer.leaving = "left"
+            await trainer.granted.publish_presence()  # type: ignore[attr-defined]
+            await trainer.gossip.flush()
+            await trio.sleep(1)
+            assert state() == "left"
+            nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_a_goodbye_waits_for_no_silent_trusted_peer() -> None:
+    async def main() -> None:
+        async with running(run_with()) as run, trio.open_nursery() as nursery:
+            trainer, validator, worker = await trusted_and_worker(run, nursery)
+            lease = worker.lease()
+            (await nursery.start(partial(kept, lease))).cancel()
+            for member in (trainer, validator):
+                run.network.stall(worker.id, member.id)
+            began = trio.current_time()
+            await lease.say_goodbye()
+            assert trio.current_time() - began <= GOODBYE_SECONDS
             nursery.cancel_scope.cancel()
 
     in_virtual_time(main)

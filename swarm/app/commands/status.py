@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from swarm.app.onlooker import RunStatus
-    from swarm.messages import Evaluation, Present, StepOrder
-    from swarm.run.members import Standing
+    from swarm.messages import Evaluation, PeerState, Present, StepOrder
 
 WIDTH = 80
 """Columns of the output. A complete id takes 52 and leaves room for roles and standing."""
@@ -37,7 +36,7 @@ ROLES_SHOWN = 7
 PEERS_NAMED = 4
 """Peers named in each part of a summary."""
 
-STANDINGS: tuple[Standing, ...] = ("live", "suspected", "gone", "evicted")
+STATES: tuple[PeerState, ...] = ("live", "suspected", "gone", "left", "finished", "evicted")
 
 All = Annotated[
     bool, typer.Option("--all", help=f"List every peer, also of more than {PEERS_LISTED}.")
@@ -94,7 +93,7 @@ def status_object(status: RunStatus) -> dict[str, Any]:
             )
         ],
         "peers": {
-            peer: {"standing": entry.standing, "age_seconds": round(entry.age_seconds, 1)}
+            peer: {"standing": entry.state, "age_seconds": round(entry.age_seconds, 1)}
             | plain(entry.heartbeat)
             for peer, entry in sorted(status.present.items())
         },
@@ -162,21 +161,21 @@ def _evaluation_line(found: dict[str, Any]) -> str:
 
 
 def _summary(status: RunStatus) -> list[Text]:
-    """Peers by role and standing, and by name the trusted, the troubled and the busiest."""
+    """Peers by role and state, and by name the trusted, the troubled and the busiest."""
     from rich.text import Text
 
     trusted = set(status.run.manifest.trusted_ids())
 
     def trouble(entry: Present) -> tuple[bool, int, float]:
         """Trusted peers first, then those that fell silent last."""
-        return entry.peer not in trusted, STANDINGS.index(entry.standing), entry.age_seconds
+        return entry.peer not in trusted, STATES.index(entry.state), entry.age_seconds
 
     def idleness(entry: Present) -> tuple[float, int]:
         beat = entry.heartbeat
         return -beat.tokens_per_second, -beat.bytes_sent
 
     peers = sorted(status.present.values(), key=lambda entry: entry.peer)
-    troubled = [entry for entry in peers if entry.standing != "live"]
+    troubled = [entry for entry in peers if entry.state not in ("live", "left", "finished")]
     live = [entry for entry in peers if entry.standing == "live"]
     owners = [entry for entry in live if entry.peer in trusted]
     busy = [entry for entry in live if entry.peer not in trusted and any(idleness(entry))]
@@ -196,18 +195,16 @@ def _summary(status: RunStatus) -> list[Text]:
 
 
 def _table(peers: list[Present]) -> list[str]:
-    """Count peers by role and standing; a peer counts under each of its roles."""
-    counts = Counter(
-        (role, entry.standing) for entry in peers for role in set(entry.heartbeat.roles)
-    )
+    """Count peers by role and state; a peer counts under each of its roles."""
+    counts = Counter((role, entry.state) for entry in peers for role in set(entry.heartbeat.roles))
     roles = Counter(role for entry in peers for role in set(entry.heartbeat.roles))
     rows = {
-        role: [counts[role, standing] for standing in STANDINGS]
+        role: [counts[role, state] for state in STATES]
         for role, _ in sorted(roles.items(), key=lambda item: (-item[1], item[0]))[:ROLES_SHOWN]
     }
-    every = Counter(entry.standing for entry in peers)
-    rows["all peers"] = [every[standing] for standing in STANDINGS]
-    header = f"{'':<14}" + "".join(f"{standing:>11}" for standing in STANDINGS)
+    every = Counter(entry.state for entry in peers)
+    rows["all peers"] = [every[state] for state in STATES]
+    header = f"{'':<14}" + "".join(f"{state:>11}" for state in STATES)
     return [header] + [
         f"{printable(name, 14):<14}" + "".join(f"{count:>11,}" for count in row)
         for name, row in rows.items()
@@ -245,7 +242,7 @@ def _peer_lines(peer: str, entry: Present, *, trusted: bool) -> list[Text]:
     first = Text(f"{printable(peer, 52):<52} ")
     first.append(roles, style=ROLE_STYLES.get(beat.roles[0] if beat.roles else "", ""))
     first.append(" ✓" if trusted else "")
-    first.append(f" {entry.standing}", style=STATE_STYLES.get(entry.standing, ""))
+    first.append(f" {entry.state}", style=STATE_STYLES.get(entry.state, ""))
     figures = [
         printable(beat.reached),
         f"policy {beat.policy}" if beat.policy >= 0 else "",

@@ -96,7 +96,7 @@ export function drawBroadcast(state) {
 export function drawRegions(state) {
   const regions = new Map();
   for (const [, row] of state.peers) {
-    if (row.state === "evicted" || row.state === "gone") continue;
+    if (row.state !== "live" && row.state !== "suspected") continue;
     const name = row.region || "not named";
     const sums = regions.get(name) ?? { peers: 0, workers: 0, speed: 0, newest: 0, credited: 0 };
     sums.peers += 1;

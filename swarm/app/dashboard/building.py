@@ -134,7 +134,7 @@ def _peer_row(
     return PeerRow(
         roles=[printable(role) for role in beat.roles],
         trusted=trusted,
-        state=entry.standing,
+        state=entry.state,
         region=printable(beat.region),
         policy=beat.policy,
         step=beat.step,

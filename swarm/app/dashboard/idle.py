@@ -19,6 +19,9 @@ OFTEN = 0.25
 LATE_SECONDS, LATE_TIMES = 30.0, 5
 """A step that has lasted for longer than both, the second in usual steps, is late."""
 
+GOODBYE = {"left": "has left", "finished": "has finished"}
+"""How a peer that said goodbye is spoken of, by its state."""
+
 SLOWEST_SHOWN = 3
 """Workers that are named one by one, those that have the least of a policy."""
 
@@ -52,7 +55,10 @@ def _why_trainer(status: RunStatus, history: History) -> tuple[str, list[str]]:
     chain = _trainers(status)
     trainers = [each for each in status.present.values() if _is_trainer(status, each.peer)]
     if trainers and all(each.standing != "live" for each in trainers):
-        seconds = min(each.age_seconds for each in trainers)
+        newest = min(trainers, key=lambda each: each.age_seconds)
+        seconds = newest.age_seconds
+        if newest.state in GOODBYE:
+            return f"The trainer {GOODBYE[newest.state]}: {seconds:.0f} s ago.", chain
         return f"The trainer is silent: the last heartbeat came {seconds:.0f} s ago.", chain
     doing = [text for each in trainers if (text := printable(each.heartbeat.doing))]
     if paused := next((text for text in doing if text.startswith("paused")), ""):
@@ -196,6 +202,8 @@ def why_worker(entry: Present, order: StepOrder | None) -> str:
         return ""
     if entry.standing == "evicted":
         return "it was evicted: its work counts no more"
+    if entry.state in GOODBYE:
+        return f"it {GOODBYE[entry.state]}, {entry.age_seconds:.0f} s ago"
     if entry.standing != "live":
         return f"its last heartbeat came {entry.age_seconds:.0f} s ago"
     if order is None:

@@ -4,7 +4,7 @@
 import { byId, count, element, known, percent, short } from "./dom.js";
 
 const ROWS_SHOWN = 100;
-const STATES = ["evicted", "gone", "suspected", "live"];
+const STATES = ["evicted", "gone", "suspected", "left", "finished", "live"];
 const COLUMNS = {
   peer: { value: (row, id) => id, text: (row, id) => (row.trusted ? "✓ " : "") + short(id), className: "id" },
   role: { value: (row) => row.roles.join(", ") },

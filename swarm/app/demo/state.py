@@ -24,6 +24,8 @@ SPEED_SECONDS = 10.0
 _STANDINGS = {
     "membership.peer_suspected": "suspected",
     "membership.peer_gone": "gone",
+    "membership.peer_left": "left",
+    "membership.peer_finished": "finished",
     "membership.peer_returned": "live",
 }
 """State of a peer after an event."""
@@ -58,7 +60,7 @@ class PeerState:
     own: bool = True
     """Whether it is a process of this demo; otherwise it is a guest that someone started."""
     state: str = "starting"
-    """One of starting, joining, live, suspected, gone, evicted, restarting and finished."""
+    """One of starting, joining, live, suspected, gone, left, evicted, restarting, finished."""
     doing: str = ""
     policy: int = -1
     step: int = -1
@@ -263,9 +265,11 @@ class SwarmState:
         remote = self.peers.get(peer)
         if remote is not None and remote.state not in ("evicted", "finished", "restarting"):
             if remote.state != state:
-                self.note(f"{remote.name} is {state}", now, grave=state != "live")
+                verb = "has" if state in ("left", "finished") else "is"
+                grave = state in ("suspected", "gone")
+                self.note(f"{remote.name} {verb} {state}", now, grave=grave)
             remote.state = state
-            if state == "gone":
+            if state not in ("live", "suspected"):
                 remote.tokens_per_second = 0.0
 
     def _on_membership_peer_evicted(
