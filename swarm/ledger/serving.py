@@ -53,7 +53,8 @@ NETWORK_RESERVED_READS_BURST = 200.0
 PAGE_READS = 4
 """Reads that a page of entries, verdicts or bytes counts as, besides its bytes."""
 WAIT_SECONDS = wire.REQUEST_SECONDS / 2
-"""Whoever would have to wait longer is refused: its client would give up."""
+"""Whoever has waited so long is refused: its client would give up. No refusal comes sooner, since
+one who is refused at once asks at once again, and each refusal costs 0.2 ms."""
 
 
 class Revocations(Protocol):
@@ -146,17 +147,27 @@ class _Share:
         self.reserves = TokenBuckets(
             NETWORK_RESERVED_READS_PER_SECOND, NETWORK_RESERVED_READS_BURST, PEERS_MAX
         )
+        self.lines: dict[str, trio.Lock] = {}
 
-    def own(self, peer: PeerId, network: str) -> list[TokenBucket]:
-        """The buckets of one peer: its own and its network's. Without one it is its own network."""
-        return [self.peers.of(peer), self.networks.of(network or peer)]
+    @asynccontextmanager
+    async def first_of(self, line: str) -> AsyncIterator[None]:
+        """Wait in a line, and be its first inside the block."""
+        lock = self.lines.setdefault(line, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():  # nobody waits in it
+                self.lines.pop(line, None)
 
 
 class Rations:
     """What peers that are not trusted may read: processor time and bytes, in reads.
 
-    A peer or network over its rate waits. If all together are, each public network still has a
-    small rate of its own, and whatever is beyond it is refused.
+    Whoever is over a rate waits, and one who asks at once again after each answer gets no more
+    work out of this peer than its rate. Only the first request of each peer waits for the network's
+    rate, and only the first of each network for the rate that all share, so that neither streams
+    nor identities push an honest reader back. A public network has a small rate of its own besides.
     """
 
     def __init__(
@@ -169,27 +180,41 @@ class Rations:
         self._strangers, self._admitted = _Share(), _Share(ADMITTED_TIMES)
 
     async def admit(self, peer: PeerId, reads: float) -> Sequence[TokenBucket]:
-        """Wait for the rate of the peer and its network; raises `ValueError` if it is refused.
+        """Wait for the rates; raises `ValueError` after `WAIT_SECONDS`.
 
         Returns the buckets of which the answer's bytes are to be taken.
         """
-        share, network, now = self._share_of(peer), self._network_of(peer), trio.current_time()
-        own = share.own(peer, network)
-        seconds = max(bucket.debt_seconds(now) for bucket in own)
-        if seconds > WAIT_SECONDS:
-            raise ValueError("you or your network read too much of the ledger here; ask later")
-        for bucket in own:
-            bucket.borrow(reads, now)
-        await trio.sleep(max(bucket.debt_seconds(now) for bucket in own))
+        share = self._admitted if self._admits(peer) else self._strangers
+        network = self._network_of(peer)
+        own = share.peers.of(peer), share.networks.of(network or peer)
+        refusal = "you or your network read too much of the ledger here; ask later"
+        with trio.move_on_after(WAIT_SECONDS):
+            async with share.first_of(f"peer {peer}"):
+                await _out_of_debt(own[0])
+                async with share.first_of(f"network {network or peer}"):
+                    await _out_of_debt(own[1])
+                    refusal = "too many peers read the ledger here; ask again in a minute"
+                    shared = await self._paid(share, network, reads)
+                    for bucket in own:
+                        bucket.borrow(reads, trio.current_time())
+                    return [*own, *shared]
+        raise ValueError(refusal)
+
+    @staticmethod
+    async def _paid(share: _Share, network: str, reads: float) -> Sequence[TokenBucket]:
+        """Wait until the reads can be taken of a bucket that others share; returns what paid."""
         now = trio.current_time()
         if share.together.take(reads, now):
-            return [*own, share.together]
+            return [share.together]
         if network:
             reserve = share.reserves.of(network)
             if reserve.left(now) > 0 and share.reserve.take(reads, now):
                 reserve.borrow(reads, now)
-                return [*own, reserve, share.reserve]
-        raise ValueError("too many peers read the ledger here; ask again in a minute")
+                return [reserve, share.reserve]
+        async with share.first_of("together"):
+            await _out_of_debt(share.together)
+            share.together.borrow(reads, trio.current_time())
+        return [share.together]
 
     @staticmethod
     def charge(buckets: Sequence[TokenBucket], size_bytes: int) -> None:
@@ -197,14 +222,21 @@ class Rations:
         for bucket in buckets:
             bucket.borrow(size_bytes / READ_BYTES, trio.current_time())
 
-    def _share_of(self, peer: PeerId) -> _Share:
-        return self._admitted if self._admits(peer) else self._strangers
+    @property
+    def waiting(self) -> list[str]:
+        """The lines in which somebody waits."""
+        return [line for s in (self._strangers, self._admitted) for line in s.lines]
 
     @property
     def remembered(self) -> int:
         """The number of peers and networks whose reads are counted."""
         shares = (self._strangers, self._admitted)
         return sum(len(s.peers) + len(s.networks) + len(s.reserves) for s in shares)
+
+
+async def _out_of_debt(bucket: TokenBucket) -> None:
+    if seconds := bucket.debt_seconds(trio.current_time()):
+        await trio.sleep(seconds)
 
 
 class Answers:

@@ -40,6 +40,13 @@ HANDSHAKES_MAX = 64
 HANDSHAKES_PER_SECOND = 16.0
 """From one /24 (IPv6: /48), on average: each takes 3 ms of computing."""
 
+EXPELLED_SECONDS = 1.0
+"""Of its network's handshakes that a connection costs which is closed for what its streams held or
+for their number."""
+
+EXPELLED_SECONDS_MAX = 10.0
+"""Longest time that a network waits for such connections before it may connect again."""
+
 HANDSHAKES_BURST = 128.0
 """From one /24 (IPv6: /48), at once: a hundred peers of one network that start together."""
 
@@ -287,6 +294,13 @@ class Door:
     def give_back(self, caller: Caller) -> None:
         """Do not count a handshake after all: its peer is known."""
         self._rates.of(caller.origin.range).give_back(1)
+
+    def shut(self, caller: Caller) -> None:
+        """Keep a network out for a while, since a connection of it was closed for its streams."""
+        rate, now = self._rates.of(caller.origin.range), trio.current_time()
+        least = -EXPELLED_SECONDS_MAX * self._sizes.handshakes_per_second
+        cost = EXPELLED_SECONDS * self._sizes.handshakes_per_second
+        rate.borrow(min(cost, max(0.0, rate.left(now) - least)), now)
 
     def _displaced(self, origin: Origin) -> Caller | None:
         """The stranger of an address that makes way for another, if one has to: the idle one that

@@ -218,6 +218,24 @@ def test_handshakes_of_a_crowd_make_way_for_one_from_elsewhere() -> None:
     run(main)
 
 
+def test_a_network_whose_connections_are_closed_for_their_streams_waits() -> None:
+    async def main() -> None:
+        door = Door()
+        with door.entered("192.0.2.1") as (one, _):
+            for _ in range(1000):
+                door.shut(one)
+        await trio.sleep(room.EXPELLED_SECONDS_MAX - 1)
+        with pytest.raises(NoRoom, match="connects too often"), door.entered("192.0.2.200"):
+            pass
+        with door.entered("203.0.113.1"):
+            pass
+        await trio.sleep(2)
+        with door.entered("192.0.2.200"):
+            pass
+
+    run(main)
+
+
 def test_a_network_connects_so_often_and_others_as_ever() -> None:
     async def main() -> None:
         door = Door()

@@ -14,7 +14,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux as TheirYamux
 
 from swarm.transport import limits
 from swarm.transport.libp2p import yamux
-from swarm.transport.libp2p.yamux import WINDOW_BYTES, Unread, Yamux, YamuxError
+from swarm.transport.libp2p.yamux import WINDOW_BYTES, Shared, Yamux, YamuxError
 
 from .hostile import ACK, DATA, FIN, FRAME, PING, RST, SYN, WINDOW, data, frame
 
@@ -52,8 +52,8 @@ async def pair():
     """Two muxers with each other."""
     near, far = trio.testing.memory_stream_pair()
     muxers = [
-        Yamux(Carrier(near, True), "near", Unread()),
-        Yamux(Carrier(far, False), "far", Unread()),
+        Yamux(Carrier(near, True), "near", Shared()),
+        Yamux(Carrier(far, False), "far", Shared()),
     ]
     async with trio.open_nursery() as nursery:
         for muxer in muxers:
@@ -70,15 +70,20 @@ async def started(muxer: Yamux, task_status=trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
 
 
+def connection(vouched: bool, network: str = "192.0.2.0/24") -> SimpleNamespace:
+    """What the connection table says of a muxer's peer."""
+    return SimpleNamespace(vouched=vouched, origin=SimpleNamespace(range=network))
+
+
 class Stranger:
     """A muxer under test, and the raw bytes of the other side, which opened the connection."""
 
-    def __init__(self, unread: Unread | None = None) -> None:
+    def __init__(self, shared: Shared | None = None) -> None:
         self.pipe, end = trio.testing.memory_stream_pair()
         self.overruns: list[str] = []
-        self.unread = unread or Unread()
-        self.muxer = Yamux(Carrier(end, False), "stranger", self.unread, self.overruns.append)
-        self.muxer.connection = SimpleNamespace(vouched=True)  # so that its rate is not bounded
+        self.shared = shared or Shared()
+        self.muxer = Yamux(Carrier(end, False), "stranger", self.shared, self.overruns.append)
+        self.muxer.connection = connection(True)  # so that its rate is not bounded
         self.broken: YamuxError | None = None
         self.answers: list[tuple[int, int, int, int]] = []
 
@@ -109,8 +114,8 @@ class Stranger:
 
 
 @asynccontextmanager
-async def stranger(unread: Unread | None = None):
-    other = Stranger(unread)
+async def stranger(shared: Shared | None = None):
+    other = Stranger(shared)
     async with trio.open_nursery() as nursery:
         await nursery.start(other.live)
         yield other
@@ -125,7 +130,7 @@ def test_libp2ps_own_muxer_understands_ours(ours_opens: bool) -> None:
 
     async def main() -> None:
         near, far = trio.testing.memory_stream_pair()
-        ours = Yamux(Carrier(near, ours_opens), "theirs", Unread())
+        ours = Yamux(Carrier(near, ours_opens), "theirs", Shared())
         theirs = TheirYamux(Carrier(far, not ours_opens), "ours")
 
         async def nothing() -> None: ...
@@ -267,20 +272,20 @@ def test_overrunning_again_and_again_ends_the_connection() -> None:
 
 def test_one_connection_and_all_together_hold_so_much() -> None:
     async def main() -> None:
-        unread = Unread()
+        shared = Shared()
         async with contextlib.AsyncExitStack() as stack:
             fill = yamux.MUXER_UNREAD_BYTES_MAX // WINDOW_BYTES
             others = []
             for _ in range(2 + yamux.UNREAD_BYTES_MAX // yamux.MUXER_UNREAD_BYTES_MAX):
-                other = await stack.enter_async_context(stranger(unread))
+                other = await stack.enter_async_context(stranger(shared))
                 others.append(other)
                 for number in range(1, 2 * fill + 4, 2):
                     await other.send(data(number, bytes(WINDOW_BYTES), SYN))
                     assert other.muxer.unread_bytes <= yamux.MUXER_UNREAD_BYTES_MAX
-                    assert unread.size_bytes <= yamux.UNREAD_BYTES_MAX
+                    assert shared.size_bytes <= yamux.UNREAD_BYTES_MAX
             assert all(other.overruns for other in others)
             # Whoever holds little keeps it: room is made by those who hold most.
-            modest = await stack.enter_async_context(stranger(unread))
+            modest = await stack.enter_async_context(stranger(shared))
             await modest.send(data(1, bytes(WINDOW_BYTES), SYN))
             assert modest.muxer.unread_bytes == WINDOW_BYTES
             assert not modest.overruns
@@ -298,6 +303,46 @@ def test_streams_beyond_the_limit_are_refused() -> None:
             assert (WINDOW, RST, 2 * limit + 1, 0) in other.answers
             await other.send(frame(WINDOW, RST, 1, 0), frame(WINDOW, SYN, 2 * limit + 21, 0))
             assert not other.muxer.is_closed
+            other.muxer.connection.vouched = False
+            await other.send(*(frame(WINDOW, SYN, 2 * limit + n, 0) for n in range(23, 39, 2)))
+            assert other.muxer.is_closed
+            assert other.muxer.expelled
+
+    run(main)
+
+
+def test_strangers_of_one_network_open_streams_at_a_rate_and_others_as_ever(monkeypatch) -> None:
+    """Each stream ended at once, so that there are never many: also by several identities."""
+    monkeypatch.setattr(yamux, "STRANGERS_STREAMS_BURST", 50.0)
+
+    def streams(count: int) -> bytes:
+        each = (frame(WINDOW, SYN, n, 0) + frame(WINDOW, RST, n, 0) for n in range(1, 2 * count, 2))
+        return b"".join(each) + frame(PING, SYN, 0, 7)
+
+    async def seconds(shared: Shared, network: str, count: int, *, vouched: bool = False) -> float:
+        async with stranger(shared) as other:
+            other.muxer.connection = connection(vouched, network)
+            began = trio.current_time()
+            await other.send(streams(count))
+            while not any(kind == PING for kind, *_ in other.answers):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            return trio.current_time() - began
+
+    async def main() -> None:
+        shared = Shared()
+        flood: list[float] = []
+
+        async def open_many() -> None:
+            flood.append(await seconds(shared, "198.51.100.0/24", 150))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(open_many)
+            await trio.sleep(1)
+            assert await seconds(shared, "203.0.113.0/24", 40) < 0.1
+            assert await seconds(shared, "198.51.100.0/24", 200, vouched=True) < 0.1
+        least = (4 * 150 - 50) / yamux.STRANGERS_STREAMS_PER_SECOND
+        assert 0.9 * least < max(flood) < 1.1 * least
 
     run(main)
 
@@ -365,7 +410,7 @@ def test_a_flood_of_small_frames_slows_its_own_connection() -> None:
 def test_whoever_does_not_read_its_answers_is_left() -> None:
     async def main() -> None:
         near, far = trio.testing.lockstep_stream_pair()  # writes wait for the reader
-        muxer = Yamux(Carrier(far, False), "stranger", Unread())
+        muxer = Yamux(Carrier(far, False), "stranger", Shared())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(muxer.start)
             await near.send_all(frame(PING, SYN, 0, 1))
@@ -384,7 +429,7 @@ def test_a_stranger_sends_no_more_than_its_rate_and_an_admitted_peer_what_it_lik
 ) -> None:
     async def main() -> None:
         async with stranger() as other:
-            other.muxer.connection = SimpleNamespace(vouched=vouched)
+            other.muxer.connection = connection(vouched)
             other.muxer.expected_bytes = offered
             began = trio.current_time()
             for number in range(1, 65, 2):  # 32 streams of a quarter of a window: 2 MiB

@@ -42,7 +42,7 @@ from swarm.transport.libp2p import yamux
 from swarm.transport.libp2p.addresses import LOOPBACK, host_and_port, multiaddr
 from swarm.transport.libp2p.guard import Guard, innermost
 from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
-from swarm.transport.libp2p.yamux import Unread, Yamux
+from swarm.transport.libp2p.yamux import Shared, Yamux
 from swarm.transport.room import (
     Door,
     NoRoom,
@@ -142,6 +142,8 @@ class TamedSwarm(Swarm):  # type: ignore[misc]
                     caller.connection = muxed.connection
                 if caller.connection is not None:
                     await muxed.event_closed.wait()
+                    if muxed.expelled and not caller.connection.vouched:
+                        self._door.shut(caller)
         except NoRoom as error:
             self.guard.tell("connection", host, str(error))
         except Exception as error:  # a stranger's handshake can make libp2p raise anything
@@ -408,7 +410,7 @@ class Upgrader(TransportUpgrader):  # type: ignore[misc]
     def __init__(self, noise: Any, guard: Guard) -> None:
         super().__init__(noise, {TProtocol(yamux.PROTOCOL): Yamux})
         self._guard = guard
-        self._unread = Unread()
+        self._shared = Shared()
         self.proved: Callable[[PeerId], None] = lambda peer: None
         for layer in (self.security_multistream, self.muxer_multistream):
             selector = layer._selector
@@ -430,7 +432,7 @@ class Upgrader(TransportUpgrader):  # type: ignore[misc]
         except MultiselectError as error:
             raise MuxerUpgradeFailure("no muxer was agreed on") from error
         tell = functools.partial(self._guard.tell, "stream", str(peer_id))
-        return Yamux(conn, peer_id, self._unread, tell)
+        return Yamux(conn, peer_id, self._shared, tell)
 
 
 class TamedTCP(TCP):  # type: ignore[misc]

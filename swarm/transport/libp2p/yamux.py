@@ -11,8 +11,11 @@ Four limits bound memory:
 - `MUXER_UNREAD_BYTES_MAX` per connection: beyond it the fullest stream is reset;
 - `UNREAD_BYTES_MAX` over all connections: beyond it too a fullest stream is reset.
 
-A connection is closed after `MUXER_OVERRUNS_MAX` such resets of its streams, and when it breaks the
-protocol.
+A connection is closed after `MUXER_OVERRUNS_MAX` such resets of its streams, a stranger's also for
+streams beyond their number, and when it breaks the protocol.
+
+Strangers of one network open streams at a rate. Beyond it nothing is read from them: a refusal
+would cost as much as the stream, and they would open the next one at once.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from libp2p.stream_muxer.exceptions import (
     MuxedStreamReset,
 )
 
-from swarm.rates import TokenBucket
+from swarm.rates import TokenBucket, TokenBuckets
 from swarm.transport import limits
 from swarm.transport.libp2p.guard import BROKEN
 
@@ -65,6 +68,15 @@ MUXER_FRAMES_PER_PING = 20
 MUXER_FRAME_FREE_BYTES = 256
 """A frame with at least this much data is not counted: its bytes slow its sender."""
 
+STRANGERS_STREAMS_PER_SECOND = 100.0
+"""Streams that strangers of one /24 (IPv6: /48) open on average: negotiating one takes 0.5 ms."""
+
+STRANGERS_STREAMS_BURST = 2000.0
+"""Streams that they open at once: a hundred peers of one network that join open some ten each."""
+
+NETWORKS_MAX = 4096
+"""Networks whose streams are counted; the least recent is forgotten."""
+
 STRANGER_BYTES_PER_SECOND = 512.0 * 1024
 """Bytes read on average from an inbound connection whose peer is neither trusted nor admitted.
 Decrypting costs a processor second per 180 MB; a newcomer has to send a few kilobytes."""
@@ -93,12 +105,17 @@ class YamuxError(Exception):
     """The other side broke the protocol. The message says how."""
 
 
-class Unread:
-    """The unread bytes that all connections of a host hold."""
+class Shared:
+    """What all connections of a host share: the room for unread bytes, and networks' rates."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
+        """Unread bytes of all connections."""
         self.muxers: dict[Yamux, None] = {}
+        self.streams = TokenBuckets(
+            STRANGERS_STREAMS_PER_SECOND, STRANGERS_STREAMS_BURST, NETWORKS_MAX
+        )
+        """Streams that strangers open, by their networks."""
 
     def relieve(self) -> None:
         """Drop the fullest stream of the fullest connection; strangers' connections first."""
@@ -252,7 +269,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self,
         secured_conn: Any,
         peer_id: Any,
-        unread: Unread,
+        shared: Shared,
         overrun: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.secured_conn = secured_conn
@@ -263,9 +280,11 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self.event_closed = trio.Event()
         self.streams: dict[int, YamuxStream] = {}
         self.unread_bytes = 0
-        self._unread = unread
+        self._shared = shared
         self._overrun = overrun
         self._overruns = 0
+        self.expelled = False
+        """Whether it was closed for its overruns."""
         self._initiator = bool(secured_conn.is_initiator)
         self._next = 1 if self._initiator else 2
         self._foreign = 0
@@ -289,7 +308,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         broken: YamuxError | None = None
         try:
             async with trio.open_nursery() as self._nursery:
-                self._unread.muxers[self] = None
+                self._shared.muxers[self] = None
                 self.event_started.set()
                 try:
                     with self._reading, contextlib.suppress(*BROKEN):
@@ -297,7 +316,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
                 except YamuxError as error:
                     broken = error
                 finally:
-                    del self._unread.muxers[self]
+                    del self._shared.muxers[self]
                 self._nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
@@ -357,7 +376,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
 
     def count(self, size_bytes: int) -> None:
         self.unread_bytes += size_bytes
-        self._unread.size_bytes += size_bytes
+        self._shared.size_bytes += size_bytes
 
     def drop_fullest(self) -> None:
         """Reset the stream that holds most.
@@ -378,6 +397,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self._overruns += 1
         self._overrun(reason)
         if self._overruns == MUXER_OVERRUNS_MAX:
+            self.expelled = True
             self._reading.cancel()
 
     # --- frames ---
@@ -438,7 +458,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             data = bytes(memoryview(self._buffer)[:left])
             del self._buffer[: len(data)]
             left -= len(data)
-            if not self._initiator and not self.vouched:
+            if self.is_strangers:
                 offered = min(len(data), self.expected_bytes)
                 self.expected_bytes -= offered
                 await _spend(self._bytes, len(data) - offered)
@@ -448,8 +468,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
                 await stream.reset()
             if self.unread_bytes > MUXER_UNREAD_BYTES_MAX:
                 self.drop_fullest()
-            elif self._unread.size_bytes > UNREAD_BYTES_MAX:
-                self._unread.relieve()
+            elif self._shared.size_bytes > UNREAD_BYTES_MAX:
+                self._shared.relieve()
 
     async def _on_open(self, number: int, flags: int) -> None:
         if not self._is_foreign(number):
@@ -457,6 +477,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         if number in self.streams:
             raise YamuxError(f"stream {number} is open already")
         await _spend(self._frames, MUXER_FRAMES_PER_STREAM)
+        if self.is_strangers:
+            await _spend(self._shared.streams.of(self.connection.origin.range), 1)
         if flags & RST:
             return
         stream = YamuxStream(number, self)
@@ -468,6 +490,8 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
                 await self.send(WINDOW_UPDATE, ACK, number, 0)
                 return
         await self.send_reset(number)
+        if self.is_strangers:
+            self._overran(f"it opened more than {MUXER_STREAMS_MAX} streams at once")
 
     async def _on_ping(self, flags: int, value: int) -> None:
         await _spend(self._frames, MUXER_FRAMES_PER_PING)
@@ -485,6 +509,11 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
     def vouched(self) -> bool:
         """Whether its peer is trusted or admitted."""
         return self.connection is not None and bool(self.connection.vouched)
+
+    @property
+    def is_strangers(self) -> bool:
+        """Whether a peer opened it that is neither trusted nor admitted."""
+        return not self._initiator and self.connection is not None and not self.vouched
 
     @property
     def is_initiator(self) -> bool:
