@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +56,14 @@ class Parcel:
 class Deliveries:
     """Submissions of this worker that have no verdict yet."""
 
-    def __init__(self, peer: RunNode) -> None:
+    def __init__(
+        self, peer: RunNode, heard: Callable[[Envelope], None] = lambda verdict: None
+    ) -> None:
+        """`heard` is called with the first verdict on each submission."""
         self._peer = peer
         self._node = peer.node
         self._run = peer.run
+        self._heard = heard
         self._events = peer.node.events
         self._verdicts: dict[bytes, trio.Event] = {}
         """Events by digest of the submission, set once it is judged."""
@@ -342,6 +346,7 @@ class Deliveries:
             event.set()
             self._was_accepted |= verdict.outcome == "accepted"
             self._keep(envelope)
+            self._heard(envelope)
             failed = failed_check(verdict.checks, verdict.failed)
             credited = verdict.rewards if verdict.outcome != "refused" else []
             self._events.emit(

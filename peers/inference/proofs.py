@@ -3,10 +3,13 @@
 Validators delete entries one epoch after they are sealed. Until then they prove them under the root
 that the seal, and the next 1,024 seals, name. This worker fetches these proofs when it sees a newer
 seal, and keeps them (`swarm.ledger.kept_proofs`). Until then it keeps its receipts under the heads
-that it saw, so that it has them when the network is gone.
+that it saw, so that it has them when the network is gone: a few seconds after each verdict, and
+once more before it leaves.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import trio
 
@@ -22,6 +25,13 @@ from swarm.node.run_node import RunNode
 
 LOOK_SECONDS = 120.0
 """Mean interval at which each validator is asked for its newest seal: one small request."""
+
+SOON_SECONDS = 5.0
+"""Mean time after a verdict until its validator is asked for the place in its log; verdicts that
+come meanwhile share these four small requests, next to nothing beside the work of judging."""
+
+LAST_SECONDS = 5.0
+"""Longest time that leaving waits for the places of the last verdicts."""
 
 PROVE_SECONDS = 60.0
 """Deadline for the proofs of one validator. What is missing then is asked for the next time."""
@@ -39,29 +49,68 @@ class ProofKeeper:
         """By validator: the sealed entries of its log among which everything is proven."""
         self._silent: set[str] = set()
         """Validators that gave no proofs the last time, which is said once."""
+        self._judging: set[str] = set()
+        """Validators whose verdicts have come since they were asked the last time."""
+        self._judged = trio.Event()
+        """Set while there are such validators."""
+        self._asking = trio.Lock()
+
+    def hear(self, verdict: Envelope) -> None:
+        """Note that a verdict on this worker's submission has come."""
+        self._judging.add(verdict.sender)
+        self._judged.set()
 
     async def run(self) -> None:
-        """Look for new seals until cancelled."""
+        """Ask for proofs after verdicts, and look for new seals, until cancelled."""
         if not self._most_bytes:
             return
         await self._kept.open()
-        while True:
-            await trio.sleep(LOOK_SECONDS * self._node.world.random.uniform(0.5, 1.5))
-            validators = self._peer.run.manifest.validator_ids()
-            self._proven = {name: self._proven.get(name, 0) for name in validators}
-            self._silent &= set(validators)
-            for validator in validators:
-                try:
-                    with trio.fail_after(PROVE_SECONDS):
-                        await self._prove(PeerId(validator))
-                    self._silent.discard(validator)
-                except (PeerError, trio.TooSlowError) as error:
-                    reason = str(error) or f"no answer within {PROVE_SECONDS:g} s"
-                    if validator not in self._silent:
-                        self._node.events.emit(
-                            "inference.proofs_not_kept", remote=validator, reason=reason
-                        )
-                    self._silent.add(validator)
+        try:
+            while True:
+                with trio.move_on_after(self._about(LOOK_SECONDS)):
+                    while True:
+                        await self._judged.wait()
+                        await trio.sleep(self._about(SOON_SECONDS))
+                        async with self._asking:
+                            await self._ask(self._judging)
+                async with self._asking:
+                    await self._ask(self._peer.run.manifest.validator_ids())
+        finally:  # an eviction ends the role
+            expulsions = self._peer.run.expulsions_of(self._peer.peer_id)
+            if expulsions:
+                with trio.move_on_after(LAST_SECONDS, shield=True):
+                    await self._kept.keep_expulsions(expulsions)
+
+    async def finish(self) -> None:
+        """Keep what is not kept yet, before the peer leaves."""
+        if self._most_bytes:
+            with trio.move_on_after(LAST_SECONDS):
+                async with self._asking:
+                    await self._ask(self._judging)
+
+    def _about(self, seconds: float) -> float:
+        return seconds * self._node.world.random.uniform(0.5, 1.5)
+
+    async def _ask(self, named: Iterable[str]) -> None:
+        """Ask validators for proofs, one after the other."""
+        validators = self._peer.run.manifest.validator_ids()
+        self._proven = {name: self._proven.get(name, 0) for name in validators}
+        self._silent &= set(validators)
+        asked = [name for name in validators if name in named]
+        self._judging.clear()
+        self._judged = trio.Event()
+        for validator in asked:
+            try:
+                with trio.fail_after(PROVE_SECONDS):
+                    await self._prove(PeerId(validator))
+                self._silent.discard(validator)
+            except (PeerError, trio.TooSlowError) as error:
+                reason = str(error) or f"no answer within {PROVE_SECONDS:g} s"
+                if validator not in self._silent:
+                    self._node.events.emit(
+                        "inference.proofs_not_kept", remote=validator, reason=reason
+                    )
+                self._silent.add(validator)
 
     async def _prove(self, validator: PeerId) -> None:
         """Keep the proofs of what a validator has logged and sealed since the last time."""

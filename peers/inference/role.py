@@ -76,7 +76,8 @@ class InferenceRole:
         self._run = peer.run
         self._events = peer.node.events
         self._settings = peer.node.settings.of("inference", InferenceSettings)
-        self._deliveries = Deliveries(peer)
+        self._proofs = ProofKeeper(peer, self._settings.proofs_kept_bytes)
+        self._deliveries = Deliveries(peer, heard=self._proofs.hear)
         self._loaded: CheckpointReference | None = None
         self._restarts = Restarts(self._events, "engine")
         self._equipped = trio.Event()
@@ -115,7 +116,7 @@ class InferenceRole:
             self._peer.messenger.answering({Verdict: self._deliveries.on_verdict}),
         ):
             nursery.start_soon(self._deliveries.run)
-            nursery.start_soon(ProofKeeper(self._peer, self._settings.proofs_kept_bytes).run)
+            nursery.start_soon(self._proofs.run)
             nursery.start_soon(self._follow_checkpoints)
 
             async def live() -> None:
@@ -136,6 +137,7 @@ class InferenceRole:
                     await self._work(engine)
 
             await self._restarts.run(live)
+            await self._proofs.finish()
             nursery.cancel_scope.cancel()
 
     def _endpoint(self) -> EndpointSetup | None:
@@ -169,11 +171,15 @@ class InferenceRole:
             guarded.nursery.cancel_scope.cancel()
 
     async def leave(self) -> None:
-        """Finish and deliver the submissions under way that take at most `leave_seconds`.
+        """Deliver the submissions under way that take at most `leave_seconds`, and keep receipts.
 
         Submissions have a fixed number of groups, so no prefix of one is handed in; what is
         finished of it stays on the disk, and a restart goes on with the rest.
         """
+        await self._finish_short()
+        await self._proofs.finish()
+
+    async def _finish_short(self) -> None:
         self._leaving = True
         seconds, now = self._settings.leave_seconds, self._node.world.now()
         begun = self._pending.begun

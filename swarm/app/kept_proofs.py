@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from swarm.app.archives import home_rows
+from swarm.app.onlooker import logged_expulsion
 from swarm.app.prefixes import resolve
 from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.kept_proofs import KEPT_PROOFS, KEPT_PROOFS_OF_RUN, proven_in
 from swarm.ledger.proof_file import Proven
+from swarm.ledger.state import Record
 from swarm.manifest import RunManifest
+from swarm.messages import Eviction, Reinstatement
 from swarm.run.choice import choose_run
+from swarm.run.run import Run
 from swarm.world.home_format import check_format
 
 
@@ -31,8 +36,8 @@ def kept_proof(home: Path, prefix: str) -> Proven:
     names = {name for (name,) in home_rows(database, "SELECT lower(hex(submission)) FROM proofs")}
     if not names:
         raise UserError(
-            f"{home} keeps no proof yet: a worker asks for them every two minutes; ask the network "
-            "with --bootstrap until then"
+            f"{home} keeps no proof yet: a worker asks for them a few seconds after each verdict; "
+            "ask the network with --bootstrap until then"
         )
     submission = bytes.fromhex(resolve(prefix.lower(), names, "submission", str(home)))
     try:
@@ -56,8 +61,8 @@ def kept_archive(home: Path, run: str | None) -> Archive:
             )
     if not manifests:
         raise UserError(
-            f"{home} keeps no receipt yet: a worker asks for them every two minutes; ask the "
-            "network with --bootstrap until then"
+            f"{home} keeps no receipt yet: a worker asks for them a few seconds after each "
+            "verdict; ask the network with --bootstrap until then"
         )
     archive = Archive(choose_run([manifests[name] for name in sorted(manifests)], run))
     archive.problems.append(f"{home} has only this peer's own receipts, as of when it last asked")
@@ -74,6 +79,7 @@ def kept_archive(home: Path, run: str | None) -> Archive:
         receipt = proven.receipt
         archive.receipts.append(receipt)
         archive.log(receipt.envelope.sender).verdicts[receipt.index] = receipt.envelope
+    archive.expulsions.extend(_expulsions(database, archive))
     if damaged:
         archive.problems.append(f"{damaged:,} of the receipts in {database} prove nothing")
     return archive
@@ -83,6 +89,26 @@ def _database(home: Path) -> Path:
     """The file that holds a worker's proofs; raises `UserError` if it holds none."""
     check_format(home)
     database = home / "peer.sqlite"
-    if not home_rows(database, "SELECT 1 FROM sqlite_master WHERE name = 'proofs'"):
+    if not _has_table(database, "proofs"):
         raise UserError(f"{home} keeps no proofs: only workers keep them")
     return database
+
+
+def _has_table(database: Path, name: str) -> bool:
+    return bool(home_rows(database, "SELECT 1 FROM sqlite_master WHERE name = ?", name))
+
+
+def _expulsions(database: Path, archive: Archive) -> Iterator[Record]:
+    """The eviction and the reinstatement that the worker heard before it left."""
+    if not _has_table(database, "own_expulsions"):  # an older version wrote the home
+        return
+    run = Run(archive.signed)
+    for (raw,) in home_rows(
+        database, "SELECT envelope FROM own_expulsions WHERE run = ?", archive.run
+    ):
+        with suppress(Dropped):
+            envelope = open_envelope(raw)
+            message = envelope.message
+            known = isinstance(message, Eviction | Reinstatement)
+            if known and run.permits(envelope.sender, message) is None:
+                yield logged_expulsion(envelope, archive.manifest)

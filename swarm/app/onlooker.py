@@ -166,7 +166,7 @@ async def record_of(node: Node, run: Run, worker: str) -> WorkerRecord:
             reinstatements.extend([reinstated] if reinstated is not None else [])
 
     await ask_all(node, run.manifest.trusted_ids(), ask, problems)
-    entries = [_logged(envelope, run) for envelope in run.expulsions_of(worker)]
+    entries = [logged_expulsion(envelope, run.manifest) for envelope in run.expulsions_of(worker)]
     found = [receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())]
     entries += [each.record for each in found]
     authority, base = Authority.of(run.owners, run.manifest), Base()
@@ -185,13 +185,13 @@ async def record_of(node: Node, run: Run, worker: str) -> WorkerRecord:
     )
 
 
-def _logged(envelope: Envelope, run: Run) -> Record:
+def logged_expulsion(envelope: Envelope, manifest: RunManifest) -> Record:
     """The entry of a signed eviction or reinstatement, as in the log of any trusted peer."""
     message = envelope.message
     assert isinstance(message, (Eviction, Reinstatement))
     kind = Evicted if isinstance(message, Eviction) else Reinstated
     entry = kind(peer=message.peer, reason=message.reason, envelope=envelope.raw)
-    return Record(run.manifest.trusted_ids()[0], 0, entry)
+    return Record(manifest.trusted_ids()[0], 0, entry)
 
 
 async def _whole_logs(node: Node, run: Run, problems: list[str]) -> list[list[Record]]:

@@ -75,6 +75,8 @@ class Archive:
     """Contradictory heads that trusted peers keep."""
     receipts: list[Receipt] = field(default_factory=list)
     """A worker's own receipts, where they are all that there is."""
+    expulsions: list[Record] = field(default_factory=list)
+    """Its eviction and reinstatement, as in the log of a trusted peer."""
     problems: list[str] = field(default_factory=list)
     """One sentence for each copy that could not be had."""
 
@@ -100,7 +102,7 @@ class Archive:
         return [
             records_of(owner, log.origin.start, log.entries)
             for owner, log in sorted(self.logs.items())
-        ] + [[each.record for each in self.receipts]]
+        ] + [[*(each.record for each in self.receipts), *self.expulsions]]
 
     @cached_property
     def state(self) -> LedgerState:

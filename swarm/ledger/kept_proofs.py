@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from swarm.envelope import open_envelope
+from swarm.envelope import Envelope, open_envelope
 from swarm.ledger.proof_file import Proven
 from swarm.ledger.receipts import Receipt
 from swarm.world import Database
@@ -35,7 +35,7 @@ class KeptProofs:
         self._most_bytes = most_bytes
 
     async def open(self) -> None:
-        """Prepare the tables."""
+        """Prepare the tables, for a worker that is admitted."""
 
         def create(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -50,6 +50,11 @@ class KeptProofs:
                 "sealed_size INTEGER NOT NULL, sealed_proof BLOB NOT NULL, bytes INTEGER NOT NULL, "
                 "UNIQUE (run, validator, position))"
             )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS own_expulsions (run TEXT NOT NULL, envelope BLOB)"
+            )
+            # Whoever is admitted again is not evicted any more.
+            connection.execute("DELETE FROM own_expulsions WHERE run = ?", (self._run,))
 
         await self._database.transact(create)
 
@@ -86,6 +91,15 @@ class KeptProofs:
             return self._make_room(connection)
 
         return await self._database.transact(run)
+
+    async def keep_expulsions(self, envelopes: Sequence[Envelope]) -> None:
+        """Keep this worker's newest signed eviction and reinstatement."""
+        rows = [(self._run, envelope.raw) for envelope in envelopes]
+        await self._database.transact(
+            lambda connection: connection.executemany(
+                "INSERT INTO own_expulsions VALUES (?, ?)", rows
+            )
+        )
 
     def _make_room(self, connection: sqlite3.Connection) -> int:
         rows = connection.execute(

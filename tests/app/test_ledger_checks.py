@@ -19,12 +19,13 @@ from swarm.app.why import (
     submission_named,
 )
 from swarm.app.why_step import about_step, step_lines
+from swarm.envelope import open_envelope
 from swarm.errors import UserError
 from swarm.identity import load_or_create
 from swarm.ledger import merkle, proof_file
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
-from swarm.ledger.entries import Admitted, Evicted, encode
+from swarm.ledger.entries import Admitted, Evicted, decode, encode
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.kept_proofs import KeptProofs
 from swarm.ledger.log import Log
@@ -32,6 +33,7 @@ from swarm.ledger.proof_file import Proven
 from swarm.messages import Check, Eviction, Evidence, LogHead, Reinstatement
 from swarm.run.run import Run
 from swarm.world.disk import LocalDisk
+from swarm.world.home_format import FORMAT_FILE, HOME_FORMAT
 from tests.app.harness import complaint, swarm
 from tests.ledger.harness import (
     ALICE,
@@ -96,6 +98,13 @@ def _mirrored(peer: Peer) -> int:
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
     return collected(tmp_path_factory.mktemp("ledger"))
+
+
+def formatted(home: Path) -> Path:
+    """A home with the name of its format, as a peer leaves it."""
+    home.mkdir(exist_ok=True)
+    (home / FORMAT_FILE).write_text(f'{{"format": {HOME_FORMAT}}}')
+    return home
 
 
 def problems(archive: Archive) -> str:
@@ -287,7 +296,7 @@ def test_a_changed_proof_proves_nothing(archive: Archive) -> None:
 
 
 def test_a_worker_proves_its_work_from_its_own_home(archive: Archive, tmp_path: Path) -> None:
-    home, out = tmp_path / "worker", tmp_path / "receipt.json"
+    home, out = formatted(tmp_path / "worker"), tmp_path / "receipt.json"
     receipt = proof_file.receipt_in(archive.logs[ALICE.peer_id], 1)
     name = receipt.verdict.submission.hex()
 
@@ -312,9 +321,37 @@ def test_a_worker_proves_its_work_from_its_own_home(archive: Archive, tmp_path: 
     assert "has no submission 'ffff'" in complaint(*proving("ffff"))
 
 
+def test_an_evicted_worker_reads_why_without_the_network(archive: Archive, tmp_path: Path) -> None:
+    home = formatted(tmp_path / "worker")
+    (home / "identity.key").write_text(WORKER.seed.hex())
+    (home / "identity.key").chmod(0o600)
+    (home / "identity.pub").write_text(f"{WORKER.peer_id}\n")
+    log = archive.logs[ALICE.peer_id]
+    evicted = decode(log.entries[4])
+    assert isinstance(evicted, Evicted)
+
+    async def main() -> None:
+        kept = KeptProofs(LocalDisk(home).database("peer.sqlite"), archive.run, 1 << 20)
+        await kept.open()
+        await kept.keep([Proven(archive.signed, proof_file.receipt_in(log, 3))])
+        await kept.keep_expulsions([open_envelope(evicted.envelope)])
+
+    trio.run(main)
+    assert "evicted another policy" in swarm("ledger", "--from", home).output
+    for named in (WORKER.peer_id, "worker"):
+        told = swarm("why", named, "--from", home).output
+        assert "evicted on" in told and "another policy" in told
+        assert LIE.hex() in told
+
+    async def admitted_again() -> None:
+        await KeptProofs(LocalDisk(home).database("peer.sqlite"), archive.run, 1 << 20).open()
+
+    trio.run(admitted_again)
+    assert "evicted" not in swarm("ledger", "--from", home).output
+
+
 def test_a_worker_reads_its_receipts_without_the_network(archive: Archive, tmp_path: Path) -> None:
-    home = tmp_path / "worker"
-    home.mkdir()
+    home = formatted(tmp_path / "worker")
     load_or_create(home / "identity.key")
     receipts = [proof_file.receipt_in(archive.logs[ALICE.peer_id], index) for index in (1, 2)]
     names = [receipt.verdict.submission.hex() for receipt in receipts]
@@ -358,6 +395,7 @@ def test_a_worker_reads_its_receipts_without_the_network(archive: Archive, tmp_p
     other = tmp_path / "other"
     other.mkdir()
     assert "is not the home of a worker" in complaint("ledger", "--from", other)
+    assert "is no folder" in complaint("ledger", "--from", tmp_path / "absent")
 
 
 # --- why -------------------------------------------------------------------------------------
@@ -433,7 +471,7 @@ def test_a_reinstated_peer_is_not_evicted(tmp_path: Path) -> None:
 
 def test_a_home_of_a_trusted_peer_can_be_read(tmp_path: Path) -> None:
     archive = collected(tmp_path)
-    home = tmp_path / BOB.peer_id
+    home = formatted(tmp_path / BOB.peer_id)
     (home / "identity.key").write_text(BOB.seed.hex())
     (home / "identity.key").chmod(0o600)
     found = archive_in_home(home, None)
@@ -447,7 +485,7 @@ def test_a_home_of_a_trusted_peer_can_be_read(tmp_path: Path) -> None:
 def test_a_home_is_read_at_one_instant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peer prunes a log after the reader has learnt where the log begins."""
     archive = collected(tmp_path)
-    home = tmp_path / BOB.peer_id
+    home = formatted(tmp_path / BOB.peer_id)
     (home / "identity.key").write_text(BOB.seed.hex())
     (home / "identity.key").chmod(0o600)
     database = InlineDisk(home).database("ledger.sqlite")

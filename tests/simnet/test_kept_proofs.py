@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 import trio
 
+from peers.inference.proofs import SOON_SECONDS
+from peers.inference.role import InferenceRole
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
+from swarm.envelope import open_envelope
 from swarm.events import Event
 from swarm.ledger import merkle, proof_file
 from swarm.ledger.entries import Sealed, decode
@@ -17,6 +22,7 @@ from swarm.ledger.kept_proofs import KEPT_PROOFS, proven_in
 from swarm.ledger.log import Log
 from swarm.ledger.proof_file import Proven
 from swarm.manifest import Limits, Thresholds
+from swarm.messages import Eviction
 from swarm.world import Database
 
 VALIDATORS = ("v0", "v1")
@@ -88,6 +94,83 @@ def test_proofs_outlast_the_entries(restarts: bool) -> None:
     run_virtual(main, seed=4, limit_seconds=30_000)
     assert not simulation.violations
     assert dropped["roomy"] == 0 < dropped["narrow"]
+
+
+@pytest.mark.parametrize("end", ["the run ends", "it leaves", "the network dies"])
+def test_the_last_receipts_are_kept(end: str) -> None:
+    simulation = Simulation(4, workload=Workload(model_bytes=500_000, completion_tokens_mean=64.0))
+    heard: list[tuple[float, bytes]] = []
+
+    def hear(now: float, peer: Peer, event: Event) -> None:
+        if event.name == "inference.receipt" and event.fields["log_index"] >= 0:
+            heard.append((now, event.fields["submission"]))
+
+    async def main() -> None:
+        simulation.listeners.append(hear)
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=list(VALIDATORS),
+                steps=4 if end == "the run ends" else 1_000_000,
+                groups_per_step=8, max_new_tokens=256,
+            )  # fmt: skip
+            over = simulation.expect("peer.work_over", ["w"])
+            for plan in (
+                *(Plan(name, ["validator"]) for name in VALIDATORS),
+                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=2.0)),
+                Plan("w", ["inference"]),
+            ):
+                await simulation.add(plan).start()
+            worker, last = simulation.peers["w"], math.inf
+            if end == "the run ends":
+                assert await simulation.meet(over, 300)
+            elif end == "it leaves":
+                await trio.sleep(60)
+                last = simulation.now()
+                worker.node.departure.ask()
+                with trio.fail_after(60):
+                    while worker.alive:
+                        await trio.sleep(1)
+            else:
+                await trio.sleep(60)
+                last = simulation.now() - 2 * SOON_SECONDS  # later ones may go with the network
+                for name in ("trainer", *VALIDATORS):
+                    await simulation.peers[name].kill()
+            kept = {each.receipt.verdict.submission for each in _proofs(
+                _database(simulation, "w", "peer.sqlite"))}  # fmt: skip
+            expected = {submission for when, submission in heard if when <= last}
+            assert len(expected) > 2
+            assert expected <= kept
+
+    run_virtual(main, seed=4, limit_seconds=1_000)
+
+
+def test_a_worker_keeps_its_eviction() -> None:
+    simulation = Simulation(4, workload=Workload(model_bytes=500_000, completion_tokens_mean=64.0))
+
+    async def main() -> None:
+        async with simulation.running():
+            await start_bootstrap(
+                simulation, trainers=["trainer"], validators=["v0"], steps=1_000_000,
+                groups_per_step=8, max_new_tokens=256,
+            )  # fmt: skip
+            for plan in (
+                Plan("v0", ["validator"]),
+                Plan("trainer", ["trainer"], hardware=Hardware(step_seconds=2.0)),
+                Plan("w", ["inference"], acts=InferenceRole),  # so that its end is expected
+            ):
+                await simulation.add(plan).start()
+            await trio.sleep(30)
+            worker, (validator,) = simulation.peers["w"], simulation.peers["v0"].roles
+            await validator._trusted.evict(worker.id, "for a test", b"", 1.0, 0.0)  # type: ignore[attr-defined]
+            await trio.sleep(10)
+            assert not worker.alive
+            rows = _database(simulation, "w", "peer.sqlite").read(
+                "SELECT envelope FROM own_expulsions"
+            )
+            (kept,) = [open_envelope(raw).expect(Eviction) for (raw,) in rows]
+            assert (kept.peer, kept.reason) == (worker.id, "for a test")
+
+    run_virtual(main, seed=4, limit_seconds=1_000)
 
 
 def _check(simulation: Simulation) -> None:

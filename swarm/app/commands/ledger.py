@@ -95,15 +95,19 @@ def _kept_record(peer: str | None, home: Path, run: str | None) -> tuple[str, Wo
     """The record in the receipts that a worker's home keeps; raises `UserError`."""
     from swarm.app.kept_proofs import keeps_proofs, kept_archive
     from swarm.app.onlooker import WorkerRecord
+    from swarm.app.why import run_of
 
     if peer is not None:
         raise UserError("give either --peer ID or --from HOME: a home keeps its own receipts")
+    if not home.is_dir():
+        raise UserError(f"--from {home} is no folder; give the home of your worker")
     if not keeps_proofs(home):
         raise UserError(
             f"{home} is not the home of a worker; swarm why ID --from reads trusted peers' logs"
         )
-    archive = kept_archive(home, run)
-    return _own_id(home), WorkerRecord(archive.state, archive.receipts, problems=archive.problems)
+    archive, own = kept_archive(home, run), _own_id(home)
+    eviction = run_of(archive).evicted(own)
+    return own, WorkerRecord(archive.state, archive.receipts, [], eviction, archive.problems)
 
 
 def _show(worker: str, record: WorkerRecord, last: int, *, as_json: bool) -> int:

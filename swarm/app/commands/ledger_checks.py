@@ -32,6 +32,15 @@ Source = Annotated[
     ),
 ]
 
+SourceOrOwn = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Home of a worker (its own receipts), trainer or validator, or an export; default: "
+        "ask the network.",
+    ),
+]
+
 
 @exits
 def verify(
@@ -159,7 +168,7 @@ def prove(
     out: Annotated[Path, typer.Option(help="File for the proof; - is standard output.")] = Path(
         "-"
     ),
-    source: Source = None,
+    source: SourceOrOwn = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.app.commands.ledger_checks import Source, readable, readable_archive, report
+from swarm.app.commands.ledger_checks import SourceOrOwn, readable, readable_archive, report
 from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
@@ -33,7 +33,7 @@ def why(
             help="Hash of a submission or id of a peer, or its beginning or end; or a step."
         ),
     ],
-    source: Source = None,
+    source: SourceOrOwn = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
     logs: Annotated[
