@@ -79,7 +79,9 @@ class ProofKeeper:
             expulsions = self._peer.run.expulsions_of(self._peer.peer_id)
             if expulsions:
                 with trio.move_on_after(LAST_SECONDS, shield=True):
-                    await self._kept.keep_expulsions(expulsions)
+                    signed = self._peer.run.manifest_envelope
+                    await self._kept.keep_expulsions(signed, expulsions)
+                    await self._ask([each.sender for each in expulsions])
 
     async def finish(self) -> None:
         """Keep what is not kept yet, before the peer leaves."""

@@ -52,7 +52,10 @@ def kept_archive(home: Path, run: str | None) -> Archive:
     """The receipts that a worker's home keeps of a run, each checked again; raises `UserError`."""
     database = _database(home)
     manifests: dict[str, Envelope] = {}
-    for (raw,) in home_rows(database, "SELECT envelope FROM proof_manifests"):
+    signed = home_rows(database, "SELECT envelope FROM proof_manifests")
+    if _has_table(database, "own_expulsions"):  # older homes have none
+        signed += home_rows(database, "SELECT manifest FROM own_expulsions")
+    for (raw,) in signed:
         with suppress(Dropped):
             manifest = open_envelope(raw)
             known = manifests.get(manifest.body.run, manifest)
@@ -64,8 +67,9 @@ def kept_archive(home: Path, run: str | None) -> Archive:
             f"{home} keeps no receipt yet: a worker asks for them a few seconds after each "
             "verdict; ask the network with --bootstrap until then"
         )
-    archive = Archive(choose_run([manifests[name] for name in sorted(manifests)], run))
-    archive.problems.append(f"{home} has only this peer's own receipts, as of when it last asked")
+    archive = Archive(
+        choose_run([manifests[name] for name in sorted(manifests)], run), home=str(home)
+    )
     damaged = 0
     for row in home_rows(database, KEPT_PROOFS_OF_RUN, archive.run):
         try:
@@ -100,7 +104,7 @@ def _has_table(database: Path, name: str) -> bool:
 
 def _expulsions(database: Path, archive: Archive) -> Iterator[Record]:
     """The eviction and the reinstatement that the worker heard before it left."""
-    if not _has_table(database, "own_expulsions"):  # an older version wrote the home
+    if not _has_table(database, "own_expulsions"):
         return
     run = Run(archive.signed)
     for (raw,) in home_rows(

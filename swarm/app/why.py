@@ -31,7 +31,7 @@ def submission_named(archive: Archive, prefix: str) -> bytes:
         for record in archive.records
         if isinstance(record.entry, Judged)
     }
-    return bytes.fromhex(resolve(prefix.lower(), names, "submission"))
+    return bytes.fromhex(resolve(prefix.lower(), names, "submission", archive.where))
 
 
 def peer_named(archive: Archive, prefix: str, present: Iterable[str] = ()) -> str:
@@ -42,7 +42,7 @@ def peer_named(archive: Archive, prefix: str, present: Iterable[str] = ()) -> st
             names.add(record.entry.worker)
         elif isinstance(record.entry, (Evicted, Reinstated)):
             names.add(record.entry.peer)
-    return resolve(prefix, names, "peer")
+    return resolve(prefix, names, "peer", archive.where)
 
 
 # --- a submission ----------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def about_step(
     open_now = order is not None and order.step == step
     trained = _trained_on(archive, step)
     if not judged and not open_now and not trained:
-        raise UserError(f"the ledger has no work of step {step}; {_known(archive, order)}")
+        raise UserError(f"{archive.where} has no work of step {step}; {_known(archive, order)}")
     first = {
         entry.submission: archive.state.verdicts.get(entry.submission, entry) for _, entry in judged
     }

@@ -73,8 +73,10 @@ class Archive:
     """By owner."""
     forks: list[ForkEvidence] = field(default_factory=list)
     """Contradictory heads that trusted peers keep."""
+    home: str = ""
+    """The worker's home whose receipts are all that there is; empty for logs."""
     receipts: list[Receipt] = field(default_factory=list)
-    """A worker's own receipts, where they are all that there is."""
+    """The worker's own receipts."""
     expulsions: list[Record] = field(default_factory=list)
     """Its eviction and reinstatement, as in the log of a trusted peer."""
     problems: list[str] = field(default_factory=list)
@@ -87,6 +89,12 @@ class Archive:
     @property
     def run(self) -> str:
         return self.signed.body.run
+
+    @property
+    def where(self) -> str:
+        """What a sentence calls this archive."""
+        own = f"{self.home}, which has its worker's own receipts only,"
+        return own if self.home else "the ledger"
 
     def log(self, owner: str) -> LogCopy:
         """The copy of a log, empty if there was none."""

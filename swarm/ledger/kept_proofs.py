@@ -51,7 +51,8 @@ class KeptProofs:
                 "UNIQUE (run, validator, position))"
             )
             connection.execute(
-                "CREATE TABLE IF NOT EXISTS own_expulsions (run TEXT NOT NULL, envelope BLOB)"
+                "CREATE TABLE IF NOT EXISTS own_expulsions "
+                "(run TEXT NOT NULL, manifest BLOB NOT NULL, envelope BLOB NOT NULL)"
             )
             # Whoever is admitted again is not evicted any more.
             connection.execute("DELETE FROM own_expulsions WHERE run = ?", (self._run,))
@@ -92,12 +93,12 @@ class KeptProofs:
 
         return await self._database.transact(run)
 
-    async def keep_expulsions(self, envelopes: Sequence[Envelope]) -> None:
+    async def keep_expulsions(self, manifest: Envelope, envelopes: Sequence[Envelope]) -> None:
         """Keep this worker's newest signed eviction and reinstatement."""
-        rows = [(self._run, envelope.raw) for envelope in envelopes]
+        rows = [(self._run, manifest.raw, envelope.raw) for envelope in envelopes]
         await self._database.transact(
             lambda connection: connection.executemany(
-                "INSERT INTO own_expulsions VALUES (?, ?)", rows
+                "INSERT INTO own_expulsions VALUES (?, ?, ?)", rows
             )
         )
 

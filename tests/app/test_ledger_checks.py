@@ -334,7 +334,7 @@ def test_an_evicted_worker_reads_why_without_the_network(archive: Archive, tmp_p
         kept = KeptProofs(LocalDisk(home).database("peer.sqlite"), archive.run, 1 << 20)
         await kept.open()
         await kept.keep([Proven(archive.signed, proof_file.receipt_in(log, 3))])
-        await kept.keep_expulsions([open_envelope(evicted.envelope)])
+        await kept.keep_expulsions(archive.signed, [open_envelope(evicted.envelope)])
 
     trio.run(main)
     assert "evicted another policy" in swarm("ledger", "--from", home).output
@@ -348,6 +348,24 @@ def test_an_evicted_worker_reads_why_without_the_network(archive: Archive, tmp_p
 
     trio.run(admitted_again)
     assert "evicted" not in swarm("ledger", "--from", home).output
+
+
+def test_a_worker_that_is_evicted_before_its_first_receipt_reads_why(
+    archive: Archive, tmp_path: Path
+) -> None:
+    home = formatted(tmp_path / "worker")
+    (home / "identity.key").write_text(WORKER.seed.hex())
+    (home / "identity.key").chmod(0o600)
+    evicted = decode(archive.logs[ALICE.peer_id].entries[4])
+    assert isinstance(evicted, Evicted)
+
+    async def main() -> None:
+        kept = KeptProofs(LocalDisk(home).database("peer.sqlite"), archive.run, 1 << 20)
+        await kept.open()
+        await kept.keep_expulsions(archive.signed, [open_envelope(evicted.envelope)])
+
+    trio.run(main)
+    assert "evicted another policy" in swarm("ledger", "--from", home).output
 
 
 def test_a_worker_reads_its_receipts_without_the_network(archive: Archive, tmp_path: Path) -> None:
@@ -366,11 +384,16 @@ def test_a_worker_reads_its_receipts_without_the_network(archive: Archive, tmp_p
         assert kept.next_index(ALICE.peer_id, sealed=False) == receipts[1].index + 1
 
     trio.run(main)
-    told = json.loads(swarm("ledger", "--from", home, "--json").output)
+    outcome = swarm("ledger", "--from", home, "--json")
+    assert outcome.status == 0
+    told = json.loads(outcome.output)
     assert [row["submission"] for row in told["receipts"]] == names
     explained = swarm("why", names[0], "--from", home)
     assert explained.status == 0 and ALICE.peer_id in explained.output
-    assert "has only this peer's own receipts" in explained.errors
+    assert "has its worker's own receipts only, as of when it last asked" in explained.errors
+    assert "worker, which has its worker's own receipts only, has no work of step 99" in complaint(
+        "why", "99", "--from", home
+    )
     assert swarm("ledger", "prove", names[0], "--from", home).status == 0
     assert "give either --peer ID or --from HOME" in complaint(
         "ledger", "--from", home, "--peer", WORKER.peer_id

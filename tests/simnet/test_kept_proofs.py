@@ -126,10 +126,10 @@ def test_the_last_receipts_are_kept(end: str) -> None:
             elif end == "it leaves":
                 await trio.sleep(60)
                 last = simulation.now()
+                assert worker.node is not None
                 worker.node.departure.ask()
                 with trio.fail_after(60):
-                    while worker.alive:
-                        await trio.sleep(1)
+                    await worker._over.wait()
             else:
                 await trio.sleep(60)
                 last = simulation.now() - 2 * SOON_SECONDS  # later ones may go with the network

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarm.errors import UserError
+from swarm.errors import PeerError, UserError, leaf_errors
 from swarm.run.verdict_figures import failed_check, nearest
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
@@ -63,6 +63,7 @@ def _show_record(
     *,
     as_json: bool,
 ) -> int:
+    from swarm.app.kept_proofs import keeps_proofs
     from swarm.app.local_node import last_bootstrap, visit
     from swarm.app.onlooker import record_of, status_of
     from swarm.app.prefixes import PREFIX_MIN, resolve
@@ -88,11 +89,19 @@ def _show_record(
                 worker = resolve(named, present, "peer", "the run")
             return worker, await record_of(node, found, worker)
 
-    return _show(*run_until_interrupted(ask), last, as_json=as_json)
+    try:
+        found = run_until_interrupted(ask)
+    except* PeerError as group:
+        if peer is not None or not keeps_proofs(home.expanduser()):
+            raise
+        problem = leaf_errors(group)[0]
+        raise PeerError(f"{problem}; what this home keeps: swarm ledger --from {home}") from None
+    return _show(*found, last, as_json=as_json)
 
 
 def _kept_record(peer: str | None, home: Path, run: str | None) -> tuple[str, WorkerRecord]:
     """The record in the receipts that a worker's home keeps; raises `UserError`."""
+    from swarm.app.commands.ledger_checks import note_age
     from swarm.app.kept_proofs import keeps_proofs, kept_archive
     from swarm.app.onlooker import WorkerRecord
     from swarm.app.why import run_of
@@ -106,6 +115,7 @@ def _kept_record(peer: str | None, home: Path, run: str | None) -> tuple[str, Wo
             f"{home} is not the home of a worker; swarm why ID --from reads trusted peers' logs"
         )
     archive, own = kept_archive(home, run), _own_id(home)
+    note_age(archive)
     eviction = run_of(archive).evicted(own)
     return own, WorkerRecord(archive.state, archive.receipts, [], eviction, archive.problems)
 

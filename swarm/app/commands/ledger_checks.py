@@ -313,5 +313,12 @@ def _archive(
 
 def report(archive: Archive) -> None:
     """Say which logs are missing."""
+    note_age(archive)
     for problem in archive.problems:
         print(f"not complete: {printable(problem)}", file=sys.stderr)
+
+
+def note_age(archive: Archive) -> None:
+    """Say what a worker's own receipts are."""
+    if archive.home:
+        print(f"note: {archive.where} as of when it last asked", file=sys.stderr)
