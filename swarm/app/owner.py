@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from swarm.app.archives import fetch_archive
 from swarm.app.local_node import visit
 from swarm.app.onlooker import ask_all, learn_expulsions
 from swarm.app.owners_key import default_key, owners_key
+from swarm.app.prefixes import resolve
 from swarm.app.run_probe import described
 from swarm.app.thresholds import Measuring, settle
 from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, UserError
-from swarm.identity import load_or_create
+from swarm.identity import InvalidPeerId, load_or_create, public_key_of
 from swarm.ledger.client import LedgerClient
+from swarm.ledger.entries import Evicted
 from swarm.manifest import VERSION_MAX, RunManifest
 from swarm.messages import Eviction, Reinstatement
 from swarm.node.node import Node
@@ -193,6 +197,7 @@ def _sign_succession(heir: Heir, held: Envelope) -> Envelope:
 class Reinstated:
     """The outcome of a reinstatement."""
 
+    peer: str
     eviction: Eviction
     """The eviction that it overrules."""
     logged: list[str]
@@ -201,15 +206,26 @@ class Reinstated:
     """One sentence per trusted peer that did not answer."""
 
 
+async def _evicted_peer(node: Node, run: Run, named: str) -> str:
+    """The id of the evicted peer that its id names, or its beginning or end; raises `UserError`."""
+    with suppress(InvalidPeerId):
+        public_key_of(named)
+        return named
+    archive = await fetch_archive(node, run)
+    evicted = {each.entry.peer for each in archive.records if isinstance(each.entry, Evicted)}
+    return resolve(named, evicted, "evicted peer")
+
+
 async def reinstate(
-    node: Node, run: Run, peer: str, reason: str, owner_key: Path | None
+    node: Node, run: Run, named: str, reason: str, owner_key: Path | None
 ) -> Reinstated:
     """Sign the reinstatement of an evicted peer and hand it to the run's trusted peers.
 
-    Raises `UserError` if the peer is not evicted or the key is not the owner's, and `PeerError` if
-    no trusted peer takes the message.
+    `named` is its id, or how that begins or ends. Raises `UserError` if the peer is not evicted or
+    the key is not the owner's, and `PeerError` if no trusted peer takes the message.
     """
     owner = owners_key(run.owner, owner_key)
+    peer = await _evicted_peer(node, run, named)
     problems: list[str] = []
     await learn_expulsions(node, run, peer, problems)
     eviction = run.evicted(peer)
@@ -237,7 +253,7 @@ async def reinstate(
     await ask_all(node, run.manifest.trusted_ids(), hand_over_to, problems)
     if not logged:
         raise PeerError(f"no trusted peer took the reinstatement: {'; '.join(problems)}")
-    return Reinstated(eviction, sorted(logged), problems)
+    return Reinstated(peer, eviction, sorted(logged), problems)
 
 
 def _write_manifest(target: Path, envelope: Envelope) -> None:

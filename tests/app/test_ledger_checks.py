@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from swarm.app.archives import FORMATS, archive_in_home, fetch_archive, read_export, write_export
+from swarm.app.owner import reinstate
 from swarm.app.why import (
     about_peer,
     about_submission,
@@ -470,6 +471,25 @@ def test_prefixes_must_name_one(archive: Archive) -> None:
     for prefix in ("00", "ffff"):
         with pytest.raises(UserError, match="has no submission"):
             submission_named(archive, prefix)
+
+
+@pytest.mark.parametrize("named", [WORKER.peer_id[-8:], WORKER.peer_id[:20], WORKER.peer_id])
+def test_an_evicted_peer_is_reinstated_by_part_of_its_id(named: str, tmp_path: Path) -> None:
+    key = tmp_path / "owner.key"
+    key.write_text(OWNER.seed.hex())
+    key.chmod(0o600)
+
+    async def main() -> None:
+        lab = Swarm(tmp_path)
+        async with lab.peer(ALICE) as alice, lab.apart(identity(50)) as onlooker:
+            await alice.trusted.evict(WORKER.peer_id, "another policy", LIE, 0.5, 1.0)
+            run = Run(lab.manifest)
+            with pytest.raises(UserError, match="the ledger has no evicted peer 'zzzz'"):
+                await reinstate(onlooker.node, run, "zzzz", "honest", key)
+            done = await reinstate(onlooker.node, run, named, "honest", key)
+            assert (done.peer, done.logged) == (WORKER.peer_id, [ALICE.peer_id])
+
+    in_virtual_time(main)
 
 
 def test_a_reinstated_peer_is_not_evicted(tmp_path: Path) -> None:

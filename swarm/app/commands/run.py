@@ -174,7 +174,13 @@ def run_succeed(
 @app.command("reinstate")
 @exits
 def run_reinstate(
-    peer: Annotated[str, typer.Argument(help="Id of the evicted peer.")],
+    peer: Annotated[
+        str,
+        typer.Argument(
+            help="Id of the evicted peer, or its beginning or end; a demo's name, with "
+            "the demo's --owner-key.",
+        ),
+    ],
     reason: Annotated[str, typer.Option(help="Why; everyone can read it in the ledger.")],
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
@@ -185,8 +191,11 @@ def run_reinstate(
     """Readmit an evicted peer. The owner signs this; trusted peers log it and tell all peers."""
     from swarm.app.local_node import visit
     from swarm.app.owner import Reinstated, reinstate
+    from swarm.app.prefixes import peers_beside
 
-    check_reinstatement(peer, reason)
+    check_reason(reason)
+    if owner_key is not None:  # a demo has its peers' homes beside it, in `peers`
+        peer = peers_beside(owner_key.with_name("peers") / "any").get(peer, peer)
 
     async def sign_and_send() -> tuple[str, int, Reinstated]:
         async with visit(bootstrap, run, looks_on=True) as (node, found):
@@ -194,7 +203,7 @@ def run_reinstate(
             return found.id, len(found.manifest.trusted_ids()), done
 
     run_id, trusted, done = run_until_interrupted(sign_and_send)
-    print(f"run {run_id}: {peer} is reinstated")
+    print(f"run {run_id}: {done.peer} is reinstated")
     print(f"it was evicted for: {printable(done.eviction.reason)}")
     print(
         f"{len(done.logged)} of {trusted} trusted peers have logged it, and forward it to all "
@@ -205,14 +214,8 @@ def run_reinstate(
     return 0
 
 
-def check_reinstatement(peer: str, reason: str) -> None:
-    """Raise `UserError` for arguments that no reinstatement can have."""
-    from swarm.identity import InvalidPeerId, public_key_of
-
-    try:
-        public_key_of(peer)
-    except InvalidPeerId as error:
-        raise UserError(f"PEER: {error}") from error
+def check_reason(reason: str) -> None:
+    """Raise `UserError` for a reason that no reinstatement can have."""
     if not reason.strip() or len(reason) > REASON_CHARACTERS_MAX:
         raise UserError(f"--reason has {len(reason)} characters; give 1 to {REASON_CHARACTERS_MAX}")
 
