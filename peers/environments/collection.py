@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -54,9 +54,13 @@ class Environments:
     Weights are not stored here, because a later version of the run may change them.
     """
 
-    def __init__(self, references: Sequence[EnvironmentReference] = ()) -> None:
+    def __init__(
+        self, references: Sequence[EnvironmentReference] = (), allowed: Collection[str] = ()
+    ) -> None:
         """Load the local environments of `references`; raises `UserError` for one not installed
-        here. A served one is loaded when `of` or `task` asks for it."""
+        here. A served one is loaded when `of` or `task` asks for it. `allowed`: see `load_named`.
+        """
+        self._allowed = allowed
         self._loaded: dict[bytes, Environment] = {}
         for reference in references:
             if reference.where == "local":
@@ -69,7 +73,7 @@ class Environments:
         )
         found = self._loaded.get(key)
         if found is None:
-            found = load_named(reference)
+            found = load_named(reference, self._allowed)
             self._loaded[key] = found
         return found
 

@@ -6,7 +6,7 @@ An environment's module is imported when a run names it, because it may need a h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -88,14 +88,14 @@ def load(name: str, version: str, options: Mapping[str, OptionValue] | None = No
     return environment
 
 
-def load_named(reference: EnvironmentReference) -> Environment:
+def load_named(reference: EnvironmentReference, allowed: Collection[str] = ()) -> Environment:
     """Load an environment that a run's manifest names; every reader of a manifest passes here.
 
     Raises `UserError` as `load`, and for an environment whose options are not safe in a stranger's
-    hands, unless the settings of this machine allow it.
+    hands, unless the user of this machine allows it: by `allowed`, or for the whole process.
     """
     name, options = reference.name, reference.options
-    if name not in allowed_environments():
+    if name not in {*allowed, *allowed_environments()}:
         # The own attribute: a subclass of a safe class may do anything.
         safe = vars(class_of(name)).get("safe_for_strangers") is True
         if not safe or UNSAFE_OPTIONS.keys() & options.keys():

@@ -48,7 +48,7 @@ class EvaluationService:
         use_hardware(setup.hardware)
         self._setup = setup
         self._folder = Path(setup.folder)
-        self._environments = [load_named(each) for each in setup.environments]
+        self._environments = [load_named(each, setup.allowed) for each in setup.environments]
         self._renderer = Renderer(self._folder)
         self._tasks: list[list[Task]] = []
         """By environment."""

@@ -133,7 +133,7 @@ class EngineService:
         """Proofs and files, one submission's after the other's."""
         self._renderer: Renderer | None = None
         self._asked = AskedQueue()
-        self._environments = Environments(setup.environments)
+        self._environments = Environments(setup.environments, setup.allowed)
         self._endpoint = _endpoint(setup.endpoint) if setup.endpoint is not None else None
         self._loaded = trio.Event()
         """Set once the first policy is loaded, for the endpoint."""

@@ -19,7 +19,6 @@ from swarm.jobs import Load
 from swarm.jobs.inference import InferenceService, InferenceSetup, Loaded, Probe, Survey, Surveyed
 from swarm.manifest import EnvironmentReference
 from swarm.messages import CheckpointReference
-from swarm.run.allowed import allow_environments
 from swarm.settings import PeerSettings
 from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra
 from swarm.world import client
@@ -36,7 +35,6 @@ async def look(settings: PeerSettings, model: Path | None) -> list[Finding]:
     Raises `UserError` for what would end the peer.
     """
     name = "inference"
-    allow_environments(settings.allowed)
     if name in EXTRA_OF_ROLE:
         require_extra(EXTRA_OF_ROLE[name], "swarm preflight")
     own = settings.of(name, InferenceSettings)
@@ -47,6 +45,7 @@ async def look(settings: PeerSettings, model: Path | None) -> list[Finding]:
         engine=settings.engine,
         hardware=own.hardware,
         environments=environments,
+        allowed=tuple(settings.allowed),
         tokens_max=work.run.manifest.sampling.max_new_tokens if work else 1024,
     )
     probes: list[Finding] = []

@@ -23,7 +23,6 @@ from peers.environments.prompt_room import PromptRoom
 from swarm.app.run_rows import check_rows, policy_room
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
-from swarm.run.allowed import allow_environments
 from swarm.run.curriculum import at_level
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
 
@@ -49,12 +48,11 @@ def described(file: Path, tokenizer: Path | None, unusable_max: float) -> RunMan
     Raises `UserError` if the run could not work.
     """
     description = describe_run(file)
-    allow_environments(each.name for each in description.environments)  # the owner's own
     folder = tokenizer or Path(description.model)
-    installed = Environments()
+    installed = Environments(allowed=[each.name for each in description.environments])
     rows = check_rows(unhashed_manifest(file), folder, installed, unusable_max)
     manifest = manifest_from_toml(file, probe_hashes(folder, description.environments, installed))
-    for warning in [*rows.warnings, *probe_run(manifest, folder, str(file))]:
+    for warning in [*rows.warnings, *probe_run(manifest, folder, str(file), installed)]:
         print(f"warning: {warning}", file=sys.stderr)
     for line in rows.lines:
         print(line)
@@ -83,7 +81,6 @@ def probe_hashes(
 
 def try_grading(environments: Sequence[EnvironmentReference]) -> None:
     """Grade one answer in each environment; raises `UserError` if this machine cannot."""
-    allow_environments(each.name for each in environments)
     installed = Environments()
     for each in environments:
         environment = installed.of(each)
@@ -91,12 +88,14 @@ def try_grading(environments: Sequence[EnvironmentReference]) -> None:
         grade(environment, task, Transcript.of(task.answer, finished=True))
 
 
-def probe_run(manifest: RunManifest, folder: Path, where: str) -> list[str]:
+def probe_run(
+    manifest: RunManifest, folder: Path, where: str, installed: Environments
+) -> list[str]:
     """Test the run's environments with the tokenizer and the model config in `folder`.
 
     Returns warnings; raises `UserError`. Messages about the manifest begin with `where`.
     """
-    renderer, installed = Renderer(folder), Environments()
+    renderer = Renderer(folder)
     for each in manifest.environments:
         _check_replayable(installed.of(each), each, where)
     variants = [

@@ -103,7 +103,7 @@ def _measure(manifest: RunManifest, model: Path, wanted: Measuring) -> Threshold
     """Measure with the run's own model and prompts; shows a table, and a bar in a terminal."""
     from peers.calibration.report import measure_run
 
-    installed = Environments()
+    installed = Environments(allowed=[each.name for each in manifest.environments])
     environments = [installed.of(each) for each in manifest.environments]
     print(
         f"measuring how far honest engines differ on {model} (once; --no-measure leaves it out, "

@@ -23,6 +23,8 @@ class EvaluationSetup(Setup, frozen=True, kw_only=True):
     folder: str
     """Hugging Face folder of the checkpoint."""
     environments: list[EnvironmentReference]
+    allowed: tuple[str, ...] = ()
+    """Environments that are built whatever their options: the user chose these."""
     engine: str = "native"
     hardware: Hardware = Hardware()
     niceness: int = 0

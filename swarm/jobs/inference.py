@@ -34,6 +34,8 @@ class InferenceSetup(Setup, frozen=True, kw_only=True):
     """Size of the noise added to all weights after loading, relative to each tensor's norm. The
     demo's cheater uses it."""
     environments: list[EnvironmentReference]
+    allowed: tuple[str, ...] = ()
+    """Environments that are built whatever their options, beside those of the process."""
     tokens_max: int = 1024
     """Most tokens of a completion (`Sampling.max_new_tokens`), for the memory that one needs."""
     submissions_at_once: int = 0

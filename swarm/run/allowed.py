@@ -16,5 +16,6 @@ def allowed_environments() -> set[str]:
 
 
 def allow_environments(names: Iterable[str]) -> None:
-    """Allow environments in this process and its children: their options are the user's own."""
+    """Allow environments in this process and its children: their options are the user's own. Only
+    the start of a command or of a peer may call it; all else passes names on."""
     os.environ[ALLOWED_VARIABLE] = ",".join(sorted({*allowed_environments(), *names}))

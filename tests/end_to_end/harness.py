@@ -24,6 +24,7 @@ import msgspec
 import trio
 
 from peers.demo import ENVIRONMENT
+from peers.environments.collection import Environments
 from swarm.app.demo.cast import demo_manifest
 from swarm.app.local_peers import free_ports, write_config
 from swarm.app.run_probe import probe_hashes
@@ -38,7 +39,7 @@ from swarm.manifest import (
     Values,
 )
 from swarm.observable import Observable
-from swarm.run.allowed import ALLOWED_VARIABLE, allow_environments
+from swarm.run.allowed import ALLOWED_VARIABLE
 from swarm.run.update import sign_manifest
 from swarm.world.child import die_with_parent
 from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
@@ -337,12 +338,7 @@ def tiny_manifest(
     environment_peers: Sequence[str] = (),
 ) -> RunManifest:
     """Make a small version of the demo's run: 8 groups of 4 per step, 2 groups per submission."""
-    before = os.environ.get(ALLOWED_VARIABLE, "")
-    allow_environments([environment.name])  # the owner's own
-    try:
-        hashes = probe_hashes(base, [environment])
-    finally:
-        os.environ[ALLOWED_VARIABLE] = before
+    hashes = probe_hashes(base, [environment], Environments(allowed=[environment.name]))
     manifest = demo_manifest(
         name="tiny",
         steps=steps,

@@ -22,7 +22,7 @@ from swarm.jobs.evaluation import EvaluationSetup
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import InspectionSetup
 from swarm.manifest import EnvironmentReference, OptionValue
-from swarm.run.allowed import ALLOWED_VARIABLE, allow_environments, allowed_environments
+from swarm.run.allowed import ALLOWED_VARIABLE
 from swarm.settings import PeerSettings
 
 
@@ -118,9 +118,14 @@ def test_shipped_environments_without_paths_and_programs_need_nothing() -> None:
     assert load_named(EnvironmentReference(name="sort-digits", version="1")).name == "sort-digits"
 
 
-def test_the_users_settings_allow_an_environment(tmp_path: Path) -> None:
-    allow_environments(["harness"])
-    assert allowed_environments() == {"harness"}
-    with pytest.raises(UserError) as caught:  # as far as its own checks, which read its file
-        load_named(EnvironmentReference(name="harness", version="9", options={}))
-    assert "stranger" not in str(caught.value)
+def test_the_users_settings_allow_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = EnvironmentReference(name="dataset", version="9", options={"path": str(tmp_path)})
+    with pytest.raises(UserError, match="stranger"):
+        load_named(reference, ["harness"])
+    with pytest.raises(UserError, match=r"no rows|holds no|lacks"):  # as far as its own checks
+        load_named(reference, ["dataset"])
+    assert "stranger" not in task_of(reference, ["dataset"]).text
+    monkeypatch.setenv(ALLOWED_VARIABLE, "harness,dataset")
+    assert "stranger" not in task_of(reference).text

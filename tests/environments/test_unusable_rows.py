@@ -18,6 +18,7 @@ from peers.environments.interface import Message, UnusableTask, messages_of
 from peers.environments.prompt_room import PromptRoom
 from peers.environments.tasks import indexed
 from swarm.errors import UserError
+from swarm.run.allowed import allowed_environments
 from tests.app.harness import complaint, swarm
 from tests.app.test_commands import RUN
 from tests.app.test_impossible_runs import describe
@@ -144,6 +145,7 @@ def described(folder: Path, rows: list[dict[str, Any]]) -> list[str | Path]:
 def test_run_create_names_every_bad_row_and_signs(tmp_path: Path) -> None:
     outcome = swarm(*described(tmp_path, [*GOOD * 20, *BAD]))
     assert outcome.status == 0, outcome.errors
+    assert not allowed_environments()  # the data set was the owner's own, for this run only
     assert "dataset: 610 rows rendered" in outcome.output
     assert "10 of 610 rows of dataset cannot be used" in outcome.errors
     for index, kind in enumerate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +39,3 @@ def test_submissions_that_draw_bad_rows_are_made_and_judged(
             found = own.inspect(header, rollouts, environments=[environment], number=number)
             assert not found.failed, (found.failed, found.detail)
             assert len(found.rewards) == 4
-
-
-os.environ["SWARM_ENVIRONMENTS"] = "dataset"

@@ -19,6 +19,7 @@ from swarm.app.demo.play import Demo
 from swarm.app.demo.summary import OUTPUT, page
 from swarm.app.demo.view import draw
 from swarm.app.run_probe import try_grading
+from swarm.run.allowed import allow_environments
 from swarm.terminal.output import STANDARD_OUTPUT
 
 
@@ -28,7 +29,9 @@ async def run_demo(options: DemoOptions) -> int:
     Raises `UserError` for wrong options and `SwarmError` if the demo cannot continue.
     """
     check_options(options)
-    try_grading(recipe_of(options.environment).environments)
+    environments = recipe_of(options.environment).environments
+    allow_environments(each.name for each in environments)  # to the demo's peers as well
+    try_grading(environments)
     console = Console(stderr=options.json_file == STANDARD_OUTPUT)
     folder = (options.keep or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
     lines = options.plain or not console.is_terminal

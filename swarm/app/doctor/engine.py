@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from subprocess import DEVNULL
@@ -134,14 +135,14 @@ async def _python_answers(interpreter: str) -> Finding:
     return Finding("python", f"{version} at {interpreter}", {"version": version})
 
 
-def task_of(wanted: EnvironmentReference) -> Finding:
+def task_of(wanted: EnvironmentReference, allowed: Collection[str] = ()) -> Finding:
     """Whether an environment is installed in the version that a run wants."""
 
     def check() -> str:
         require_extra("infer", "rendering the run's tasks")
         from peers.environments.registry import load_named
 
-        load_named(wanted)
+        load_named(wanted, allowed)
         return f"{wanted.name} {wanted.version} is installed, as the run wants it"
 
     return attempt("tasks", check)

@@ -14,7 +14,6 @@ from swarm.app.onlooker import learn_expulsions, status_of
 from swarm.errors import SwarmError, leaf_errors
 from swarm.findings import Finding
 from swarm.identity import load_or_create
-from swarm.run.allowed import allow_environments
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.transport.libp2p.addresses import default_listen
@@ -22,7 +21,6 @@ from swarm.transport.libp2p.addresses import default_listen
 
 async def look(settings: PeerSettings) -> list[Finding]:
     """Check this machine for a peer with these settings and, by `settings.bootstrap`, its run."""
-    allow_environments(settings.allowed)
     found = [program(), *map(packages, settings.role), *home_and_ports(settings)]
     found += [clock(), sandbox()]
     work: Work | None = None
@@ -91,4 +89,4 @@ def _environments(settings: PeerSettings, run: Run) -> Iterator[Finding]:
     if {"inference", "validator"} & set(settings.role):
         for each in run.manifest.environments:
             if each.where == "local":
-                yield task_of(each)
+                yield task_of(each, settings.allowed)

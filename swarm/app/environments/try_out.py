@@ -13,14 +13,15 @@ from swarm.app.rollouts.screen import GROUP_MARK, turn_lines
 from swarm.app.rollouts.seen import Turn
 from swarm.jobs.evaluation import EvaluationSetup, Sample
 from swarm.rollouts.rollout import Kind
-from swarm.run.allowed import allow_environments
 from swarm.world.compute import LocalCompute
 
 
 async def play(policy: Path, wanted: Evaluation) -> list[Sample]:
     """Samples of the only environment, task by task; raises `UserError`."""
-    allow_environments(each.name for each in wanted.environments)  # the user typed them
-    setup = EvaluationSetup(folder=str(policy), environments=wanted.environments)
+    [environment] = wanted.environments
+    setup = EvaluationSetup(
+        folder=str(policy), environments=[environment], allowed=(environment.name,)
+    )
     async with LocalCompute().child(SERVICE, setup, name="environment") as child:
         drawn = await draw(child, wanted)
         rows = range(drawn.tasks[0] * wanted.samples)

@@ -12,7 +12,6 @@ from peers.environments.registry import load_any
 from swarm.errors import UserError
 from swarm.jobs.evaluation import TasksDrawn
 from swarm.manifest import EnvironmentReference, Sampling
-from swarm.run.allowed import allow_environments
 from swarm.run.toml import describe_run
 from swarm.tables import struct_from_mapping
 
@@ -69,7 +68,6 @@ class Given:
 def wanted_of(given: Given) -> Evaluation:
     """Check the options and complete them from the run's file; raises `UserError`."""
     environments, table = _environments(given)
-    allow_environments(each.name for each in environments)  # the user typed them
     sampling = _sampling(given, table)
     stated = given.max_new_tokens is not None or "max_new_tokens" in table
     return Evaluation(

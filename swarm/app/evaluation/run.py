@@ -84,6 +84,7 @@ async def measure(
     setup = EvaluationSetup(
         folder=str(folder),
         environments=wanted.environments,
+        allowed=tuple(each.name for each in wanted.environments),
         engine=machine.engine,
         hardware=machine.hardware,
     )
