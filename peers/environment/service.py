@@ -18,6 +18,7 @@ from peers.environments.model_facts import ModelFacts
 from peers.environments.probe import probe_hash
 from peers.environments.prompt_room import PromptRoom
 from peers.environments.renderer import Renderer
+from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
 from swarm.jobs.environment import (
     Drawn,
@@ -45,6 +46,9 @@ TASKS_KEPT = 1024
 
 class EnvironmentPeerService:
     """Implements `swarm.jobs.environment.EnvironmentService`."""
+
+    reads_in_home = ("checkpoints",)
+    before_keys_close = staticmethod(start_launcher)
 
     def __init__(self, setup: EnvironmentSetup) -> None:
         """Load the environments; raises `UserError` for one that is not installed here."""

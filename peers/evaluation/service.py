@@ -18,6 +18,7 @@ from peers.environments.prompt_room import PromptRoom, shorter_answers
 from peers.environments.registry import load_named
 from peers.evaluation.checkpoint import checkpoint_hash, stop_ids_of
 from peers.evaluation.tasks import different_tasks, evaluation_seed
+from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
 from swarm.jobs.evaluation import (
     DrawTasks,
@@ -41,6 +42,9 @@ NEW_TOKENS = 512
 
 class EvaluationService:
     """Implements `swarm.jobs.evaluation.EvaluationService`."""
+
+    reads_in_home = ("checkpoints",)
+    before_keys_close = staticmethod(start_launcher)
 
     def __init__(self, setup: EvaluationSetup) -> None:
         os.nice(setup.niceness)

@@ -30,6 +30,7 @@ from peers.inference.asking import AskedQueue
 from peers.inference.finished import FinishedRollouts
 from peers.inference.survey import survey
 from peers.proofs import toploc
+from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
 from swarm.first_error import open_guarded
 from swarm.jobs import Load, SubmissionOrder
@@ -102,6 +103,9 @@ class EngineService:
     `sharing` says so (`peers.engines.episodes.Player`). Proofs and files are made beside, in
     another thread.
     """
+
+    reads_in_home = ("checkpoints", "outbox")
+    before_keys_close = staticmethod(start_launcher)
 
     def __init__(self, setup: InferenceSetup) -> None:
         """Check engine, device and environments before anything large is fetched.

@@ -8,7 +8,8 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 
-from peers.sandbox.execute import SandboxError, execute
+from peers.sandbox.execute import SandboxError
+from peers.sandbox.launcher import execute_here_or_there
 from peers.sandbox.means import Means, bubblewrap_path
 from peers.sandbox.program import PYTHON, Limits, Program
 from peers.sandbox.seccomp import supported
@@ -59,7 +60,7 @@ def _reason_against(means: Means) -> str | None:
     if means == "bubblewrap" and os.geteuid() == 0:
         return "started by root, bwrap keeps that user, whose processes the kernel does not bound"
     try:
-        outcome = execute(means, Program(argv=(PYTHON, "-c", "")), Limits())
+        outcome = execute_here_or_there(means, Program(argv=(PYTHON, "-c", "")), Limits())
     except (SandboxError, OSError) as error:
         return str(error)
     return None if outcome.code == 0 else outcome.stderr.decode("utf-8", "replace")[-300:]

@@ -6,7 +6,7 @@ import os
 import threading
 from functools import cache
 
-from peers.sandbox.execute import execute
+from peers.sandbox.launcher import execute_here_or_there
 from peers.sandbox.means import Means
 from peers.sandbox.probe import probe
 from peers.sandbox.program import Limits, Outcome, Program
@@ -34,7 +34,7 @@ class Sandbox:
         Raises `SandboxError` when the program cannot be started.
         """
         with self._free:
-            return execute(self.means, program, limits)
+            return execute_here_or_there(self.means, program, limits)
 
 
 @cache

@@ -68,8 +68,10 @@ from swarm.jobs.training import (
     Unreadable,
 )
 from swarm.world.job_thread import JobThread, in_job_thread
+from swarm.world.landlock import reading_in_home
 
 
+@reading_in_home("trainer", "checkpoints", "accepted")
 def open_service(setup: TrainingSetup) -> Any:
     """Open the service of the trainer's child: a `TrainerService`, which leads the other ranks
     under `torchrun`."""

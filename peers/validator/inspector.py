@@ -19,6 +19,7 @@ from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, grade_segments
 from peers.environments.model_facts import ModelFacts
 from peers.environments.prompt_room import PromptRoom
+from peers.sandbox.launcher import start_launcher
 from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, REPLAYS, Inspection
 from peers.validator.parsing import Reader
@@ -48,6 +49,9 @@ UNKNOWN_HASH = bytes(32)
 
 class InspectorService:
     """Implements `swarm.jobs.validation.InspectionService`."""
+
+    reads_in_home = ("checkpoints", "incoming")
+    before_keys_close = staticmethod(start_launcher)
 
     def __init__(self, setup: InspectionSetup) -> None:
         """Load the environments; raises `UserError` for one that is not installed here."""

@@ -70,6 +70,8 @@ class PrefillService:
     is dropped before the next one is read.
     """
 
+    reads_in_home = ("checkpoints", "incoming")
+
     def __init__(self, setup: PrefillSetup) -> None:
         """Check engine and device; raises `UserError` if this machine lacks one of them."""
         check_engine(setup.engine)

@@ -5,8 +5,10 @@ uses a lock. Heavy work belongs in a worker thread (`trio.to_thread`), which cal
 `swarm.world.progress` regularly. A method that is an async generator streams its items. The child
 ends when the socket is closed.
 
-A service whose class has `reads_in_home`, folders of the home, cannot read keys: it parses what
-strangers wrote, and starts no sandbox, which needs mounts (`swarm.world.landlock`).
+A child of a peer cannot read keys, nor can one whose class has `reads_in_home`: the folders of the
+home that it reads, though they may not exist yet (`swarm.world.landlock`). A class may have
+`before_keys_close`, a function without parameters: it starts what that would hinder, such as
+sandboxes, which need mounts.
 
 A service may have a method `run` without parameters, which works in the background until then, for
 example to keep children of its own; the child dies if it raises.
@@ -30,7 +32,7 @@ import msgspec
 import trio
 
 from swarm.errors import UserError
-from swarm.world import job_type, kind_of, setup_type
+from swarm.world import job_type, kind_of, landlock, setup_type
 from swarm.world.frames import (
     PARTS_AHEAD_MAX,
     Answer,
@@ -48,6 +50,7 @@ from swarm.world.frames import (
     raw,
 )
 from swarm.world.progress import Reporter, current
+from swarm.world.surroundings import FORK_SERVER_VARIABLE, INSTALLED_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
 
@@ -221,8 +224,9 @@ def _make(assignment: Assignment) -> Any:
         os.environ.setdefault(variable, value)
     module_name, _, class_name = assignment.service.partition(":")
     service_class = getattr(importlib.import_module(module_name), class_name)
-    if (folders := getattr(service_class, "reads_in_home", None)) is not None:
-        _close_keys(folders)
+    folders = getattr(service_class, "reads_in_home", None)
+    if folders is not None or INSTALLED_VARIABLE in os.environ:
+        _close_keys(service_class, folders or ())
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if assignment.memory_limit_bytes is not None:
@@ -233,12 +237,13 @@ def _make(assignment: Assignment) -> Any:
     return service_class(msgspec.msgpack.decode(assignment.setup, type=kind))
 
 
-def _close_keys(folders: Sequence[str]) -> None:
-    """Close the keys to a service that says which folders of the home it reads, if Linux can."""
-    from swarm.world.landlock import close_keys  # here: the other services need none of it
-
+def _close_keys(service: type, folders: Sequence[str]) -> None:
+    """Close the keys to a service, if Linux can; `folders` are those of the home that it reads."""
     try:
-        close_keys(folders)
+        if landlock.version() >= landlock.OLDEST:
+            getattr(service, "before_keys_close", lambda: None)()
+        landlock.close_keys(folders)
+        os.environ.pop(FORK_SERVER_VARIABLE, None)  # what it forks could read the keys
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         print(f"the keys stay readable to this process: {error}", file=sys.stderr)
 

@@ -15,12 +15,12 @@ from swarm.events import Events
 from swarm.first_error import open_guarded
 from swarm.world import Child, ChildDied, Setup
 from swarm.world.child import CHILD_ENVIRONMENT
-from swarm.world.fork_server import CHILD_REQUEST, ENVIRONMENT
+from swarm.world.fork_server import CHILD_REQUEST
 from swarm.world.frames import Assignment, raw
 from swarm.world.local_child import LocalChild
-from swarm.world.machine import free_memory_bytes
+from swarm.world.machine import free_memory_bytes, most_memory_bytes
 from swarm.world.process import Forked, Process, Spawned
-from swarm.world.surroundings import childs_environment
+from swarm.world.surroundings import FORK_SERVER_VARIABLE, childs_environment
 
 
 class LocalCompute:
@@ -33,7 +33,7 @@ class LocalCompute:
         `compute.child_died` and `compute.fork_server_missing`.
         """
         self._events = events
-        self._fork_server = fork_server or os.environ.get(ENVIRONMENT)
+        self._fork_server = fork_server or os.environ.get(FORK_SERVER_VARIABLE)
 
     def free_memory_bytes(self) -> int:
         """See `swarm.world.Compute.free_memory_bytes`."""
@@ -53,11 +53,11 @@ class LocalCompute:
         """See `swarm.world.Compute.child`. Raises `ChildError` when the class raised."""
         environment = childs_environment(os.environb)
         if interpreter is not None:
-            environment.pop(ENVIRONMENT.encode(), None)  # its children use its interpreter, too
+            environment.pop(FORK_SERVER_VARIABLE.encode(), None)  # so do its own children
         assignment = Assignment(
             service,
             raw(setup),
-            memory_limit_bytes,
+            most_memory_bytes() if memory_limit_bytes is None else memory_limit_bytes,
             list(sys.path) if interpreter is None else None,
             os.getcwd(),  # noqa: PTH109
             environment,

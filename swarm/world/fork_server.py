@@ -22,6 +22,7 @@ import runpy
 import selectors
 import signal
 import socket
+import struct
 import sys
 import traceback
 from contextlib import suppress
@@ -31,13 +32,15 @@ import msgspec
 
 from swarm.world.child import CHILD_ENVIRONMENT, die_with_parent, serve
 
-ENVIRONMENT = "SWARM_FORK_SERVER"
-
 CHILD_REQUEST = b"child"
 """Asks for a child that serves its owner; any other request is an encoded `Program`."""
 
 REQUEST_BYTES_MAX = 128 * 1024
 """A program's arguments and environment; the kernel allows a message of about 200 KB."""
+
+
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group of the other end of a socket."""
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -48,6 +51,23 @@ class Program(msgspec.Struct, frozen=True):
     folder: str
     """Its working directory."""
     environment: dict[bytes, bytes]
+
+
+def _may_ask(owner: socket.socket) -> bool:
+    """Whether a process may have others forked: not one that gave up rights which these would have.
+
+    Under Landlock, or in a sandbox, a process can gain no privileges; its owner still can.
+    """
+    raw = owner.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    asking, _, _ = _CREDENTIALS.unpack(raw)
+    return _gains_privileges(asking) or not _gains_privileges(os.getpid())
+
+
+def _gains_privileges(pid: int) -> bool:
+    try:
+        return "NoNewPrivs:\t0" in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except OSError:
+        return False
 
 
 class ForkServer:
@@ -75,7 +95,10 @@ class ForkServer:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
                     owner, _ = self._listener.accept()
-                    self._selector.register(owner, selectors.EVENT_READ)
+                    if _may_ask(owner):
+                        self._selector.register(owner, selectors.EVENT_READ)
+                    else:
+                        owner.close()
                 elif key.fileobj == self._wakeup_read:
                     os.read(self._wakeup_read, 4096)
                     self._reap()

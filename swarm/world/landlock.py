@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from swarm.world.surroundings import INSTALLED_VARIABLE
+
+T = TypeVar("T")
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 """Numbers of the system calls, the same on every machine that Linux has had since."""
@@ -22,6 +27,12 @@ _RULE_PATH_BENEATH = 1
 _READ_FILE, _REFER = 1 << 2, 1 << 13
 _PR_SET_NO_NEW_PRIVS = 38
 
+SCRATCH = "scratch"
+"""Folder of a home for its children's temporary files."""
+
+CACHES = (".cache", ".triton", ".nv")
+"""Folders of a user that libraries make when they need them: torch, Triton, CUDA."""
+
 OLDEST = 2
 """Version of Landlock from which on a process under it may move files between folders."""
 
@@ -29,6 +40,16 @@ OLDEST = 2
 class _PathBeneath(ctypes.Structure):
     _pack_ = 1
     _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
+
+
+def reading_in_home(*folders: str) -> Callable[[T], T]:
+    """Name the folders of the home that a function that opens a child's service reads."""
+
+    def named(opens: T) -> T:
+        setattr(opens, "reads_in_home", folders)  # noqa: B010 (a class has it as an attribute)
+        return opens
+
+    return named
 
 
 def version() -> int:
@@ -42,14 +63,26 @@ def close_keys(folders: Iterable[str]) -> None:
 
     The processes and threads that it starts cannot read them either, nor trace others. `folders`
     are those of the home that it reads and that may not exist yet. Raises `OSError`.
+
+    Where the folder of temporary files, or the user's own, holds a home, what is made in it later
+    would be closed: temporary files go into the home then, and the caches' folders are made now.
     """
-    homes = [Path("~/.swarm").expanduser()]
+    user = Path("~").expanduser()
+    homes = [user / ".swarm"]
     installed = os.environ.get(INSTALLED_VARIABLE)
     if installed is not None:
         homes.insert(0, Path(installed).parent)
-        for name in folders:
-            (homes[0] / name).mkdir(parents=True, exist_ok=True)
-    close_files({key.resolve() for home in homes for key in home.glob("*.key")})
+        for name in (*folders, SCRATCH):
+            (homes[0] / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    closed = {key.resolve() for home in homes for key in home.glob("*.key")}
+    ways = {parent for key in closed for parent in key.parents}
+    if installed is not None and Path(tempfile.gettempdir()).resolve() in ways:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(homes[0] / SCRATCH)
+    if user.resolve() in ways:
+        for name in CACHES:
+            with suppress(OSError):
+                (user / name).mkdir(exist_ok=True)
+    close_files(closed)
 
 
 def close_files(closed: set[Path]) -> None:

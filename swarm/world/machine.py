@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import sys
@@ -32,6 +33,22 @@ class Machine:
     def secret_bytes(self, count: int) -> bytes:
         """Bytes of the system's cryptographic generator."""
         return secrets.token_bytes(count)
+
+
+MEMORY_SHARE_MAX = 0.9
+"""Most of the machine's memory that one child may take."""
+
+
+def most_memory_bytes() -> int | None:
+    """The private memory that any one process may take: most of the machine's.
+
+    So a child that grows without end fails with `MemoryError`, before the kernel chooses which
+    process of the machine to kill. None with a GPU: CUDA reserves addresses beyond all memory.
+    """
+    if any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
+        return None
+    pages = os.sysconf("SC_PHYS_PAGES")
+    return int(MEMORY_SHARE_MAX * pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int:

@@ -16,6 +16,9 @@ HOME_VARIABLE = "SWARM_HOME"
 INSTALLED_VARIABLE = "SWARM_INSTALLED"
 """Environment variable of children: the folder of the home with the installed environments."""
 
+FORK_SERVER_VARIABLE = "SWARM_FORK_SERVER"
+"""Environment variable with the socket of a fork server (`swarm.world.fork_server`)."""
+
 KEPT_VARIABLE = "SWARM_CHILD_VARIABLES"
 """Environment variable with names of variables, separated by commas, that children get although
 they look like secrets: a judge's key, for example."""

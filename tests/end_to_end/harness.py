@@ -42,8 +42,8 @@ from swarm.observable import Observable
 from swarm.run.allowed import ALLOWED_VARIABLE
 from swarm.run.update import sign_manifest
 from swarm.world.child import die_with_parent
-from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 from swarm.world.process import lines_of
+from swarm.world.surroundings import FORK_SERVER_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
 START_SECONDS = 60.0
@@ -140,7 +140,7 @@ class Person:
         variables = {**os.environ, **self.environment}
         if self.build != REPOSITORY:  # for its children as well, which no fork server may start
             variables["PYTHONPATH"] = str(self.build)
-            variables.pop(FORK_SERVER, None)
+            variables.pop(FORK_SERVER_VARIABLE, None)
         return variables
 
     async def _live(self, child: subprocess.Popen[bytes], output: int, complaints: int) -> None:
@@ -396,7 +396,7 @@ class Swarm:
             command = [sys.executable, "-m", "swarm.peer", "--role", role, "--home", str(home)]
             command += ["--listen", f"/ip4/127.0.0.1/tcp/{port}", "--bulk-port", str(bulk_port)]
             command += ["--json-logs"]
-            variables = {FORK_SERVER: str(fork_server), ALLOWED_VARIABLE: environment.name}
+            variables = {FORK_SERVER_VARIABLE: str(fork_server), ALLOWED_VARIABLE: environment.name}
             if role == "environment" and site is not None:
                 search = [str(site), os.environ.get("PYTHONPATH", "")]
                 variables["PYTHONPATH"] = os.pathsep.join(filter(None, search))

@@ -16,7 +16,7 @@ from swarm.app.local_peers import Setting, free_ports, write_config
 from swarm.identity import Identity, load_or_create
 from swarm.manifest import Limits, Optimiser, Outer, TrustedKey
 from swarm.run.update import sign_manifest
-from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
+from swarm.world.surroundings import FORK_SERVER_VARIABLE
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Peer, tiny_manifest
 
 ROUNDS = 3
@@ -52,7 +52,7 @@ def make_peers(
             command += ["--config", str(home / "settings.toml")]
             command += ["--bootstrap", peers[0].multiaddr]
         identity = load_or_create(home / "identity.key")
-        variables = {FORK_SERVER: str(fork_server)}
+        variables = {FORK_SERVER_VARIABLE: str(fork_server)}
         peers.append(
             Peer(name, command, variables, role=role, identity=identity, home=home, port=port)
         )

@@ -7,16 +7,21 @@ import random
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 import trio
 
+from peers.sandbox import Limits, Program, Sandbox, SandboxError
+from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
 from swarm.world import Job, Setup, frames, progress
 
@@ -201,3 +206,45 @@ class Closed:
         except OSError as error:
             return type(error).__name__
         return "moved"
+
+
+class Walled:
+    """A service that runs programs in sandboxes, and does not say what it reads."""
+
+    before_keys_close = staticmethod(start_launcher)
+
+    read = Closed.read
+
+    async def execute(self, job: Named) -> str:
+        """What a Python program prints, in a sandbox."""
+        program = Program(source=job.name)
+        outcome = await trio.to_thread.run_sync(partial(Sandbox(1).run, program))
+        return outcome.stdout.decode() + outcome.stderr.decode()
+
+    async def exceed(self, job: Named) -> str:
+        """Why a sandbox with 2⁶⁰ of something is refused."""
+        limits = replace(Limits(), **{job.name: 1 << 60})
+        try:
+            Sandbox(1).run(Program(source="0"), limits)
+        except SandboxError as error:
+            return str(error)
+        return "it ran"
+
+    async def fork(self, job: Named) -> str:
+        """What a fork server answers to a request for a child."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+            server.settimeout(job.patience_seconds)
+            server.connect(job.name)
+            null = os.open(os.devnull, os.O_RDWR)
+            try:
+                socket.send_fds(server, [b"child"], [null, null])
+                return server.recv(16).decode()
+            except OSError as error:
+                return type(error).__name__
+
+    async def temporary(self, job: Nothing) -> str:
+        """Read a temporary file back."""
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write("17")
+            file.flush()
+            return await trio.Path(file.name).read_text()

@@ -8,6 +8,7 @@ import site
 import socket
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -23,10 +24,14 @@ from swarm.errors import UserError
 from swarm.events import Event, Events
 from swarm.world import Child, ChildDied, ChildError, Setup, frames, landlock, local_child, process
 from swarm.world.compute import LocalCompute
-from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER_VARIABLE
 from swarm.world.frames import Answer, Part, encode, raw
 from swarm.world.machine import Machine
-from swarm.world.surroundings import HOME_VARIABLE, INSTALLED_VARIABLE, KEPT_VARIABLE
+from swarm.world.surroundings import (
+    FORK_SERVER_VARIABLE,
+    HOME_VARIABLE,
+    INSTALLED_VARIABLE,
+    KEPT_VARIABLE,
+)
 from tests.world.service_for_tests import (
     Greeting,
     Impatient,
@@ -451,6 +456,37 @@ def test_a_child_that_parses_what_strangers_wrote_cannot_read_the_keys(
             key = Named(name=str(home / "identity.key"))
             assert await child.request("move", key, str) in ("PermissionError", "OSError")
             assert (home / "identity.key").read_text() == "17"  # here it is as open as before
+
+    trio.run(main)
+
+
+@pytest.mark.skipif(landlock.version() < landlock.OLDEST, reason="the kernel has no Landlock")
+def test_every_child_of_a_peer_is_without_its_keys_and_may_run_sandboxes(
+    compute: LocalCompute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that says nothing of what it reads; its peer's home lies among temporary files."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "identity.key").write_text("17")
+    monkeypatch.setenv(HOME_VARIABLE, str(home))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    async def main() -> None:
+        async with compute.child("tests.world.service_for_tests:Walled", name="c") as child:
+            key = Named(name=str(home / "identity.key"))
+            assert await child.request("read", key, str) == "PermissionError"
+            assert await child.request("temporary", Nothing(), str) == "17"
+            for program, printed in (
+                ("print(6 * 7)", "42\n"),
+                (f"open({str(home / 'identity.key')!r})", "FileNotFoundError"),
+            ):
+                assert printed in await child.request("execute", Named(name=program), str)
+            greedy = Named(name="memory_bytes")
+            assert "at most" in await child.request("exceed", greedy, str)
+            if compute._fork_server is not None:
+                asked = await child.request("fork", Named(name=compute._fork_server), str)
+                assert asked in ("", "ConnectionResetError", "BrokenPipeError")
 
     trio.run(main)
 

@@ -43,6 +43,7 @@ from swarm.jobs.exchange import (
 )
 from swarm.jobs.outer import OuterSetup
 from swarm.jobs.training import Done
+from swarm.world.landlock import reading_in_home
 from swarm.world.progress import report
 
 CHANGE = "change.safetensors"
@@ -52,6 +53,7 @@ Weight = Callable[[str, slice], Tensor]
 """A piece of a weight by name, flat fp32."""
 
 
+@reading_in_home("outer", "trainer", "checkpoints")
 def open_service(setup: OuterSetup) -> Any:
     """Open the service; it needs no accelerator."""
     use_hardware(setup.hardware)

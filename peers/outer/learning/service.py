@@ -32,8 +32,10 @@ from swarm.jobs.outer import (
 )
 from swarm.jobs.training import Done, EndTraining
 from swarm.world.job_thread import JobThread, in_job_thread
+from swarm.world.landlock import reading_in_home
 
 
+@reading_in_home("outer", "trainer", "checkpoints")
 def open_service(setup: OuterSetup) -> Any:
     """Open the service: a `ReplicaService`, which leads the other ranks under `torchrun`."""
     use_hardware(setup.hardware)

@@ -36,8 +36,8 @@ from swarm.app.run_probe import probe_hashes
 from swarm.errors import SwarmError
 from swarm.identity import load_or_create
 from swarm.run.update import sign_manifest
-from swarm.world.fork_server import ENVIRONMENT as FORK_SERVER
 from swarm.world.machine import Machine
+from swarm.world.surroundings import FORK_SERVER_VARIABLE
 
 START_SECONDS_MAX = 120.0
 """Deadline for a peer to listen. The fork servers import in this time."""
@@ -76,7 +76,7 @@ class Demo:
         self.processes: dict[str, Process] = {}
         self.compute_server = socket_folder / "compute"
         self.peer_server = socket_folder / "peers"
-        self.environment = {FORK_SERVER: str(self.compute_server)}
+        self.environment = {FORK_SERVER_VARIABLE: str(self.compute_server)}
         """Environment variables added for every process."""
         self.listening = {peer.name: trio.Event() for peer in self.peers}
         self.complete = trio.Event()

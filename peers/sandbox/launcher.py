@@ -1,0 +1,114 @@
+"""Sandboxes for a process that may no longer build walls itself.
+
+A child of a peer gives up the peer's keys by Landlock, which forbids it the mounts that walls are
+made of (`swarm.world.landlock`). Before, it starts `peers.sandbox.server`, which runs programs
+behind walls for it, and does nothing else: whoever takes the child over gets a sandbox from it.
+
+For each program the child passes one end of a new connection over the control socket
+(SCM_RIGHTS), writes a frame with a `Request` and reads one with a `Reply`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+
+import msgspec
+
+from peers.sandbox.execute import SandboxError, execute
+from peers.sandbox.means import Means
+from peers.sandbox.program import Limits, Outcome, Program
+from swarm.errors import DECODE_ERRORS
+
+FRAME_BYTES_MAX = 64 << 20
+SERVER = "peers.sandbox.server"
+
+_HEADER = struct.Struct(">I")
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A program to run."""
+
+    means: Means
+    program: Program
+    limits: Limits
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """How it ended, or why it could not be started."""
+
+    outcome: Outcome | None = None
+    error: str = ""
+
+
+class Launcher:
+    """The caller's side: a started launcher, which ends with this process."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-P", "-m", SERVER, str(theirs.fileno()), str(os.getpid())]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": ":".join(sys.path)},
+                cwd="/",
+            )
+
+    def execute(self, means: Means, program: Program, limits: Limits) -> Outcome:
+        """As `peers.sandbox.execute.execute`, in the launcher."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            try:
+                with theirs:
+                    socket.send_fds(self._control, [b"run"], [theirs.fileno()])
+                send(ours, Request(means, program, limits))
+                reply = msgspec.msgpack.decode(receive(ours), type=Reply)
+            except (OSError, EOFError, ValueError, *DECODE_ERRORS) as error:
+                raise SandboxError(f"the launcher of sandboxes does not answer: {error}") from error
+        if reply.outcome is None:
+            raise SandboxError(reply.error)
+        return reply.outcome
+
+
+_started: Launcher | None = None
+
+
+def start_launcher() -> None:
+    """Let a launcher run all further sandboxes of this process."""
+    global _started
+    _started = Launcher()
+
+
+def execute_here_or_there(means: Means, program: Program, limits: Limits) -> Outcome:
+    """Run a program, by the launcher if there is one; raises `SandboxError`."""
+    run = execute if _started is None else _started.execute
+    return run(means, program, limits)
+
+
+def send(connection: socket.socket, message: Request | Reply) -> None:
+    raw = msgspec.msgpack.encode(message)
+    if len(raw) > FRAME_BYTES_MAX:
+        raise ValueError(f"a program of {len(raw)} bytes; {FRAME_BYTES_MAX} are the most")
+    connection.sendall(_HEADER.pack(len(raw)) + raw)
+
+
+def receive(connection: socket.socket) -> bytes:
+    (size,) = _HEADER.unpack(_exactly(connection, _HEADER.size))
+    if size > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {size} bytes; {FRAME_BYTES_MAX} are the most")
+    return _exactly(connection, size)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(min(size - len(data), 1 << 20))
+        if not part:
+            raise EOFError("the connection ended")
+        data += part
+    return bytes(data)
