@@ -2,6 +2,7 @@
 
     python -m benchmarks.flooded sockets
     python -m benchmarks.flooded status --rounds 5 --seconds 20 --json status.json
+    python -m benchmarks.flooded pipelined
 
 Prints one JSON object. Six processes (bootstrap, relay, trainer, validator, two inference peers)
 train the demo's tiny model. Periods without and with the flood alternate, so that a machine that
@@ -11,13 +12,19 @@ processor time of the validator's network process and of the flood itself stands
     sockets  512 connections to the piece port from eight addresses, on which no byte is sent; each
              that is closed is opened again after a second
     status   eight identities ask for the ledger's status as fast as they are answered
+    pipelined  the same without waiting for an answer: each opens sixteen streams at once, sends 32
+             requests on each, resets it and opens the next
 
-The flood runs in this process, on the machine of the swarm: it needs a core of its own.
+The flood runs in this process, on the machine of the swarm, where it takes processor time that a
+real one would take elsewhere. So trainer and workers, who use up all they can get, have all cores
+but the last; the flood, the validator and the other peers share that one, which they do not fill.
+What the flood then costs the swarm is what the validator spends on it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -35,11 +42,11 @@ from benchmarks.real_swarm import running_swarm
 from swarm.identity import Identity
 from swarm.ledger import wire
 from swarm.terminal.output import print_json, write_json
-from swarm.transport import ConnectError, StreamError
+from swarm.transport import ConnectError, Stream, StreamError, Transport
 from swarm.transport.libp2p import open_libp2p
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
-from tests.end_to_end.harness import Peer
+from tests.end_to_end.harness import Peer, Swarm
 
 NAMES = ["bootstrap", "relay", "trainer", "validator", "inference-1", "inference-2"]
 STEPS = 1_000_000
@@ -47,6 +54,9 @@ STEPS = 1_000_000
 START_SECONDS = 120.0
 """Time limit for the first steps."""
 CONNECTIONS, ADDRESSES, IDENTITIES = 512, 8, 8
+REQUEST = wire.encoder.encode(wire.StatusRequest())
+STREAMS, REQUESTS = 16, 32
+"""Of each identity at once, and sent on each without waiting for an answer."""
 AGAIN_SECONDS = 1.0
 """Before a connection that was closed is opened again."""
 
@@ -77,28 +87,50 @@ class Flood:
                 nursery.start_soon(hold, f"127.0.{1 + number % ADDRESSES}.1")
 
     async def status(self) -> None:
-        request = wire.encoder.encode(wire.StatusRequest())
+        async def ask(stream: Stream) -> None:
+            while True:
+                await stream.send(REQUEST)
+                await stream.receive()
+                self.count += 1
 
-        async def ask(key: Identity, folder: Path) -> None:
-            opened = open_libp2p(key, [], world=Machine(), disk=LocalDisk(folder))
-            async with opened as transport:
-                while True:
-                    peer = self.victim.identity.peer_id
-                    try:
-                        await transport.connect(peer, [self.victim.multiaddr])
-                        stream = await transport.open_stream(peer, wire.PROTOCOL)
-                        while True:
-                            await stream.send(request)
-                            await stream.receive()
-                            self.count += 1
-                    except (ConnectError, StreamError):
-                        await trio.sleep(AGAIN_SECONDS)
+        await self._identities(ask, 1)
+
+    async def pipelined(self) -> None:
+        async def ask(stream: Stream) -> None:
+            for _ in range(REQUESTS):
+                await stream.send(REQUEST)
+                self.count += 1
+            await stream.reset()
+
+        await self._identities(ask, STREAMS)
+
+    async def _identities(self, ask: Callable[[Stream], Awaitable[None]], streams: int) -> None:
+        """Let each identity ask on so many streams at once, each again and again."""
+        peer = self.victim.identity.peer_id
+
+        async def ask_again(transport: Transport) -> None:
+            while True:
+                try:
+                    await transport.connect(peer, [self.victim.multiaddr])
+                    await ask(await transport.open_stream(peer, wire.PROTOCOL))
+                except ConnectError:
+                    await trio.sleep(AGAIN_SECONDS)
+                except StreamError:
+                    pass  # it was reset: the next one at once
+
+        async def be(key: Identity, folder: Path) -> None:
+            async with (
+                open_libp2p(key, [], world=Machine(), disk=LocalDisk(folder)) as transport,
+                trio.open_nursery() as nursery,
+            ):
+                for _ in range(streams):
+                    nursery.start_soon(ask_again, transport)
 
         with tempfile.TemporaryDirectory(prefix="swarm-flood-") as name:
             async with trio.open_nursery() as nursery:
                 for number in range(IDENTITIES):
                     folder = Path(name) / str(number)
-                    nursery.start_soon(ask, Identity(bytes([200 + number]) * 32), folder)
+                    nursery.start_soon(be, Identity(bytes([200 + number]) * 32), folder)
 
 
 @dataclass(frozen=True)
@@ -110,6 +142,17 @@ class Period:
     """Processor seconds of the validator's network process."""
     flood_cpu: float
     """Processor seconds of this process, which makes the flood."""
+
+
+def keep_apart(peers: Swarm) -> None:
+    """Give the last core to this process and to all peers but the trainer and the workers."""
+    *others, last = sorted(os.sched_getaffinity(0))
+    for peer in peers.peers.values():
+        busy = peer.role in ("trainer", "inference") and others
+        for process in (peer.pid, *peer.children().values()):
+            for thread in Path(f"/proc/{process}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), others if busy else [last])
+    os.sched_setaffinity(0, [last])
 
 
 async def observed(validator: Peer, seconds: float) -> Period:
@@ -128,6 +171,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     async with running_swarm(STEPS, lambda: 1.0, NAMES) as real:
         trainer, validator = real.peers["trainer"], real.peers["validator"]
         await trainer.says("trainer.checkpoint_published", step=3, seconds=START_SECONDS)
+        keep_apart(real.peers)
         flood = Flood(validator)
         act: Callable[[], Awaitable[None]] = getattr(flood, options.flood)
         for number in range(options.rounds):
@@ -152,7 +196,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("flood", choices=["sockets", "status"])
+    parser.add_argument("flood", choices=["sockets", "status", "pipelined"])
     parser.add_argument("--rounds", type=at_least(1), default=3)
     parser.add_argument("--seconds", type=at_least(1), default=15, help="of each period")
     parser.add_argument("--json", type=Path, help="file to write the report to as well")

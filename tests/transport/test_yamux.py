@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -72,7 +73,8 @@ async def started(muxer: Yamux, task_status=trio.TASK_STATUS_IGNORED) -> None:
 
 def connection(vouched: bool, network: str = "192.0.2.0/24") -> SimpleNamespace:
     """What the connection table says of a muxer's peer."""
-    return SimpleNamespace(vouched=vouched, origin=SimpleNamespace(range=network))
+    origin = SimpleNamespace(range=network)
+    return SimpleNamespace(vouched=vouched, needed=False, origin=origin)
 
 
 class Stranger:
@@ -303,46 +305,50 @@ def test_streams_beyond_the_limit_are_refused() -> None:
             assert (WINDOW, RST, 2 * limit + 1, 0) in other.answers
             await other.send(frame(WINDOW, RST, 1, 0), frame(WINDOW, SYN, 2 * limit + 21, 0))
             assert not other.muxer.is_closed
+            await other.muxer.accept_stream()
             other.muxer.connection.vouched = False
-            await other.send(*(frame(WINDOW, SYN, 2 * limit + n, 0) for n in range(23, 39, 2)))
+            await other.send(*(frame(WINDOW, SYN, 2 * limit + n, 0) for n in range(23, 41, 2)))
             assert other.muxer.is_closed
             assert other.muxer.expelled
 
     run(main)
 
 
-def test_strangers_of_one_network_open_streams_at_a_rate_and_others_as_ever(monkeypatch) -> None:
-    """Each stream ended at once, so that there are never many: also by several identities."""
-    monkeypatch.setattr(yamux, "STRANGERS_STREAMS_BURST", 50.0)
+@pytest.mark.parametrize("what", ["streams", "frames"])
+def test_strangers_of_one_network_are_read_at_a_rate_and_others_as_ever(what: str) -> None:
+    """Also when each stream ends at once, so that there are never many, and several identities."""
+    limit = yamux.STRANGERS_FRAMES_BURST + 10 * yamux.STRANGERS_FRAMES_PER_SECOND
+    each = yamux.MUXER_FRAMES_PER_STREAM + 2 if what == "streams" else 1
+    count = int(limit / 16 / each)  # of sixteen identities
 
-    def streams(count: int) -> bytes:
-        each = (frame(WINDOW, SYN, n, 0) + frame(WINDOW, RST, n, 0) for n in range(1, 2 * count, 2))
-        return b"".join(each) + frame(PING, SYN, 0, 7)
+    def flood(count: int) -> bytes:
+        opening = (frame(WINDOW, SYN, n, 0) + frame(WINDOW, RST, n, 0) for n in range(1, 512, 2))
+        sent = list(itertools.islice(opening, count)) if what == "streams" else []
+        return b"".join(sent or [frame(WINDOW, 0, 1, 0)] * count) + frame(PING, SYN, 0, 7)
 
     async def seconds(shared: Shared, network: str, count: int, *, vouched: bool = False) -> float:
         async with stranger(shared) as other:
             other.muxer.connection = connection(vouched, network)
             began = trio.current_time()
-            await other.send(streams(count))
+            await other.send(flood(count))
             while not any(kind == PING for kind, *_ in other.answers):  # noqa: ASYNC110
                 await trio.sleep(0.01)
             return trio.current_time() - began
 
     async def main() -> None:
         shared = Shared()
-        flood: list[float] = []
+        took: list[float] = []
 
-        async def open_many() -> None:
-            flood.append(await seconds(shared, "198.51.100.0/24", 150))
+        async def be() -> None:
+            took.append(await seconds(shared, "198.51.100.0/24", count))
 
         async with trio.open_nursery() as nursery:
-            for _ in range(4):
-                nursery.start_soon(open_many)
-            await trio.sleep(1)
-            assert await seconds(shared, "203.0.113.0/24", 40) < 0.1
-            assert await seconds(shared, "198.51.100.0/24", 200, vouched=True) < 0.1
-        least = (4 * 150 - 50) / yamux.STRANGERS_STREAMS_PER_SECOND
-        assert 0.9 * least < max(flood) < 1.1 * least
+            for _ in range(16):
+                nursery.start_soon(be)
+            await trio.sleep(3)
+            assert await seconds(shared, "203.0.113.0/24", count) < 0.1
+            assert await seconds(shared, "198.51.100.0/24", count, vouched=True) < 0.1
+        assert 9 < max(took) < 11
 
     run(main)
 

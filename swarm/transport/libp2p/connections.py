@@ -246,6 +246,7 @@ class Connection(SwarmConn):  # type: ignore[misc]
         super().__init__(muxed_conn, swarm, direction=direction)
         self.negotiating = trio.Semaphore(NEGOTIATIONS_PER_CONNECTION_MAX)
         muxed_conn.connection = self
+        self.peer = PeerId(str(muxed_conn.peer_id))
         host = (muxed_conn.get_remote_address() or ("an address already gone",))[0]
         self.origin = origin_of(host)
         self.opened_at = self.used_at = trio.current_time()
@@ -257,10 +258,6 @@ class Connection(SwarmConn):  # type: ignore[misc]
         self.relayed = kind is ConnectionType.RELAYED or any(
             "/p2p-circuit" in str(address) for address in addresses
         )
-
-    @property
-    def peer(self) -> PeerId:
-        return PeerId(str(self.muxed_conn.peer_id))
 
     @property
     def vouched(self) -> bool:
@@ -276,7 +273,12 @@ class Connection(SwarmConn):  # type: ignore[misc]
     def idle(self) -> bool:
         """See `swarm.transport.room.Held`."""
         old = trio.current_time() - self.opened_at >= limits.CONNECTION_GRACE_SECONDS
-        return old and not self.streams and not self.swarm.needs(self.muxed_conn.peer_id)
+        return old and not self.streams and not self.needed
+
+    @property
+    def needed(self) -> bool:
+        """Whether it is between a relay and a peer that it serves."""
+        return bool(self.swarm.needs(self.muxed_conn.peer_id))
 
     async def _add_stream(self, muxed_stream: Any) -> Any:
         self.used_at = trio.current_time()

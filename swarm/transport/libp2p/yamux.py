@@ -14,8 +14,9 @@ Four limits bound memory:
 A connection is closed after `MUXER_OVERRUNS_MAX` such resets of its streams, a stranger's also for
 streams beyond their number, and when it breaks the protocol.
 
-Strangers of one network open streams at a rate. Beyond it nothing is read from them: a refusal
-would cost as much as the stream, and they would open the next one at once.
+Small frames are read at a rate, those that open streams at a lower one, from each connection and
+from all strangers of one network. Beyond it nothing is read from them: a refusal would cost as much
+as the stream, and they would open the next one at once.
 """
 
 from __future__ import annotations
@@ -68,14 +69,15 @@ MUXER_FRAMES_PER_PING = 20
 MUXER_FRAME_FREE_BYTES = 256
 """A frame with at least this much data is not counted: its bytes slow its sender."""
 
-STRANGERS_STREAMS_PER_SECOND = 100.0
-"""Streams that strangers of one /24 (IPv6: /48) open on average: negotiating one takes 0.5 ms."""
+STRANGERS_FRAMES_PER_SECOND = 1000.0
+"""Small frames, streams and pings counted as above, that are read on average from all strangers of
+one /24 (IPv6: /48)."""
 
-STRANGERS_STREAMS_BURST = 2000.0
-"""Streams that they open at once: a hundred peers of one network that join open some ten each."""
+STRANGERS_FRAMES_BURST = 20_000.0
+"""Those read at once: a hundred peers of one network that join send some 150 each."""
 
 NETWORKS_MAX = 4096
-"""Networks whose streams are counted; the least recent is forgotten."""
+"""Networks whose frames are counted; the least recent is forgotten."""
 
 STRANGER_BYTES_PER_SECOND = 512.0 * 1024
 """Bytes read on average from an inbound connection whose peer is neither trusted nor admitted.
@@ -112,10 +114,10 @@ class Shared:
         self.size_bytes = 0
         """Unread bytes of all connections."""
         self.muxers: dict[Yamux, None] = {}
-        self.streams = TokenBuckets(
-            STRANGERS_STREAMS_PER_SECOND, STRANGERS_STREAMS_BURST, NETWORKS_MAX
+        self.frames = TokenBuckets(
+            STRANGERS_FRAMES_PER_SECOND, STRANGERS_FRAMES_BURST, NETWORKS_MAX
         )
-        """Streams that strangers open, by their networks."""
+        """Small frames of strangers, by their networks."""
 
     def relieve(self) -> None:
         """Drop the fullest stream of the fullest connection; strangers' connections first."""
@@ -435,7 +437,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             if kind == DATA and length > WINDOW_BYTES:
                 raise YamuxError(f"a frame of {length} bytes, more than any window")
             if kind == WINDOW_UPDATE or length < MUXER_FRAME_FREE_BYTES:
-                await _spend(self._frames, 1)
+                await self._count_frames(1)
             if flags & SYN:
                 await self._on_open(number, flags)
             if kind == DATA:
@@ -449,6 +451,12 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
                 stream.drop()
             elif flags & FIN:
                 stream.end_receiving()
+
+    async def _count_frames(self, count: int) -> None:
+        """Wait until so many small frames may be read."""
+        await _spend(self._frames, count)
+        if self.is_strangers and not self.connection.needed:
+            await _spend(self._shared.frames.of(self.connection.origin.range), count)
 
     async def _on_data(self, number: int, left: int) -> None:
         """Pass a frame's data on as it arrives, so that at most one noise message is buffered."""
@@ -476,9 +484,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             raise YamuxError(f"stream {number} is not the other side's to open")
         if number in self.streams:
             raise YamuxError(f"stream {number} is open already")
-        await _spend(self._frames, MUXER_FRAMES_PER_STREAM)
-        if self.is_strangers:
-            await _spend(self._shared.streams.of(self.connection.origin.range), 1)
+        await self._count_frames(MUXER_FRAMES_PER_STREAM)
         if flags & RST:
             return
         stream = YamuxStream(number, self)
@@ -489,12 +495,12 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
                 self._foreign += 1
                 await self.send(WINDOW_UPDATE, ACK, number, 0)
                 return
-        await self.send_reset(number)
-        if self.is_strangers:
+        elif self.is_strangers:
             self._overran(f"it opened more than {MUXER_STREAMS_MAX} streams at once")
+        await self.send_reset(number)
 
     async def _on_ping(self, flags: int, value: int) -> None:
-        await _spend(self._frames, MUXER_FRAMES_PER_PING)
+        await self._count_frames(MUXER_FRAMES_PER_PING)
         if flags & SYN:
             await self.send(PING, ACK, 0, value)
         else:
