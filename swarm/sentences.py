@@ -18,11 +18,12 @@ def sentence(name: str, fields: dict[str, Any]) -> str | None:
 
 
 _ONE = re.compile(
-    r"(?<![\w.,:/#-])1 ((?:(?:accepted|acknowledged|inner|other|recomputed|signed|trusted) )?)"
+    r"(?<![\w.,:/#-])1 ((?:(?:accepted|acknowledged|different|inference|inner|live"
+    r"|other|recomputed|signed|training|trusted) )?)"
     r"(bundles|bytes|cases|characters|completions|connections|contributions|days|disagreements"
     r"|entries|environments|episodes|examples|files|groups|heads|invites|layers|lines|pairs"
     r"|parameters|parts|peers|pieces|policies|problems|processes|prompts|proofs|questions|ranks|receipts|records"
-    r"|reinstatements|replicas|rollouts|rounds|rows|samples|sources|spans|steps|submissions|tasks"
+    r"|reinstatements|replicas|restarts|rollouts|rounds|rows|samples|sources|spans|steps|submissions|tasks"
     r"|threads|times|tokens|trainers|validators|values|verdicts|workers)\b(?: (are|were|have)\b)?"
 )
 _SINGULAR_VERBS = {"are": "is", "were": "was", "have": "has"}
@@ -42,6 +43,14 @@ def numbered(text: str) -> str:
         return f"1 {adjective}{noun}" + (f" {_SINGULAR_VERBS[verb]}" if verb else "")
 
     return _ONE.sub(one, text)
+
+
+def unrewarded(f: dict[str, Any]) -> str:
+    """The warning of a complete run (`trainer.run_complete`) in which no step earned anything."""
+    return numbered(
+        f"the reward was 0 in each of its last {f['unrewarded_steps']} steps, all that this "
+        f"trainer saw, so nothing was learnt from it; {f['advice']}"
+    )
 
 
 def listed(fields: dict[str, Any]) -> str:
@@ -639,12 +648,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     ),
     "trainer.run_complete": lambda f: (
         f"the run is complete after {f['steps']} steps; its policy is in {f['folder']}"
-        + (
-            f". WARNING: the reward was 0 in each of its last {f['unrewarded_steps']} steps, all "
-            f"that this trainer saw, so nothing was learnt from it; {f['advice']}"
-            if f.get("unrewarded_steps")
-            else ""
-        )
+        + (f". WARNING: {unrewarded(f)}" if f.get("unrewarded_steps") else "")
     ),
 }
 """Functions that format an event's fields as a sentence, by event name."""

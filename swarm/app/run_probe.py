@@ -25,6 +25,7 @@ from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.curriculum import at_level
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
+from swarm.sentences import numbered
 
 GRADED_TASKS = 8
 """Probe tasks per step that are graded: grading may be slow."""
@@ -53,9 +54,9 @@ def described(file: Path, tokenizer: Path | None, unusable_max: float) -> RunMan
     rows = check_rows(unhashed_manifest(file), folder, installed, unusable_max)
     manifest = manifest_from_toml(file, probe_hashes(folder, description.environments, installed))
     for warning in [*rows.warnings, *probe_run(manifest, folder, str(file), installed)]:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(numbered(f"warning: {warning}"), file=sys.stderr)
     for line in rows.lines:
-        print(line)
+        print(numbered(line))
     return manifest
 
 

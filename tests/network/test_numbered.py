@@ -24,6 +24,8 @@ VERBS = {"does", "follows", "goes", "has", "includes", "is", "makes", "refuses",
         ("21 peers, 1,001 steps, 0.1 seconds", "21 peers, 1,001 steps, 0.1 seconds"),
         ("1 connections were dropped; 1 entries", "1 connection was dropped; 1 entry"),
         ("2 of 1 tasks; 1 other trainers have it", "2 of 1 task; 1 other trainer has it"),
+        ("1 of 1 inference workers are live", "1 of 1 inference worker is live"),
+        ("1 training tasks, 1 different prompts", "1 training task, 1 different prompt"),
         ("1 policies, 1 processes", "1 policy, 1 process"),
     ],
 )

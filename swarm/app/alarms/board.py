@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from swarm.app.alarms.catalogue import CATALOGUE, Severity
+from swarm.sentences import numbered
 from swarm.untrusted import printable
 
 FACTS_MAX = 8
@@ -78,9 +79,9 @@ class Board:
         self._active[name] = Alarm(
             name,
             kind.severity,
-            printable(sentence),
+            printable(numbered(sentence)),
             held.since if held else self._wall(),
-            [printable(each) for each in facts[:FACTS_MAX]],
+            [printable(numbered(each)) for each in facts[:FACTS_MAX]],
             kind.do,
         )
         if held is None:

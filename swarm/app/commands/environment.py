@@ -11,6 +11,7 @@ import typer
 
 from swarm.app.commands import environment_install
 from swarm.errors import UserError
+from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
@@ -102,11 +103,11 @@ def check_command(
         print_json({"figures": shown, "faults": found.faults, "warnings": found.warnings})
     else:
         for label, text in shown.items():
-            print(f"{label:>17}  {text}")
+            print(numbered(f"{label:>17}  {text}"))
         for sentence in found.warnings:
-            print(f"warning: {sentence}", file=sys.stderr)
+            print(numbered(f"warning: {sentence}"), file=sys.stderr)
         for sentence in found.faults:
-            print(f"error: {sentence}", file=sys.stderr)
+            print(numbered(f"error: {sentence}"), file=sys.stderr)
         if not found.faults:
             print("no fault was found")
     return 1 if found.faults else 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarm.errors import UserError
+from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
@@ -206,8 +207,10 @@ def run_reinstate(
     print(f"run {run_id}: {done.peer} is reinstated")
     print(f"it was evicted for: {printable(done.eviction.reason)}")
     print(
-        f"{len(done.logged)} of {trusted} trusted peers have logged it, and forward it to all "
-        "peers; its operator can start it again"
+        numbered(
+            f"{len(done.logged)} of {trusted} trusted peers have logged it, and forward it to all "
+            "peers; its operator can start it again"
+        )
     )
     for problem in done.problems:
         print(f"not reached: {printable(problem)}", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.figures import DIM, ROLE_STYLES, STATE_STYLES, readable_bytes
 from swarm.terminal.interrupt import run_until_interrupted
@@ -115,7 +116,7 @@ def state_of(order: StepOrder | None) -> str:
         return "not begun"
     if order.final:
         return "over"
-    return f"wants {order.groups_wanted} groups" if order.groups_wanted else "step closed"
+    return numbered(f"wants {order.groups_wanted} groups") if order.groups_wanted else "step closed"
 
 
 def status_lines(status: RunStatus, listed_max: int = PEERS_LISTED) -> list[Text]:

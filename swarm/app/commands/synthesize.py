@@ -13,6 +13,7 @@ import typer
 from swarm.app.commands.eval import ProgressLine
 from swarm.app.commands.rollouts import Chosen
 from swarm.errors import UserError
+from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
@@ -150,9 +151,7 @@ def _say(selection: Selection, out: Path, summary: str, credits: list[str], as_j
             }
         )
         return
-    print(summary)
-    for line in credits:
-        print(f"  {line}")
+    print(numbered("\n  ".join([summary, *credits])))
     print(f"the data set is in {out}: swarm sft --data {out}")
 
 

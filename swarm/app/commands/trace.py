@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.options import AsJson
 
@@ -38,4 +39,4 @@ def trace(
     if as_json:
         print_json({"submission": whole, "spans": [dataclasses.asdict(span) for span in spans]})
     else:
-        print("\n".join(trace_lines(whole, spans)))
+        print(numbered("\n".join(trace_lines(whole, spans))))

@@ -1,7 +1,7 @@
 "use strict";
 // How the newest policy spreads: who has how much of it, and from whom; and the peers by region.
 
-import { bar, byId, bytes, count, element, percent, short } from "./dom.js";
+import { bar, byId, bytes, count, counted, element, percent, short } from "./dom.js";
 
 const ROWS_SHOWN = 40;
 const CARRIERS = ["inference", "validator", "trainer", "relay", "replica", "environment"];
@@ -54,7 +54,7 @@ function words({ row, policy, held }, newest) {
   if (behind > 0) parts.push(`${count(behind)} behind`);
   if (held < 1) parts.push(percent(held));
   if (arrival?.source) parts.push(`${percent(arrival.source_share)} from ${short(arrival.source)}`);
-  if (arrival && arrival.sources > 1) parts.push(`${arrival.sources} sources`);
+  if (arrival && arrival.sources > 1) parts.push(counted(arrival.sources, "sources"));
   if (!arrival && row.roles.includes("trainer")) parts.push("published here");
   return parts.join(" · ");
 }
@@ -78,7 +78,7 @@ export function drawBroadcast(state) {
   byId("broadcast").hidden = newest === null || !peers.length;
   if (byId("broadcast").hidden) return;
   const size = state.head.policy_bytes ? ` (${bytes(state.head.policy_bytes)})` : "";
-  byId("spread").textContent = `Policy ${count(newest)}${size}: ${count(holders)} of ${count(peers.length)} peers held `
+  byId("spread").textContent = `Policy ${count(newest)}${size}: ${count(holders)} of ${counted(peers.length, "peers")} held `
     + `all of it at their last heartbeat.`;
   byId("reached").replaceChildren(bar(reached / peers.length, `${percent(reached / peers.length)} delivered`));
   const rows = tree(peers);

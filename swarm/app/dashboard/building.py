@@ -19,6 +19,7 @@ from swarm.app.dashboard.snapshot import (
 from swarm.app.onlooker import RunStatus
 from swarm.app.refusals import REFUSALS, UNKNOWN
 from swarm.messages import Arrival, Present
+from swarm.sentences import numbered
 from swarm.shardcast.fetch.arriving import source_mark
 from swarm.untrusted import printable
 
@@ -63,9 +64,9 @@ class Builder:
             state=state_of(order),
             held_out=evaluation.reward if evaluation else None,
             held_out_policy=evaluation.reference.step if evaluation else None,
-            trainer=why,
-            chain=chain,
-            problems=[printable(each) for each in problems][:PROBLEMS_SHOWN],
+            trainer=numbered(why),
+            chain=[numbered(each) for each in chain],
+            problems=[printable(numbered(each)) for each in problems][:PROBLEMS_SHOWN],
             signs=_signs(status),
             counted_from=history.complete_from,
             rollouts=self._rollouts,
@@ -116,7 +117,7 @@ def _signs(status: RunStatus) -> dict[str, str]:
     if forks:
         found["log_forked"] = printable("; ".join(forks))
     if status.contradicting:
-        found["validators_disagree"] = (
+        found["validators_disagree"] = numbered(
             f"validators disagree about {status.contradicting:,} submissions: see swarm status"
         )
     return found

@@ -18,6 +18,8 @@ export function paragraph(text) {
 }
 
 export const count = (value) => value.toLocaleString("en", { maximumFractionDigits: 1 });
+// `1 peer`, `1,200 peers`; the noun is given in the plural.
+export const counted = (value, noun) => `${count(value)} ${value === 1 ? noun.slice(0, -1) : noun}`;
 export const known = (value) => (value < 0 ? "" : count(value));
 export const percent = (share) => `${Math.floor(share * 100)} %`;
 export const short = (id) => `…${id.slice(-10)}`;

@@ -142,7 +142,7 @@ def _arriving(beat: Heartbeat, order: StepOrder) -> Arrival | None:
 def _from(arrival: Arrival) -> str:
     if not arrival.sources:
         return ", and no peer has sent it a piece"
-    return f", from {arrival.sources:,} source{'s' if arrival.sources > 1 else ''}"
+    return f", from {arrival.sources:,} sources"
 
 
 def _judging(status: RunStatus, history: History, order: StepOrder) -> list[str]:

@@ -1,7 +1,7 @@
 "use strict";
 // The table of peers: found, sorted, and opened one by one.
 
-import { byId, count, element, known, percent, short } from "./dom.js";
+import { byId, count, counted, element, known, percent, short } from "./dom.js";
 
 const ROWS_SHOWN = 100;
 const STATES = ["evicted", "gone", "suspected", "left", "finished", "live"];
@@ -77,7 +77,7 @@ function open(id) {
 function chain(row) {
   const { head } = state, facts = [];
   if (!row.roles.includes("inference")) return facts;
-  facts.push(row.idle ? `It generates nothing: ${row.idle}.` : row.speed ? `It generates ${count(row.speed)} tokens/s.` : "It reports no tokens.");
+  facts.push(row.idle ? `It generates nothing: ${row.idle}.` : row.speed ? `It generates ${counted(row.speed, "tokens")}/s.` : "It reports no tokens.");
   if (row.idle && row.state === "live" && !row.idle.includes("needs policy")) facts.push(head.trainer, ...head.chain);
   return facts;
 }
@@ -89,7 +89,7 @@ function detail(id, row) {
   const { arrival } = row;
   if (arrival) {
     const from = arrival.source ? `, ${percent(arrival.source_share)} from ${arrival.source}` : "";
-    facts.push(`Policy ${arrival.policy}: ${percent(arrival.held)} on its disk${from}; ${arrival.sources} ${arrival.sources === 1 ? "source" : "sources"}.`);
+    facts.push(`Policy ${arrival.policy}: ${percent(arrival.held)} on its disk${from}; ${counted(arrival.sources, "sources")}.`);
   }
   if (row.reached) facts.push(`How others reach it: ${row.reached}.`);
   facts.push(...chain(row));
@@ -97,7 +97,7 @@ function detail(id, row) {
   else if (record.problem) facts.push(record.problem);
   else {
     if (record.eviction) facts.push(`Evicted: ${record.eviction}`);
-    facts.push(`Submissions in all logs: ${count(record.accepted)} accepted, ${count(record.refused)} refused, ${count(record.quarantined)} quarantined; ${count(record.groups)} groups.`,
+    facts.push(`Submissions in all logs: ${count(record.accepted)} accepted, ${count(record.refused)} refused, ${count(record.quarantined)} quarantined; ${counted(record.groups, "groups")}.`,
       `Credited tokens: ${count(record.final)} final, ${count(record.held)} held, which an eviction would void, ${count(record.void)} void; ${count(record.verified)} recomputed.`);
     facts.push(...record.problems);
   }
@@ -137,7 +137,7 @@ export function drawPeers(given) {
     cell.setAttribute("aria-sort", sort);
   });
   byId("count").textContent = shown.length < found.length
-    ? `${count(shown.length)} of ${count(found.length)} peers shown` : `${count(found.length)} peers`;
+    ? `${count(shown.length)} of ${counted(found.length, "peers")} shown` : counted(found.length, "peers");
   byId("more").hidden = shown.length === found.length;
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from swarm.sentences import numbered, unrewarded
 from swarm.untrusted import printable
 
 VERDICTS_KEPT = 64
@@ -141,6 +142,8 @@ class SwarmState:
     """Accuracies `sampled` and `greedy`, once evaluated."""
     accuracy_before: dict[str, float] = field(default_factory=dict)
     finished_folder: str | None = None
+    warning: str = ""
+    """Why the finished run learnt nothing; empty if it learnt."""
     """Folder of the trained policy; None until the run is complete."""
     phase: str = "preparing"
     marks: dict[str, float] = field(default_factory=dict)
@@ -196,7 +199,7 @@ class SwarmState:
         self.changes += 1
 
     def note(self, line: str, now: float, *, grave: bool = False) -> None:
-        self.notes.append(Note(now, line, grave))
+        self.notes.append(Note(now, numbered(line), grave))
         self.changes += 1
 
     def process_died(self, name: str, status: int, now: float) -> None:
@@ -319,6 +322,9 @@ class SwarmState:
 
     def _on_trainer_run_complete(self, event: Fields, peer: PeerState | None, now: float) -> None:
         self.finished_folder = text(event, "folder")
+        if steps := int(number(event, "unrewarded_steps")):
+            self.warning = unrewarded({"unrewarded_steps": steps, "advice": text(event, "advice")})
+            self.note(f"WARNING: {self.warning}", now, grave=True)
         self.enter("ending", now)
 
     def _on_inference_policy_loaded(

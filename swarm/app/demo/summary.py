@@ -92,6 +92,7 @@ def summarise(
         "restarts": {peer.name: peer.restarts for peer in state.peers.values() if peer.restarts},
         "evicted": dict(sorted(state.evicted.items())),
         "policy_folder": policy_folder,
+        "warning": state.warning,
         "rewards": [round(reward, 4) for _, reward in rewards],
     }
 
@@ -184,6 +185,8 @@ def page(summary: dict[str, Any], files: dict[str, Path]) -> Table:
         table.add_row("restarts", ", ".join(restarts))
     for name, reason in summary["evicted"].items():
         table.add_row("evicted", Text(f"{name}: {reason}", style="bold red"))
+    if summary["warning"]:
+        table.add_row("WARNING", Text(summary["warning"], style="bold red"))
     for what, path in files.items():
         table.add_row(what, Text(str(path)))
     return table

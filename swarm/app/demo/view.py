@@ -16,6 +16,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from swarm.app.demo.state import Note, PeerState, SwarmState, VerdictLine
+from swarm.sentences import numbered
 from swarm.terminal.figures import (
     DIM,
     ROLE_STYLES,
@@ -259,7 +260,7 @@ def _counts(state: SwarmState) -> Text:
     restarts = state.restarts()
     if restarts:
         line.append(" · ", style=DIM)
-        line.append(f"{restarts} restart{'s' if restarts > 1 else ''}", style="yellow")
+        line.append(numbered(f"{restarts} restarts"), style="yellow")
     return line
 
 

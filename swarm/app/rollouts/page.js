@@ -22,7 +22,7 @@ function apply() {
   }
   for (const each of sections) each.hidden = !each.querySelector("article:not([hidden])");
   document.getElementById("count").textContent =
-    `${shown.toLocaleString("en")} of ${articles.length.toLocaleString("en")} rollouts`;
+    `${shown.toLocaleString("en")} of ${articles.length.toLocaleString("en")} ${articles.length === 1 ? "rollout" : "rollouts"}`;
 }
 function move(by) {
   const visible = articles.filter((each) => !each.hidden);

@@ -11,6 +11,7 @@ from rich.cells import chop_cells
 from rich.text import Text
 
 from swarm.app.rollouts.seen import SeenRollout, Turn
+from swarm.sentences import numbered
 from swarm.untrusted import printable
 
 TURN_CHARACTERS_MAX = 4_000
@@ -106,7 +107,7 @@ def figures(seen: SeenRollout) -> list[str]:
         found.append(f"reward {seen.reward:.4g}{parts}")
     if seen.advantage is not None:
         found.append(f"advantage {seen.advantage:+.3f}")
-    found.append(f"{seen.model_tokens:,} tokens")
+    found.append(numbered(f"{seen.model_tokens:,} tokens"))
     if seen.log_probability is not None:
         found.append(f"log p {seen.log_probability:.3f}")
     found.append(f"{seen.turns[-1].finish}")

@@ -56,6 +56,20 @@ def test_the_summary_says_everything_promised() -> None:
     assert summary["evicted"] == {"inference-3": "pooled mismatch"}
 
 
+def test_a_demo_in_which_every_reward_was_0_says_so() -> None:
+    state = trained(fresh(steps=20), 20)
+    over = {"steps": 20, "folder": "/somewhere", "unrewarded_steps": 20, "advice": "read some"}
+    say(state, "trainer", "trainer.run_complete", 23.0, **over)
+    words = "the reward was 0 in each of its last 20 steps, all that this trainer saw"
+    assert words in state.notes[-1].text
+    summary = summarise(state, 25.0, seed=7)
+    assert summary["warning"].startswith(words) and summary["warning"].endswith("; read some")
+    console = Console(file=io.StringIO(), width=200)
+    console.print(page(summary, {}))
+    assert words in console.file.getvalue()  # type: ignore[attr-defined]
+    assert summarise(finished(), 25.0, seed=7)["warning"] == ""
+
+
 def test_phases_follow_each_other_and_add_up() -> None:
     phases = summarise(finished(), 25.0, seed=0)["seconds_by_phase"]
     assert phases == {
