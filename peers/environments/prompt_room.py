@@ -32,8 +32,11 @@ class PromptRoom:
     renderer: Renderer
     tokens_max: int | None = None
     """None: any length."""
-    _kept: OrderedDict[Prompt, list[int]] = field(default_factory=OrderedDict, repr=False)
-    """Of the last prompts, because a drawn prompt is encoded next."""
+    _kept: OrderedDict[tuple[Prompt, str], list[int]] = field(
+        default_factory=OrderedDict, repr=False
+    )
+    """Of the last prompts, because a drawn prompt is encoded next. With the text of its variables:
+    1, 1.0 and true are equal to Python, and templates write them differently."""
 
     @classmethod
     def of_policy(cls, renderer: Renderer, positions: int, max_new_tokens: int) -> PromptRoom:
@@ -47,9 +50,10 @@ class PromptRoom:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; raises `UnusableTask` for one that the model cannot be given."""
-        found = self._kept.get(prompt)
+        key = prompt, repr(getattr(prompt, "variables", ()))
+        found = self._kept.get(key)
         if found is None:
-            found = self._kept[prompt] = self._encoded(prompt)
+            found = self._kept[key] = self._encoded(prompt)
             while len(self._kept) > PROMPTS_KEPT:
                 self._kept.popitem(last=False)
         return found

@@ -260,6 +260,8 @@ class Caller:
     connection: Held | None = None
     leaving: bool = False
     """Whether its connection is being closed for another."""
+    given_back: bool = False
+    """Whether its handshake does not count."""
 
 
 class Door:
@@ -292,8 +294,10 @@ class Door:
             del self._callers[caller]
 
     def give_back(self, caller: Caller) -> None:
-        """Do not count a handshake after all: its peer is known."""
-        self._rates.of(caller.origin.range).give_back(1)
+        """Do not count a handshake after all: its peer is known. A second time does nothing."""
+        if not caller.given_back:
+            caller.given_back = True
+            self._rates.of(caller.origin.range).give_back(1)
 
     def shut(self, caller: Caller) -> None:
         """Keep a network out for a while, since a connection of it was closed for its streams."""

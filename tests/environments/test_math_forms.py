@@ -56,6 +56,11 @@ RIGHT = (
     ("x+y", "y+x"), ("2xy", "2yx"), (r"\sqrt{8}", r"2\sqrt2"), ("x=5", "5"), ("5", "x=5"),
     (r"\frac13", "0.333333"), (r"\sqrt2", "1.41421356"), ("3.5", r"3\frac12"),
     (r"\binom{2023}{2}", r"\binom{2023}{2}"), (r"2^{2023}\text{ ways}", "2^{2023}"),
+    ("5", "x+y=5"), ("5", "f(3)=5"), ("5", "a_1=5"), ("5", "AB=5"), ("5", r"|AB|=5"),
+    ("5", r"\text{Total cost}=5"), (r"\frac12", r"\cos\theta=\frac12"), ("5", "2+3=5"),
+    ("7", r"x^2+\frac{1}{x^2}=7"), ("2x+1", "y=2x+1"), ("2x+1", "f(x)=x+x+1=2x+1"),
+    ("2x=5", "2x=5"), ("6=5", "6=5"), ("5", r"5\text{ is the answer}"),
+    ("5", r"5\text{ meters squared}"), (r"5\text{ million}", r"5\text{ million}"),
 )  # fmt: skip
 WRONG = (
     (r"1.6\times10^{-19}", r"9.1\times10^{-31}"), ("1.6e-19", "9.1e-31"), ("10^{-20}", "0"),
@@ -78,6 +83,12 @@ WRONG = (
     ("5", r"\text{6}"), ("5", r"\text{The answer is } 6"), ("5", r"\text{The answer is not } 5"),
     ("600000", r"6\times10^4"), ("6", r"6\times10^5"), ("5", "5.1"), ("A", "B"), ("1/2", "2"),
     (r"\text{The answer is 4}", "5"), ("1000001", "1000000"), ("1:2", "2:1"),
+    ("5", "6=5"), ("5", "0=5"), ("5", r"6\equiv5"), ("5", "2x=5"), ("5", "x^2=5"), ("5", "x+1=5"),
+    ("5", "5=6"), ("5", "x=6=5"), ("2x+1", "3=2x+1"), ("x+y", "6=x+y"), ("2x+1", "y=3=2x+1"),
+    ("5", r"5\text{ is wrong}"), ("5", r"5\text{ is not the answer}"), ("5", r"5\text{ false}"),
+    ("5", r"5\mathrm{\ is\ wrong}"), ("5", r"x=5\text{ is incorrect}"), ("5", "5 is wrong"),
+    ("5", r"5\text{ million}"), ("5", r"5\text{ dozen}"), ("5", r"5\text{ and a half}"),
+    ("5", r"5\text{ squared}"), ("5", r"5\text{ factorial}"),
 )  # fmt: skip
 
 DIFFERS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -103,6 +114,17 @@ DIFFERS: dict[str, tuple[tuple[str, str], ...]] = {
         (r"1.6\times10^{-19}", r"9.1\times10^{-31}"), ("10^{-20}", r"2\times10^{-20}"),
         ("0.0000001", "0.0000002"), (r"6.6\times10^{-34}", r"6.7\times10^{-34}"),
         (r"\sqrt2\times10^{-19}", r"\sqrt3\times10^{-19}"), ("0.000123", "0.0001234"),
+    ),
+    "it takes the last right side, whatever stands before it": (
+        ("5", "6=5"), ("5", "0=5"), ("5", r"6\equiv5"), ("5", "2x=5"), ("5", "x^2=5"),
+        ("5", "x+1=5"), ("5", "x=6=5"), ("2x+1", "3=2x+1"), ("x+y", "6=x+y"),
+        ("2x+1", "y=3=2x+1"),
+    ),
+    "it leaves words after a value out": (
+        ("5", r"5\text{ is wrong}"), ("5", r"5\text{ is not the answer}"),
+        ("5", r"5\text{ false}"), ("5", r"5\mathrm{\ is\ wrong}"),
+        ("5", r"x=5\text{ is incorrect}"), ("5", r"5\text{ million}"), ("5", r"5\text{ dozen}"),
+        ("5", r"5\text{ and a half}"), ("5", r"5\text{ squared}"), ("5", r"5\text{ factorial}"),
     ),
     "it leaves the index of a base out": (("1010_2", "1010_3"), ("1010_2", "1010_{16}")),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from peers.engines import demo
 from peers.environments import Renderer, load, probe_hash, task_of
-from peers.environments.interface import Message, UnusableTask, messages_of
+from peers.environments.interface import Conversation, Message, UnusableTask, messages_of
 from peers.environments.prompt_room import PromptRoom
 from peers.environments.tasks import indexed
 from swarm.errors import UserError
@@ -94,6 +94,16 @@ def test_a_model_with_less_room_draws_shorter_prompts(policy: Path, tmp_path: Pa
         UnusableTask, match=r"in 64 draws; of the last: the prompt '1+' has \d+ char"
     ):
         task_of(environment, b"x", room=PromptRoom(renderer, 0))
+
+
+def test_variables_that_python_takes_for_equal_are_other_prompts(tmp_path: Path) -> None:
+    demo.make_policy(tmp_path, seed=1)
+    (tmp_path / "chat_template.jinja").write_text("{{ flag }}")
+    renderer = Renderer(tmp_path)
+    room, said = PromptRoom(renderer), (Message("user", "1"),)
+    for flag in (1, True, 1.0, 0.0, -0.0, False):
+        prompt = Conversation(said, (("flag", flag),))
+        assert room.encode(prompt) == renderer.encode_prompt(prompt), flag
 
 
 def test_a_template_that_calls_itself_is_refused_at_the_same_depth_everywhere(

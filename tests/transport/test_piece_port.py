@@ -409,6 +409,26 @@ def test_a_network_connects_so_often_without_a_proof() -> None:
     trio.run(main)
 
 
+def test_proofs_of_one_connection_give_back_one_turn() -> None:
+    """Otherwise one admitted peer, that proves itself again and again, lets its network flood."""
+    sizes = dataclasses.replace(SIZES, handshakes_per_second=1e-9, handshakes_burst=3.0)
+
+    async def main() -> None:
+        table, guest = Table(sizes, PER_PEER), Guest("192.0.2.1")
+        with table.entered(guest, guest.host):
+            for n in range(2, 4):
+                with table.entered(Guest(f"192.0.2.{n}"), f"192.0.2.{n}"):
+                    pass
+            for _ in range(9):
+                prove(table, guest, "a peer")
+            with table.entered(Guest("192.0.2.4"), "192.0.2.4"):
+                pass
+            with pytest.raises(NoRoom, match="often"), table.entered(Guest(""), "192.0.2.5"):
+                pass
+
+    trio.run(main)
+
+
 # --- a full server is tried over a stream ------------------------------------------------------
 
 

@@ -31,6 +31,13 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 _CLOCK = re.compile(
     r"0?(\d{1,2})\s*:\s*([0-5]\d)(?:\s*:\s*([0-5]\d))?\s*([ap])?\.?\s*(?:m\.?)?", re.I | re.ASCII
 )
+_CHANGING = re.compile(
+    r"(?<![A-Za-z])(?:no|not|nor|never|neither|cannot|isn'?t|wrong|incorrect|false|but|except|"
+    r"unless|dozen|hundred|thousand|million|billion|trillion)(?![A-Za-z])"
+    r"|(?<![A-Za-z])and\s+an?\s+[a-z]+|\{[\s\\~]*(?:squared|cubed|factorial)(?![A-Za-z])",
+    re.IGNORECASE,
+)
+"""Words beside a value, which math-verify leaves out, that deny it or make another one of it."""
 _EXPONENT = re.compile(r"([-+]?\d+(?:\.\d+)?)[eE]\+?(-?\d{1,4})", re.ASCII)
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
 _LIST = re.compile(r"[-+]?\d+(?:\s*,\s*[-+]?\d+)+", re.ASCII)
@@ -54,8 +61,11 @@ def by_text(gold: str, text: str) -> bool | None:
     """Whether readable answers are equal, where only their texts tell; None where they do not.
 
     A number with the index of its base, a word, a time of the day, and a list of whole numbers,
-    which math-verify takes for a number, a product of letters, a ratio, and one number.
+    which math-verify takes for a number, a product of letters, a ratio, and one number; and words
+    that it leaves out though they change the answer.
     """
+    if not _changing(text) <= _changing(gold):
+        return False
     bases = [_BASED.fullmatch(each) for each in (gold, text)]
     if bases[0] and bases[1]:
         return bases[0].groups() == bases[1].groups()
@@ -120,6 +130,10 @@ def _clock(text: str) -> tuple[str, str, str, str] | None:
         return None
     hour, minute, second, half = found.groups(default="")
     return str(int(hour)), minute, second, half.lower()
+
+
+def _changing(text: str) -> set[str]:
+    return {found.casefold() for found in _CHANGING.findall(text)}
 
 
 def _items(text: str) -> list[str] | None:

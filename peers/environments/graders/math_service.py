@@ -13,6 +13,8 @@ from typing import Any
 
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
+from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
 
 from peers.environments.graders.answers import by_text, readable
 from peers.environments.graders.exact import (
@@ -67,7 +69,9 @@ class MathService:
         if evaluated and _is_number(gold) and not _is_number(found):
             return "unevaluated"
         try:
-            equal = _compare(gold, found) and not contradicts(gold, found)
+            equal = _are_equal(gold, found) and all(
+                _is_name(left) or _are_equal(gold, left) for left in _lefts(gold, found)
+            )
             return "equal" if equal else "different"
         except (MemoryError, KeyboardInterrupt):
             raise
@@ -87,6 +91,29 @@ def _is_number(expression: Any) -> bool:
         numbers = [factor for factor in factors if not _is_power_of_ten(factor)]
         return len(numbers) <= 1 and len(factors) <= 2 and all(map(_is_number, numbers))
     return bool(expression.is_Number) or _is_power_of_ten(expression)
+
+
+def _lefts(gold: Any, found: Any) -> list[Any]:
+    """The left sides of an answer's equations, of which math-verify compares the last right side
+    with a gold that is none."""
+    if isinstance(gold, Relational | sympy.And):
+        return []
+    parts = found.args if isinstance(found, sympy.And) else [found]
+    return [part.lhs for part in parts if isinstance(part, sympy.Eq)]
+
+
+def _is_name(left: Any) -> bool:
+    """Whether a side of an equation may be what the task asks for.
+
+    A number is not, and neither is a polynomial of one symbol, such as 2x: that equation is not
+    solved.
+    """
+    if left.atoms(AppliedUndef):
+        return True
+    symbols = left.free_symbols
+    if len(symbols) != 1:
+        return bool(symbols)
+    return left in symbols or not left.is_polynomial()
 
 
 def _is_power_of_ten(expression: Any) -> bool:
@@ -141,6 +168,10 @@ def _read(text: str) -> Any:
 
 def _compare(gold: Any, found: Any) -> bool:
     return bool(verify([gold], [found], timeout_seconds=None, raise_on_error=True))
+
+
+def _are_equal(gold: Any, found: Any) -> bool:
+    return _compare(gold, found) and not contradicts(gold, found)
 
 
 def too_large(expression: Any) -> bool:
