@@ -9,6 +9,8 @@ from typing import Any, Literal
 import trio
 
 from swarm.errors import SwarmError, leaf_errors
+from swarm.messages import Checkpoint, StepOrder
+from swarm.run.run import Run
 from swarm.sentences import numbered
 
 State = Literal["fine", "advice", "problem"]
@@ -30,6 +32,15 @@ class Finding:
     @property
     def state(self) -> State:
         return "problem" if self.problem else "advice" if self.advice else "fine"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run, as far as it is known."""
+
+    run: Run
+    checkpoint: Checkpoint | None = None
+    order: StepOrder | None = None
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:

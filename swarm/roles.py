@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 import trio
 
 from swarm.errors import UserError
+from swarm.findings import Finding
 from swarm.messages import ROLE_PATTERN
 from swarm.node.joining import (
     ROOM_DEADLINE_SECONDS,
@@ -45,6 +46,13 @@ class Role(Protocol):
     # settings. The role reads the table with `peer.node.settings.of`.
     # Optional: `async def leave(self) -> None`. It finishes work that is nearly done, once the peer
     # is asked to leave; then `run` is cancelled.
+    # Optional, all static:
+    # `check(settings: PeerSettings) -> None` raises the `UserError` of what would end the role
+    # later, before the peer joins;
+    # `machine() -> list[Finding]` makes quick checks of this machine;
+    # `async doctor(settings, work: Work | None, model: Path | None) -> list[Finding]`, for `swarm
+    # doctor`, starts what the role would start, and looks whether the run takes it. `model` is the
+    # path of a policy to load as well.
     # Optional: `rank_module: ClassVar[str]`, the module that ranks above 0 run under `torchrun`.
 
 
@@ -66,6 +74,12 @@ def load_role(name: str) -> type[Role]:
         )
     role: type[Role] = known[name].load()
     return role
+
+
+def machine_findings(roles: Sequence[type[Role]]) -> list[Finding]:
+    """What the roles check of this machine, each topic once."""
+    checks = [getattr(role, "machine", list) for role in roles]
+    return list({each.topic: each for check in checks for each in check()}.values())
 
 
 def check_tables(settings: PeerSettings) -> None:

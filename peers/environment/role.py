@@ -20,6 +20,7 @@ import trio
 from peers.environment.pool import CallFailed, Pool, TooBusy
 from peers.environment.texts import Texts
 from peers.environment.turns import Asker, SignedTurns
+from peers.sandbox.probe import findings as sandbox_findings
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import SwarmError, UserError
 from swarm.events import Rationed
@@ -119,6 +120,7 @@ class EnvironmentRole:
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)  # the presence of other peers
     Settings: ClassVar[type[EnvironmentSettings]] = EnvironmentSettings
+    machine = staticmethod(sandbox_findings)
 
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer

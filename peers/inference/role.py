@@ -16,8 +16,8 @@ from typing import ClassVar, TypeVar
 
 import trio
 
-from peers.engines.installed import interpreter_for
-from peers.inference import preflight
+from peers.engines.doctor import room
+from peers.inference import doctor, preflight
 from peers.inference.delivery import Deliveries
 from peers.inference.idle import Cause, DeviceMeter
 from peers.inference.outbox import Made
@@ -27,6 +27,7 @@ from peers.inference.quantised import check_quantised
 from peers.inference.settings import InferenceSettings
 from peers.inference.swapping import offer_newer
 from peers.inference.turns import ServedTurns, Unwanted
+from peers.sandbox.probe import findings as sandbox_findings
 from swarm import findings as screen
 from swarm.errors import PeerError, UserError
 from swarm.first_error import open_guarded
@@ -50,6 +51,7 @@ from swarm.observable import complain
 from swarm.rollouts.continuations import continued_groups
 from swarm.rollouts.seeds import nonce_of
 from swarm.run.curriculum import environments_of
+from swarm.settings import PeerSettings
 from swarm.world import ChildUserError, client
 from swarm.world.restarts import Restarts
 
@@ -69,6 +71,13 @@ class InferenceRole:
     Settings: ClassVar[type[InferenceSettings]] = InferenceSettings
     service: ClassVar[str] = "peers.inference.engine_service:EngineService"
     """The service in this role's child."""
+    machine = staticmethod(sandbox_findings)
+    doctor = staticmethod(doctor.findings)
+
+    @staticmethod
+    def check(settings: PeerSettings) -> None:
+        """Raise `UserError` if the engine is not installed."""
+        doctor.interpreter_of(settings)
 
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer
@@ -98,9 +107,7 @@ class InferenceRole:
         """Work until the run is over or the peer is cancelled."""
         settings = self._node.settings
         check_quantised(settings.engine, self._settings.quantise, self._run.manifest.thresholds)
-        interpreter = interpreter_for(
-            settings.engine, settings.home_path, self._settings.interpreter, self._settings.device
-        )
+        interpreter = doctor.interpreter_of(settings)
         await self._deliveries.open()
         setup = InferenceSetup(
             engine=settings.engine,
@@ -331,14 +338,14 @@ class InferenceRole:
             self._node.settings,
             self._surveyed,
             self._node.disk.free_bytes(),
-            work=preflight.Work(self._run, self._peer.newest_checkpoint(), order),
+            work=screen.Work(self._run, self._peer.newest_checkpoint(), order),
             line=preflight.Line(list(transport.addresses()), transport.reachability().value),
         )
         self._events.emit("inference.preflight", lines=screen.lines(found), **screen.figures(found))
 
     def _show_ready(self, loaded: Loaded) -> None:
         """Say what the engine can do with the first policy."""
-        found = [preflight.room(loaded)]
+        found = [room(loaded)]
         names = ", ".join(dict.fromkeys(e.name for e in self._run.manifest.environments))
         renders = "tasks are rendered as the run's owner renders them"
         found.append(screen.Finding("tasks", f"{names}: {renders}", {"rendered_alike": True}))

@@ -12,10 +12,12 @@ trainer that is killed at any instant repeats what it had not announced, with th
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar
 
 import trio
 
+from peers.engines.doctor import compute_findings
 from peers.outer import asking
 from peers.outer.artifacts import FOLDER, Artifacts
 from peers.outer.chain import Chain, tokens_in
@@ -35,6 +37,7 @@ from peers.outer.settings import ReplicaSettings
 from peers.outer.store import OuterStore, Own, State
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import UserError
+from swarm.findings import Finding, Work
 from swarm.first_error import open_guarded
 from swarm.gossip.topics import RUN, WORK
 from swarm.jobs.exchange import ExchangeService
@@ -44,6 +47,7 @@ from swarm.manifest import Outer
 from swarm.node.run_node import RunNode
 from swarm.observable import STARVED_SECONDS, Observable
 from swarm.outer import Contribution, OuterStatus, RoundRecord
+from swarm.settings import PeerSettings
 from swarm.world import client
 from swarm.world.restarts import Restarts
 
@@ -65,6 +69,15 @@ class ReplicaRole:
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
     Settings: ClassVar[type[ReplicaSettings]] = ReplicaSettings
+
+    @staticmethod
+    async def doctor(
+        settings: PeerSettings, work: Work | None, model: Path | None
+    ) -> list[Finding]:
+        """See `swarm.roles.Role`."""
+        own = settings.of("replica", ReplicaSettings)
+        return await compute_findings(own, work, interpreter=own.interpreter or None)
+
     rank_module: ClassVar[str] = "peers.outer.follower"
 
     def __init__(self, peer: RunNode) -> None:

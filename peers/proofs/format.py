@@ -16,6 +16,9 @@ PRIME = 65497
 _WORDS = struct.Struct(f">{1 + TOP_VALUES}H")
 PROOF_BYTES = _WORDS.size
 
+TOKEN_BYTES = 8 + PROOF_BYTES / CHUNK_TOKENS
+"""Bytes of a token in a submission's file before compression: id, log-probability, proof."""
+
 
 class ProofFormatError(ValueError):
     """Bytes that no honest builder produces: a fault that anyone can reproduce."""

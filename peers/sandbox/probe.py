@@ -14,6 +14,7 @@ from peers.sandbox.means import Means, bubblewrap_path
 from peers.sandbox.program import PYTHON, Limits, Program
 from peers.sandbox.seccomp import supported
 from swarm.errors import UserError
+from swarm.findings import Finding
 
 ORDER: tuple[Means, ...] = ("bubblewrap", "namespaces")
 
@@ -64,3 +65,14 @@ def _reason_against(means: Means) -> str | None:
     except (SandboxError, OSError) as error:
         return str(error)
     return None if outcome.code == 0 else outcome.stderr.decode("utf-8", "replace")[-300:]
+
+
+def findings() -> list[Finding]:
+    """Which isolation of untrusted programs works; runs an empty one."""
+    report = probe()
+    if report.works:
+        text = f"programs of a model run by {report.works[0]}"
+    else:
+        why = "; ".join(f"{means}: {reason}" for means, reason in report.reasons.items())
+        text = f"none, which only environments with programs need ({why})"
+    return [Finding("sandbox", text, {"works": list(report.works)})]

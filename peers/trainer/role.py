@@ -13,11 +13,14 @@ So a crash at any instant loses nothing and consumes nothing twice.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import msgspec
 import trio
 
+from peers.engines.doctor import compute_findings
 from peers.evaluation.during import Evaluations
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.alarms import (
@@ -50,6 +53,7 @@ from peers.trainer.states import StateValues
 from peers.trainer.steps import Steps, StepTimes
 from peers.trainer.store import TrainerStore
 from swarm.errors import SwarmError, UserError
+from swarm.findings import Finding, Work
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
 from swarm.jobs.memory import MemoryPlan, fullest, shown
@@ -60,6 +64,7 @@ from swarm.messages import Checkpoint, StepOrder
 from swarm.node.run_node import RunNode
 from swarm.run.bounds import check_batch
 from swarm.run.manifest import manifest_in
+from swarm.settings import PeerSettings
 from swarm.world import ChildDied, client
 from swarm.world.restarts import Restarts
 
@@ -82,6 +87,17 @@ class TrainerRole:
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
     Settings: ClassVar[type[TrainerSettings]] = TrainerSettings
+
+    @staticmethod
+    async def doctor(
+        settings: PeerSettings, work: Work | None, model: Path | None
+    ) -> list[Finding]:
+        """See `swarm.roles.Role`."""
+        own = settings.of("trainer", TrainerSettings)
+        found = await compute_findings(own, work, interpreter=own.interpreter or None)
+        advice = "training takes several times as much; type: swarm trainer plan --model …"
+        return [*found[:-1], replace(found[-1], text=f"{found[-1].text}; {advice}")]
+
     rank_module: ClassVar[str] = "peers.trainer.follower"
 
     def __init__(self, peer: RunNode) -> None:

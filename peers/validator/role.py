@@ -10,14 +10,17 @@ durable in the log before it is published (`verdicts`).
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import pydantic
 import trio
 
+from peers.engines.doctor import compute_findings, task_findings
 from peers.engines.installed import PREFILLS
 from peers.evaluation.during import Evaluations
 from peers.evaluation.settings import EvaluationSettings
+from peers.sandbox.probe import findings as sandbox_findings
 from peers.validator.audits import Audits
 from peers.validator.cases import Case
 from peers.validator.conduct import Conduct
@@ -32,6 +35,7 @@ from peers.validator.records import Records
 from peers.validator.second import SecondOpinions
 from peers.validator.verdicts import VERDICTS_RECOVERED_MAX, Verdicts
 from swarm.envelope import Envelope
+from swarm.findings import Finding, Work
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import PeerId
 from swarm.jobs import Hardware
@@ -40,6 +44,7 @@ from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.observable import complain
 from swarm.run.heard_verdicts import report_contradictions
+from swarm.settings import PeerSettings
 from swarm.shardcast.held import Change, Held
 from swarm.world import client
 from swarm.world.restarts import Restarts
@@ -97,6 +102,16 @@ class ValidatorRole:
 
     topics: ClassVar[tuple[str, ...]] = (RUN, WORK)
     Settings: ClassVar[type[ValidatorSettings]] = ValidatorSettings
+    machine = staticmethod(sandbox_findings)
+
+    @staticmethod
+    async def doctor(
+        settings: PeerSettings, work: Work | None, model: Path | None
+    ) -> list[Finding]:
+        """See `swarm.roles.Role`."""
+        own = settings.of("validator", ValidatorSettings)
+        found = await compute_findings(own, work, interpreter=own.interpreter or None, model=model)
+        return [*found, *task_findings(settings, work)]
 
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer

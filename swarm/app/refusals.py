@@ -102,7 +102,7 @@ REFUSALS: dict[str, Refusal] = {
         "what validators recomputed of your work so far differs from the policy by more than "
         "honest rounding explains, and your peer will be evicted if that goes on; this submission "
         "is credited, but nobody trains on it",
-        "compare your engine and its precision with what `swarm preflight` says the run tolerates; "
+        "compare your engine and its precision with what `swarm doctor` says the run tolerates; "
         "set `dtype` to one that was measured, and start the peer with an empty `checkpoints` "
         "folder in its home",
     ),

@@ -68,3 +68,8 @@ def holder_of(home: Path) -> str | None:
         return None
     with path.open(encoding="utf-8", errors="replace") as file:
         return file.read(HOLDER_BYTES_MAX).strip()
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())

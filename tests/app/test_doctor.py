@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.app.doctor.engine import task_of
+from peers.engines.doctor import task_of
 from swarm.app.health import Pulse
 from swarm.identity import load_or_create
 from swarm.manifest import EnvironmentReference
@@ -28,7 +28,7 @@ def test_a_machine_without_problems(tmp_path: Path) -> None:
     home = tmp_path / "home"
     outcome = swarm("doctor", "--home", home, "--role", "relay")
     topics = [line.split()[0] for line in outcome.output.splitlines()]
-    assert topics == ["program", "packages", "key", "disk", "port", "clock", "sandbox"]
+    assert topics == ["program", "packages", "key", "disk", "port", "clock"]
     assert (outcome.status, outcome.errors) == (0, "")
     assert not home.exists(), "it leaves nothing behind"
 

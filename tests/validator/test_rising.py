@@ -25,7 +25,7 @@ def test_a_worker_whose_evidence_rises_is_quarantined_and_told_before_it_is_evic
     assert evictions == 1
     first = failed[0]
     assert first[:2] == ("quarantined", "evidence")
-    assert "10^9 to 1 evicts it" in first[2] and "swarm preflight" in first[2]
+    assert "10^9 to 1 evicts it" in first[2] and "swarm doctor" in first[2]
 
 
 def odds(log10: float) -> Report:

@@ -119,7 +119,7 @@ class Rising(Check[Record]):
             f"the evidence against this worker has risen to odds of 10^{evidence.odds:.1f} to 1, "
             f"and 10^{evicts:.0f} to 1 evicts it; most shows "
             f"{WORDS[evidence.standing.process]}. Compare its engine and precision with what the "
-            "run tolerates (swarm preflight)",
+            "run tolerates (swarm doctor)",
         )
 
 

@@ -22,9 +22,16 @@ def doctor(
     bulk_port: Annotated[int | None, typer.Option(help="TCP port of the piece plane.")] = None,
     home: Annotated[str | None, typer.Option(help="Folder of keys and state.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Engine that generates: native or vllm.")
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a policy to load as well, such as the run's base policy."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check this machine for a peer with these settings, without starting one.
+    """Check this machine for a peer with these settings, and its run, without starting one.
 
     Exit status 1: a line begins with PROBLEM, and says what to do.
     """
@@ -42,8 +49,10 @@ def doctor(
         "listen": listen,
         "bulk_port": bulk_port,
         "home": home,
+        "engine": engine,
     }
-    found = run_until_interrupted(look, load_settings(config, flags))
+    folder = model.expanduser().absolute() if model is not None else None
+    found = run_until_interrupted(look, load_settings(config, flags), folder)
     if as_json:
         print_json(
             [

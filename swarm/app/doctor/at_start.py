@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from swarm.app.doctor.machine import clock, disk_speed, sandbox
+from swarm.app.doctor.machine import clock, disk_speed
 from swarm.app.onlooker import status_of
-from swarm.errors import PeerError, UserError
+from swarm.errors import PeerError
 from swarm.events import Event
 from swarm.findings import Finding
 from swarm.node.node import Node
-from swarm.roles import BOOTSTRAP
+from swarm.roles import BOOTSTRAP, load_role, machine_findings
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra
@@ -29,21 +29,14 @@ LATER_SECONDS = 20.0
 WRITTEN_BYTES = 4 << 20
 """Bytes written to measure the disk; `swarm doctor` writes more."""
 
-PROGRAM_ROLES = frozenset({"inference", "validator", "environment"})
-"""Roles that may run a model's programs in a sandbox."""
-
 
 def check_before_start(settings: PeerSettings) -> None:
-    """Raise `UserError` for what would end the peer later: packages, and the engine."""
+    """Raise `UserError` for what would end the peer later: packages, and what its roles check."""
     for role in settings.role:
         if role in EXTRA_OF_ROLE:
             require_extra(EXTRA_OF_ROLE[role], f"--role {role}")
-    if "inference" in settings.role:
-        from swarm.app.doctor.engine import engine_environment
-
-        engine = engine_environment(settings)
-        if engine.problem:
-            raise UserError(engine.text)
+        if role != BOOTSTRAP and (check := getattr(load_role(role), "check", None)):
+            check(settings)
 
 
 @asynccontextmanager
@@ -70,8 +63,8 @@ async def _check_later(node: Node, at_work: trio.Event) -> None:
     await trio.sleep(LATER_SECONDS)
     home = node.settings.home_path
     _say(node, [await trio.to_thread.run_sync(disk_speed, home, WRITTEN_BYTES)])
-    if PROGRAM_ROLES.intersection(node.settings.role):
-        _say(node, [await trio.to_thread.run_sync(sandbox)])
+    roles = [load_role(name) for name in node.settings.role if name != BOOTSTRAP]
+    _say(node, await trio.to_thread.run_sync(machine_findings, roles))
     if node.part is None:
         return
     from swarm.app.doctor.network import Place, network_findings

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
-from peers.inference.preflight import Work
-from swarm.app.doctor.engine import compute_findings, task_of
-from swarm.app.doctor.machine import clock, home_and_ports, packages, program, sandbox
+from swarm.app.doctor.machine import clock, home_and_ports, packages, program
 from swarm.app.doctor.network import Place, network_findings
 from swarm.app.local_node import LOOPBACK, visit
 from swarm.app.onlooker import learn_expulsions, status_of
 from swarm.errors import SwarmError, leaf_errors
-from swarm.findings import Finding
+from swarm.findings import Finding, Work
 from swarm.identity import load_or_create
-from swarm.run.run import Run
+from swarm.roles import BOOTSTRAP, load_role, machine_findings
 from swarm.settings import PeerSettings
 from swarm.transport.libp2p.addresses import default_listen
 
 
-async def look(settings: PeerSettings) -> list[Finding]:
-    """Check this machine for a peer with these settings and, by `settings.bootstrap`, its run."""
-    found = [program(), *map(packages, settings.role), *home_and_ports(settings)]
-    found += [clock(), sandbox()]
+async def look(settings: PeerSettings, model: Path | None = None) -> list[Finding]:
+    """Check this machine for a peer with these settings and, by `settings.bootstrap`, its run.
+
+    `model`: absolute path of a policy that the roles load as well.
+    """
+    found = [program(), *map(packages, settings.role), *home_and_ports(settings), clock()]
+    lacks = any(each.problem for each in found if each.topic == "packages")
+    roles = [load_role(name) for name in settings.role if name != BOOTSTRAP and not lacks]
+    found += machine_findings(roles)
     work: Work | None = None
     if settings.bootstrap:
         ports = [each for each in found if each.topic == "port"]
@@ -31,8 +35,9 @@ async def look(settings: PeerSettings) -> list[Finding]:
             settings, (settings.listen or default_listen()) if free else LOOPBACK
         )
         found += outside
-    if not any(each.problem for each in found if each.topic == "packages"):
-        found += await compute_findings(settings, work)
+    for role in roles:
+        if doctor := getattr(role, "doctor", None):
+            found += await doctor(settings, work, model)
     return found
 
 
@@ -54,7 +59,7 @@ async def _outside(
             seconds = time.perf_counter() - began
             text = f"found the run {run.id} in {seconds:.1f} s"
             found.append(Finding("network", text, {"run": run.id, "seconds": round(seconds, 1)}))
-            found += _environments(settings, run)
+            work = Work(run)
             entries = node.transport.connected()
             status = await status_of(node, run)
             count = len(status.present)
@@ -82,11 +87,3 @@ def peer_id_of(settings: PeerSettings) -> str:
         return load_or_create(key).peer_id if key.exists() else ""
     except (SwarmError, OSError):
         return ""  # the line about the key says why
-
-
-def _environments(settings: PeerSettings, run: Run) -> Iterator[Finding]:
-    """Whether the run's environments are here; a served one is only on environment peers."""
-    if {"inference", "validator"} & set(settings.role):
-        for each in run.manifest.environments:
-            if each.where == "local":
-                yield task_of(each, settings.allowed)

@@ -27,6 +27,7 @@ from swarm.transport.libp2p.addresses import (
     host_and_port,
     parse_multiaddr,
 )
+from swarm.world.home import existing
 from swarm.world.home_format import check_format
 
 WRITTEN_BYTES = 16 << 20
@@ -131,19 +132,6 @@ def clock() -> Finding:
     return Finding("clock", text, {"synchronised": synchronised}, advice=not synchronised)
 
 
-def sandbox() -> Finding:
-    """Which isolation of untrusted programs works; runs an empty one."""
-    from peers.sandbox import probe
-
-    report = probe()
-    if report.works:
-        text = f"programs of a model run by {report.works[0]}"
-    else:
-        why = "; ".join(f"{means}: {reason}" for means, reason in report.reasons.items())
-        text = f"none, which only environments with programs need ({why})"
-    return Finding("sandbox", text, {"works": list(report.works)})
-
-
 # --- folders -------------------------------------------------------------------------------------
 
 
@@ -162,8 +150,3 @@ def check_home(home: Path) -> list[Finding]:
         return []
     text = f"{home} cannot be the home, because {reason}; choose another --home"
     return [Finding("home", text, {"reason": reason}, problem=True)]
-
-
-def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())

@@ -9,16 +9,12 @@ from functools import partial
 
 import trio
 
-from peers.inference.preflight import TOKEN_BYTES
-from peers.inference.quantised import check_quantised
-from peers.inference.settings import InferenceSettings
 from swarm import __version__
 from swarm.app.onlooker import RunStatus
 from swarm.envelope import CLOCK_SKEW_SECONDS_MAX
 from swarm.errors import PeerError, UserError
 from swarm.findings import Finding, attempt, within
 from swarm.identity import PeerId
-from swarm.manifest import Thresholds
 from swarm.node.line import (
     CLOCK_SECONDS,
     MEASURE_SECONDS,
@@ -92,7 +88,7 @@ async def network_findings(place: Place, *, strangers_only: bool = False) -> lis
         nursery.start_soon(check, "line", seconds, partial(_line, place, strangers_only))
         nursery.start_soon(check, "versions", REACH_SECONDS, partial(_versions, place))
     first = [found["skew"], found["line"], _reach(place.node), found["versions"]]
-    return [*first, *_wishes(place)]
+    return [*first, attempt("admission", lambda: _admission(place))]
 
 
 # --- clock and line --------------------------------------------------------------------------
@@ -168,15 +164,10 @@ def _line_finding(place: Place, peer: PeerId, reading: LineReading) -> Finding:
         f"{reading.round_trip_seconds * 1e3:.0f} ms (with …{peer[-8:]}, "
         f"{reading.moved_bytes / 1e6:.1f} MB)"
     )
-    checkpoint, manifest = place.status.checkpoint, place.run.manifest
+    checkpoint = place.status.checkpoint
     if checkpoint is not None:
         text += f"; a policy of {_size(checkpoint.total_bytes)} takes "
         text += _seconds(checkpoint.total_bytes / down)
-    if "inference" in place.settings.role:
-        sampling = manifest.sampling
-        rows = sampling.groups_per_submission * sampling.group_size
-        pushed = rows * sampling.max_new_tokens * TOKEN_BYTES
-        text += f", a submission of at most {_size(pushed)} {_seconds(pushed / up)}"
     figures = {
         "up_bytes_per_second": round(up),
         "down_bytes_per_second": round(down),
@@ -226,14 +217,6 @@ async def _versions(place: Place) -> Finding:
     if differs:
         text += "; if work is refused, install the version of the trusted peers"
     return Finding("versions", text, {"own": own, "trusted": agents}, advice=differs)
-
-
-def _wishes(place: Place) -> list[Finding]:
-    """Whether the run takes a peer with these settings."""
-    found = [attempt("admission", lambda: _admission(place))]
-    if "inference" in place.settings.role:
-        found.append(attempt("thresholds", lambda: _thresholds(place)))
-    return found
 
 
 def _admission(place: Place) -> str:
@@ -293,22 +276,3 @@ def _check_roles(place: Place) -> None:
                 f"the run admits no peer with the role {role}; its owner must add it to the "
                 "manifest's admissions.further_roles"
             )
-
-
-def tolerated(thresholds: Thresholds) -> str:
-    """What differences a run tolerates, as the rest of a sentence."""
-    if thresholds.observes:
-        return "it only observes how engines differ, and refuses and evicts nobody for that"
-    measured = " and ".join(printable(each, 40) for each in thresholds.measured_dtypes)
-    return (
-        f"it tolerates what {measured or 'honest engines'} differ by (measured on "
-        f"{thresholds.measured_tokens:,} tokens)"
-    )
-
-
-def _thresholds(place: Place) -> str:
-    settings, thresholds = place.settings, place.run.manifest.thresholds
-    own = settings.of("inference", InferenceSettings)
-    check_quantised(settings.engine, own.quantise, thresholds)
-    weights = "unchanged weights" if own.quantise == "none" else f"{own.quantise} weights"
-    return f"the run takes {settings.engine} with {weights}; {tolerated(thresholds)}"

@@ -1,4 +1,4 @@
-"""`swarm preflight` as a person sees it: one screen, or one sentence."""
+"""What `swarm doctor` finds for a worker: a screen, and a sentence for each problem."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from msgspec.structs import replace
 
 from peers.engines import demo
-from peers.inference.preflight import Work, machine
+from peers.engines.doctor import machine
 from swarm.app.doctor.machine import check_home
-from swarm.findings import lines
+from swarm.findings import Work, lines
 from swarm.jobs.inference import Surveyed
 from swarm.manifest import Thresholds
 from swarm.run.run import Run
-from tests.app.harness import complaint, swarm
+from tests.app.harness import swarm
 from tests.ledger.harness import OWNER, TRAINER
 from tests.network.harness import manifest, sealed_manifest
 
@@ -24,12 +24,15 @@ from tests.network.harness import manifest, sealed_manifest
 def test_one_screen_about_this_machine_and_a_policy(tmp_path: Path) -> None:
     policy, home = tmp_path / "policy", tmp_path / "home"
     demo.make_policy(policy, seed=1)
-    outcome = swarm("preflight", "--home", home, "--model", policy)
+    outcome = swarm("doctor", "--home", home, "--model", policy)
     assert outcome.status == 0, outcome.errors
     topics = [line.split()[0] for line in outcome.output.splitlines()]
-    assert topics == ["engine", "device", "memory", "disk", "uplink", "model"]
+    assert topics[-6:] == ["engine", "device", "memory", "model", "space", "uplink"]
     assert not home.exists(), "it leaves nothing behind"
-    found = json.loads(swarm("preflight", "--home", home, "--model", policy, "--json").output)
+    found = {
+        each["topic"]: each
+        for each in json.loads(swarm("doctor", "--home", home, "--model", policy, "--json").output)
+    }
     assert found["engine"]["name"] == "native"
     assert found["model"]["slots"] > 1
     assert not any(each["problem"] for each in found.values())
@@ -40,12 +43,19 @@ def test_one_screen_about_this_machine_and_a_policy(tmp_path: Path) -> None:
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     config = tmp_path / "peer.toml"
     config.write_text('[inference]\ndevice = "cuda"\n')
-    said = complaint("preflight", "--home", tmp_path / "home", "--config", config)
-    assert "device 'cuda' is not on this machine; there are: cpu (" in said
-    said = complaint("preflight", "--home", tmp_path / "home", "--engine", "vllm")
-    assert f"type: swarm engine install vllm --home {tmp_path / 'home'}" in said
-    said = complaint("preflight", "--home", tmp_path / "home", "--model", tmp_path)
-    assert "config.json cannot be read" in said
+
+    def said(*arguments: str | Path) -> str:
+        outcome = swarm("doctor", "--home", tmp_path / "home", *arguments)
+        assert outcome.status == 1
+        return outcome.output
+
+    cuda = said("--config", config)
+    assert (
+        "engine     PROBLEM: engine: device 'cuda' is not on this machine; there are: cpu" in cuda
+    )
+    vllm = said("--engine", "vllm")
+    assert f"type: swarm engine install vllm --home {tmp_path / 'home'}" in vllm
+    assert "config.json cannot be read" in said("--model", tmp_path)
 
 
 def test_a_home_that_no_peer_can_make_is_a_problem(tmp_path: Path) -> None:

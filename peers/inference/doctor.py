@@ -1,0 +1,69 @@
+"""What an inference peer would find on this machine, and whether the run takes its work."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from peers.engines.doctor import compute_findings, disk, task_findings
+from peers.engines.installed import interpreter_for
+from peers.inference.preflight import submission, uplink
+from peers.inference.quantised import check_quantised
+from peers.inference.settings import InferenceSettings
+from swarm.errors import UserError
+from swarm.findings import Finding, Work, attempt
+from swarm.manifest import Thresholds
+from swarm.settings import PeerSettings
+from swarm.untrusted import printable
+from swarm.world.home import existing
+
+
+def interpreter_of(settings: PeerSettings) -> str | None:
+    """The Python of the engine that the settings name; None: this one.
+
+    Raises `UserError` if the engine is not installed.
+    """
+    own = settings.of("inference", InferenceSettings)
+    return interpreter_for(settings.engine, settings.home_path, own.interpreter, own.device)
+
+
+async def findings(settings: PeerSettings, work: Work | None, model: Path | None) -> list[Finding]:
+    """See `swarm.roles.Role.doctor`."""
+    own = settings.of("inference", InferenceSettings)
+    try:
+        interpreter = interpreter_of(settings)
+    except UserError as error:
+        return [Finding("engine", str(error), {}, problem=True)]
+    found = await compute_findings(
+        own, work, engine=settings.engine, interpreter=interpreter, model=model
+    )
+    free = shutil.disk_usage(existing(settings.home_path)).free
+    found.append(replace(disk(settings, free, work), topic="space"))
+    found.append(uplink(settings))
+    if work is not None:
+        manifest = work.run.manifest
+        found += task_findings(settings, work)
+        found.append(submission(manifest))
+        thresholds = partial(_thresholds, settings, manifest.thresholds)
+        found.append(attempt("thresholds", thresholds))
+    return found
+
+
+def tolerated(thresholds: Thresholds) -> str:
+    """What differences a run tolerates, as the rest of a sentence."""
+    if thresholds.observes:
+        return "it only observes how engines differ, and refuses and evicts nobody for that"
+    measured = " and ".join(printable(each, 40) for each in thresholds.measured_dtypes)
+    return (
+        f"it tolerates what {measured or 'honest engines'} differ by (measured on "
+        f"{thresholds.measured_tokens:,} tokens)"
+    )
+
+
+def _thresholds(settings: PeerSettings, thresholds: Thresholds) -> str:
+    own = settings.of("inference", InferenceSettings)
+    check_quantised(settings.engine, own.quantise, thresholds)
+    weights = "unchanged weights" if own.quantise == "none" else f"{own.quantise} weights"
+    return f"the run takes {settings.engine} with {weights}; {tolerated(thresholds)}"
