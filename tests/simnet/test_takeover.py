@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, cast
 
@@ -35,6 +36,7 @@ from swarm.sentences import sentence
 
 VALIDATORS = ["v0", "v1"]
 TRUSTED = ["trainer", "standby", *VALIDATORS]
+BUNDLE = "standby standby.bundle_received"
 PUBLISHED = "trainer.checkpoint_published"
 LONG_SECONDS = 700.0
 """Longer than gossip repeats a message."""
@@ -99,6 +101,17 @@ class Scene:
             peer.disk = self.disks.get(plan.name, peer.disk)
             await peer.start()
 
+    @asynccontextmanager
+    async def running(self, until: str = "", disturbed: int = 0) -> AsyncIterator[dict[str, Peer]]:
+        """The scene after its start, and after an event; its peers. With `disturbed`, a peer that
+        ends is no violation."""
+        async with self.simulation.running():
+            await self.start()
+            self.simulation.disturbed = disturbed
+            if until:
+                await self.until(until)
+            yield self.simulation.peers
+
     def takeover(self, by: str, of: str) -> Envelope:
         """Sign a takeover, and let a validator hear it."""
         part = self.simulation.peers["v0"].part
@@ -133,9 +146,7 @@ def test_the_standby_goes_on_and_the_trainer_stands_by_when_it_returns(
     scene = Scene(int(after_seconds * 10), workers=4)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            await scene.until("standby standby.bundle_received")
+        async with scene.running(BUNDLE):
             await trio.sleep(after_seconds)
             peers = scene.simulation.peers
             await peers["trainer"].kill()
@@ -167,8 +178,7 @@ def test_a_standby_that_stops_as_a_bundle_becomes_whole_has_one_that_it_can_open
             whole.set()
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
+        async with scene.running():
             scene.simulation.listeners.append(stop)
             await whole.wait()
             peers = scene.simulation.peers
@@ -192,11 +202,7 @@ def test_a_standby_that_is_not_there_when_its_turn_comes_goes_on_from_its_bundle
     scene = Scene(22, workers=2)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            scene.simulation.disturbed = 1
-            await scene.until("standby standby.bundle_received")
-            peers = scene.simulation.peers
+        async with scene.running(BUNDLE, disturbed=1) as peers:
             standby = peers["standby"]
             await peers["trainer"].kill()
             if moment == "down":
@@ -255,8 +261,7 @@ def test_a_bundle_that_does_not_fit_its_contents_takes_no_place(
     monkeypatch.setattr(offering, "sealed_for", lying)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
+        async with scene.running():
             await scene.until("standby standby.no_bundle", 2)
             (received,) = scene.heard["standby standby.bundle_received"]
             assert received["step"] == 0
@@ -284,11 +289,7 @@ def test_a_bundle_that_was_damaged_on_the_disk_ends_the_standby_with_the_way_out
     scene = Scene(24, workers=0)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            scene.simulation.disturbed = 1
-            await scene.until("standby standby.bundle_received")
-            peers = scene.simulation.peers
+        async with scene.running(BUNDLE, disturbed=1) as peers:
             await peers["trainer"].kill()
             disk = peers["standby"].disk
             for name in [name for name in disk.files() if name.endswith("/0000")]:
@@ -321,9 +322,7 @@ def test_a_bundle_that_could_not_be_made_is_made_again_and_not_offered() -> None
     scene.disks["trainer"] = disk = FailingDisk("trainer")
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            peers = scene.simulation.peers
+        async with scene.running() as peers:
             for name in scene.standbys:
                 await scene.until(f"{name} standby.bundle_received")
                 await peers[name].kill()
@@ -351,10 +350,7 @@ def test_a_bundle_for_another_key_is_not_deleted_and_the_way_out_is_said() -> No
     scene = Scene(28, workers=0)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            scene.simulation.disturbed = 1
-            await scene.until("standby standby.bundle_received")
+        async with scene.running(BUNDLE, disturbed=1):
             standby = scene.simulation.peers["standby"]
             await standby.kill()
             (name,) = [name for name in standby.disk.files() if name.endswith(CONTENTS)]
@@ -387,10 +383,7 @@ def test_offers_that_cannot_be_taken_do_not_fill_the_disk(monkeypatch: pytest.Mo
     monkeypatch.setattr(offering, "sealed_for", lying)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            scene.simulation.disturbed = 1
-            await scene.until("standby standby.bundle_received")
+        async with scene.running(BUNDLE, disturbed=1):
             trainer, disk = (
                 scene.simulation.peers["trainer"],
                 scene.simulation.peers["standby"].disk,
@@ -412,11 +405,7 @@ def test_a_bundle_in_transfer_leaves_nothing_when_the_standby_takes_over() -> No
     scene = Scene(25, workers=2)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            scene.simulation.disturbed = 1
-            await scene.until("standby standby.bundle_received")
-            peers = scene.simulation.peers
+        async with scene.running(BUNDLE, disturbed=1) as peers:
             disk = peers["standby"].disk
             with trio.fail_after(60):
                 while len(disk.list("standby")) < 4:  # noqa: ASYNC110
@@ -435,9 +424,7 @@ def test_a_standby_holds_no_verdicts_until_it_trains() -> None:
     scene = Scene(3, workers=2)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            await scene.until("standby standby.bundle_received")
+        async with scene.running(BUNDLE):
             await scene.until("trainer trainer.step_trained", 5)
             collectors = {
                 name: cast(TrainerRole, scene.simulation.peers[name].roles[0])._collector
@@ -461,9 +448,7 @@ def test_a_trainer_that_is_replaced_while_it_trains_stops() -> None:
     scene = Scene(5, workers=4)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            await scene.until("standby standby.bundle_received")
+        async with scene.running(BUNDLE):
             await scene.until("trainer trainer.step_trained", 9)
             scene.takeover("standby", "trainer")
             await scene.until("standby trainer.step_trained", 3)
@@ -482,11 +467,7 @@ def test_a_trainer_that_takes_its_place_back_is_followed_even_without_a_bundle(
     scene = Scene(11, workers=4)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            scene.simulation.disturbed = 1  # a peer that ends with a sentence is started again
-            await scene.until("standby standby.bundle_received")
-            peers = scene.simulation.peers
+        async with scene.running(BUNDLE, disturbed=1) as peers:
             await scene.until("trainer trainer.step_trained", 9)
             await peers["trainer"].crash()
             scene.takeover("standby", "trainer")
@@ -517,9 +498,7 @@ def test_two_standbys_would_begin_different_lineages(name: str, lineage: int) ->
     scene = Scene(13, workers=2, standbys=("standby", "second"))
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            scene.simulation.disturbed = 1
+        async with scene.running(disturbed=1):
             await scene.until(f"{name} standby.bundle_received")
             await scene.simulation.peers["trainer"].crash()
             scene.takeover(name, "trainer")
@@ -536,10 +515,7 @@ def test_a_trainer_that_did_not_hear_that_it_was_replaced_begins_above_the_stand
     scene = Scene(12, workers=4)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            scene.simulation.disturbed = 1
-            await scene.until("standby standby.bundle_received")
+        async with scene.running(BUNDLE, disturbed=1):
             network, peers = scene.simulation.network, scene.simulation.peers
             trainer, others = peers["trainer"], [p for n, p in peers.items() if n != "trainer"]
             part = peers["v0"].part
@@ -582,9 +558,7 @@ def test_the_age_of_the_trainers_last_sign_of_life() -> None:
     scene = Scene(6, workers=0)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            await scene.until("trainer trainer.step_opened")
+        async with scene.running("trainer trainer.step_opened"):
             assert await age_of_trainer(scene) == 0.0
             await trio.sleep(10)
             await scene.simulation.peers["trainer"].kill()
@@ -607,10 +581,7 @@ def test_a_trainer_that_nobody_reports_is_listened_for(
     scene = Scene(7, workers=0)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            await scene.until("trainer trainer.step_opened")
-            peers = scene.simulation.peers
+        async with scene.running("trainer trainer.step_opened") as peers:
             for name in TRUSTED:
                 await peers[name].kill()
             with pytest.raises(UserError, match=r"no other trusted peer of run .* answered within"):
@@ -663,9 +634,7 @@ def test_where_every_state_is_lost_the_newest_policy_is_enough(who: str) -> None
     scene = Scene(9, workers=4, step_seconds=4.0)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            peers = scene.simulation.peers
+        async with scene.running() as peers:
             await peers["standby"].kill()
             peers["standby"].disk = SimulatedDisk("standby")
             await scene.until("trainer trainer.step_trained", 4)
@@ -706,9 +675,7 @@ def test_a_finished_trainer_hands_its_last_state_over_and_the_standby_rests() ->
     asked: list[Any] = []
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            await scene.until("trainer trainer.run_complete")
+        async with scene.running("trainer trainer.run_complete"):
             asked.extend(scene.heard["standby standby.no_bundle"])  # before the trainer served
             await scene.until("standby standby.run_over", seconds=60)
             await trio.sleep(60)
@@ -733,10 +700,7 @@ def test_a_trainer_does_not_wait_for_a_standby_that_is_gone_and_which_then_says_
     scene = Scene(12, workers=4, standby_minutes=60.0, steps=STEPS)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            await scene.until("standby standby.bundle_received")
-            peers = scene.simulation.peers
+        async with scene.running(BUNDLE) as peers:
             await peers["standby"].kill()
             await scene.until("trainer trainer.run_complete")
             await trio.sleep(90)  # it may have asked 75 s ago
@@ -763,9 +727,7 @@ def test_20_peers_lose_their_trainer_for_good_while_others_crash() -> None:
     chance = Random(8)
 
     async def main() -> None:
-        async with scene.simulation.running():
-            await scene.start()
-            peers = scene.simulation.peers
+        async with scene.running() as peers:
             assert len(peers) == 20
             await scene.until("standby standby.bundle_received")
             await scene.until("trainer trainer.step_trained", 2)

@@ -25,6 +25,16 @@ from tests.worlds import VirtualWorld
 ALICE, BOB, CAROL, MALLORY = (Identity(bytes([n]) * 32) for n in range(1, 5))
 
 
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a test with real sockets, for 30 s at most."""
+
+    async def bounded() -> None:
+        with trio.fail_after(30):
+            await main()
+
+    trio.run(bounded)
+
+
 class Sink:
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes

@@ -17,19 +17,11 @@ from swarm.transport.libp2p.yamux import WINDOW_BYTES
 from tests.worlds import VirtualWorld
 
 from . import attacks
-from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk
+from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, run
 from .hostile import DATA, MULTISTREAM, RST, SYN, connected, data, name, opening, tcp
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 ECHO = "/swarm/echo/1.0.0"
-
-
-def run(main) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(30):
-            await main()
-
-    trio.run(bounded)
 
 
 async def echo(stream: Stream) -> None:

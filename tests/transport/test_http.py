@@ -29,22 +29,9 @@ from swarm.transport.http.serving import Serving
 from swarm.world import Disk, Piece
 from swarm.world.disk import LocalDisk
 
-from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, Service, Sink
+from .harness import ALICE, BOB, CAROL, MALLORY, Service, Sink, run
 
 DATA = bytes(range(256)) * 8192  # 2 MiB
-
-
-def run(main) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(20):
-            await main()
-
-    trio.run(bounded)
-
-
-@pytest.fixture
-def disk(tmp_path) -> FolderDisk:
-    return FolderDisk(tmp_path / "disk")
 
 
 @asynccontextmanager

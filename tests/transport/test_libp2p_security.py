@@ -37,19 +37,11 @@ from swarm.transport.libp2p import Libp2pTransport, open_libp2p, parse_multiaddr
 from swarm.transport.libp2p.relays import Reservations
 from tests.worlds import VirtualWorld
 
-from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk
+from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, run
 from .test_room import Connection
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 ECHO = "/swarm/echo/1.0.0"
-
-
-def run(main) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(20):
-            await main()
-
-    trio.run(bounded)
 
 
 class Peers:

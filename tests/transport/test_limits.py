@@ -3,7 +3,7 @@ real sockets on loopback."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -13,7 +13,7 @@ from swarm.identity import Identity
 from swarm.transport import BlobReference, FetchError
 from swarm.transport.http import server
 
-from .harness import ALICE, BOB, CAROL, FolderDisk, Service, Sink
+from .harness import ALICE, BOB, CAROL, Service, Sink, run
 from .test_http import ask, challenge, client_of, dial, fetch, get, prove, serving
 
 UNKNOWN = BlobReference(b"?" * 32, 1)
@@ -22,23 +22,10 @@ SLOW = 0.3
 
 
 @pytest.fixture
-def disk(tmp_path) -> FolderDisk:
-    return FolderDisk(tmp_path / "disk")
-
-
-@pytest.fixture
 def few_small_requests(monkeypatch) -> None:
     """Four at once, then one in half a second."""
     monkeypatch.setattr(server, "SMALL_REQUESTS_PER_SECOND", 2.0)
     monkeypatch.setattr(server, "SMALL_REQUESTS_BURST", 4.0)
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(20):
-            await main()
-
-    trio.run(bounded)
 
 
 async def dial_from(root: str, host: str) -> trio.SocketStream:

@@ -14,8 +14,8 @@ from multiaddr import Multiaddr
 
 from swarm.transport.libp2p.addresses import resolved
 from swarm.transport.libp2p.names import LOOKUPS_MAX
-from tests.transport.harness import ALICE
-from tests.transport.test_libp2p_security import Peers, run
+from tests.transport.harness import ALICE, run
+from tests.transport.test_libp2p_security import Peers
 
 
 def test_names_that_dns_does_not_answer_leave_the_disk_its_threads(

@@ -25,26 +25,13 @@ from swarm.transport.http.serving import Serving
 from swarm.transport.http.table import Table
 from swarm.transport.room import NoRoom, Origin, Sizes, origin_of
 
-from .harness import ALICE, BOB, CAROL, FolderDisk, Network, Service, Sink
+from .harness import ALICE, BOB, CAROL, FolderDisk, Network, Service, Sink, run
 
 DATA = bytes(range(256)) * 1000
 LONG = bytes(32 << 20)
 """More than the buffers of a connection hold."""
 
 CROWD = [Identity(bytes([100 + n]) * 32) for n in range(8)]
-
-
-def run(main) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(20):
-            await main()
-
-    trio.run(bounded)
-
-
-@pytest.fixture
-def disk(tmp_path) -> FolderDisk:
-    return FolderDisk(tmp_path / "disk")
 
 
 @dataclass

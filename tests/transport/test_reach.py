@@ -29,8 +29,8 @@ from swarm.transport.libp2p.dial_back import (
 )
 from swarm.transport.libp2p.reach import Ports, Reach
 from tests.network.harness import identity
-from tests.transport.harness import ALICE, BOB, CAROL
-from tests.transport.test_libp2p_security import Peers, run
+from tests.transport.harness import ALICE, BOB, CAROL, run
+from tests.transport.test_libp2p_security import Peers
 from tests.worlds import VirtualWorld
 
 

@@ -22,8 +22,8 @@ from swarm.transport.libp2p.notices import PROTOCOL as NOTICE_PROTOCOL
 from swarm.transport.libp2p.relays import LIFETIME_SECONDS, Relays
 from swarm.transport.limits import RELAY_RETRY_SECONDS
 from tests.network.harness import identity
-from tests.transport.harness import ALICE, BOB, CAROL, MALLORY
-from tests.transport.test_libp2p_security import ECHO, Peers, echo, plaintext_host, run
+from tests.transport.harness import ALICE, BOB, CAROL, MALLORY, run
+from tests.transport.test_libp2p_security import ECHO, Peers, echo, plaintext_host
 from tests.transport.test_room import Connection
 from tests.worlds import VirtualWorld
 
