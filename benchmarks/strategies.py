@@ -42,6 +42,7 @@ RULES = Rules(
     stake_steps=THRESHOLDS.stake_steps,
     hold_steps=THRESHOLDS.stake_steps + MAX_STALENESS + 4,
     safety=THRESHOLDS.recompute_safety,
+    observes=False,
 )
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, fields
 import msgspec
 from blake3 import blake3
 
-from swarm.ledger import stakes
 from swarm.ledger.capital import Capitals
 from swarm.ledger.entries import (
     LASTING,
@@ -47,8 +46,10 @@ def frontier_of(seal: Sealed) -> Frontier:
 def rules_digest(authority: Authority) -> bytes:
     """Names the validators and rules by which totals are computed."""
     rules = authority.rules
+    peers = [" ".join(authority.owners), authority.validators, authority.trusted]
+    named = msgspec.msgpack.encode([*peers, rules.safety, authority.run])
     windows = msgspec.msgpack.encode([rules.stake_steps, rules.hold_steps])
-    return blake3(stakes.encoded(authority) + windows).digest()
+    return blake3(named + windows).digest()
 
 
 def totals_digest(totals: Mapping[str, Totals]) -> bytes:

@@ -5,7 +5,8 @@ validator and an outsider with copies of the logs find the same figures.
 
 *Stake.* The tokens of a worker's credited submissions of the last `stake_steps` steps that were
 recomputed and accepted, less its fines of these steps. Only work that a lie cannot imitate counts,
-and old work counts no more.
+and old work counts no more. Once the run's thresholds are measured, neither does what was accepted
+before: a run that observes accepts any text.
 
 *Share.* A submission of v tokens by a worker with stake s is recomputed with the probability
 p = clamp(safety·v / (v + s), share_min, 1), drawn from the validator's secret after the hash of the
@@ -72,6 +73,9 @@ class Rules:
     """Larger than `stake_steps`, so that final credit is never voided: a worker may be evicted for
     a submission of an earlier step."""
     safety: float
+    observes: bool
+    """Whether nobody has measured the run's thresholds. As long as they are not, work on which no
+    bets were laid adds to the stake; afterwards it does not, since any text was accepted."""
 
     @classmethod
     def of(cls, manifest: RunManifest) -> Rules:
@@ -81,6 +85,7 @@ class Rules:
             stake_steps=thresholds.stake_steps,
             hold_steps=thresholds.stake_steps + manifest.schedule.max_staleness + LATE_STEPS_MAX,
             safety=thresholds.recompute_safety,
+            observes=thresholds.observes,
         )
 
 
@@ -105,6 +110,8 @@ class Work:
     """Credited submissions that were recomputed."""
     refuted: tuple[Judged, ...]
     """Verdicts that refuse a submission after recomputing it, one of each submission."""
+    observed: frozenset[bytes] = frozenset()
+    """Verified submissions that were recomputed without bets, while the run observed."""
 
     def stake(self, step: int, rules: Rules) -> int:
         """The stake before a submission for `step`.
@@ -118,7 +125,7 @@ class Work:
     def balances(self, rules: Rules) -> dict[int, int]:
         """Tokens that add to the stake, less fines, by step."""
         balances: defaultdict[int, int] = defaultdict(int)
-        for submission in self.verified:
+        for submission in self.verified if rules.observes else self.verified - self.observed:
             balances[self.credited[submission].step] += self.credited[submission].tokens
         for refused in self.refuted:
             balances[refused.step] -= fine(refused, rules.safety)

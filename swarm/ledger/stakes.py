@@ -50,11 +50,12 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
     trusted: list[str]
     safety: float
     run: str
+    observes: bool
 
     @property
     def authority(self) -> Authority:
         """The same, with a window that balances do not depend on."""
-        rules = Rules(stake_steps=1, hold_steps=2, safety=self.safety)
+        rules = Rules(stake_steps=1, hold_steps=2, safety=self.safety, observes=self.observes)
         return Authority(self.owner.split(), self.validators, self.trusted, rules, self.run)
 
 
@@ -67,6 +68,7 @@ def encoded(authority: Authority) -> bytes:
             list(authority.trusted),
             authority.rules.safety,
             authority.run,
+            authority.rules.observes,
         )
     )
 

@@ -222,21 +222,27 @@ def _works(
     by_worker: defaultdict[str, dict[bytes, Judged]] = defaultdict(dict)
     for submission, final in credits.items():
         by_worker[final.worker][submission] = final
-    return {
-        worker: Work(
+    works = {}
+    for worker in sorted({*by_worker, *refuted}):
+        checked = {
+            submission: [
+                entry
+                for entry in cases[submission, worker].values()
+                if entry.outcome == "accepted" and entry.recomputed
+            ]
+            for submission in by_worker[worker]
+        }
+        works[worker] = Work(
             credited=by_worker[worker],
-            verified=frozenset(
-                submission
-                for submission in by_worker[worker]
-                if any(
-                    entry.outcome == "accepted" and entry.recomputed
-                    for entry in cases[submission, worker].values()
-                )
-            ),
+            verified=frozenset(name for name, entries in checked.items() if entries),
             refuted=tuple(refuted.get(worker, ())),
+            observed=frozenset(
+                name
+                for name, entries in checked.items()
+                if not any(entry.evidence.sampler for entry in entries)
+            ),
         )
-        for worker in sorted({*by_worker, *refuted})
-    }
+    return works
 
 
 def _standings(

@@ -54,7 +54,7 @@ def read_accounts(swarm: Swarm) -> Accounts:
         owners="",
         validators=swarm.validators,
         trusted=[peer.identity.peer_id for peer in trusted],
-        rules=Rules(stake_steps=100, hold_steps=110, safety=3.0),
+        rules=Rules(stake_steps=100, hold_steps=110, safety=3.0, observes=False),
         run="",
     )
     state = ledger_state(records, authority)

@@ -49,7 +49,7 @@ def test_few_fakes_pass_before_one_is_refused(tokens: int, stake: int) -> None:
 def test_a_fine_voids_what_it_costs_and_nothing_final(
     work: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    rules = Rules(stake_steps=10, hold_steps=15, safety=3.0)
+    rules = Rules(stake_steps=10, hold_steps=15, safety=3.0, observes=False)
     credited = {
         number.to_bytes(32, "big"): judged(
             number, step=step, tokens=tokens, evidence=Evidence(tokens=tokens)

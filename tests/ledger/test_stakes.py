@@ -120,6 +120,29 @@ def test_other_rules_change_the_stakes(tmp_path: Path) -> None:
     in_virtual_time(main)
 
 
+def test_what_was_accepted_while_the_run_observed_is_no_stake_once_thresholds_are_measured(
+    tmp_path: Path,
+) -> None:
+    """It may be any text, and would let a cheat that came early be recomputed seldom."""
+    bet = msgspec.structs.replace(CHECKED, sampler=[0, 0], policy=[0, 0])
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.peer(ALICE) as alice:
+            run = alice.run_node.run
+            assert run.manifest.thresholds.observes
+            await alice.trusted.append_verdict(verdict_at(0, evidence=CHECKED))
+            assert alice.trusted.stake(WORKER.peer_id, 0) == 40
+            thresholds = msgspec.structs.replace(run.manifest.thresholds, measured_tokens=1)
+            newer = msgspec.structs.replace(run.manifest, version=2, thresholds=thresholds)
+            run.update(sealed(OWNER, newer, run.id))
+            await alice.until(lambda: alice.trusted.stake(WORKER.peer_id, 0) == 0, "no bets")
+            await alice.trusted.append_verdict(verdict_at(1, evidence=bet))
+            assert alice.trusted.stake(WORKER.peer_id, 0) == 40 == expected(alice, 0)
+
+    in_virtual_time(main)
+
+
 def test_contradictions_are_those_of_the_verdicts_that_stand(tmp_path: Path) -> None:
     async def main() -> None:
         swarm = Swarm(tmp_path)

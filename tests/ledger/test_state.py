@@ -15,7 +15,7 @@ from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, sealed
 
 VALIDATORS = [ALICE.peer_id, BOB.peer_id]
 TRUSTED = [TRAINER.peer_id, *VALIDATORS]
-RULES = Rules(stake_steps=10, hold_steps=15, safety=3.0)
+RULES = Rules(stake_steps=10, hold_steps=15, safety=3.0, observes=True)
 AUTHORITY = Authority([OWNER.peer_id], VALIDATORS, TRUSTED, RULES, "owner/run")
 
 
