@@ -21,6 +21,7 @@ from tests.ledger.harness import OWNER, TRAINER
 from tests.network.harness import manifest, sealed_manifest
 
 
+@pytest.mark.slow
 def test_one_screen_about_this_machine_and_a_policy(tmp_path: Path) -> None:
     policy, home = tmp_path / "policy", tmp_path / "home"
     demo.make_policy(policy, seed=1)

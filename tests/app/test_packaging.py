@@ -111,6 +111,7 @@ def peer(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "swarm.peer", *map(str, arguments)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("core_only")
 def test_a_bootstrap_peer_and_a_relay_need_none_of_the_extras(tmp_path: Path) -> None:
     manifest = tmp_path / "run.manifest"
@@ -128,6 +129,7 @@ def test_a_bootstrap_peer_and_a_relay_need_none_of_the_extras(tmp_path: Path) ->
                 process.communicate(timeout=10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("core_only")
 def test_the_doctor_needs_none_of_the_extras_and_names_them(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from swarm.app.main import main; main()", "doctor"]

@@ -156,6 +156,7 @@ def test_a_damaged_list_of_bootstrap_peers_is_none(addresses: bytes, tmp_path: P
         assert f"give --bootstrap MULTIADDR (no peer has joined one from {tmp_path}" in said
 
 
+@pytest.mark.slow
 def test_a_strangers_run_that_names_this_peer_is_not_taken_for_its_own(tmp_path: Path) -> None:
     """Its policy would be trained on in the run that this home belongs to."""
     home = tmp_path / "standby"
@@ -179,6 +180,7 @@ def test_a_strangers_run_that_names_this_peer_is_not_taken_for_its_own(tmp_path:
         assert "pinned-runs.json in --home is damaged" in complaint(*words)
 
 
+@pytest.mark.slow
 def test_a_version_that_the_home_knows_is_not_forgotten(tmp_path: Path) -> None:
     """The bootstrap peer shows the one before, in which this peer was a standby."""
     home, owner = tmp_path / "standby", Identity(bytes([7]) * 32)

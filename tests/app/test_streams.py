@@ -68,6 +68,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_user_without_a_home(tmp_path: Path) -> None:
     homeless = [sys.executable, "-c", HOMELESS]
     assert ran("status", "--help", command=homeless).returncode == 0

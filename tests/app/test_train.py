@@ -210,6 +210,7 @@ def test_a_backend_that_dies_is_started_again_from_the_last_round(tmp_path: Path
     assert events[-1]["event"] == "saved"
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_at_its_start_leaves_no_folder(tmp_path: Path) -> None:
     make_policy(tmp_path / "base", seed=3)
     (tmp_path / "text.txt").write_text("a")

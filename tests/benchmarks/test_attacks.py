@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.attacks import measure, summary
 from simnet.hostile import Setting
 
 
+@pytest.mark.slow
 def test_an_unparsable_file_costs_its_identity_and_gains_nothing() -> None:
     row = summary([measure(Setting("malformed-files", 2, seconds=45.0))])
     assert row["detected"] == row["refused"] == 1.0

@@ -16,6 +16,7 @@ def printed(*arguments: str) -> Any:
     return json.loads(json.dumps(measure(parse(["--gb", "0.01", *arguments]))))
 
 
+@pytest.mark.slow
 def test_each_seed_has_its_ratio_to_the_binding_bound() -> None:
     report = printed("--peers", "10", "--seeds", "2", "--first-seed", "3")
     assert report["benchmark"] == "broadcast"
@@ -53,12 +54,14 @@ def test_the_published_design_uses_the_relays_that_there_are() -> None:
     assert 1 <= times[-1] / max(bound(case).values()) < 1.2
 
 
+@pytest.mark.slow
 def test_with_churn_nothing_is_compared() -> None:
     (run,) = printed("--peers", "10", "--seeds", "1", "--churn", "0.2")["runs"]
     assert run["ratio_to_bound"] >= 1
     assert not {"published", "random_mesh"} & set(run)
 
 
+@pytest.mark.slow
 def test_growth_has_a_run_for_each_number_and_is_drawn(tmp_path: Path) -> None:
     picture = tmp_path / "growth.png"
     report = printed("--growth", "2,4", "--seeds", "1", "--no-baselines", "--plot", str(picture))

@@ -19,6 +19,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     diloco.main()
 
 
+@pytest.mark.slow
 def test_each_case_has_its_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

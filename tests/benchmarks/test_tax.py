@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.cpu_samples import Samples, activity, read_samples, sampled_environment
 from benchmarks.tax import OTHER, REST, RULES, Side, report, sum_up
 
@@ -34,6 +36,7 @@ def seconds_in(samples: list[Samples], function: str) -> float:
     )
 
 
+@pytest.mark.slow
 def test_the_cpu_time_of_a_process_and_of_its_fork_is_sampled_by_function(tmp_path: Path) -> None:
     program = PROGRAM.format(end="os.wait()")
     subprocess.run([sys.executable, "-c", program], env=sampled_environment(tmp_path), check=True)
@@ -64,6 +67,7 @@ def measured(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_process_counts_that_outlives_its_parent(tmp_path: Path) -> None:
     done = measured(PROGRAM.format(end=""), tmp_path / "samples")
     cpu_seconds, command_seconds = json.loads(done.stdout)

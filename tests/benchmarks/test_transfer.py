@@ -34,6 +34,7 @@ def test_shares_are_medians_round_by_round_and_null_where_nothing_was_measured()
     assert summed["mib_per_second"] == 2
 
 
+@pytest.mark.slow
 def test_what_a_server_costs_is_seen_while_it_lives(tmp_path: Path) -> None:
     size = 256 << 20
     with (tmp_path / FILE).open("wb") as file:

@@ -11,6 +11,7 @@ WORKERS = 30
 CONNECTIONS = 24
 
 
+@pytest.mark.slow
 def test_workers_share_the_connections_of_trusted_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody is admitted and keeps its lease, and every visit to a validator succeeds."""
     monkeypatch.setattr(limits, "CONNECTIONS_MAX", CONNECTIONS)

@@ -51,6 +51,7 @@ def check(model: Path, sampling: Sampling, aside: Path) -> None:
     assert assess(cheat, limits).tokens_until_eviction is not None
 
 
+@pytest.mark.slow
 def test_honest_work_of_a_deep_model(tmp_path: Path) -> None:
     """Takes five seconds: fewer tokens do not tell honest work from int8 weights."""
     model = make_deep_model(tmp_path / "model", layers=24, vocabulary=512, positions=64)

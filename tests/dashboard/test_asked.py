@@ -128,6 +128,7 @@ def test_a_page_without_a_network_is_told_so() -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_peer_shows_its_run_from_its_own_node(tmp_path: Path) -> None:
     """The trainer asks itself without a connection; the page answers what is asked besides."""
     answers: dict[str, httpx.Response] = {}

@@ -7,6 +7,7 @@ import signal
 import stat
 from pathlib import Path
 
+import pytest
 import trio
 
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, swarm
@@ -15,6 +16,7 @@ ACCEPTED_SECONDS = START_SECONDS + STEP_SECONDS
 LEAVE_SECONDS = 5.0
 
 
+@pytest.mark.slow
 def test_a_guest_contributes_and_leaves_cleanly(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:

@@ -9,6 +9,7 @@ from simnet.experiments import measure_dht, measure_gossip
 from simnet.links import mix, travel_seconds
 
 
+@pytest.mark.slow
 def test_records_are_found_in_calm_in_churn_and_after_half_have_left() -> None:
     figures = measure_dht(24, records=8, lookups=40, churn_seconds=60.0)
     assert figures["lookups_found"] == 1.0

@@ -195,6 +195,7 @@ def test_an_interrupt_ends_the_simulation_and_says_so() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_the_partial_report(tmp_path: Path) -> None:
     path = tmp_path / "partial.json"
     program = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import pytest
 import trio
 
 from simnet.clock import run_virtual
@@ -79,6 +80,7 @@ def test_a_bootstrap_peer_that_returns_finds_those_it_knew() -> None:
     assert not run_with(happens).violations
 
 
+@pytest.mark.slow
 def test_steps_go_on_while_others_hang() -> None:
     """Nobody fetches a policy from them, and no lookup that meets them is waited for."""
 

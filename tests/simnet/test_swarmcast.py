@@ -32,6 +32,7 @@ def test_one_seed_is_one_broadcast() -> None:
     assert min(first.finished.values()) > max(bound_of(case, 1).values())
 
 
+@pytest.mark.slow
 def test_receivers_in_relay_only_mode_send_nothing() -> None:
     case = headline(10, 2, size_bytes=SIZE, relay_only=True)
     outcome = broadcast(case)
@@ -40,6 +41,7 @@ def test_receivers_in_relay_only_mode_send_nothing() -> None:
     assert broadcast(headline(10, 2, size_bytes=SIZE)).sent_by_receivers > 0
 
 
+@pytest.mark.slow
 def test_saying_who_has_what_costs_a_hundredth_of_the_bytes_at_most() -> None:
     outcome = broadcast(headline(8, 1, size_bytes=256 << 20))
     assert outcome.sent_in_pieces > 8 * (256 << 20)

@@ -367,6 +367,7 @@ def test_a_bundle_for_another_key_is_not_deleted_and_the_way_out_is_said() -> No
     run_virtual(main, seed=1, limit_seconds=600)
 
 
+@pytest.mark.slow
 def test_offers_that_cannot_be_taken_do_not_fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time the trainer is started it offers another one."""
     scene = Scene(31, workers=2)
@@ -400,6 +401,7 @@ def test_offers_that_cannot_be_taken_do_not_fill_the_disk(monkeypatch: pytest.Mo
     run_virtual(main, seed=1, limit_seconds=600)
 
 
+@pytest.mark.slow
 def test_a_bundle_in_transfer_leaves_nothing_when_the_standby_takes_over() -> None:
     """Its room is needed for training states, and it would never be used."""
     scene = Scene(25, workers=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from simnet.clock import run_virtual
@@ -17,6 +18,7 @@ ASLEEP_SECONDS = 900.0
 WORKING_AGAIN_SECONDS = 60.0
 
 
+@pytest.mark.slow
 def test_a_worker_that_slept_connects_again_and_works() -> None:
     simulation = Simulation(5, workload=Workload(completion_tokens_mean=16))
     events: list[tuple[float, str]] = []

@@ -21,6 +21,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     accelerator.main()
 
 
+@pytest.mark.slow
 def test_every_part_gives_figures(capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
     run(monkeypatch, "--smoke", "--output", str(tmp_path / "figures"))
     result = json.loads(capsys.readouterr().out)

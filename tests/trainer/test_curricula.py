@@ -168,6 +168,7 @@ def test_a_group_without_a_grade_has_figures_but_no_reward() -> None:
     assert "reward" not in environment_figures(batch, [], [CALCULATOR])["calculator"]
 
 
+@pytest.mark.slow
 def test_all_peers_of_a_run_follow_its_levels() -> None:
     rule = Curriculum(weights=[1.0, 4.0, 0.5], raise_at=0.2, groups=8)
 

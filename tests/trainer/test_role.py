@@ -730,7 +730,7 @@ def test_a_run_whose_environment_fails_says_so_pauses_and_goes_on_once_it_is_rep
         assert await simulation.meet(paused, 300)
         await trio.sleep(600)  # what was on its way finds nobody, or is judged once more
         judged.append(simulation.trace.counts["validator.verdict"])
-        await trio.sleep(900)
+        await trio.sleep(300)
         judged.append(simulation.trace.counts["validator.verdict"])
         assert trainer.part is not None
         assert trainer.part.status.doing.startswith("paused: no validator can grade: env")
@@ -794,6 +794,7 @@ def test_a_group_that_nobody_can_grade_is_credited_and_the_others_train() -> Non
     assert [each for each in judged if not each.recomputed]
 
 
+@pytest.mark.slow
 def test_a_validator_that_cannot_grade_leaves_the_work_to_others() -> None:
     async def main(simulation: Simulation) -> None:
         await start_bootstrap(
@@ -837,6 +838,7 @@ def test_each_environment_has_a_reward_of_its_own() -> None:
     assert seen == {"simulated", "other"}
 
 
+@pytest.mark.slow
 def test_trainer_and_validators_share_the_evaluations() -> None:
     """Each takes about 40 s, a step 60 s; the child of the second one is killed."""
     tables = {"evaluate_steps": 2, "evaluate_tasks": 1200}
@@ -880,6 +882,7 @@ def test_trainer_and_validators_share_the_evaluations() -> None:
     assert max(each["step_seconds"] for each in trained[2:]) < 70  # no step waited for it
 
 
+@pytest.mark.slow
 def test_an_evaluation_keeps_its_policy_until_it_ends_and_no_longer() -> None:
     """It takes far longer than a policy is kept: 800 s, at a step a minute."""
     tables = {"evaluate_steps": 100, "evaluate_tasks": 24000}

@@ -51,6 +51,7 @@ def test_frames_go_both_ways_in_order_until_end(network: Network) -> None:
     async def main() -> None:
         async with network.pair() as (alice, bob):
             bob.transport.serve(ECHO, echo)
+            bob.transport.vouch(alice.id, 60)  # a stranger would send 5 MB at its rate
             stream = await alice.transport.open_stream(bob.id, ECHO)
             assert stream.peer == bob.id
             assert stream.protocol == ECHO

@@ -99,14 +99,21 @@ def heard() -> Heard:
     return Heard()
 
 
+@pytest.fixture(scope="module")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The socket of a fork server that all tests share: its start takes half a second."""
+    path = tmp_path_factory.mktemp("fork") / "fork.sock"
+    with fork_server(path):
+        yield str(path)
+
+
 @pytest.fixture(params=["subprocess", "fork server"])
-def compute(request: pytest.FixtureRequest, tmp_path: Path, heard: Heard) -> Iterator[LocalCompute]:
+def compute(request: pytest.FixtureRequest, heard: Heard) -> Iterator[LocalCompute]:
     if request.param == "subprocess":
         yield LocalCompute(events=heard.events)
         return
-    with fork_server(tmp_path / "fork.sock"):
-        yield LocalCompute(events=heard.events, fork_server=str(tmp_path / "fork.sock"))
-        assert not heard.named("compute.fork_server_missing")
+    yield LocalCompute(events=heard.events, fork_server=request.getfixturevalue("forking"))
+    assert not heard.named("compute.fork_server_missing")
 
 
 def test_a_child_answers_with_the_setup_it_was_made_with(compute: LocalCompute) -> None:
@@ -543,6 +550,7 @@ def test_siblings_draw_different_numbers(compute: LocalCompute) -> None:
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_torch_draws_afresh_in_every_child() -> None:
     code = """
 import sys, torch

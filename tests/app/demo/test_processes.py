@@ -273,6 +273,7 @@ def test_a_missing_fork_server_is_one_sentence(
     run(main)
 
 
+@pytest.mark.slow
 def test_the_peers_fork_server_imports_no_torch_and_starts_no_thread() -> None:
     code = (
         "import importlib, os, sys\n"
