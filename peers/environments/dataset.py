@@ -6,7 +6,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -109,7 +109,7 @@ class OfRows(SingleTurn):
             raise UnusableTask(f"{place}: the prompt {contents[-1]!r:.60} is no text in Unicode")
         if not any(content.strip() for content in contents):
             raise UnusableTask(f"{place}: the prompt is empty")
-        return task
+        return replace(task, place=place)
 
     def pins(self) -> Mapping[str, OptionValue]:
         """The data's hash."""

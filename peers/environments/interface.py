@@ -91,6 +91,8 @@ class Task:
     """Completion tokens that the prompt asks for; 0: it asks for no length."""
     length_weight: float = 0.0
     """Reward lost per token of distance from the target."""
+    place: str = field(default="", compare=False)
+    """Where the task is from, for messages: a file and the number of its row."""
     inner: Task | None = None
     """The task before a shared option, such as length targets, changed its prompt."""
 

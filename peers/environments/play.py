@@ -63,7 +63,7 @@ def task_of(
             room.encode(task.prompt)
             return task
         except UnusableTask as error:
-            unusable = error
+            unusable = f"{task.own.place}: {error}" if task.own.place else str(error)
     raise UnusableTask(
         f"environment {environment.name!r} draws no task that this model can be given, in "
         f"{REDRAWS_MAX} draws; of the last: {unusable}"
@@ -124,7 +124,7 @@ class Episode:
         """
         if self._answering is None:
             return None
-        name, turn = self._environment.name, repr(text[:40])
+        name, turn = self._environment.name, f"{text[:40]!r}{_of_row(self._task)}"
         with (
             failures(
                 lambda error: (
@@ -143,7 +143,7 @@ class Episode:
                 ) from error
         if observation is not None and not _is_prompt(observation):
             raise UserError(
-                f"environment {self._environment.name!r} answers the turn {text[:40]!r} with "
+                f"environment {name!r} answers the turn {turn} with "
                 f"{shown(observation, 100)}; it must be text, a tuple of messages, or None to end "
                 "the episode"
             )
@@ -156,7 +156,7 @@ def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade
     Raises `NotGradable` as the environment does, and `UserError` when its code fails or the reward
     is not in [0, 1].
     """
-    text = repr(transcript.text[:40])
+    text = f"{transcript.text[:40]!r}{_of_row(task.own)}"
     try:
         with (
             failures(
@@ -192,6 +192,10 @@ def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade
                 f"{shown(name, 40)} = {shown(part, 40)}; it must be a name with a finite number"
             )
     return Grade(float(graded.reward), {name: float(part) for name, part in graded.parts.items()})
+
+
+def _of_row(task: Task) -> str:
+    return f" of {task.place}" if task.place else ""
 
 
 def _limited(environment: Environment, what: str) -> AbstractContextManager[None]:

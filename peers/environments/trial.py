@@ -26,8 +26,10 @@ from peers.environments.interface import (
 )
 from peers.environments.play import Episode, cannot_draw, described, failures, grade, task_of
 from peers.environments.probe import probe_hash
+from peers.environments.prompt_room import PromptRoom
 from peers.environments.registry import class_of, installed, load_any
 from peers.environments.renderer import Renderer
+from peers.environments.row_check import unusable_rows
 from peers.environments.tasks import SPLITS, held_out_share
 from swarm.errors import UserError
 from swarm.jobs.environments import (
@@ -80,6 +82,7 @@ class Trial:
     def __init__(self, setup: TrialSetup) -> None:
         self._environment = load_any(setup.environment, setup.options)
         self._renderer = Renderer(Path(setup.model)) if setup.model else None
+        self._room = PromptRoom(self._renderer) if self._renderer is not None else None
         self._thread = JobThread()
 
     @in_job_thread
@@ -103,23 +106,20 @@ class Trial:
                     found.seconds.append(seconds)
                     self._measure(task, found)
             self._look_at_splits(prompts, found)
+            unusable = unusable_rows(self._environment, self._room)
+            found.warnings += [unusable] if unusable else []
         except UserError as error:
             found.faults.append(str(error))
         return found
 
     def _task(self, number: int, split: Split = "train", step: int = 0) -> Task:
         seed = digest("swarm/1/trial", number.to_bytes(4, "big"))
-        return task_of(self._environment, seed, split, step=step)
+        return task_of(self._environment, seed, split, step=step, room=self._room)
 
     def _measure(self, task: Task, found: TrialDrawn) -> None:
         if self._renderer is None:
             return
         tokens = self._renderer.encode_prompt(task.prompt)
-        if not tokens:
-            raise UserError(
-                f"environment {self._environment.name!r} makes the prompt {task.prompt!r:.100}, "
-                "which has no tokens; a prompt needs at least one"
-            )
         found.prompt_tokens.append(len(tokens))
         found.answer_tokens.append(len(self._renderer.encode_completion(task.answer)))
 

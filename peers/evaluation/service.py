@@ -11,11 +11,12 @@ from peers.engines.device import use_hardware
 from peers.engines.engine import Engine
 from peers.engines.episodes import Player, Playing, SpanStates
 from peers.engines.registry import check_engine, make_engine
-from peers.environments import Environment, NotGradable, Renderer, Task, grade
+from peers.environments import Environment, Grade, NotGradable, Renderer, Task, grade
 from peers.environments.episodes import transcript_of
 from peers.environments.interface import Prompt, messages_of
 from peers.environments.prompt_room import PromptRoom, shorter_answers
 from peers.environments.registry import load_named
+from peers.environments.row_check import unusable_rows
 from peers.evaluation.checkpoint import checkpoint_hash, stop_ids_of
 from peers.evaluation.tasks import different_tasks, evaluation_seed
 from peers.sandbox.launcher import start_launcher
@@ -72,8 +73,10 @@ class EvaluationService:
                 different_tasks(each, job.split, job.seed, job.tasks, step=job.step, room=room)
                 for each in self._environments
             ]
+        rows = [unusable_rows(each, room) for each in self._environments]
         return TasksDrawn(
             checkpoint=found,
+            unusable=list(filter(None, rows)),
             engine=self._engine.capabilities.engine_class,
             tasks=[len(tasks) for tasks in self._tasks],
             max_new_tokens=self._new_tokens(job.max_new_tokens),
@@ -126,12 +129,16 @@ class EvaluationService:
     ) -> Sample:
         segments = rollout.segments
         transcript = transcript_of(self._renderer, segments, job.sampling.stop_ids)
+        problem = ""
         try:
             found = grade(environment, task, transcript)
         except NotGradable as error:
-            raise UserError(
-                f"{error}; every sample counts in an evaluation, so repair that and evaluate again"
-            ) from error
+            if not job.with_prompts:
+                raise UserError(
+                    f"{error}; every sample counts in an evaluation, so repair that and evaluate "
+                    "again"
+                ) from error
+            found, problem = Grade(0.0), str(error)
         prompt, _ = self._renderer.decode_completion(segments[0].tokens, ())
         return Sample(
             environment=job.environment,
@@ -142,6 +149,7 @@ class EvaluationService:
             tokens=sum(len(each.tokens) for each in segments if each.kind == "model"),
             turns=[prompt, *(turn.text for turn in transcript.turns)],
             prompt=_unrendered(task.prompt) if job.with_prompts else [],
+            problem=problem,
         )
 
 

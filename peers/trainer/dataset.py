@@ -16,8 +16,9 @@ from peers.engines.model import weight_files
 from peers.engines.native import NativeEngine
 from peers.environments import Renderer, Task
 from peers.environments import load as load_environment
-from peers.environments.interface import as_text
+from peers.environments.interface import NotGradable, as_text
 from peers.environments.prompt_room import PromptRoom, shorter_answers
+from peers.environments.row_check import unusable_rows
 from peers.evaluation.checkpoint import stop_ids_of
 from peers.evaluation.tasks import with_new_prompts
 from peers.trainer.evaluation import graded
@@ -55,7 +56,11 @@ class DatasetService:
         hasher = blake3.blake3()
         for path in weight_files(self._folder):
             hasher.update_mmap(path)
-        return PolicyDescribed(policy=hasher.hexdigest(), stop_ids=stop_ids_of(self._folder))
+        return PolicyDescribed(
+            policy=hasher.hexdigest(),
+            stop_ids=stop_ids_of(self._folder),
+            unusable=unusable_rows(self._environment, self._room(job.max_new_tokens)),
+        )
 
     @in_job_thread
     def measure(self, job: MeasureTasks) -> TasksMeasured:
@@ -79,6 +84,7 @@ class DatasetService:
                     prompt=as_text(task.prompt),
                     answer=task.answer,
                     passes=sum(attempt.reward >= 1.0 for attempt in own),
+                    problem=next((each.problem for each in own if each.problem), ""),
                     data=dict(task.own.data) if job.responses else {},
                     responses=own if job.responses else [],
                 )
@@ -99,13 +105,15 @@ class DatasetService:
         return found
 
     def _draw(self, seed: int, max_new_tokens: int) -> Iterator[tuple[bytes, Task]]:
-        positions = self._engine.capabilities.length_max
-        room = PromptRoom.of_policy(self._renderer, positions, max_new_tokens)
         seeds = (
             digest("swarm/1/dataset", seed.to_bytes(8, "big"), index.to_bytes(8, "big"))
             for index in count()
         )
-        return with_new_prompts(self._environment, seeds, "train", room=room)
+        return with_new_prompts(self._environment, seeds, "train", room=self._room(max_new_tokens))
+
+    def _room(self, max_new_tokens: int) -> PromptRoom:
+        positions = self._engine.capabilities.length_max
+        return PromptRoom.of_policy(self._renderer, positions, max_new_tokens)
 
     def _attempts(
         self, tasks: Sequence[Task], first: int, seed: int, sampling: Sampling
@@ -128,7 +136,8 @@ class DatasetService:
             Attempt(
                 text="".join(turn.text for turn in transcript.turns),
                 finished=transcript.finished,
-                reward=grade.reward,
+                reward=0.0 if isinstance(grade, NotGradable) else grade.reward,
+                problem=str(grade) if isinstance(grade, NotGradable) else "",
             )
             for transcript, grade in played
         ]

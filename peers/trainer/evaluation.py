@@ -14,7 +14,7 @@ from peers.engines.native import NativeEngine
 from peers.environments import Environment, Grade, Renderer, Task, Transcript, grade, task_of
 from peers.environments.collection import Environments, labels
 from peers.environments.episodes import transcript_of
-from peers.environments.interface import Split
+from peers.environments.interface import NotGradable, Split
 from peers.evaluation.tasks import evaluation_seed, seeds_of_tasks
 from swarm.jobs.training import Accuracy, Evaluate, Evaluated
 from swarm.manifest import EnvironmentReference, Sampling
@@ -32,8 +32,11 @@ def graded(
     first_row: int,
     key: tuple[int, int] | None,
     sampling: Sampling,
-) -> Iterator[tuple[Transcript, Grade]]:
-    """Play one episode per task, in batches, and grade it; rows count from `first_row`."""
+) -> Iterator[tuple[Transcript, Grade | NotGradable]]:
+    """Play one episode per task, in batches, and grade it if that is possible.
+
+    Rows count from `first_row`.
+    """
     for start in range(0, len(tasks), BATCH):
         batch = tasks[start : start + BATCH]
         rows = range(first_row + start, first_row + start + len(batch))
@@ -41,7 +44,11 @@ def graded(
         played = play(engine, renderer, work, rows, key, sampling)
         for task, rollout in zip(batch, played.rollouts, strict=True):
             transcript = transcript_of(renderer, rollout.segments, sampling.stop_ids)
-            yield transcript, grade(environment, task, transcript)
+            try:
+                found: Grade | NotGradable = grade(environment, task, transcript)
+            except NotGradable as error:
+                found = error
+            yield transcript, found
 
 
 def mean_reward(
@@ -63,7 +70,12 @@ def mean_reward(
     tasks = [task_of(environment, seed, split) for seed in islice(seeds_of_tasks(drawn), prompts)]
     renderer = Renderer(tokenizer_folder)
     played = graded(engine, renderer, environment, tasks, 0, key, sampling)
-    return sum(found.reward for _, found in played) / prompts
+    total = 0.0
+    for _, found in played:
+        if isinstance(found, NotGradable):
+            raise found
+        total += found.reward
+    return total / prompts
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,9 +87,11 @@ async def filter_tasks(
     )
     async with LocalCompute().child(SERVICE, setup, name="dataset filter") as child:
         service = client(FilterService, child)
-        policy = await service.describe(DescribePolicy())
+        policy = await service.describe(DescribePolicy(max_new_tokens=wanted.max_new_tokens))
         head = {"format": FORMAT, **asdict(wanted), **msgspec.structs.asdict(policy)}
-        del head["tasks"]  # more may be tried later
+        del head["tasks"], head["unusable"]  # more may be tried later
+        if policy.unusable:
+            _warn(policy.unusable)
         progress = _resume(out, head)
         progress.total = wanted.tasks
         kept = _response_file(responses, wanted, policy.policy, progress.tried)
@@ -103,7 +106,9 @@ async def filter_tasks(
                     row = msgspec.structs.asdict(task)
                     del row["data"], row["responses"]
                     share = row["passes"] / wanted.attempts
-                    row["kept"] = wanted.low <= share <= wanted.high
+                    row["kept"] = not task.problem and wanted.low <= share <= wanted.high
+                    if task.problem:
+                        _warn(f"task {task.index} is not kept: {task.problem}")
                     progress.tried += 1
                     progress.kept += row["kept"]
                     file.write(json.dumps(row) + "\n")
@@ -115,6 +120,10 @@ async def filter_tasks(
             kept.close()
         show(progress)
         return progress
+
+
+def _warn(sentence: str) -> None:
+    print(f"\nwarning: {sentence}", file=sys.stderr)
 
 
 def _response_file(

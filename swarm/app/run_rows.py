@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from peers.environments import Renderer
 from peers.environments.collection import Environments, room_for
-from peers.environments.interface import UnusableTask
 from peers.environments.model_facts import ModelFacts
 from peers.environments.play import indexed_tasks
 from peers.environments.prompt_room import PromptRoom
-from peers.environments.tasks import Indexed
+from peers.environments.row_check import RowsRead, read_rows
 from swarm.errors import UserError
 from swarm.manifest import EnvironmentReference, RunManifest
 from swarm.terminal.progress import counting_bar
-
-UNUSABLE_SHOWN = 20
-"""Unusable rows that are named one by one."""
-
-Show = Callable[[int, int], None]
-"""Hears of (rows rendered, all rows)."""
 
 
 @dataclass
@@ -31,19 +22,6 @@ class DataRead:
 
     lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-
-
-@dataclass
-class RowsRead:
-    """What the rows of one environment are good for."""
-
-    rows: int
-    unusable: list[str] = field(default_factory=list)
-    """A sentence for each of the first; it names the file and the row."""
-    unusable_count: int = 0
-    tokens_max: int = 0
-    """Tokens of the longest usable prompt."""
-    seconds: float = 0.0
 
 
 def check_rows(
@@ -80,31 +58,13 @@ def policy_room(manifest: RunManifest, folder: Path, renderer: Renderer) -> Prom
     return PromptRoom.of_policy(renderer, positions, manifest.sampling.max_new_tokens)
 
 
-def read_rows(tasks: Indexed, room: PromptRoom, show: Show = lambda done, total: None) -> RowsRead:
-    """Render each of the tasks."""
-    found, started = RowsRead(tasks.count), time.monotonic()
-    for index in range(tasks.count):
-        show(index, tasks.count)
-        where = ""
-        try:
-            prompt = tasks.at(index).prompt
-            where = f"{tasks.named(index)}: "
-            found.tokens_max = max(found.tokens_max, len(room.encode(prompt)))
-        except UnusableTask as error:
-            found.unusable_count += 1
-            if len(found.unusable) < UNUSABLE_SHOWN:
-                found.unusable.append(f"{where}{error}")
-    found.seconds = time.monotonic() - started
-    return found
-
-
 def _judged(
     found: RowsRead, reference: EnvironmentReference, manifest: RunManifest, unusable_max: float
 ) -> list[str]:
     bad = found.unusable_count
     if not bad:
         return []
-    counted = f"{bad:,} of {found.rows:,} rows of {reference.name} cannot be used"
+    counted = found.counted(reference.name)
     if bad > unusable_max * found.rows:
         raise UserError(
             f"{counted}, more than the share --unusable-max {unusable_max:g}. "
@@ -112,6 +72,4 @@ def _judged(
             f"({manifest.sampling.max_new_tokens}) smaller if prompts are too long, or raise "
             "--unusable-max"
         )
-    more = [f"and {bad - UNUSABLE_SHOWN:,} more"] if bad > UNUSABLE_SHOWN else []
-    listed = "".join(f"\n  {each}" for each in [*found.unusable, *more])
-    return [f"{counted}; a worker that draws one draws another:{listed}"]
+    return [f"{counted}; a worker that draws one draws another:{found.listed()}"]

@@ -57,6 +57,8 @@ class TasksDrawn(msgspec.Struct, frozen=True, kw_only=True):
     """Number of tasks by environment."""
     max_new_tokens: int
     stop_ids: list[int]
+    unusable: list[str] = []
+    """Names the rows that no sample can be made of, a sentence for each such environment."""
 
 
 class PlayTasks(Job, frozen=True, kw_only=True):
@@ -71,7 +73,8 @@ class PlayTasks(Job, frozen=True, kw_only=True):
     """Its `group_size` is the number of samples of a task."""
     greedy: bool = False
     with_prompts: bool = False
-    """Whether each sample has its task's prompt before it was rendered."""
+    """Whether each sample has its task's prompt before it was rendered. One that cannot be graded
+    then has a `problem`, instead of ending the job."""
 
 
 class PromptMessage(msgspec.Struct, frozen=True):
@@ -96,6 +99,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt, then the texts of model and environment in turn."""
     prompt: list[PromptMessage] = []
     """The prompt before it was rendered; empty unless it was asked for."""
+    problem: str = ""
+    """Why it cannot be graded."""
 
     @property
     def key(self) -> tuple[int, int]:

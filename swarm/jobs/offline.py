@@ -157,9 +157,11 @@ class FilterSetup(Setup, frozen=True, kw_only=True):
 
 
 class DescribePolicy(Job, frozen=True, kw_only=True):
-    """Identify the policy by its weights."""
+    """Identify the policy by its weights, and look at the environment's rows."""
 
     patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
+
+    max_new_tokens: int
 
 
 class PolicyDescribed(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +169,8 @@ class PolicyDescribed(msgspec.Struct, frozen=True, kw_only=True):
     """BLAKE3-256 of its weights, hex."""
     stop_ids: list[int]
     """Stop ids that the model names."""
+    unusable: str = ""
+    """Names the rows that no attempt can be made at; empty without any."""
 
 
 class MeasureTasks(Job, frozen=True, kw_only=True):
@@ -192,6 +196,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     finished: bool
     reward: float
+    problem: str = ""
+    """Why it cannot be graded."""
 
 
 class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,6 +208,8 @@ class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
     passes: int
     """Number of completions with full reward."""
+    problem: str = ""
+    """Why an attempt cannot be graded; empty if all are."""
     data: dict[str, Any] = {}
     """`Task.data`; empty unless responses were asked for."""
     responses: list[Attempt] = []

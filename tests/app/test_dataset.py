@@ -242,3 +242,36 @@ def test_a_file_of_responses_is_never_mixed_up(tmp_path: Path) -> None:
         ResponseFile(path, 5, {})
     with pytest.raises(UserError, match=r"cannot be written \(No such file"):
         ResponseFile(tmp_path / "nowhere" / "x", 0, {})
+
+
+@pytest.mark.slow
+def test_bad_rows_cost_themselves_and_are_named(policy: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": f"{n}>", "answer": str(n)} for n in range(20)]
+    rows[3] = {"prompt": "", "answer": "1"}
+    rows[5] = {"prompt": "1\ud800", "answer": "1"}
+    rows[7] = {"prompt": "1 2 3 " * 1000, "answer": "1"}
+    rows[9] = {"prompt": "9>", "answer": float("nan")}
+    for number in (11, 12, 13, 14):
+        rows[number]["answer"] = "not a number"
+    data, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    done = CliRunner().invoke(
+        app,
+        [
+            "dataset", "filter", "--policy", str(policy), "--environment", "dataset",
+            "--option", f"path='{data}'", "--option", "grader='number'", "--tasks", "30",
+            "--pass-at", "2", "--max-new-tokens", "3", "--out", str(out), "--keep", "0:1",
+        ],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "4 of 20 rows of dataset cannot be used, and are passed over" in done.output
+    for row in (3, 5, 7, 9):
+        assert f"rows.jsonl: row {row}" in done.output
+    written = rows_of(out)
+    bad = [row for row in written if row["problem"]]
+    assert bad and not any(row["kept"] for row in bad)
+    for row in bad:
+        number = row["prompt"].removesuffix(">")
+        assert f"rows.jsonl: row {number}: the answer" in row["problem"] and number in "11 12 13 14"
+        assert f"task {row['index']} is not kept: environment 'dataset'" in done.output
+    assert sum(row["kept"] for row in written) == len(written) - len(bad) > 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,8 @@ async def measure(
         start_deadline_seconds=EVALUATION_START_SECONDS,
     ) as child:
         drawn = await draw(child, wanted)
+        for sentence in drawn.unusable:
+            print(f"warning: {sentence}", file=sys.stderr)
         with open_samples(out, head_of(wanted, drawn), Sample, named) as file:
             for index in range(len(wanted.environments)):
                 await _play(wanted, index, drawn, child, file, show)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ def of_samples(
     for reference, tasks in zip(environments, measured.samples, strict=True):
         for index, samples in enumerate(tasks):
             for number, sample in enumerate(samples):
+                if sample.problem:
+                    print(f"warning: left out: {sample.problem}", file=sys.stderr)
+                    continue
                 yield Solution(
                     task=(reference.name, index),
                     prompt=sample.turns[0],
