@@ -265,13 +265,13 @@ def test_bad_rows_cost_themselves_and_are_named(policy: Path, tmp_path: Path) ->
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "4 of 20 rows of dataset cannot be used, and are passed over" in done.output
-    for row in (3, 5, 7, 9):
-        assert f"rows.jsonl: row {row}" in done.output
+    for number in (3, 5, 7, 9):
+        assert f"rows.jsonl: row {number}" in done.output
     written = rows_of(out)
     bad = [row for row in written if row["problem"]]
     assert bad and not any(row["kept"] for row in bad)
     for row in bad:
-        number = row["prompt"].removesuffix(">")
-        assert f"rows.jsonl: row {number}: the answer" in row["problem"] and number in "11 12 13 14"
+        name = row["prompt"].removesuffix(">")
+        assert f"rows.jsonl: row {name}: the answer" in row["problem"] and name in "11 12 13 14"
         assert f"task {row['index']} is not kept: environment 'dataset'" in done.output
     assert sum(row["kept"] for row in written) == len(written) - len(bad) > 8

@@ -67,7 +67,7 @@ def test_no_process_runs_a_program_that_a_manifest_names(
             address = peers["bootstrap"].multiaddr
             commands = [
                 ("swarm.peer", "--role", "inference", "--bootstrap", address),
-                ("swarm.app.main", "join", make_link(Link(peers.run, [address]))),
+                ("swarm.app.main", "join", make_link(Link(peers.run, (address,)))),
                 ("swarm.app.main", "preflight", "--bootstrap", address),
                 ("swarm.app.main", "doctor", "--bootstrap", address),
             ]

@@ -289,7 +289,7 @@ def test_bad_rows_cost_themselves_and_are_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert "2 of 12 rows of dataset cannot be used, and are passed over" in result.stderr
-    for row in (2, 4):
-        assert f"rows.jsonl: row {row}" in result.stderr
+    for number in (2, 4):
+        assert f"rows.jsonl: row {number}" in result.stderr
     assert "warning: left out: environment 'dataset' cannot know the reward" in result.stderr
     assert 0 < pq.read_table(tmp_path / "out" / "data").num_rows < 10 * 4
