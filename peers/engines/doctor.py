@@ -5,7 +5,7 @@ A role's `doctor` calls this, for `swarm doctor` and for the start of a peer. Im
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL
@@ -58,11 +58,13 @@ async def compute_findings(
     engine: str = NATIVE,
     interpreter: str | None = None,
     model: Path | None = None,
+    allowed: Sequence[str] = (),
 ) -> list[Finding]:
     """Start the engine's child as a role with the settings `own` would, and ask what it finds.
 
     `interpreter`: the child's Python; None: this process's. With `model`, an absolute path, the
-    child loads that policy and renders the probe tasks of the run's environments.
+    child loads that policy and renders the probe tasks of the run's environments, of which the
+    user of this machine has `allowed` some.
     """
     found: list[Finding] = []
     if interpreter is not None:
@@ -77,6 +79,7 @@ async def compute_findings(
         engine=engine,
         hardware=own.hardware,
         environments=environments,
+        allowed=tuple(allowed),
         tokens_max=work.run.manifest.sampling.max_new_tokens if work else 1024,
     )
 

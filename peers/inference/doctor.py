@@ -37,7 +37,12 @@ async def findings(settings: PeerSettings, work: Work | None, model: Path | None
     except UserError as error:
         return [Finding("engine", str(error), {}, problem=True)]
     found = await compute_findings(
-        own, work, engine=settings.engine, interpreter=interpreter, model=model
+        own,
+        work,
+        engine=settings.engine,
+        interpreter=interpreter,
+        model=model,
+        allowed=settings.allowed,
     )
     free = shutil.disk_usage(existing(settings.home_path)).free
     found.append(replace(disk(settings, free, work), topic="space"))

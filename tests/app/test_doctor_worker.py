@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import trio
 from msgspec.structs import replace
 
 from peers.engines import demo
 from peers.engines.doctor import machine
+from peers.environments.registry import class_of
+from peers.inference.doctor import findings
 from swarm.app.doctor.machine import check_home
 from swarm.findings import Work, lines
 from swarm.jobs.inference import Surveyed
-from swarm.manifest import Thresholds
+from swarm.manifest import EnvironmentReference, Thresholds
 from swarm.run.run import Run
+from swarm.settings import PeerSettings
 from tests.app.harness import swarm
 from tests.ledger.harness import OWNER, TRAINER
 from tests.network.harness import manifest, sealed_manifest
@@ -92,3 +96,21 @@ def test_a_precision_that_the_run_did_not_measure_is_advised_against(
     device = next(each for each in machine(found, Work(run)) if each.topic == "device")
     assert device.advice == advised and not device.problem
     assert ("measured bfloat16 and float32 alone" in device.text) == advised
+
+
+@pytest.mark.slow
+def test_a_policy_is_loaded_beside_tasks_that_the_user_allowed(tmp_path: Path) -> None:
+    policy, rows = tmp_path / "policy", tmp_path / "rows.jsonl"
+    demo.make_policy(policy, seed=1)
+    rows.write_text('{"prompt": "1>", "answer": "1"}\n' * 4)
+    version = class_of("dataset").version
+    task = EnvironmentReference(name="dataset", version=version, options={"path": str(rows)})
+    work = Work(
+        Run(sealed_manifest(OWNER, replace(manifest([TRAINER], [TRAINER]), environments=[task])))
+    )
+    settings = PeerSettings(home=str(tmp_path / "home"), environments=["dataset"])
+    found = {each.topic: each for each in trio.run(findings, settings, work, policy)}
+    assert "model" in found and not found["engine"].problem, found
+    refused = settings.model_copy(update={"environments": []})
+    (engine,) = [e for e in trio.run(findings, refused, work, policy) if e.topic == "engine"]
+    assert engine.problem and "stranger" in engine.text

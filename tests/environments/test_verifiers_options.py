@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tomllib
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from peers.engines.installed import Installed, python_of, record_of
 from peers.environments import load, task_of
+from peers.environments.verifiers.child.__main__ import Child
 from peers.environments.verifiers.child.episode import Episode, EpisodeOver, Spoken, Unplayable
 from peers.environments.verifiers.host import Host, Limits, PlayError
 from peers.environments.verifiers.installed import (
@@ -115,6 +117,33 @@ def conversation(*requests: list[Said], texts: list[str | None]) -> list[Any]:
         return heard
 
     return asyncio.run(own())
+
+
+def test_no_episode_is_forgotten_when_several_that_are_alike_are_kept_at_once() -> None:
+    """Each samples' episode waits for a text after the same ones; the last kept is continued."""
+    playing = 0
+
+    async def play(episode: Episode) -> Graded:
+        nonlocal playing
+        playing += 1
+        try:
+            await episode.ask([Said("user", "1+1")])
+        finally:
+            playing -= 1
+        return Graded(1.0, {})
+
+    async def own() -> None:
+        child = Child(AsyncExitStack())
+        episodes = [Episode(play) for _ in range(4)]
+        for each in episodes:
+            await each.asked()
+        assert playing == 4
+        await asyncio.gather(*(child._keep(0, (), each) for each in episodes))
+        assert playing == 1
+        await child._close()
+        assert playing == 0
+
+    asyncio.run(own())
 
 
 ASKED = Said("user", "1+1")

@@ -139,9 +139,9 @@ class Child:
 
     async def _keep(self, task: int, texts: tuple[str, ...], episode: Episode) -> None:
         replaced = self._episodes.pop((task, texts), None)
+        self._episodes[task, texts] = episode  # before waiting: another may be kept meanwhile
         if replaced is not None:
             await replaced.close()
-        self._episodes[task, texts] = episode
         if len(self._episodes) > EPISODES_MAX:
             await self._episodes.pop(next(iter(self._episodes))).close()
         if len(self._prompts) > PROMPTS_MAX:
