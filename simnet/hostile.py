@@ -26,7 +26,7 @@ from swarm.events import Event
 from swarm.ledger.entries import decode
 from swarm.ledger.log import Log
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
-from swarm.manifest import Admissions
+from swarm.manifest import Admissions, Thresholds
 
 SECONDS = 90.0
 """Virtual time of a run."""
@@ -69,6 +69,8 @@ class Outcome:
     judged_by: dict[str, Counter[str]] = field(default_factory=dict)
     """Outcomes of the verdicts of each validator, by validator."""
     violations: list[str] = field(default_factory=list)
+    honest_seconds: list[float] = field(default_factory=list)
+    """Virtual times at which honest submissions were accepted."""
 
     @property
     def hostile_credit(self) -> int:
@@ -90,6 +92,8 @@ class Setting:
     accomplices: str | None = None
     """The kind of `count` hostile workers beside a hostile validator."""
     admissions: Admissions | None = None
+    observes: bool = False
+    """Whether nobody has measured the run's thresholds."""
 
 
 def names(setting: Setting) -> Iterator[tuple[str, bool]]:
@@ -146,6 +150,7 @@ async def _start(simulation: Simulation, setting: Setting) -> None:
         groups_per_step=16,
         max_new_tokens=256,
         admissions=setting.admissions,
+        thresholds=Thresholds() if setting.observes else None,
     )
     others = source(setting.seed, "hostile")
     plans = []
@@ -192,6 +197,7 @@ def _hear(outcome: Outcome, hostile: set[str], now: float, peer: Peer, event: Ev
             failed[fields["failed"]] += 1
         else:
             outcome.honest_accepted += 1
+            outcome.honest_seconds.append(now)
 
 
 def state_of(simulation: Simulation) -> LedgerState:

@@ -15,6 +15,7 @@ from peers.validator.checks.history import RECORD, History, Record
 from peers.validator.checks.standing import POLICY, SPANS, Age, Named
 from peers.validator.grades import ServedGrades
 from peers.validator.inbox import canonical_path_of, path_of
+from peers.validator.queue import CaseQueue
 from peers.validator.records import Records
 from peers.validator.rewards import settle
 from peers.validator.statistics import (
@@ -28,7 +29,14 @@ from peers.validator.together import Together
 from swarm.errors import PeerError
 from swarm.events import Rationed
 from swarm.jobs import Load, SubmissionOrder
-from swarm.jobs.validation import Grade, Inspect, InspectionService, Judge, PrefillService
+from swarm.jobs.validation import (
+    Grade,
+    Inspect,
+    InspectionService,
+    Judge,
+    Judged,
+    PrefillService,
+)
 from swarm.ledger.record import share_to_recompute
 from swarm.manifest import RunManifest
 from swarm.messages import CheckpointReference
@@ -44,6 +52,18 @@ ROWS_SAMPLED_PROVEN = 1
 """... and of a worker whose stake a refusal would cost. One row shows a file without a model."""
 
 
+UNRELATED = 0.5
+"""Mean error of the sampled rows' proofs, or mean of their min(margin, 1), from which they are most
+probably a fake: the roughest engine that was measured, int4, has 0.38 and 0.33. In a run that
+observes, where nothing else is known, it decides only when a submission is graded, and how long."""
+DOUBTED_SHARE = 1 / 60
+"""Of `limits.grading_seconds`: what is spent on grading such a submission."""
+
+
+class PutDown(Exception):
+    """A submission is most probably a fake, and others need the lane."""
+
+
 class Children(NamedTuple):
     """The services in the validator's child processes."""
 
@@ -56,8 +76,11 @@ class Children(NamedTuple):
 class Examiner:
     """Runs the checks of a case, for all lanes."""
 
-    def __init__(self, peer: RunNode, records: Records, prefill_restarts: Restarts) -> None:
+    def __init__(
+        self, peer: RunNode, records: Records, queue: CaseQueue, prefill_restarts: Restarts
+    ) -> None:
         self._peer = peer
+        self._queue = queue
         self._run = peer.run
         self._disk = peer.node.disk
         self._secret = draw_secret(peer)
@@ -110,8 +133,8 @@ class Examiner:
     async def examine(self, case: Case, children: Children, hung: str = "") -> Outcome:
         """Run all checks of a case. `hung`: see `Grade.hung`.
 
-        Raises `PeerError` when the policy, the manifest or the states cannot be fetched, and a
-        child's errors.
+        Raises `PeerError` when the policy, the manifest or the states cannot be fetched, a child's
+        errors, and `PutDown`, after which the case is in the queue again.
         """
         manifest = await self._manifest(case)
         newest = self._peer.newest_checkpoint()
@@ -193,12 +216,13 @@ class Examiner:
         )
         is_proven = stake >= thresholds.proven_tokens
         count = ROWS_SAMPLED_PROVEN if is_proven else ROWS_SAMPLED
-        await self._sample(case, job, children.prefill, outcome, count)
+        doubted = await self._sample(case, job, children.prefill, outcome, count)
         if outcome.failed:
             return outcome
-        grade = Grade(
-            digest=inspect.digest, grading_seconds=manifest.limits.grading_seconds, hung=hung
-        )
+        if self._queue.doubt(case, doubted=doubted):
+            raise PutDown
+        seconds = manifest.limits.grading_seconds * (DOUBTED_SHARE if doubted else 1)
+        grade = Grade(digest=inspect.digest, grading_seconds=seconds, hung=hung)
         graded = await children.inspector.grade(grade)
         graded.checks = outcome.checks + graded.checks[len(inspected.checks) :]
         outcome = Outcome.of(graded)
@@ -220,24 +244,29 @@ class Examiner:
 
     async def _sample(
         self, case: Case, job: Judge, prefill: PrefillService, outcome: Outcome, count: int
-    ) -> None:
+    ) -> bool:
         """Refuse a submission if a few of its rows do not fit the policy, and then all of them.
 
         The sample alone refuses nothing: the run's thresholds and the bounds on honest refusals
         are those of whole submissions. It is no evidence either; a submission that passes counts
         as recomputed only if it is drawn for that.
+
+        Returns whether one that passes, since the run observes, is most probably a fake.
         """
         rows = job.order.groups * job.order.sampling.group_size
         sample = rows_sampled(self._secret, case.submission.digest, rows, count)
         few = msgspec.structs.replace(job, rows=sample)
         for each in (few, job):
             found = Outcome(policies=outcome.policies)
-            await self._recompute(case, each, prefill, found)
+            judged = await self._recompute(case, each, prefill, found)
             if not found.failed:
-                return
+                if not job.thresholds.observes:
+                    return False
+                return max(judged.proofs.error_mean, judged.sampling.margin_mean) >= UNRELATED
         outcome.checks.extend(found.checks)
         outcome.failed, outcome.detail = found.failed, found.detail
         outcome.evidence = found.evidence
+        return False
 
     async def _grade(
         self, case: Case, seed: bytes, outcome: Outcome, manifest: RunManifest
@@ -289,7 +318,7 @@ class Examiner:
 
     async def _recompute(
         self, case: Case, job: Judge, prefill: PrefillService, outcome: Outcome
-    ) -> None:
+    ) -> Judged:
         """Add the results of the checks that need the submission's policies.
 
         They stay on this disk from before they are fetched until the child has judged: it may be a
@@ -313,6 +342,7 @@ class Examiner:
         outcome.checks.extend(judged.checks)
         outcome.failed, outcome.detail = judged.failed, judged.detail
         outcome.evidence = judged.evidence
+        return judged
 
     async def _load(self, job: Load, prefill: PrefillService) -> None:
         """Load a policy into the prefill child, unless the child holds it."""

@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 SLOW_FACTOR = 4.0
 """A client is slow if its last item took longer than this many times the usual, and ..."""
 SLOW_SECONDS = 5.0
-"""... longer than this. Slow and unproven clients together never occupy the last lane."""
+"""... longer than this. Slow, unproven and doubted clients together never occupy the last lane."""
 
 USUAL_SHARE = 0.1
 """Weight of the newest item in the usual duration."""
@@ -24,8 +24,9 @@ CLIENTS_MAX = 10_000
 class FairQueue(Generic[Item]):
     """Items of clients. Each client's items come in order, and one at a time.
 
-    The next item is that of the client that has used the fewest seconds. A client that was away
-    starts at the least of those present, so it can neither save up nor be punished for its past.
+    The next item is that of the client that has used the fewest seconds; a doubted client's only if
+    no other may have the lane. A client that was away starts at the least of those present, so it
+    can neither save up nor be punished for its past.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -39,6 +40,8 @@ class FairQueue(Generic[Item]):
         self._slow: set[str] = set()
         self._unproven: set[str] = set()
         """Clients without a record: identities cost nothing to make."""
+        self._doubted: set[str] = set()
+        """Clients whose last item was most probably a fake."""
         self._usual = 0.0
         """Usual duration of an item, seconds."""
         self._idle: dict[int, trio.Event] = {}
@@ -81,16 +84,33 @@ class FairQueue(Generic[Item]):
         self._forget()
         self._wake()
 
+    def doubt(self, client: str, item: Item, *, doubted: bool) -> bool:
+        """Note whether a client's item in a lane is most probably a fake.
+
+        Returns whether the lane must put it down: of a client that was not doubted before, it comes
+        again, before its others, once no other client needs the lane.
+        """
+        if not doubted:
+            self._doubted.discard(client)
+        if not doubted or client in self._doubted:
+            return False
+        self._doubted.add(client)
+        self._items.setdefault(client, deque()).appendleft(item)
+        return True
+
     def _choose(self) -> str | None:
         """The client whose turn it is; None if none may use a lane now."""
-        risky = self._slow | self._unproven
+        risky = self._slow | self._unproven | self._doubted
         risky_may = len(self._busy & risky) < max(1, self._lanes - 1)
         ready = [
             client
             for client in self._items
             if client not in self._busy and (risky_may or client not in risky)
         ]
-        return min(ready, key=self._used.__getitem__, default=None)
+        doubted_may = len(self._busy & self._doubted) < max(1, self._lanes - 2)
+        if not doubted_may:  # they leave one to those that are only new
+            ready = [client for client in ready if client not in self._doubted]
+        return min(ready, key=lambda each: (each in self._doubted, self._used[each]), default=None)
 
     def _take(self, client: str) -> Item:
         items = self._items[client]
@@ -112,3 +132,4 @@ class FairQueue(Generic[Item]):
                 del self._used[client]
                 self._slow.discard(client)
                 self._unproven.discard(client)
+                self._doubted.discard(client)

@@ -14,7 +14,7 @@ import trio
 
 from peers.validator.cases import Case, Outcome, crashed, quarantine
 from peers.validator.checks.standing import Staleness
-from peers.validator.examiner import Children, Examiner
+from peers.validator.examiner import Children, Examiner, PutDown
 from peers.validator.queue import CaseQueue
 from peers.validator.verdicts import Verdicts
 from swarm.errors import PeerError
@@ -129,7 +129,11 @@ class Lanes:
             await self.verdicts.leave_to(PeerId(elsewhere.sender), case)
         else:
             self.peer.status.doing = f"judging step {case.submission.step}"
-            outcome = await self._outcome_of(lane, case, children, nursery)
+            try:
+                outcome = await self._outcome_of(lane, case, children, nursery)
+            except PutDown:
+                self._put_down(lane, case, self.peer.node.world.now() - started)
+                return
             if outcome is None:
                 return  # it stays in the lane
             seconds = self.peer.node.world.now() - started

@@ -172,6 +172,11 @@ class CaseQueue:
         """Charge a case's worker for the seconds that the case took."""
         self._queue.done(case.client, seconds)
 
+    def doubt(self, case: Case, *, doubted: bool) -> bool:
+        """Note whether a case in a lane is most probably a fake; returns whether it must wait until
+        no other needs the lane. Another validator is not blamed for a case that it judged."""
+        return case.first is None and self._queue.doubt(case.client, case, doubted=doubted)
+
     def settled_elsewhere(self, case: Case) -> Envelope | None:
         """Another validator's verdict that makes one of this validator superfluous."""
         return self._docket.settled_elsewhere(case.key) if case.first is None else None

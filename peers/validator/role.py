@@ -142,7 +142,7 @@ class ValidatorRole:
             peer, self._trusted, self._docket, self._inbox, self._queue, records
         )
         self._prefill_restarts = Restarts(self._node.events, "prefill")
-        self._examiner = Examiner(peer, records, self._prefill_restarts)
+        self._examiner = Examiner(peer, records, self._queue, self._prefill_restarts)
         self._audits = Audits(peer, self._queue, self._examiner, self._verdicts)
         self._equipped = trio.Event()
         """Set once the children have found engine and environment, so that policies are needed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import trio
@@ -35,7 +36,7 @@ class Credulous(Examiner):
 
     async def _recompute(
         self, case: Case, job: Judge, prefill: PrefillService, outcome: Outcome
-    ) -> None:
+    ) -> Any:
         outcome.evidence = Evidence(tokens=100, sampler=[0], policy=[0], text=[0], selection=[0])
 
 
@@ -46,10 +47,11 @@ class Spiteful(Examiner):
 
     async def _recompute(
         self, case: Case, job: Judge, prefill: PrefillService, outcome: Outcome
-    ) -> None:
-        await super()._recompute(case, job, prefill, outcome)
+    ) -> Any:
+        judged = await super()._recompute(case, job, prefill, outcome)
         if job.order.worker == self.victim:
             outcome.failed, outcome.detail = "proofs", "invented"
+        return judged
 
 
 def lying(examiner: type[Examiner]) -> type[ValidatorRole]:

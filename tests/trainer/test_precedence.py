@@ -28,7 +28,7 @@ class Credulous(Examiner):
 
     async def _recompute(
         self, case: Case, job: Judge, prefill: PrefillService, outcome: Any
-    ) -> None:
+    ) -> Any:
         return
 
 

@@ -141,3 +141,30 @@ def test_one_lane_serves_new_identities_too() -> None:
         assert await queue.next() == "item"
 
     run_virtual(main, seed=1, limit_seconds=10)
+
+
+def test_who_hands_in_a_fake_comes_last_and_leaves_new_identities_a_lane() -> None:
+    async def main() -> None:
+        queue: FairQueue[str] = FairQueue(3)
+        for client in ("fake-1", "fake-2", "new"):
+            queue.put(client, client, is_proven=False)
+        assert await queue.next() == "fake-1"
+        assert queue.doubt("fake-1", "fake-1", doubted=True), "it is put down once"
+        queue.done("fake-1", 0.1)
+        assert await queue.next(0) == "fake-2"
+        assert queue.doubt("fake-2", "fake-2", doubted=True)
+        queue.done("fake-2", 0.1)
+        assert [await queue.next(lane) for lane in (0, 1)] == ["new", "fake-1"]
+        assert not queue.doubt("fake-1", "fake-1", doubted=True)
+        queue.done("new", 1.0)
+        with trio.move_on_after(1000) as idle:
+            await queue.next(0)
+        assert idle.cancelled_caught, "two fakes would leave no lane to new identities"
+        queue.put("new", "again", is_proven=False)
+        assert await queue.next(0) == "again"
+        queue.doubt("fake-1", "fake-1", doubted=False)
+        queue.done("fake-1", 1.0)
+        queue.done("new", 1.0)
+        assert await queue.next(0) == "fake-2"
+
+    run_virtual(main, seed=1, limit_seconds=2000)
