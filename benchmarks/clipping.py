@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import replace
 
 from benchmarks.study import TAIL, Curve, Variant, learn, prepared_bases, summary
-from peers.demo import OBJECTIVE, OPTIMISER
+from peers.demo.recipes import OBJECTIVE, OPTIMISER
 from swarm.terminal.output import print_json
 
 ONE_SIDED = 1e9

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.demo import ENVIRONMENT, SAMPLING
+from peers.demo.recipes import ENVIRONMENT, SAMPLING
 from peers.engines.native import NativeEngine
 from peers.environments import load as load_environment
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import mean_reward
 from swarm.manifest import EnvironmentReference, Sampling
 
-PROGRAM = "from swarm.app.main import main; main()"
+PROGRAM = "from swarm.commands.main import main; main()"
 
 
 def swarm(*arguments: object) -> list[dict[str, Any]]:

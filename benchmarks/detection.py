@@ -35,7 +35,7 @@ from peers.calibration.measure import Sample, sample
 from peers.calibration.thresholds import failures
 from peers.calibration.workers import Generates, Worker
 from peers.calibration.workload import Workload
-from peers.demo import ENVIRONMENT, SAMPLING, THRESHOLDS
+from peers.demo.recipes import ENVIRONMENT, SAMPLING, THRESHOLDS
 from peers.engines.engine import Engine
 from peers.environments import load as load_environment
 from peers.validator.evidence.submission import Recomputed, evidence_of

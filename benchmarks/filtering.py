@@ -24,10 +24,10 @@ import trio
 from msgspec.structs import asdict, replace
 
 from benchmarks.study import Variant, learn
-from peers.demo import ENVIRONMENT, OPTIMISER, SAMPLING, SCHEDULE
+from peers.dataset.service import DatasetService
+from peers.demo.recipes import ENVIRONMENT, OPTIMISER, SAMPLING, SCHEDULE
 from peers.environments import load as load_environment
 from peers.environments.listed import Listed
-from peers.trainer.dataset import DatasetService
 from peers.trainer.warmup import prepare_base
 from swarm.jobs.offline import FilterSetup, MeasureTasks
 from swarm.terminal.output import print_json

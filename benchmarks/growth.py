@@ -35,7 +35,7 @@ from peers.calibration.measure import sample
 from peers.calibration.thresholds import propose
 from peers.calibration.workers import Generates
 from peers.calibration.workload import Workload
-from peers.demo import ENVIRONMENT
+from peers.demo.recipes import ENVIRONMENT
 from peers.engines.demo import EOS_ID
 from peers.environments import load as load_environment
 from peers.inference.engine_service import EngineService

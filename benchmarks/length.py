@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import replace
 
 from benchmarks.study import TAIL, Variant, band, learn
-from peers.demo import OBJECTIVE, SAMPLING
+from peers.demo.recipes import OBJECTIVE, SAMPLING
 from peers.engines.demo import make_policy
 from peers.environments import Generated, SingleTurn, Task, Transcript
 from peers.environments.length import LengthOptions, LengthTargets

@@ -20,11 +20,11 @@ import trio
 
 from benchmarks.arguments import at_least
 from benchmarks.commands import accuracy, spread
-from peers.demo import CALCULATOR, ENVIRONMENT, RECIPES, Recipe
+from peers.demo.recipes import CALCULATOR, ENVIRONMENT, RECIPES, Recipe
 from peers.merging.merge import Recipe as Merge
 from peers.merging.merge import merge
-from peers.trainer.tuning import Tuning
 from peers.trainer.warmup import prepare_base
+from peers.tuning.service import Tuning
 from swarm.jobs.offline import StartTuning, Tune, TuningSettings
 from swarm.jobs.training import Export
 from swarm.manifest import EnvironmentReference

@@ -36,7 +36,7 @@ from msgspec.structs import replace
 from benchmarks.arguments import at_least
 from benchmarks.spread import spread
 from benchmarks.study import Sampler
-from peers.demo import CALCULATOR, ENVIRONMENT, OBJECTIVE, RECIPES, Recipe
+from peers.demo.recipes import CALCULATOR, ENVIRONMENT, OBJECTIVE, RECIPES, Recipe
 from peers.engines.native import NativeEngine
 from peers.environments.collection import Environments
 from peers.outer.learning.exchange_service import ExchangingService

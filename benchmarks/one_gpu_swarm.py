@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from benchmarks.spread import spread
-from peers.demo import ENVIRONMENT
+from peers.demo.recipes import ENVIRONMENT
 from peers.engines.demo import save_tokenizer
 from peers.engines.vllm.selftest import make_tiny
 from peers.environments import load

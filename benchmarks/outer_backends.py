@@ -35,8 +35,8 @@ import trio.lowlevel
 
 from benchmarks.arguments import at_least, several
 from benchmarks.outer_shardcast import measure_shardcast
+from peers.demo.local_peers import free_ports
 from peers.outer.backends.installed import SERVICES, interpreter_for, recipe_of
-from swarm.app.local_peers import free_ports
 from swarm.events import Event, Events
 from swarm.jobs.averaging import (
     AverageRound,

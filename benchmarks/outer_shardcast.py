@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import trio
 
+from peers.demo.local_peers import Setting, free_ports, write_config
 from peers.engines import model as policy_model
 from peers.engines.demo import make_policy
-from swarm.app.local_peers import Setting, free_ports, write_config
 from swarm.identity import Identity, load_or_create
 from swarm.manifest import Limits, Optimiser, Outer, TrustedKey
 from swarm.run.update import sign_manifest

@@ -25,8 +25,8 @@ from msgspec.structs import replace
 
 from benchmarks.arguments import at_least
 from benchmarks.commands import accuracy, spread, swarm
-from peers.demo import ENVIRONMENT
-from peers.trainer.tuning import Tuning
+from peers.demo.recipes import ENVIRONMENT
+from peers.tuning.service import Tuning
 from swarm.jobs.offline import Reading, StartTuning, Tune, TuningSettings, Validate
 from swarm.jobs.training import Export
 from swarm.terminal.output import print_json

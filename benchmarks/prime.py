@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from benchmarks.arguments import at_least
 from benchmarks.study import Curve, Variant, band, learn
-from peers.demo import OBJECTIVE, RECIPES, Recipe
+from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe
 from peers.environments.collection import Environments
 from peers.trainer.warmup import prepare_base
 from swarm.manifest import ProcessRewards

@@ -22,7 +22,7 @@ import torch
 from msgspec.structs import replace
 
 from benchmarks.study import Sampler
-from peers.demo import OBJECTIVE, RECIPES, Recipe
+from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe
 from peers.engines.native import NativeEngine
 from peers.environments.collection import Environments
 from peers.trainer.child import EVALUATION_PROMPTS

@@ -43,7 +43,7 @@ from peers.calibration.calibrate import CHANGES, EngineClass
 from peers.calibration.thresholds import ERROR_SAFETY
 from peers.calibration.weights import noisy, write_changed
 from peers.calibration.workload import Workload
-from peers.demo import ENVIRONMENT, SAMPLING, THRESHOLDS
+from peers.demo.recipes import ENVIRONMENT, SAMPLING, THRESHOLDS
 from peers.engines.batch import generate, requests_for
 from peers.engines.engine import Engine
 from peers.environments import load as load_environment

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.arguments import at_least
-from peers.demo import THRESHOLDS
+from peers.demo.recipes import THRESHOLDS
 from swarm.ledger.capital import UNITS_PER_NAT
 from swarm.ledger.entries import Judged
 from swarm.ledger.evidence import WorkerEvidence

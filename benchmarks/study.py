@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
+from peers.demo.recipes import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
 from peers.engines.episodes import ContinuedTask, play
 from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, Task, task_of

@@ -64,7 +64,7 @@ RULES = {
     "benchmarks/": "recipe",
     "swarm/world/disk.py": "disk (files, fsync, SQLite)",
     "swarm/events.py": "events as JSON",
-    "swarm/app/demo": "demo's view",
+    "peers/demo": "demo's view",
     "swarm/gossip": "gossip",
     "swarm/envelope.py": "signatures",
     "swarm/identity.py": "signatures",
@@ -85,7 +85,7 @@ RULES = {
     "trio/_core/_run.py:unrolled_run": LOOP,
     "trio/_core/_run.py:run": LOOP,
     "trio/_core/_thread_cache.py": "threads",
-    "swarm/app": "start of commands",
+    "swarm/commands": "start of commands",
     "swarm/peer.py": "start of commands",
 }
 """Activity by a part of `path:function`; the first part that a frame contains counts."""

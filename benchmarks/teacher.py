@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from benchmarks.arguments import at_least
 from benchmarks.commands import accuracy, swarm
 from benchmarks.study import Variant, band, learn
-from peers.demo import ENVIRONMENT, OPTIMISER
+from peers.demo.recipes import ENVIRONMENT, OPTIMISER
 from peers.environments import load as load_environment
 from peers.evaluation.tasks import different_tasks
 from peers.trainer.child import EVALUATION_PROMPTS

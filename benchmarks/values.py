@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from benchmarks.arguments import at_least
 from benchmarks.study import Sampled, Sampler, prepared_bases
-from peers.demo import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
+from peers.demo.recipes import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
 from peers.environments import load as load_environment
 from peers.trainer.learning.groups import as_accepted
 from peers.trainer.learning.learner import Learner

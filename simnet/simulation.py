@@ -50,9 +50,9 @@ from swarm.manifest import (
 from swarm.node.assemble import assemble
 from swarm.node.node import Node
 from swarm.node.run_node import RunNode
-from swarm.roles import BOOTSTRAP, Role, load_role, take_part
+from swarm.roles import Role, load_role, take_part
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, run_id
-from swarm.settings import PeerSettings
+from swarm.settings import BOOTSTRAP, PeerSettings
 
 ENVELOPES_REMEMBERED = 16_384
 """Envelopes whose signature check all peers of a simulation share. The key is the envelope's bytes,

@@ -2,12 +2,12 @@
 
     python -m swarm.peer --role inference --bootstrap /ip4/203.0.113.5/tcp/4001/p2p/12D3Koo…
 
-The command itself is `swarm.app.commands.peer`.
+The command itself is `swarm.commands.peer`.
 """
 
 from __future__ import annotations
 
-from swarm.app.commands.peer import main
+from swarm.commands.peer import main
 
 if __name__ == "__main__":
     main()

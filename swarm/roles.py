@@ -27,7 +27,7 @@ from swarm.node.node import PEER_RECORD_LIFETIME_SECONDS, Node
 from swarm.node.run_node import RunNode
 from swarm.run.admission import TRUSTED_ROLES
 from swarm.run.records import run_key
-from swarm.settings import ROLE_GROUP, PeerSettings, RoleSettings
+from swarm.settings import BOOTSTRAP, ROLE_GROUP, PeerSettings, RoleSettings
 
 
 class Role(Protocol):
@@ -54,10 +54,6 @@ class Role(Protocol):
     # doctor`, starts what the role would start, and looks whether the run takes it. `model` is the
     # path of a policy to load as well.
     # Optional: `rank_module: ClassVar[str]`, the module that ranks above 0 run under `torchrun`.
-
-
-BOOTSTRAP = "bootstrap"
-"""The only role that needs no run: it serves the DHT and hands out manifests."""
 
 
 def load_role(name: str) -> type[Role]:

@@ -19,6 +19,9 @@ from swarm.tables import read_toml
 ROLE_GROUP = "swarm.roles"
 """Group of the roles' entry points."""
 
+BOOTSTRAP = "bootstrap"
+"""The only role that needs no run: it serves the DHT and hands out manifests."""
+
 
 class RoleSettings(pydantic.BaseModel):
     """Base of the settings of one role."""

@@ -23,7 +23,7 @@ import trio
 from benchmarks.operation.processes import Memory, memory_of
 from benchmarks.real_swarm import prepared
 from benchmarks.spread import load_average
-from swarm.app.local_peers import free_ports
+from peers.demo.local_peers import free_ports
 from swarm.manifest import Limits
 from tests.end_to_end.harness import Peer, Swarm, swarm
 

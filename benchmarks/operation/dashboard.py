@@ -16,15 +16,15 @@ from importlib.resources import files
 import msgspec
 
 from benchmarks.operation.report import Spread, spread_of
-from swarm.app import dashboard as package
-from swarm.app.dashboard.building import Builder
-from swarm.app.dashboard.history import STEPS_KEPT, History
-from swarm.app.dashboard.server import PARTS
-from swarm.app.dashboard.snapshot import Snapshot, changes
-from swarm.app.dashboard.watch import pause_seconds
-from swarm.app.onlooker import RunStatus
 from swarm.identity import Identity
 from swarm.ledger import wire
+from swarm.look import dashboard as package
+from swarm.look.dashboard.building import Builder
+from swarm.look.dashboard.history import STEPS_KEPT, History
+from swarm.look.dashboard.server import PARTS
+from swarm.look.dashboard.snapshot import Snapshot, changes
+from swarm.look.dashboard.watch import pause_seconds
+from swarm.look.onlooker import RunStatus
 from swarm.messages import Present
 from swarm.run.run import Run
 from tests.dashboard.harness import arrival, order, present, published, verdict

@@ -22,8 +22,8 @@ import trio
 from benchmarks.operation.handed_in import SETTLE_SECONDS, delivered, lost, receipts, settle
 from benchmarks.operation.report import Spread, spread_of
 from benchmarks.real_swarm import prepared
-from peers.demo import ENVIRONMENT
-from swarm.app.health import HEALTH
+from peers.demo.recipes import ENVIRONMENT
+from swarm.look.health import HEALTH
 from tests.end_to_end.harness import Swarm, processes_with, swarm
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 

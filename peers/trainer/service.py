@@ -12,7 +12,7 @@ import msgspec
 import torch
 import trio
 
-from peers.demo import recipe_of
+from peers.demo.recipes import recipe_of
 from peers.engines.device import use_hardware
 from peers.environments.collection import Environments
 from peers.trainer import metrics

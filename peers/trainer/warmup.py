@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from peers.demo import RECIPES, Recipe
+from peers.demo.recipes import RECIPES, Recipe
 from peers.engines import model as policy_model
 from peers.engines.demo import EOS_ID, make_policy
 from peers.environments import Environment, Renderer, task_of

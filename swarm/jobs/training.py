@@ -351,7 +351,7 @@ class PrepareBase(Job, frozen=True, kw_only=True):
     folder: str
     seed: int
     recipe: str
-    """Name of the demo, among `peers.demo.RECIPES`."""
+    """Name of the demo, among `peers.demo.recipes.RECIPES`."""
 
 
 class BasePrepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import trio
 
-from swarm.app.alarms import delivery
-from swarm.app.alarms.board import Board
-from swarm.app.alarms.delivery import Delivery
-from swarm.app.alarms.settings import check
 from swarm.errors import UserError
+from swarm.look.alarms import delivery
+from swarm.look.alarms.board import Board
+from swarm.look.alarms.delivery import Delivery
+from swarm.look.alarms.settings import check
 from swarm.settings import AlarmSettings
 
 

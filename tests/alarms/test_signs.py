@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from swarm.app.alarms.board import Alarm, Board
-from swarm.app.alarms.catalogue import CATALOGUE
-from swarm.app.alarms.from_events import RECEIPTS, SIGNS, FromEvents
-from swarm.app.alarms.from_run import FromRun
-from swarm.app.dashboard.building import Builder
-from swarm.app.dashboard.history import History
-from swarm.app.dashboard.snapshot import Head, Snapshot, StepRow
 from swarm.events import Event
+from swarm.look.alarms.board import Alarm, Board
+from swarm.look.alarms.catalogue import CATALOGUE
+from swarm.look.alarms.from_events import RECEIPTS, SIGNS, FromEvents
+from swarm.look.alarms.from_run import FromRun
+from swarm.look.dashboard.building import Builder
+from swarm.look.dashboard.history import History
+from swarm.look.dashboard.snapshot import Head, Snapshot, StepRow
 from swarm.settings import AlarmSettings
 from tests.dashboard.harness import order, present, status_with
 from tests.ledger.harness import TRAINER

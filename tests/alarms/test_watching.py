@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarm.app.alarms.ringing import ringing
-from swarm.app.alarms.watching import peers_page, watching
-from swarm.app.dashboard.feed import Feed
-from swarm.app.dashboard.snapshot import Head, Snapshot
-from swarm.app.dashboard.watch import Watcher, watch
+from swarm.look.alarms.ringing import ringing
+from swarm.look.alarms.watching import peers_page, watching
+from swarm.look.dashboard.feed import Feed
+from swarm.look.dashboard.snapshot import Head, Snapshot
+from swarm.look.dashboard.watch import Watcher, watch
 from swarm.run.run import Run
 from swarm.settings import AlarmSettings
 from tests.dashboard.harness import order

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from peers.demo import ENVIRONMENT
+from peers.demo.cast import demo_manifest
+from peers.demo.recipes import ENVIRONMENT
 from peers.engines.demo import save_tokenizer
-from swarm.app.demo.cast import demo_manifest
-from swarm.app.main import app
-from swarm.app.run_probe import probe_hashes
+from peers.environments.run_probe import probe_hashes
+from swarm.commands.main import app
 from swarm.envelope import Envelope
 from swarm.identity import Identity
 from swarm.run.update import sign_manifest

@@ -18,7 +18,7 @@ import pytest
 import trio
 from typer.testing import CliRunner, Result
 
-from swarm.app.main import app
+from swarm.commands.main import app
 from swarm.events import Events
 from swarm.shardcast import chain, sources
 from swarm.shardcast.held import delta_key

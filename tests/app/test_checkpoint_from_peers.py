@@ -20,16 +20,16 @@ import trio
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from swarm.app import newest_policy
-from swarm.app.local_node import open_node
-from swarm.app.newest_policy import from_peers
-from swarm.app.onlooker import RunStatus
 from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import DeadlineError, leaf_errors
 from swarm.gossip.topics import RUN, WORK
 from swarm.identity import Identity, PeerId, load_or_create
+from swarm.look import newest_policy
+from swarm.look.newest_policy import from_peers
+from swarm.look.onlooker import RunStatus
 from swarm.manifest import TrustedKey
 from swarm.messages import Checkpoint
+from swarm.node.local import open_node
 from swarm.node.node import Node
 from swarm.node.run_node import RunNode
 from swarm.run.manifest import load_manifest
@@ -104,7 +104,7 @@ async def fetch(
     command = [
         sys.executable,
         "-c",
-        "from swarm.app.main import main; main()",
+        "from swarm.commands.main import main; main()",
         "checkpoint",
         "fetch",
     ]

@@ -151,7 +151,7 @@ def test_both_ways_to_start_a_peer_know_the_same_flags() -> None:
     """Run both in processes of their own: the console script's function, and the module."""
     asked = [
         [sys.executable, "-m", "swarm.peer", "--help"],
-        [sys.executable, "-c", "from swarm.app.main import main; main()", "peer", "--help"],
+        [sys.executable, "-c", "from swarm.commands.main import main; main()", "peer", "--help"],
     ]
     pages = [
         subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -165,7 +165,7 @@ def test_both_ways_to_start_a_peer_know_the_same_flags() -> None:
 def test_the_help_loads_neither_commands_nor_torch_nor_the_network_stack() -> None:
     heavy = "{'torch', 'libp2p', 'pyarrow'}"
     code = (
-        "import sys\nfrom swarm.app.main import main\ntry: main()\n"
+        "import sys\nfrom swarm.commands.main import main\ntry: main()\n"
         f"finally: print(sorted(m for m in sys.modules if m in {heavy} or m.startswith('peers')))"
     )
     command = [sys.executable, "-c", code, "--help"]

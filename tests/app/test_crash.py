@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarm.app.crash import FILES_KEPT, Crash, crashes_reported
 from swarm.errors import PeerError, UserError
+from swarm.terminal.crash import FILES_KEPT, Crash, crashes_reported
 from swarm.untrusted import printable
 
 

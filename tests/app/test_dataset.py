@@ -12,14 +12,14 @@ import torch
 import trio
 from typer.testing import CliRunner
 
+from peers.dataset.filtering import parse_bounds
+from peers.dataset.responses import ResponseFile
+from peers.dataset.service import DatasetService
 from peers.engines.demo import make_policy
 from peers.environments import Grade, Transcript, grade, load, split_of, task_of
 from peers.environments.listed import Listed
 from peers.environments.sort_digits import SortDigits
-from peers.trainer.dataset import DatasetService
-from swarm.app.dataset import parse_bounds
-from swarm.app.main import app
-from swarm.app.responses import ResponseFile
+from swarm.commands.main import app
 from swarm.errors import UserError
 from swarm.jobs.offline import Attempt, FilterSetup, MeasuredTask, MeasureTasks
 

@@ -11,11 +11,11 @@ import pytest
 import trio
 
 from peers.inference.doctor import tolerated
-from swarm.app.doctor import at_start
-from swarm.app.doctor.network import Place, network_findings
-from swarm.app.onlooker import RunStatus
 from swarm.events import Event
 from swarm.findings import Finding
+from swarm.look.doctor import at_start
+from swarm.look.doctor.network import Place, network_findings
+from swarm.look.onlooker import RunStatus
 from swarm.manifest import Admissions, RunManifest, Thresholds, TrustedKey
 from swarm.node.line import PROTOCOL, LineService
 from swarm.run.run import Run

@@ -14,7 +14,7 @@ from peers.engines import demo
 from peers.engines.doctor import machine
 from peers.environments.registry import class_of
 from peers.inference.doctor import findings
-from swarm.app.doctor.machine import check_home
+from swarm.look.doctor.machine import check_home
 from swarm.findings import Work, lines
 from swarm.jobs.inference import Surveyed
 from swarm.manifest import EnvironmentReference, Thresholds

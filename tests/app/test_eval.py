@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from peers.engines.demo import make_policy
+from peers.evaluation.run import RunningMean
 from peers.evaluation.samples import open_samples
-from swarm.app.evaluation.run import RunningMean
-from swarm.app.main import app
+from swarm.commands.main import app
 from swarm.errors import UserError
 from swarm.jobs.evaluation import Sample
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarm.app.health import HEALTH, SILENT_SECONDS, Pulse, Unwell, beating, examine
-from swarm.app.local_node import open_node
 from swarm.events import Event
 from swarm.identity import Identity
+from swarm.look.health import HEALTH, SILENT_SECONDS, Pulse, Unwell, beating, examine
+from swarm.node.local import open_node
 from swarm.settings import PeerSettings
 from tests.app.harness import Outcome, complaint, swarm
 

@@ -12,8 +12,8 @@ import pytest
 
 from peers.engines.demo import make_tokenizer
 from peers.environments import Generated, Renderer, Task, Tasks
+from peers.environments.run_probe import check_prompts_fit
 from peers.environments.sort_digits import SortDigits
-from swarm.app.run_probe import check_prompts_fit
 from swarm.errors import UserError
 from tests.app.harness import complaint, swarm
 from tests.app.test_commands import RUN, TRAINER, VALIDATOR, create

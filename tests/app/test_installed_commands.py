@@ -40,7 +40,7 @@ def site(tmp_path: Path) -> Path:
 
 def swarm(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "swarm.app.main", *arguments],
+        [sys.executable, "-m", "swarm.commands.main", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(site), "COLUMNS": "100"},

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm.app.join import HEAD, prepare, settings_of
-from swarm.app.links import Link, make_link
+from swarm.commands.joining import HEAD, prepare, settings_of
 from swarm.errors import UserError
 from swarm.identity import Identity
+from swarm.run.links import Link, make_link
 from swarm.settings import load_settings
 from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 
@@ -80,7 +80,7 @@ def test_a_link_starts_a_peer_and_starts_it_again(tmp_path: Path) -> None:
         assert f"owner      {OWNER.peer_id}, as the link says" in looked.output
         assert "no trusted peer of the run answers now" in looked.output
         assert not home.exists()
-        command = [sys.executable, "-m", "swarm.app.main", "join", link(address)]
+        command = [sys.executable, "-m", "swarm.commands.main", "join", link(address)]
         command += ["--home", str(home)]
         for _ in range(2):
             with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

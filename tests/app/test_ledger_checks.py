@@ -9,17 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from swarm.app.archives import FORMATS, archive_in_home, fetch_archive, read_export, write_export
-from swarm.app.owner import reinstate
-from swarm.app.why import (
-    about_peer,
-    about_submission,
-    peer_lines,
-    peer_named,
-    submission_lines,
-    submission_named,
-)
-from swarm.app.why_step import about_step, step_lines
+from peers.owner.signing import reinstate
 from swarm.envelope import open_envelope
 from swarm.errors import UserError
 from swarm.identity import load_or_create
@@ -31,6 +21,16 @@ from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.kept_proofs import KeptProofs
 from swarm.ledger.log import Log
 from swarm.ledger.proof_file import Proven
+from swarm.look.archives import FORMATS, archive_in_home, fetch_archive, read_export, write_export
+from swarm.look.why import (
+    about_peer,
+    about_submission,
+    peer_lines,
+    peer_named,
+    submission_lines,
+    submission_named,
+)
+from swarm.look.why_step import about_step, step_lines
 from swarm.messages import Check, Eviction, Evidence, LogHead, Reinstatement
 from swarm.run.run import Run
 from swarm.world.disk import LocalDisk
@@ -601,7 +601,7 @@ def test_a_peer_is_named_by_its_home_beside_the_one_that_is_read(
 
 
 def test_an_end_that_several_have_lists_them() -> None:
-    from swarm.app.prefixes import resolve
+    from swarm.look.prefixes import resolve
 
     with pytest.raises(UserError, match="2 peers end with wxyz: abcdwxyz, efghwxyz; give more"):
         resolve("wxyz", ["abcdwxyz", "efghwxyz", "wxy"], "peer")

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.text import Text
 
 from peers.validator.records import Records
-from swarm.app.commands.ledger import record_lines, record_object
-from swarm.app.commands.status import status_lines, status_object
-from swarm.app.onlooker import RunStatus, record_of, status_of
-from swarm.app.peer import Earned
+from swarm.commands.ledger import record_lines, record_object
+from swarm.commands.start import Earned
+from swarm.commands.status import status_lines, status_object
 from swarm.errors import PeerError, UserError
 from swarm.events import Event, Lines
 from swarm.identity import PeerId
 from swarm.ledger.entries import Consumed
+from swarm.look.onlooker import RunStatus, record_of, status_of
 from swarm.messages import (
     Checkpoint,
     CheckpointReference,

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from peers.trainer import alarms
-from swarm.app.health import Pulse
-from swarm.app.local_node import open_node
-from swarm.app.metrics import server
-from swarm.app.metrics.figures import ALARMS, EVENT_NAMES_MAX, OTHER, TRAINING, Figures
-from swarm.app.metrics.server import listening
 from swarm.errors import UserError
 from swarm.events import Event
+from swarm.look.health import Pulse
+from swarm.look.metrics import server
+from swarm.look.metrics.figures import ALARMS, EVENT_NAMES_MAX, OTHER, TRAINING, Figures
+from swarm.look.metrics.server import listening
+from swarm.node.local import open_node
 from swarm.settings import PeerSettings
 from swarm.transport.http import limits
 from tests.app.harness import complaint
@@ -106,12 +106,12 @@ def test_names_of_events_are_bounded() -> None:
 
 
 def _source() -> dict[Path, str]:
-    """The source below `swarm/app`, which reads the events that the rest emits."""
+    """The source but for `swarm/look`, which reads the events that the rest emits."""
     return {
         path: path.read_text(encoding="utf-8")
         for room in ("swarm", "peers")
         for path in sorted((ROOT / room).rglob("*.py"))
-        if not path.is_relative_to(ROOT / "swarm/app")
+        if not path.is_relative_to(ROOT / "swarm/look")
     }
 
 

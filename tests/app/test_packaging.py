@@ -132,7 +132,7 @@ def test_a_bootstrap_peer_and_a_relay_need_none_of_the_extras(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.usefixtures("core_only")
 def test_the_doctor_needs_none_of_the_extras_and_names_them(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from swarm.app.main import main; main()", "doctor"]
+    command = [sys.executable, "-c", "from swarm.commands.main import main; main()", "doctor"]
     command += ["--home", str(tmp_path / "home"), "--role", "relay", "--role", "validator"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")

@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 
 from peers.engines.demo import make_policy
 from peers.engines.model import read_weights
-from swarm.app.local_node import LOOPBACK, open_node
-from swarm.app.restore import copy_verified, put_in_place
+from peers.trainer.restore import copy_verified, put_in_place
 from swarm.errors import UserError
 from swarm.identity import Identity, load_or_create
 from swarm.manifest import TrustedKey
 from swarm.node.joining import LAST_BOOTSTRAP
+from swarm.node.local import LOOPBACK, open_node
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings

@@ -20,13 +20,18 @@ from rich.cells import cell_len
 
 from peers.engines.demo import save_tokenizer
 from peers.trainer.learning.objective import advantages
-from swarm.app.archives import write_export
-from swarm.app.rollouts import export as data
-from swarm.app.rollouts.filters import Filters, parse_range
-from swarm.app.rollouts.log import RunLog
-from swarm.app.rollouts.page import write_page
-from swarm.app.rollouts.screen import figures, lines, visible_lines
-from swarm.app.rollouts.seen import (
+from swarm.envelope import seal
+from swarm.errors import UserError
+from swarm.identity import Identity
+from swarm.ledger.archive import Archive
+from swarm.ledger.entries import Consumed, encode
+from swarm.look.archives import write_export
+from swarm.look.rollouts import export as data
+from swarm.look.rollouts.filters import Filters, parse_range
+from swarm.look.rollouts.log import RunLog
+from swarm.look.rollouts.page import write_page
+from swarm.look.rollouts.screen import figures, lines, visible_lines
+from swarm.look.rollouts.seen import (
     SeenRollout,
     SeenSubmission,
     Turn,
@@ -34,13 +39,8 @@ from swarm.app.rollouts.seen import (
     as_row,
     grades_of,
 )
-from swarm.app.rollouts.sources import open_source
-from swarm.app.rollouts.text import Decoder
-from swarm.envelope import seal
-from swarm.errors import UserError
-from swarm.identity import Identity
-from swarm.ledger.archive import Archive
-from swarm.ledger.entries import Consumed, encode
+from swarm.look.rollouts.sources import open_source
+from swarm.look.rollouts.text import Decoder
 from swarm.manifest import Objective
 from swarm.messages import Verdict
 from swarm.rollouts.reward_parts import parts_of

@@ -10,11 +10,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 MODULE = re.compile(r"\b(?:peers|simnet|swarm)(?:\.[A-Za-z_]\w*)+")
 
-SWARM = {
-    path
-    for path in (REPOSITORY / "swarm").rglob("*.py")
-    if "app" not in path.relative_to(REPOSITORY).parts
-}
+SWARM = set((REPOSITORY / "swarm").rglob("*.py"))
 PEERS = set((REPOSITORY / "peers").rglob("*.py"))
 
 
@@ -36,12 +32,12 @@ def offences(paths: set[Path], forbidden: tuple[str, ...]) -> list[str]:
     ]
 
 
-def test_swarm_names_no_role_no_simulator_and_no_command() -> None:
-    assert offences(SWARM, ("peers.", "simnet.", "swarm.app")) == []
+def test_swarm_names_no_role_and_no_simulator() -> None:
+    assert offences(SWARM, ("peers.", "simnet.")) == []
 
 
-def test_roles_name_neither_commands_nor_the_simulator() -> None:
-    assert offences(PEERS, ("simnet.", "swarm.app")) == []
+def test_roles_do_not_name_the_simulator() -> None:
+    assert offences(PEERS, ("simnet.",)) == []
 
 
 def test_named_modules_finds_what_runs_a_module_by_name() -> None:

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import trio
 
-from swarm.app.commands.runs import run_object, table
-from swarm.app.networks import Listed
-from swarm.app.onlooker import RunStatus
+from swarm.commands.runs import run_object, table
 from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, PeerError, UserError
 from swarm.identity import Identity
+from swarm.look.networks import Listed
+from swarm.look.onlooker import RunStatus
 from swarm.manifest import Admissions
 from swarm.messages import Checkpoint, CheckpointReference, Heartbeat, Present, StepOrder
 from swarm.node.joining import runs_of

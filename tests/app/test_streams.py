@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SWARM = [sys.executable, "-m", "swarm.app.main"]
+SWARM = [sys.executable, "-m", "swarm.commands.main"]
 
 
 def ran(
@@ -63,7 +63,7 @@ os.environ.pop("HOME", None)
 import pwd
 def nobody(*_): raise KeyError
 pwd.getpwuid = nobody  # as for a user id that the list of users lacks
-from swarm.app.main import main
+from swarm.commands.main import main
 main()
 """
 

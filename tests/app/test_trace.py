@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.app.trace import as_otlp, trace_of
 from swarm.errors import UserError
+from swarm.look.trace import as_otlp, trace_of
 from tests.app.harness import complaint, swarm
 
 HASH, OTHER = "ab" * 32, "cd" * 32

@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from peers.engines.demo import make_policy
+from peers.outer.alone.training import Plan, Training, TrainOptions, begin_folder, run_train
 from peers.outer.learning.service import ReplicaService
-from swarm.app.train import Plan, Training, TrainOptions, begin_folder, run_train
 from swarm.errors import UserError
 from swarm.jobs.averaging import AverageRound, AveragingService, Exchanged
 from swarm.jobs.outer import Inner, OuterSetup, StartReplica

@@ -21,14 +21,14 @@ from msgspec.structs import replace
 
 import swarm.envelope
 from peers.engines.installed import Installed, python_of, record_of
+from peers.outer.alone.averaging import Network, open_backend
 from peers.outer.backends.installed import recipe_of
-from swarm.app.averaging import Network, open_backend
-from swarm.app.local_node import open_node
 from swarm.envelope import ENVELOPE_VERSION, Envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import Identity, load_or_create
 from swarm.manifest import RunManifest
 from swarm.node.joining import NO_WAY_IN, find_run, join_network
+from swarm.node.local import open_node
 from swarm.protocol import PROTOCOL_VERSION
 from swarm.run import needs
 from swarm.run.update import sign_manifest
@@ -358,7 +358,7 @@ def test_a_demo_of_programs_needs_a_sandbox(tmp_path: Path) -> None:
         pytest.skip("needs unshare, and bubblewrap may find other means")
     if subprocess.run([*NO_NAMESPACES, "true"], capture_output=True).returncode:
         pytest.skip("this user may make no namespace")
-    program = "from swarm.app.main import main; main()"
+    program = "from swarm.commands.main import main; main()"
     arguments = f"demo --plain --steps 1 --environment code --keep {tmp_path / 'keep'}"
     command = f"exec {sys.executable} -c '{program}' {arguments}"
     forbid = "echo 0 > /proc/sys/user/max_user_namespaces"

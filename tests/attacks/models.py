@@ -23,7 +23,7 @@ from peers.calibration.calibrate import EngineClass
 from peers.calibration.weights import Change, write_changed
 from peers.calibration.workers import Generates, HandedIn, Worker
 from peers.calibration.workload import Work
-from peers.demo import ENVIRONMENT, OPTIMISER, SAMPLING, THRESHOLDS
+from peers.demo.recipes import ENVIRONMENT, OPTIMISER, SAMPLING, THRESHOLDS
 from peers.engines.demo import make_policy
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine

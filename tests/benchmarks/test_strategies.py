@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.strategies import STRATEGIES, measure, table
-from peers.demo import THRESHOLDS
+from peers.demo.recipes import THRESHOLDS
 
 SAFETY = THRESHOLDS.recompute_safety
 

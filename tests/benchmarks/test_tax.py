@@ -81,7 +81,7 @@ def test_a_command_that_fails_ends_the_benchmark_with_a_sentence(tmp_path: Path)
 
 
 def test_a_stack_counts_for_its_innermost_known_frame() -> None:
-    stack = ["/x/swarm/app/peer.py:start", "/y/trio/_core/_run.py:unrolled_run"]
+    stack = ["/x/swarm/commands/start.py:start", "/y/trio/_core/_run.py:unrolled_run"]
     assert activity([*stack, "/y/trio/_socket.py:send"], RULES, OTHER) == "event loops"
     assert activity([*stack, "/x/swarm/gossip/gossip.py:_write"], RULES, OTHER) == "gossip"
     assert activity([*stack, "<frozen importlib._bootstrap>:x"], RULES, OTHER) == "imports"

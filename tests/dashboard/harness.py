@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import trio
 
-from swarm.app.dashboard.building import Builder
-from swarm.app.dashboard.feed import Feed
-from swarm.app.dashboard.history import History
-from swarm.app.dashboard.server import Dashboard, serve
-from swarm.app.dashboard.snapshot import Snapshot
-from swarm.app.onlooker import RunStatus
 from swarm.ledger.entries import CheckpointPublished, TrainingFigures
+from swarm.look.dashboard.building import Builder
+from swarm.look.dashboard.feed import Feed
+from swarm.look.dashboard.history import History
+from swarm.look.dashboard.server import Dashboard, serve
+from swarm.look.dashboard.snapshot import Snapshot
+from swarm.look.onlooker import RunStatus
 from swarm.messages import Arrival, CheckpointReference, Heartbeat, Present, StepOrder, Verdict
 from swarm.run.members import Standing
 from swarm.run.run import Run

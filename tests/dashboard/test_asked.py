@@ -10,10 +10,12 @@ import pytest
 import trio
 import trio.testing
 
-from swarm.app.alarms.board import Board
-from swarm.app.dashboard.feed import Feed
-from swarm.app.dashboard.in_peer import PeerDashboard, dashboard_listening
-from swarm.app.dashboard.reading import (
+from swarm.errors import PeerError, UserError
+from swarm.events import Event
+from swarm.look.alarms.board import Board
+from swarm.look.dashboard.feed import Feed
+from swarm.look.dashboard.in_peer import PeerDashboard, dashboard_listening
+from swarm.look.dashboard.reading import (
     OUTPUT_BYTES_MAX,
     ROLLOUTS_SHOWN,
     TEXT_CHARACTERS_MAX,
@@ -22,9 +24,7 @@ from swarm.app.dashboard.reading import (
     read_rollouts,
     shown_text,
 )
-from swarm.app.dashboard.requests import KEPT_MAX, KEPT_SECONDS, SECONDS_MAX, WAITING_MAX, Kept
-from swarm.errors import PeerError, UserError
-from swarm.events import Event
+from swarm.look.dashboard.requests import KEPT_MAX, KEPT_SECONDS, SECONDS_MAX, WAITING_MAX, Kept
 from swarm.settings import PeerSettings
 from tests.app.test_rollouts import a_header, a_submission
 from tests.dashboard.harness import (

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import trio
 
-from swarm.app.dashboard.feed import Feed
-from swarm.app.dashboard.server import Dashboard, serve
-from swarm.app.dashboard.snapshot import Snapshot
+from swarm.look.dashboard.feed import Feed
+from swarm.look.dashboard.server import Dashboard, serve
+from swarm.look.dashboard.snapshot import Snapshot
 from swarm.transport.http import connections
 from swarm.transport.http.local_server import open_listener
 from tests.dashboard.harness import event_stream, example, serving, until

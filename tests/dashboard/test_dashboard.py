@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.trainer.steps import logged_figures
-from swarm.app.dashboard import server
-from swarm.app.dashboard.feed import Feed
-from swarm.app.dashboard.history import AHEAD_MAX, STEPS_KEPT, WORKERS_MAX, History
-from swarm.app.dashboard.idle import why_trainer, why_worker
-from swarm.app.dashboard.server import PARTS
-from swarm.app.dashboard.snapshot import Head, PeerRow, Snapshot, changes
-from swarm.app.dashboard.watch import Watcher
 from swarm.ledger.entries import Consumed, TrainingFigures, decode
+from swarm.look.dashboard import server
+from swarm.look.dashboard.feed import Feed
+from swarm.look.dashboard.history import AHEAD_MAX, STEPS_KEPT, WORKERS_MAX, History
+from swarm.look.dashboard.idle import why_trainer, why_worker
+from swarm.look.dashboard.server import PARTS
+from swarm.look.dashboard.snapshot import Head, PeerRow, Snapshot, changes
+from swarm.look.dashboard.watch import Watcher
 from swarm.messages import CheckpointReference
 from swarm.run.run import Run
 from tests.app.harness import complaint

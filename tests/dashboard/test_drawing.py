@@ -47,7 +47,7 @@ console.log(JSON.stringify(Object.entries(made).map(told)));
 def draw(folder: Path, peers: int, kind: int) -> dict[str, Any]:
     """The rows and the text of each element, by its id."""
     for name in ("broadcast.js", "dom.js"):
-        part = files("swarm.app.dashboard").joinpath(name)
+        part = files("swarm.look.dashboard").joinpath(name)
         (folder / name).write_bytes(part.read_bytes())
     (folder / "package.json").write_text('{"type": "module"}')
     text = SCRIPT.replace("PEERS", str(peers)).replace("KIND", str(kind))

@@ -13,8 +13,8 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from swarm.app.alarms.board import Alarm
-from swarm.app.dashboard.feed import Feed
+from swarm.look.alarms.board import Alarm
+from swarm.look.dashboard.feed import Feed
 from tests.dashboard.harness import HOSTILE, example, serving
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

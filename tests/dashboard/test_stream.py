@@ -69,7 +69,7 @@ console.log(JSON.stringify({
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 def test_a_stream_that_ends_or_falls_silent_is_opened_again(tmp_path: Path) -> None:
-    part = files("swarm.app.dashboard").joinpath("stream.js")
+    part = files("swarm.look.dashboard").joinpath("stream.js")
     (tmp_path / "stream.js").write_bytes(part.read_bytes())
     (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "run.js").write_text(SCRIPT)

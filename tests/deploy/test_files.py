@@ -17,9 +17,9 @@ import yaml
 from typer.core import TyperGroup
 
 from peers.inference.settings import InferenceSettings
-from swarm.app.main import app
-from swarm.roles import BOOTSTRAP, check_tables, load_role
-from swarm.settings import load_settings
+from swarm.commands.main import app
+from swarm.roles import check_tables, load_role
+from swarm.settings import BOOTSTRAP, load_settings
 from swarm.terminal.exit import FAILED, MEANINGS, MISTAKE
 from swarm.terminal.interrupt import ASK_TO_END
 from swarm.transport.limits import CLOSE_SECONDS

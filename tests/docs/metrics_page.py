@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm.app.metrics.figures import Figures
+from swarm.look.metrics.figures import Figures
 from swarm.transport import Traffic
 from tests.docs.pages import ROOT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from swarm.app.alarms.catalogue import CATALOGUE
+from swarm.look.alarms.catalogue import CATALOGUE
 from tests.docs.pages import ROOT, table, text
 
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from peers.engines.demo import EOS_ID, save_tokenizer
-from swarm.app.main import app
+from swarm.commands.main import app
 from swarm.errors import UserError
 from swarm.manifest import RunManifest
 from swarm.run.manifest import load_manifest

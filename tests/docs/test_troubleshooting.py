@@ -11,7 +11,7 @@ import pytest
 
 from peers.validator.checks import announcement, file, history, policy, standing
 from peers.validator.checks.base import Check
-from swarm.app.refusals import REFUSALS
+from swarm.look.refusals import REFUSALS
 from swarm.node.trusted import UNGRADED
 from tests.docs.pages import ROOT, text
 

@@ -21,7 +21,7 @@ from peers.trainer.batches import Batches
 from peers.trainer.publishing import Publisher
 from peers.trainer.saving import SavedStates
 from peers.trainer.store import TrainerStore
-from swarm.app.commands.peer import peer
+from swarm.commands.peer import peer
 from swarm.node.trusted import TrustedPart
 from swarm.shardcast.store import CheckpointStore
 

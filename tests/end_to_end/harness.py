@@ -23,11 +23,11 @@ from typing import Any
 import msgspec
 import trio
 
-from peers.demo import ENVIRONMENT
+from peers.demo.cast import demo_manifest
+from peers.demo.local_peers import free_ports, write_config
+from peers.demo.recipes import ENVIRONMENT
 from peers.environments.collection import Environments
-from swarm.app.demo.cast import demo_manifest
-from swarm.app.local_peers import free_ports, write_config
-from swarm.app.run_probe import probe_hashes
+from peers.environments.run_probe import probe_hashes
 from swarm.identity import Identity, load_or_create
 from swarm.manifest import (
     Adapter,

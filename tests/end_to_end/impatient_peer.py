@@ -10,7 +10,7 @@ import sys
 import typer
 
 import swarm.node.run_node  # noqa: F401  (imports all modules with these waits)
-from swarm.app.commands.peer import peer
+from swarm.commands.peer import peer
 
 WAITS = {
     "ADMISSION_LEASE_SECONDS": 12.0,

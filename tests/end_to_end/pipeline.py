@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 from blake3 import blake3
 
-from peers.demo import THRESHOLDS
+from peers.demo.recipes import THRESHOLDS
 from peers.inference.engine_service import EngineService
 from peers.trainer.service import TrainerService
 from peers.validator.inspector import InspectorService

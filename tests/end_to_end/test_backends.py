@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from peers.demo.local_peers import free_ports
 from peers.engines.demo import make_policy
 from peers.outer.backends.installed import recipe_of
-from swarm.app.local_peers import free_ports
 
 HOME = Path("build/backends").absolute()
 """Where `make test-hivemind` and `make test-torchft` install the backends."""
@@ -38,7 +38,7 @@ class Trainer:
     """A `swarm train` of its own process group."""
 
     def __init__(self, folder: Path, number: int, *arguments: str) -> None:
-        command = [sys.executable, "-c", "from swarm.app.main import main; main()", "train"]
+        command = [sys.executable, "-c", "from swarm.commands.main import main; main()", "train"]
         command += ["--model", str(folder / "base"), "--data", str(folder / "birds.txt")]
         command += ["--out", str(folder / f"trainer-{number}"), "--trainer", str(number)]
         command += ["--inner-steps", "2", "--batch", "4", "--sequence-tokens", "33", "--json"]

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import trio
 
-from swarm.app.rollouts.filters import Filters
-from swarm.app.rollouts.sources import open_source
+from swarm.look.rollouts.filters import Filters
+from swarm.look.rollouts.sources import open_source
 from swarm.manifest import Curriculum, EnvironmentReference
 from swarm.messages import StepOrder
 from tests.end_to_end.harness import STEP_SECONDS, swarm

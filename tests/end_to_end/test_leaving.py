@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarm.app.health import HEALTH
+from swarm.look.health import HEALTH
 from tests.deploy.files import grace_seconds
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged

@@ -9,9 +9,9 @@ import pytest
 import torch
 import trio
 
+from peers.demo.local_peers import Setting
 from peers.trainer.learning import exchange
 from peers.trainer.learning.learner import Learner
-from swarm.app.local_peers import Setting
 from swarm.jobs.training import Snapshot
 from swarm.manifest import Outer
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Peer

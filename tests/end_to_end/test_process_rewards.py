@@ -8,7 +8,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from peers.demo import OBJECTIVE
+from peers.demo.recipes import OBJECTIVE
 from peers.trainer.learning import states
 from peers.trainer.learning.implicit import PREFIX
 from swarm.manifest import ProcessRewards

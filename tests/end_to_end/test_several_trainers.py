@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import trio
 
+from peers.demo.local_peers import Setting, free_ports, write_config
 from peers.engines.demo import make_policy
-from swarm.app.local_peers import Setting, free_ports, write_config
 from swarm.identity import Identity, load_or_create
 from swarm.manifest import Limits, Optimiser, Outer, TrustedKey
 from swarm.run.update import sign_manifest
@@ -131,7 +131,7 @@ def as_command(peer: Peer, bootstrap: Peer, folder: Path) -> None:
     options = ["--out", str(peer.home), "--model", str(folder / "model")]
     options += ["--data", str(folder / "birds.txt"), "--sequence-tokens", "33", "--batch", "4"]
     options += ["--bootstrap", bootstrap.multiaddr]
-    peer.command = [sys.executable, "-m", "swarm.app.main", "train", *options]
+    peer.command = [sys.executable, "-m", "swarm.commands.main", "train", *options]
 
 
 def as_ranks(peer: Peer) -> None:

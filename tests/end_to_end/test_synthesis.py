@@ -10,7 +10,7 @@ import trio
 from typer.testing import CliRunner
 
 from peers.engines.model import read_weights
-from swarm.app.main import app
+from swarm.commands.main import app
 from swarm.manifest import Objective
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts

@@ -12,7 +12,7 @@ import trio
 
 from tests.end_to_end.harness import STEP_SECONDS, Person, Swarm, swarm
 
-SWARM = [sys.executable, "-c", "from swarm.app.main import main; main()"]
+SWARM = [sys.executable, "-c", "from swarm.commands.main import main; main()"]
 NAMES = ["bootstrap", "trainer", "trainer-2", "validator", "inference-1", "inference-2"]
 NEW_LINEAGE = 16
 OFTEN = {"states_every": 1, "standby_minutes": 0.01}

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from peers.demo.cast import demo_manifest
 from peers.engines.demo import EOS_ID, make_policy
 from peers.environments import Renderer, load, probe_hash, task_of
-from swarm.app.demo.cast import demo_manifest
-from swarm.app.run_probe import probe_hashes
+from peers.environments.run_probe import probe_hashes
 from swarm.errors import UserError
 from swarm.identity import Identity, load_or_create
 from swarm.jobs import Hardware, Load

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from peers.demo import ENVIRONMENT
+from peers.demo.recipes import ENVIRONMENT
 from peers.engines.demo import save_tokenizer
 from peers.engines.vllm.selftest import make_tiny
 from peers.environments import load

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarm.app.local_peers import free_ports, write_config
+from peers.demo.local_peers import free_ports, write_config
 from swarm.identity import Identity
 from swarm.transport import Stream
 from swarm.transport.libp2p import open_libp2p

@@ -29,9 +29,9 @@ from peers.engines.engine import Engine, Piece
 from peers.engines.registry import make_engine
 from peers.engines.sampling import Drawn, judge_margins
 from peers.proofs import toploc
-from swarm.app.rollouts.filters import Filters
-from swarm.app.rollouts.sources import open_source
 from swarm.errors import UserError, leaf_errors
+from swarm.look.rollouts.filters import Filters
+from swarm.look.rollouts.sources import open_source
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits, read
 from swarm.transport.http import connections

@@ -13,7 +13,7 @@ import trio
 from peers.engines.config import why_unsupported
 from peers.engines.registry import make_engine
 from peers.trainer.learning.scorer import Scorer
-from peers.trainer.tuning import Tuning
+from peers.tuning.service import Tuning
 from swarm.errors import UserError
 from swarm.jobs.offline import StartTuning, TuningSettings
 from tests.engines.families import SIZES, save_random

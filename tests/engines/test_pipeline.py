@@ -263,7 +263,7 @@ def processes(count: int, folder: Path, memory_mb: int) -> Iterator[list[str]]:
     secret = folder / "secret"
     secret.write_bytes(SECRET)
     command = [
-        sys.executable, "-c", "from swarm.app.main import main; main()", "engine", "stage",
+        sys.executable, "-c", "from swarm.commands.main import main; main()", "engine", "stage",
         "--secret", str(secret), "--memory-mb", str(memory_mb),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:

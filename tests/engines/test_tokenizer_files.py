@@ -17,7 +17,7 @@ from peers.environments import Renderer, Task
 from peers.trainer.examples import encode_examples
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.tuning import Tuning
+from peers.tuning.service import Tuning
 from swarm.errors import UserError
 from swarm.jobs.offline import StartTuning, TuningSettings
 from swarm.jobs.training import Export

@@ -12,11 +12,11 @@ from peers.engines import demo
 from peers.engines.doctor import task_of
 from peers.environments.collection import Environments
 from peers.environments.registry import BUILT_IN, class_of, load_named
+from peers.environments.run_probe import probe_hashes
 from peers.evaluation.service import EvaluationService
 from peers.inference.engine_service import EngineService
 from peers.inference.settings import InferenceSettings
 from peers.validator.inspector import InspectorService
-from swarm.app.run_probe import probe_hashes
 from swarm.errors import UserError
 from swarm.jobs.evaluation import EvaluationSetup
 from swarm.jobs.inference import InferenceSetup

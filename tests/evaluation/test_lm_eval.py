@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from peers.engines.demo import make_policy
-from swarm.app.main import app
+from swarm.commands.main import app
 from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.lm_eval

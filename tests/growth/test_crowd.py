@@ -13,12 +13,12 @@ import pytest
 import trio
 from rich.console import Console
 
-from swarm.app.commands.status import status_lines
-from swarm.app.onlooker import RunStatus
+from swarm.commands.status import status_lines
 from swarm.envelope import Envelope
 from swarm.ledger import wire
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.serving import Reporting, report
+from swarm.look.onlooker import RunStatus
 from swarm.manifest import Admissions
 from swarm.messages import Admission, Heartbeat, Presence, Present
 from swarm.messenger import first

@@ -13,7 +13,7 @@ import pytest
 import torch
 import trio
 
-from peers.demo import THRESHOLDS
+from peers.demo.recipes import THRESHOLDS
 from peers.engines import demo
 from peers.environments.calculator import Calculator
 from peers.inference.engine_service import EngineService

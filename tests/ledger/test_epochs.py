@@ -12,8 +12,6 @@ import pytest
 import trio
 
 from peers.validator.records import Records
-from swarm.app.archives import fetch_archive, write_export
-from swarm.app.onlooker import record_of
 from swarm.errors import PeerError
 from swarm.identity import Identity
 from swarm.ledger import epochs, proof_file
@@ -25,6 +23,8 @@ from swarm.ledger.epochs import Epoch, records_of
 from swarm.ledger.proof_file import ProofFile
 from swarm.ledger.sealing import SEALS_MAX, Books
 from swarm.ledger.state import Authority, Base, Frontier, Record, Totals, ledger_state
+from swarm.look.archives import fetch_archive, write_export
+from swarm.look.onlooker import record_of
 from swarm.manifest import Limits, Thresholds
 from swarm.messages import CheckpointReference, Evidence, StepOrder, Verdict
 from swarm.node import sealing

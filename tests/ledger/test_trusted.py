@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from swarm.app.owner import reinstate
+from peers.owner.signing import reinstate
 from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
 from swarm.identity import Identity

@@ -19,7 +19,7 @@ from peers.engines.demo import make_policy
 from peers.engines.model import load, read_weights
 from peers.merging import methods
 from peers.merging.merge import RECIPE_FILE, Recipe, merge
-from swarm.app.main import app
+from swarm.commands.main import app
 from swarm.errors import UserError
 from tests.engines.adapters import save_random_adapter
 

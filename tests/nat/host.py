@@ -14,11 +14,11 @@ from typing import Any
 import blake3
 import trio
 
-from swarm.app.local_node import open_node
 from swarm.errors import PeerError
 from swarm.events import Event
 from swarm.identity import PeerId
 from swarm.node.joining import find_run, join_dht, join_network
+from swarm.node.local import open_node
 from swarm.node.neighbours import Neighbours
 from swarm.node.node import Node
 from swarm.settings import PeerSettings

@@ -12,10 +12,10 @@ from socket import SO_LINGER, SOL_SOCKET
 import pytest
 import trio
 
-from swarm.app.local_node import open_node
 from swarm.events import Event
 from swarm.node import joining
 from swarm.node.joining import join_network
+from swarm.node.local import open_node
 from swarm.node.node import Node
 from swarm.settings import PeerSettings
 

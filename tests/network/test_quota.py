@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarm.app.local_node import open_node
 from swarm.errors import DiskFullError
 from swarm.gossip.topics import RUN, WORK
+from swarm.node.local import open_node
 from swarm.node.run_node import RunNode
 from swarm.run.run import Run
 from swarm.settings import PeerSettings

@@ -16,13 +16,17 @@ from peers.trainer.role import TrainerRole
 from peers.trainer.standby import offering
 from peers.trainer.standby.bundle import Contents
 from peers.trainer.standby.following import CONTENTS
+from peers.trainer.takeover import (
+    GONE_SECONDS,
+    LISTENING_SECONDS,
+    ask_all_trusted,
+    last_sign_of_life,
+)
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.disk import SimulatedDisk
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
-from swarm.app.onlooker import RunStatus
-from swarm.app.takeover import GONE_SECONDS, LISTENING_SECONDS, ask_all_trusted, last_sign_of_life
 from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.events import Event
@@ -30,6 +34,7 @@ from swarm.identity import Identity, PeerId, sealed_for
 from swarm.ledger.entries import decode
 from swarm.ledger.log import Log
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
+from swarm.look.onlooker import RunStatus
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest, sign_takeover
 from swarm.sentences import sentence

@@ -11,11 +11,11 @@ from hypothesis import given, settings, strategies
 from peers.engines.demo import make_policy
 from peers.environments import Renderer
 from peers.environments.interface import Message
+from peers.synthesis.chats import ChatReader
 from peers.trainer.examples import read_examples
-from swarm.app.rollouts.seen import Turn
-from swarm.app.synthesis.chats import ChatReader
 from swarm.errors import UserError
 from swarm.jobs.offline import Reading
+from swarm.look.rollouts.seen import Turn
 from swarm.rollouts.rollout import Finish, Kind
 from tests.environments.chat_families import FAMILIES
 

@@ -17,16 +17,16 @@ from typer.testing import CliRunner
 
 from peers.engines.demo import make_policy
 from peers.environments import Renderer
+from peers.evaluation.run import Measured
+from peers.synthesis.selection import Rules, Selection, Solution, shingles, similarity
+from peers.synthesis.sources import of_rollouts, of_samples
+from peers.synthesis.write import write
 from peers.trainer.examples import read_examples
-from swarm.app.evaluation.run import Measured
-from swarm.app.main import app
-from swarm.app.rollouts.seen import SeenRollout, SeenSubmission, Turn
-from swarm.app.synthesis.selection import Rules, Selection, Solution, shingles, similarity
-from swarm.app.synthesis.sources import of_rollouts, of_samples
-from swarm.app.synthesis.write import write
+from swarm.commands.main import app
 from swarm.errors import UserError
 from swarm.jobs.evaluation import PromptMessage, Sample, TasksDrawn
 from swarm.jobs.offline import Reading
+from swarm.look.rollouts.seen import SeenRollout, SeenSubmission, Turn
 from swarm.manifest import EnvironmentReference
 
 RULES = Rules(

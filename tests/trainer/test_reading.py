@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from peers.demo import SAMPLING
+from peers.demo.recipes import SAMPLING
 from peers.trainer.learning.batch import AcceptedGroups
 from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.ranks import Launch, Ranks

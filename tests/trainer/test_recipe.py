@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recipe import run
-from peers.demo import RECIPES
+from peers.demo.recipes import RECIPES
 from peers.engines.demo import EOS_ID, UNKNOWN, VOCABULARY, save_tokenizer
 from peers.environments import Renderer, task_of
 from peers.environments.collection import Environments

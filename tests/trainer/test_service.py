@@ -11,7 +11,7 @@ import torch
 import trio
 from blake3 import blake3
 
-from peers.demo import ENVIRONMENT, SAMPLING
+from peers.demo.recipes import ENVIRONMENT, SAMPLING
 from peers.engines.batch import generate, requests_for
 from peers.engines.demo import BOS_ID
 from peers.engines.model import read_weights

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from peers.demo import OBJECTIVE, SAMPLING, SCHEDULE
+from peers.demo.recipes import OBJECTIVE, SAMPLING, SCHEDULE
 from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.objective import advantages
 from peers.trainer.learning.values import give_values, token_advantages

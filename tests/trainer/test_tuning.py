@@ -16,15 +16,15 @@ import torch
 import trio
 from typer.testing import CliRunner
 
-from peers.demo import CALCULATOR
+from peers.demo.recipes import CALCULATOR
 from peers.engines.demo import EOS_ID
 from peers.engines.model import load as load_model
 from peers.engines.model import read_weights
 from peers.environments import Renderer
 from peers.trainer.examples import epochs, read_examples, stop_id
-from peers.trainer.tuning import Tuning, batch_of, read_job
-from peers.trainer.tuning_losses import Example
-from swarm.app.main import app
+from peers.tuning.losses import Example
+from peers.tuning.service import Tuning, batch_of, read_job
+from swarm.commands.main import app
 from swarm.errors import UserError
 from swarm.jobs.offline import (
     Reading,

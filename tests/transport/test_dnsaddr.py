@@ -18,11 +18,11 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.app.local_node import open_node
 from swarm.errors import PeerError, UserError
 from swarm.events import Event
 from swarm.identity import Identity
 from swarm.node.joining import join_network
+from swarm.node.local import open_node
 from swarm.node.node import Node
 from swarm.settings import PeerSettings
 from swarm.transport import ConnectError

@@ -12,7 +12,7 @@ import torch
 import trio
 from blake3 import blake3
 
-from peers.demo import THRESHOLDS
+from peers.demo.recipes import THRESHOLDS
 from peers.engines import demo
 from peers.inference.engine_service import EngineService
 from peers.validator.inspector import InspectorService

@@ -11,7 +11,7 @@ import trio
 from msgspec.structs import asdict
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from peers.demo import THRESHOLDS
+from peers.demo.recipes import THRESHOLDS
 from peers.engines.native import NativeEngine
 from peers.validator import prefill as prefill_module
 from peers.validator.prefill import PrefillService

@@ -7,7 +7,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from peers.demo import THRESHOLDS
+from peers.demo.recipes import THRESHOLDS
 from swarm.jobs.validation import Judge, Judged
 from swarm.ledger.evidence import WorkerEvidence
 from swarm.manifest import Thresholds

@@ -10,9 +10,9 @@ import pytest
 import trio
 from blake3 import blake3
 
+from peers.environments.run_probe import probe_hashes
 from peers.validator.cases import submission_order
-from swarm.app.archives import fetch_archive
-from swarm.app.eviction_check import (
+from peers.validator.eviction_check import (
     Checked,
     check_fault,
     check_statistics,
@@ -20,10 +20,10 @@ from swarm.app.eviction_check import (
     is_proven_fault,
     newest_eviction,
 )
-from swarm.app.run_probe import probe_hashes
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.faults import Fault, FaultRecord
+from swarm.look.archives import fetch_archive
 from swarm.manifest import RunManifest
 from swarm.messages import CheckpointReference, Evidence, Reinstatement, StepOrder, Submission
 from swarm.rollouts.rollouts import Rollouts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from peers.demo import THRESHOLDS
+from peers.demo.recipes import THRESHOLDS
 from peers.validator.checks.base import run as run_checks
 from peers.validator.checks.history import RECORD, Record
 from swarm.jobs.validation import Report

@@ -11,7 +11,7 @@ import pytest
 import trio
 from blake3 import blake3
 
-from peers.demo import THRESHOLDS
+from peers.demo.recipes import THRESHOLDS
 from peers.engines import demo
 from peers.inference.engine_service import EngineService
 from peers.validator.prefill import PrefillService

@@ -16,7 +16,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.demo import THRESHOLDS
+from peers.demo.recipes import THRESHOLDS
 from peers.validator import prefill as module
 from peers.validator.together import Together
 from swarm.jobs.validation import (

@@ -812,7 +812,7 @@ assert "torch" not in sys.modules, "torch is imported by a module of swarm"
 def test_a_network_process_imports_only_what_it_uses() -> None:
     """A relay host runs a hundred of them: each package here costs every one megabytes."""
     code = """
-import sys, swarm.app.commands.peer, swarm.app.peer, peers.relay, peers.inference.role
+import sys, swarm.commands.peer, swarm.commands.start, peers.relay, peers.inference.role
 heavy = (
     "Crypto", "aioquic", "coincurve", "dns", "httpx", "numpy", "prometheus_client", "pyarrow",
     "requests", "rich", "torch", "zeroconf",

@@ -23,7 +23,7 @@ from peers.environments import Renderer
 from peers.environments.rows import SUFFIXES, Rows, located
 from peers.trainer.examples import read_examples, stop_id
 from peers.trainer.learning.batch import Batch
-from peers.trainer.tuning import as_batch
+from peers.tuning.service import as_batch
 from swarm.errors import UserError
 from swarm.jobs.offline import Reading
 from swarm.jobs.outer import Inner

@@ -32,7 +32,7 @@ def a_demo(folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """A running demo; it is stopped if it still runs at the end."""
     with subprocess.Popen(
         [
-            *(sys.executable, "-c", "from swarm.app.main import main; main()"),
+            *(sys.executable, "-c", "from swarm.commands.main import main; main()"),
             *("demo", "--plain", "--keep", str(folder), *flags),
         ],
         stdout=subprocess.PIPE,

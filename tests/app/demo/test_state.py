@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.app.demo.state import SwarmState
-from swarm.app.demo.view import compose
+from peers.demo.state import SwarmState
+from peers.demo.view import compose
 from tests.app.demo.recorded import (
     SECONDS_PER_STEP,
     TRAINING_SINCE,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from swarm.app.demo.state import SwarmState
-from swarm.app.demo.summary import draw_rewards, page, summarise
+from peers.demo.state import SwarmState
+from peers.demo.summary import draw_rewards, page, summarise
 from swarm.terminal.output import write_json
 from tests.app.demo.recorded import TRAINING_SINCE, fresh, say, trained
 

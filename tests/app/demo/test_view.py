@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from swarm.app.demo.state import SwarmState
-from swarm.app.demo.view import (
+from peers.demo.state import SwarmState
+from peers.demo.view import (
     Screen,
     compose,
     paste_lines,

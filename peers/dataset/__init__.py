@@ -1,0 +1,1 @@
+"""`swarm dataset`: the tasks of a data set that a policy solves sometimes, and its attempts."""

@@ -1,0 +1,223 @@
+"""The course of one demo: prepare a run, start its peers, watch them.
+
+The demo is a run's owner like any other: it makes a key, signs a run manifest, and starts peers
+with the ordinary command line.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+
+from peers.demo.cast import (
+    PRELOAD_COMPUTE,
+    PRELOAD_PEERS,
+    SUBMISSIONS_PER_STEP,
+    configure,
+    demo_manifest,
+    make_peers,
+)
+from peers.demo.local_peers import LocalPeer
+from peers.demo.options import DemoOptions
+from peers.demo.processes import Process, keep_alive
+from peers.demo.recipes import recipe_of
+from peers.demo.state import SwarmState
+from peers.demo.summary import write_results
+from peers.engines.demo import save_tokenizer
+from peers.environments.run_probe import probe_hashes
+from swarm.errors import SwarmError
+from swarm.identity import load_or_create
+from swarm.run.update import sign_manifest
+from swarm.world.machine import Machine
+from swarm.world.surroundings import FORK_SERVER_VARIABLE
+
+START_SECONDS_MAX = 120.0
+"""Deadline for a peer to listen. The fork servers import in this time."""
+STALL_SECONDS_MAX = 300.0
+"""The demo gives up when no step is trained for this long."""
+PREPARE_SECONDS_MAX = 1200.0
+"""The same for the base policy: its warm-up is one long job, whose child reports that it lives."""
+FAREWELL_SECONDS = 1.0
+"""Wait for the peers' last figures after the end of the run."""
+
+
+class Demo:
+    """One demo; also the `Watcher` of its processes."""
+
+    def __init__(
+        self, options: DemoOptions, folder: Path, socket_folder: Path, console: Console
+    ) -> None:
+        """Create the state of a demo; `run` starts it.
+
+        `folder` holds all files that outlast the demo. `socket_folder` must have a short path:
+        the path of a Unix socket may have at most 107 bytes.
+        """
+        self.options = options
+        self.folder = folder
+        self.console = console
+        self.state = SwarmState(
+            steps_wanted=options.steps, started=trio.current_time() - options.age_seconds
+        )
+        self.state.enter("preparing", self.state.started)
+        self.state.note(
+            f"to learn: {recipe_of(options.environment).title}; a supervised warm-up makes the "
+            "base policy first, which takes up to a minute on an idle machine",
+            trio.current_time(),
+        )
+        self.peers = make_peers(folder, options.peers)
+        self.processes: dict[str, Process] = {}
+        self.compute_server = socket_folder / "compute"
+        self.peer_server = socket_folder / "peers"
+        self.environment = {FORK_SERVER_VARIABLE: str(self.compute_server)}
+        """Environment variables added for every process."""
+        self.listening = {peer.name: trio.Event() for peer in self.peers}
+        self.complete = trio.Event()
+        self.ending = False
+        for peer in self.peers:
+            self.state.add_peer(peer.name, peer.role, peer.identity.peer_id)
+
+    # --- events of the processes -------------------------------------------------------------
+
+    def said(self, name: str, event: Mapping[str, Any]) -> None:
+        self.state.apply(event, trio.current_time())
+        if event.get("event") == "peer.listening" and name in self.listening:
+            self.listening[name].set()
+        if self.state.finished_folder is not None:
+            self.complete.set()
+
+    def died(self, name: str, status: int) -> None:
+        self.state.process_died(name, status, trio.current_time())
+
+    def finished(self, name: str) -> None:
+        self.state.process_finished(name)
+
+    def restart_wanted(self, name: str) -> bool:
+        return not self.ending and name not in self.state.evicted
+
+    # --- phases ------------------------------------------------------------------------------
+
+    async def run(self, nursery: trio.Nursery) -> dict[str, Any]:
+        """Run the whole demo, with its processes in `nursery`; returns the summary."""
+        base = self.folder / "base"
+        (self.folder / "logs").mkdir(parents=True)
+        self._start_fork_server(nursery, "peer-server", self.peer_server, PRELOAD_PEERS)
+        self._start_fork_server(nursery, "compute-server", self.compute_server, PRELOAD_COMPUTE)
+        manifest = self._sign_manifest(base)
+        bootstrap = self._peer("bootstrap")
+        bootstrap.arguments = ["--manifest", str(manifest)]
+        configure(self.peers, bootstrap.multiaddr, base, self.options)
+        nursery.start_soon(self._start_in_turn, nursery)
+        await self._watch_progress()
+        await trio.sleep(FAREWELL_SECONDS)
+        return write_results(self.state, self.options)
+
+    async def _start_in_turn(self, nursery: trio.Nursery) -> None:
+        """Start the peers one after the other, first those that the first step needs.
+
+        Peers that start all at once would slow down the imports of the compute server, for which
+        trainer, validator and inference peers wait.
+        """
+        urgency = ("bootstrap", "trainer", "validator", "inference", "relay")
+        for peer in sorted(self.peers, key=lambda peer: urgency.index(peer.role)):
+            self._start(nursery, peer)
+            await self._wait_for(self.listening[peer.name], peer.name, "listen")
+            if peer.role == "bootstrap":
+                self.state.join_line = join_line(peer.multiaddr)
+
+    def _peer(self, name: str) -> LocalPeer:
+        return next(peer for peer in self.peers if peer.name == name)
+
+    def _sign_manifest(self, base: Path) -> Path:
+        """Sign and write the run manifest.
+
+        Each demo's run has a new name, because a guest's home pins the owner's key to the name.
+        """
+        save_tokenizer(base)
+        recipe = recipe_of(self.options.environment)
+        manifest = demo_manifest(
+            name=f"demo-{secrets.token_hex(3)}",
+            recipe=recipe,
+            steps=self.options.steps,
+            hashes=probe_hashes(base, recipe.environments),
+            trainer=self._peer("trainer").identity.peer_id,
+            validator=self._peer("validator").identity.peer_id,
+            groups_per_submission=recipe.schedule.groups_per_step // SUBMISSIONS_PER_STEP,
+        )
+        owner = load_or_create(self.folder / "owner.key")
+        path = self.folder / "run.manifest"
+        path.write_bytes(sign_manifest(owner, manifest, Machine().wall_time()).raw)
+        return path
+
+    def _start_fork_server(
+        self, nursery: trio.Nursery, name: str, path: Path, preload: Sequence[str]
+    ) -> None:
+        """Start a process that imports `preload` once; others fork off it."""
+        command = [sys.executable, "-m", "swarm.world.fork_server", "--socket", str(path)]
+        command += ["--preload", ",".join(preload)]
+        process = Process(name, lambda restart: command, log=self.folder / "logs" / f"{name}.log")
+        self.processes[name] = process
+        nursery.start_soon(keep_alive, process, self)
+
+    async def _wait_for(self, event: trio.Event, name: str, what: str) -> None:
+        with trio.move_on_after(START_SECONDS_MAX):
+            await event.wait()
+        if not event.is_set():
+            said = "; ".join(self.processes[name].last_lines) or "nothing"
+            raise SwarmError(
+                f"{name} did not {what} within {START_SECONDS_MAX:g} s; it said: {said}"
+            )
+
+    def _start(self, nursery: trio.Nursery, peer: LocalPeer) -> None:
+        process = Process(
+            peer.name,
+            peer.command,
+            log=self.folder / "logs" / f"{peer.name}.jsonl",
+            environment=self.environment,
+            fork_server=self.peer_server,
+        )
+        self.processes[peer.name] = process
+        nursery.start_soon(keep_alive, process, self)
+
+    async def _watch_progress(self) -> None:
+        """Wait until the run is complete.
+
+        Raises `SwarmError` if nothing is trained for `STALL_SECONDS_MAX`, or no base policy is made
+        in `PREPARE_SECONDS_MAX`.
+        """
+        while not self.complete.is_set():
+            done = prepared, _ = self._done
+            seconds = STALL_SECONDS_MAX if prepared else PREPARE_SECONDS_MAX
+            with trio.move_on_after(seconds):
+                await self.complete.wait()
+            if not self.complete.is_set() and self._done == done:
+                doing = "; ".join(
+                    f"{peer.name} is {peer.state}{f' ({peer.doing})' if peer.doing else ''}"
+                    for peer in self.state.peers.values()
+                )
+                raise SwarmError(
+                    f"no step was trained for {seconds:g} s (step {self.state.step} of "
+                    f"{self.options.steps}): {doing}"
+                )
+        self.ending = True
+
+    @property
+    def _done(self) -> tuple[bool, int]:
+        """(whether the base policy is ready, the steps trained)."""
+        return bool(self.state.accuracy_before), self.state.step
+
+
+def join_line(bootstrap: str) -> str:
+    """Return the exact command that joins the demo from another terminal."""
+    python = sys.executable
+    found = shutil.which("python")
+    if found is not None and Path(found).absolute() == Path(python).absolute():
+        python = "python"
+    return f"{shlex.quote(python)} -m swarm.peer --role inference --bootstrap {bootstrap}"

@@ -1,0 +1,76 @@
+"""A demo in a terminal: live view, interruption, summary page."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+
+from peers.demo.options import DemoOptions, check_options
+from peers.demo.plain import print_lines
+from peers.demo.play import Demo
+from peers.demo.recipes import recipe_of
+from peers.demo.summary import OUTPUT, page
+from peers.demo.view import draw
+from peers.environments.run_probe import try_grading
+from swarm.run.allowed import allow_environments
+from swarm.terminal.output import STANDARD_OUTPUT
+
+
+async def run_demo(options: DemoOptions) -> int:
+    """Run a demo; returns the exit status: 0, or 130 after Ctrl-C.
+
+    Raises `UserError` for wrong options and `SwarmError` if the demo cannot continue.
+    """
+    check_options(options)
+    environments = recipe_of(options.environment).environments
+    allow_environments(each.name for each in environments)  # to the demo's peers as well
+    try_grading(environments)
+    console = Console(stderr=options.json_file == STANDARD_OUTPUT)
+    folder = (options.keep or Path(tempfile.mkdtemp(prefix="swarm-demo-"))).absolute()
+    lines = options.plain or not console.is_terminal
+    summary: dict[str, Any] | None = None
+    with tempfile.TemporaryDirectory(prefix="swarm-fork-") as socket_folder:
+        demo = Demo(options, folder, Path(socket_folder), console)
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            try:
+                async with trio.open_nursery() as nursery:
+
+                    async def listen() -> None:
+                        async for _ in signals:
+                            nursery.cancel_scope.cancel()
+                            return
+
+                    nursery.start_soon(listen)
+                    if lines:
+                        nursery.start_soon(print_lines, demo.state, console.file)
+                    else:
+                        nursery.start_soon(draw, demo.state, console)
+                    summary = await demo.run(nursery)
+                    nursery.cancel_scope.cancel()
+            except BaseException:
+                print(f"the peers' output is in {folder / 'logs'}", file=sys.stderr)
+                raise
+    if options.keep is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    if summary is None:
+        print("stopped", file=sys.stderr)
+        return 130
+    output = options.keep or OUTPUT
+    files = {
+        "trained policy": output / "policy",
+        "reward curve": output / "reward.png",
+        "summary": output / "summary.json",
+    }
+    if options.json_file not in (None, STANDARD_OUTPUT):
+        files["summary"] = options.json_file
+    if options.keep is not None:
+        files["peers and logs"] = options.keep
+    console.print(page(summary, files))
+    return 0

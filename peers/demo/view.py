@@ -1,0 +1,334 @@
+"""The demo's live view: the state as lines of text that exactly fill a terminal of any size.
+
+It composes lines itself and uses neither tables nor layouts of rich. The screen therefore keeps
+its shape from one refresh to the next, and drawing takes a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import trio
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.segment import Segment
+from rich.text import Text
+
+from peers.demo.state import Note, PeerState, SwarmState, VerdictLine
+from swarm.sentences import numbered
+from swarm.terminal.figures import (
+    DIM,
+    ROLE_STYLES,
+    STATE_STYLES,
+    figure,
+    readable_bytes,
+    readable_seconds,
+)
+
+REFRESH_SECONDS = 0.5
+"""Interval between two refreshes: short enough to look live, long enough to be cheap."""
+
+WIDTH_MIN, HEIGHT_MIN = 40, 12
+PLOT_HEIGHT_MAX = 14
+LOG_LINES_MAX = 20
+
+PHASES = {
+    "preparing": "preparing the base policy",
+    "joining": "peers are joining",
+    "training": "training",
+    "ending": "evaluating and saving",
+}
+
+
+# --- small figures -----------------------------------------------------------------------------
+
+
+def paste_lines(line: str, width: int) -> list[str]:
+    """Cut a shell command into lines of `width` that can be pasted.
+
+    Each line but the last ends with a backslash, so that the shell joins them.
+    """
+    lines = []
+    while len(line) > width:
+        lines.append(line[: width - 1] + "\\")
+        line = line[width - 1 :]
+    return [*lines, line]
+
+
+# --- the reward curve --------------------------------------------------------------------------
+
+_BRAILLE_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""Bit of each dot in a Braille cell: [row 0..3 from the top][column 0..1]."""
+
+
+def plot(points: Sequence[tuple[int, float]], steps: int, width: int, height: int) -> list[str]:
+    """Draw a curve of (step, value in [0, 1]) over 0..steps, in `height` lines of `width` columns.
+
+    Each column of dots shows the mean of its steps. Lines connect neighbours, also across columns
+    without a step.
+    """
+    columns, rows = 2 * width, 4 * height
+    sums: dict[int, tuple[float, int]] = {}
+    for step, value in points:
+        column = min(columns - 1, step * columns // max(1, steps))
+        total, count = sums.get(column, (0.0, 0))
+        sums[column] = (total + min(1.0, max(0.0, value)), count + 1)
+    heights = {column: total / count * (rows - 1) for column, (total, count) in sums.items()}
+    cells = [[0] * width for _ in range(height)]
+
+    def dot(column: int, level: int) -> None:
+        row = rows - 1 - level
+        cells[row // 4][column // 2] |= _BRAILLE_BITS[row % 4][column % 2]
+
+    previous: tuple[int, float] | None = None
+    for column in sorted(heights):
+        level = heights[column]
+        if previous is None:
+            dot(column, round(level))
+        else:
+            start, before = previous
+            for between in range(start + 1, column + 1):
+                share = (between - start) / (column - start)
+                here = round(before + (level - before) * share)
+                last = round(before + (level - before) * (between - 1 - start) / (column - start))
+                for step_level in range(min(last, here), max(last, here) + 1):
+                    dot(between, step_level)
+        previous = (column, level)
+    return ["".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells]
+
+
+# --- parts of the screen -----------------------------------------------------------------------
+
+
+def _rule(title: str, aside: Text, width: int) -> Text:
+    """Compose a heading: `── title ───────────── aside ──`."""
+    line = Text("── ", style=DIM) + Text(title, style="bold")
+    tail = Text(" ") + aside + Text(" ──", style=DIM) if aside.plain else Text("─", style=DIM)
+    line.append(" ")
+    line.append("─" * max(1, width - len(line.plain) - len(tail.plain)), style=DIM)
+    return line + tail
+
+
+def _header(state: SwarmState, now: float, width: int) -> list[Text]:
+    done, wanted = state.step, state.steps_wanted
+    left = state.seconds_left()
+    right = Text()
+    if state.phase == "training" and left is not None:
+        right.append(f"{readable_seconds(left)} left", style="bold")
+    else:
+        right.append(PHASES.get(state.phase, state.phase), style="bold")
+    right.append(f" · {readable_seconds(now - state.started)} so far", style=DIM)
+    line = Text(" swarm demo", style="bold cyan")
+    line.append("  step ", style=DIM)
+    line.append(f"{done}", style="bold")
+    line.append(f"/{wanted}", style=DIM)
+    line.append(" " * max(2, width - len(line.plain) - len(right.plain) - 1))
+    line.append_text(right)
+
+    speed = Text(f" {state.tokens_per_second(now):,.0f} tokens/s ", style="bold")
+    share = done / wanted if wanted else 0.0
+    percent = f" {share:4.0%} "
+    room = max(4, width - 2 - len(percent) - len(speed.plain))
+    eighths = round(share * room * 8)
+    full, part = divmod(eighths, 8)
+    bar = "█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part and full < room else "")
+    progress = Text(" ")
+    progress.append(bar, style="green" if state.phase == "ending" else "cyan")
+    progress.append("░" * (room - len(bar)), style=DIM)
+    progress.append(percent, style="bold")
+    progress.append_text(speed)
+    return [line, progress]
+
+
+def _reward(state: SwarmState, width: int, height: int) -> list[Text]:
+    rewards = state.rewards()
+    aside = Text()
+    if rewards:
+        recent = [reward for _, reward in rewards[-10:]]
+        aside.append(f"{rewards[0][1]:.2f}", style=DIM)
+        aside.append(" → ", style=DIM)
+        aside.append(f"{sum(recent) / len(recent):.2f}", style="bold green")
+    lines = [_rule("reward", aside, width)]
+    for row, dots in enumerate(plot(rewards, state.steps_wanted, width - 7, height)):
+        label = "1.0" if row == 0 else "0.0" if row == height - 1 else "   "
+        if row == height // 2 and height >= 5:
+            label = "0.5"
+        line = Text(f" {label} ", style=DIM)
+        line.append("┤" if label.strip() else "│", style=DIM)
+        line.append(dots, style="green")
+        lines.append(line)
+    return lines
+
+
+_STEP_AT_END = re.compile(r"( of)?( step)? \d+$")
+"""A step number at the end of an activity; the table shows it in a column of its own."""
+
+
+def _peer_columns(peer: PeerState, width: int) -> Text:
+    doing = _STEP_AT_END.sub("", peer.doing)
+    speed = f"{peer.tokens_per_second:,.0f}" if peer.tokens_per_second >= 1 else ""
+    line = Text(" ")
+    line.append(f"{peer.name[:13]:<13} ", style=ROLE_STYLES.get(peer.role, "white"))
+    line.append(f"{peer.state:<10} ", style=STATE_STYLES.get(peer.state, "white"))
+    line.append(f"{peer.policy if peer.policy >= 0 else '–':>6} ")
+    line.append(f"{peer.step if peer.step >= 0 else '–':>5} ")
+    for moved in (peer.sent, peer.received):
+        # A guest reports its traffic only to the peer that gets its heartbeats.
+        shown = readable_bytes(moved) if peer.own else "–"
+        line.append(f"{shown:>8} ", style="" if moved else DIM)
+    if width >= 90:
+        line.append(f"{speed:>8} ")
+    if peer.restarts:
+        line.append(f" {peer.restarts}× restarted", style="yellow")
+    line.append(f" {doing}", style=DIM)
+    return line
+
+
+def _peers(state: SwarmState, width: int, rows: int) -> list[Text]:
+    head = f" {'peer':<13} {'state':<10} {'policy':>6} {'step':>5} {'sent':>8} {'received':>8} "
+    if width >= 90:
+        head += f"{'tokens/s':>8} "
+    peers = list(state.peers.values())
+    lines = [Text(head + " doing", style=DIM)]
+    shown = peers if len(peers) <= rows else peers[: max(1, rows - 1)]
+    lines += [_peer_columns(peer, width) for peer in shown]
+    if len(shown) < len(peers):
+        lines.append(Text(f" and {len(peers) - len(shown)} more", style=DIM))
+    return lines
+
+
+def _verdict(verdict: VerdictLine, state: SwarmState) -> Text:
+    line = Text(f" {readable_seconds(verdict.at - state.started):>7}  ", style=DIM)
+    line.append(f"{verdict.worker[:13]:<13} ")
+    line.append(f"step {verdict.step:<4} #{verdict.number:<3} ", style=DIM)
+    if verdict.outcome == "accepted":
+        line.append("accepted", style="green")
+    else:
+        style = "bold red" if verdict.outcome == "refused" else "bold yellow"
+        line.append(verdict.outcome, style=style)
+        if verdict.failed:
+            line.append(f"  {verdict.failed} ")
+            line.append(figure(verdict.figure), style=style)
+            line.append(f" against {figure(verdict.threshold)}", style=DIM)
+        if verdict.detail:
+            line.append(f"  {verdict.detail}", style=DIM)
+    return line
+
+
+def _note(note: Note, state: SwarmState) -> Text:
+    line = Text(f" {readable_seconds(note.at - state.started):>7}  ", style=DIM)
+    line.append(note.text, style="bold yellow" if note.grave else "")
+    return line
+
+
+def _log(state: SwarmState, rows: int) -> list[Text]:
+    """Compose the newest verdicts and notes in order of time. Refusals stay longest."""
+    important: list[VerdictLine | Note] = [
+        *state.refusals,
+        *(note for note in state.notes if note.grave),
+    ]
+    important.sort(key=lambda entry: entry.at)
+    routine: list[VerdictLine | Note] = [
+        *state.verdicts,
+        *(note for note in state.notes if not note.grave),
+    ]
+    routine.sort(key=lambda entry: entry.at)
+    kept_important = important[-max(1, rows - (1 if rows < 6 else 2)) :]
+    if state.refusals and state.refusals[-1] not in kept_important:
+        # The newest refusal with a figure always stays.
+        kept_important = [state.refusals[-1], *kept_important[1:]]
+    kept: list[VerdictLine | Note] = [
+        *kept_important,
+        *routine[len(routine) - min(len(routine), rows - len(kept_important)) :],
+    ]
+    kept.sort(key=lambda entry: entry.at)
+    return [
+        _note(entry, state) if isinstance(entry, Note) else _verdict(entry, state)
+        for entry in kept[-rows:]
+    ]
+
+
+def _counts(state: SwarmState) -> Text:
+    line = Text(f"{state.counts['accepted']:,} accepted", style="green")
+    for cause, count in sorted(state.counts.items()):
+        if cause != "accepted":
+            style = "yellow" if cause == "quarantined" else "red"
+            line.append(" · ", style=DIM)
+            refused = "" if cause in ("quarantined", "refused") else "refused: "
+            line.append(f"{count:,} {refused}{cause}", style=style)
+    restarts = state.restarts()
+    if restarts:
+        line.append(" · ", style=DIM)
+        line.append(numbered(f"{restarts} restarts"), style="yellow")
+    return line
+
+
+def _join(state: SwarmState, width: int) -> list[Text]:
+    if not state.join_line:
+        return []
+    title = _rule("join from another terminal", Text(), width)
+    return [title, *(Text(line, style="cyan") for line in paste_lines(state.join_line, width))]
+
+
+# --- the screen --------------------------------------------------------------------------------
+
+
+def compose(state: SwarmState, now: float, width: int, height: int) -> list[Text]:
+    """Compose at most `height` lines for a screen `width` columns wide."""
+    if width < WIDTH_MIN or height < HEIGHT_MIN:
+        return [_header(state, now, max(width, 20))[0]]
+    header = _header(state, now, width)
+    join = _join(state, width)
+    room = height - len(header) - len(join)
+    # Peers, the screen's main content, get lines first. Verdicts and the plot get at least 2 each
+    # and share the rest. Each part has one line for its title.
+    peer_rows = min(len(state.peers), max(2, room - 3 - 4))
+    room -= peer_rows + 3
+    plot_rows = max(2, min(PLOT_HEIGHT_MAX, room // 2))
+    log_rows = max(1, min(LOG_LINES_MAX, room - plot_rows))
+    plot_rows = max(2, min(PLOT_HEIGHT_MAX, room - log_rows))
+    body = [
+        *_reward(state, width, plot_rows),
+        *_peers(state, width, peer_rows),
+        _rule("verdicts", _counts(state), width),
+        *_pad(_log(state, log_rows), log_rows),
+    ]
+    above = height - len(join)
+    return _pad(header + body, above)[:above] + join
+
+
+def _pad(lines: list[Text], rows: int) -> list[Text]:
+    return lines + [Text("")] * (rows - len(lines))
+
+
+class Screen:
+    """A rich renderable that composes the screen for the terminal's current size."""
+
+    def __init__(self, state: SwarmState, clock: Callable[[], float]) -> None:
+        self._state = state
+        self._clock = clock
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width, height = options.max_width, options.height or console.height
+        for index, line in enumerate(compose(self._state, self._clock(), width, height)):
+            if index:
+                yield Segment.line()
+            line.truncate(width, overflow="ellipsis")
+            yield from line.render(console, end="")
+
+
+async def draw(state: SwarmState, console: Console) -> None:
+    """Show the live view until cancelled."""
+    screen = Screen(state, trio.current_time)
+    with Live(
+        screen,
+        console=console,
+        screen=True,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as live:
+        while True:
+            live.update(screen, refresh=True)
+            await trio.sleep(REFRESH_SECONDS)

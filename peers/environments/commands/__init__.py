@@ -1,0 +1,1 @@
+"""`swarm environment`: write, check, install and try environments."""

@@ -1,0 +1,293 @@
+"""A test of a run's model config and environments before its manifest is signed.
+
+It shows that the first submission can be generated and graded, not that the run will learn.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from peers.engines.config import read_supported_config
+from peers.engines.tokenizer import check_tokenizer
+from peers.environments import Environment, Renderer, Task, Transcript, grade, probe_hash, task_of
+from peers.environments.chat_checks import check_history, check_stop_ids
+from peers.environments.collection import SERVED_PROMPT_TOKENS_MAX, Environments, room_for
+from peers.environments.interface import episodes_of
+from peers.environments.play import Episode, indexed_tasks
+from peers.environments.probe import PROBE_TASKS, probe_seed
+from peers.environments.prompt_room import PromptRoom
+from peers.environments.run_rows import check_rows, policy_room
+from swarm.errors import UserError
+from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
+from swarm.run.curriculum import at_level
+from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
+from swarm.sentences import numbered
+
+GRADED_TASKS = 8
+"""Probe tasks per step that are graded: grading may be slow."""
+
+SERVED_PROMPTS = 256
+"""Prompts of a served environment that must fit a message: a few long ones among thousands only
+cost the submissions that hold them."""
+
+ODD_TEXTS = ("", " ", "\n\x00\ufffd", "0", "x" * 1000)
+"""Completions that any policy may write and that an environment must handle."""
+
+CALIBRATED = ("proof_exponents_min", "honest_margin", "margin_max", "honest_proof_error")
+"""Thresholds that depend on the model. The owner has measured them if one differs from its
+default."""
+
+
+def described(file: Path, tokenizer: Path | None, unusable_max: float) -> RunManifest:
+    """Make and check the manifest that a TOML file describes; warnings go to standard error.
+
+    `tokenizer` is a folder; None stands for the model's folder. `unusable_max`: see `check_rows`.
+    Raises `UserError` if the run could not work.
+    """
+    description = describe_run(file)
+    folder = tokenizer or Path(description.model)
+    installed = Environments(allowed=[each.name for each in description.environments])
+    rows = check_rows(unhashed_manifest(file), folder, installed, unusable_max)
+    manifest = manifest_from_toml(file, probe_hashes(folder, description.environments, installed))
+    for warning in [*rows.warnings, *probe_run(manifest, folder, str(file), installed)]:
+        print(numbered(f"warning: {warning}"), file=sys.stderr)
+    for line in rows.lines:
+        print(numbered(line))
+    return manifest
+
+
+def probe_hashes(
+    folder: Path,
+    environments: Sequence[EnvironmentReference],
+    installed: Environments | None = None,
+) -> RunHashes:
+    """Hash the tokenizer in `folder` and each environment's probe tasks rendered with it.
+
+    Environments pin down what else their tasks depend on.
+
+    The environments may be a stranger's: of an eviction that is checked again, for example.
+    Raises `UserError` if the folder has no tokenizer or an environment is not installed.
+    """
+    renderer, installed = Renderer(folder), installed or Environments()
+    return RunHashes(
+        tokenizer=renderer.tokenizer_hash,
+        probes=[probe_hash(installed.of(each), renderer) for each in environments],
+        pins=[installed.of(each).pins() for each in environments],
+    )
+
+
+def try_grading(environments: Sequence[EnvironmentReference]) -> None:
+    """Grade one answer in each environment; raises `UserError` if this machine cannot."""
+    installed = Environments()
+    for each in environments:
+        environment = installed.of(each)
+        task = task_of(environment, probe_seed(0))
+        grade(environment, task, Transcript.of(task.answer, finished=True))
+
+
+def probe_run(
+    manifest: RunManifest, folder: Path, where: str, installed: Environments
+) -> list[str]:
+    """Test the run's environments with the tokenizer and the model config in `folder`.
+
+    Returns warnings; raises `UserError`. Messages about the manifest begin with `where`.
+    """
+    renderer = Renderer(folder)
+    for each in manifest.environments:
+        _check_replayable(installed.of(each), each, where)
+    variants = [
+        each
+        for environment in manifest.environments
+        for each in [
+            environment,
+            *(at_level(environment, level) for level in range(environment.curriculum.levels)),
+        ]
+    ]
+    steps = manifest.schedule.steps
+    # Rows that are too long were counted, and a worker passes over them; other prompts must fit.
+    limited, unlimited = policy_room(manifest, folder, renderer), PromptRoom(renderer)
+    probed = []
+    for each in variants:
+        environment = installed.of(each)
+        has_rows = indexed_tasks(environment) is not None
+        if each.where == "served" and not has_rows:
+            check_prompts_fit(environment, renderer, steps)
+        room = room_for(each, limited) if has_rows else unlimited
+        probed.append(_probe_environment(environment, room, steps))
+    longest, largest = (max(figures) for figures in zip(*probed, strict=True))
+    warnings = [
+        warning
+        for each in manifest.environments
+        for warning in _check_chat(installed.of(each), renderer, manifest, where)
+    ]
+    if not (folder / "config.json").exists():
+        return [
+            *warnings,
+            f"{folder} has no config.json, so stop ids, lengths and the model's family were not "
+            "checked; give --tokenizer the folder of the model",
+        ]
+    config = read_supported_config(folder)
+    check_tokenizer(folder, config["vocab_size"])
+    _check_tokens(manifest, config, longest, largest, where)
+    if manifest.objective.router_replay and not config.get("num_experts"):
+        raise UserError(
+            f"{where}: objective.router_replay is true, but the model is no mixture of experts; "
+            "remove it"
+        )
+    return [*warnings, *_warnings(manifest, where)]
+
+
+def _check_replayable(environment: Environment, named: EnvironmentReference, where: str) -> None:
+    """Raise `UserError` if a validator would replay what no replay gives again."""
+    if named.where == "local" and not environment.replayable:
+        raise UserError(
+            f"{where}: the observations of environment {named.name!r} may differ from machine to "
+            'machine with these options, so a validator cannot replay them; set where = "served" '
+            "for it"
+        )
+
+
+def _check_tokens(
+    manifest: RunManifest, config: dict[str, Any], longest: int, largest: int, where: str
+) -> None:
+    """Raise `UserError` if the model lacks a token or a position that the run needs.
+
+    `longest` is the number of tokens of the longest prompt, `largest` the largest token id of all
+    prompts.
+    """
+    vocabulary, positions = config["vocab_size"], config["max_position_embeddings"]
+    outside = [token for token in manifest.sampling.stop_ids if token >= vocabulary]
+    if outside:
+        raise UserError(
+            f"{where}: sampling.stop_ids has {outside[0]}, but the model's vocabulary has "
+            f"{vocabulary} tokens, so no completion would ever end there; give the id of a token "
+            "that it has (eos_token_id in its config.json)"
+        )
+    if largest >= vocabulary:
+        raise UserError(
+            f"the tokenizer makes token {largest} of a prompt, but the model's vocabulary "
+            f"has {vocabulary} tokens; use the tokenizer that belongs to the model"
+        )
+    wanted = longest + manifest.sampling.max_new_tokens
+    if wanted > positions:
+        raise UserError(
+            f"{where}: sampling.max_new_tokens is {manifest.sampling.max_new_tokens}; with a "
+            f"prompt of {longest} tokens that makes {wanted}, but the model has {positions} "
+            "positions (max_position_embeddings); make it smaller"
+        )
+
+
+def _warnings(manifest: RunManifest, where: str) -> list[str]:
+    thresholds = manifest.thresholds
+    calibrated = any(
+        getattr(thresholds, name) != getattr(Thresholds(), name) for name in CALIBRATED
+    )
+    if thresholds.quantised_weights and not calibrated:
+        return [
+            f"{where}: thresholds.quantised_weights names {', '.join(thresholds.quantised_weights)}"
+            ", whose work the default [thresholds] refuse; loosen them by what `swarm proofs "
+            "calibrate` measures for such weights"
+        ]
+    return []
+
+
+# --- the environment ---------------------------------------------------------------------------
+
+
+def _probe_environment(environment: Environment, room: PromptRoom, steps: int) -> tuple[int, int]:
+    """Draw, render and grade probe tasks of the first and the last step.
+
+    Returns the number of tokens of the longest prompt and the largest token id. Raises `UserError`
+    for a fault that would prevent every submission.
+    """
+    longest = largest = 0
+    for step in dict.fromkeys((0, steps - 1)):
+        for index in range(PROBE_TASKS):
+            task = task_of(environment, probe_seed(index), step=step, room=room)
+            if task != task_of(environment, probe_seed(index), step=step, room=room):
+                raise UserError(
+                    f"environment {environment.name!r} draws different tasks from one seed, so no "
+                    "validator could check a prompt; derive everything random from the seed"
+                )
+            tokens = room.encode(task.prompt)
+            longest, largest = max(longest, len(tokens)), max(largest, *tokens)
+            if index < GRADED_TASKS:
+                _try_grades(environment, task)
+                _try_answers(environment, task)
+    return longest, largest
+
+
+def check_prompts_fit(environment: Environment, renderer: Renderer, steps: int) -> None:
+    """Raise `UserError` unless the prompts of a served environment fit a message.
+
+    Draws `SERVED_PROMPTS` of them, of the first and the last step in turn.
+    """
+    for index in range(SERVED_PROMPTS):
+        task = task_of(environment, probe_seed(index), step=index % 2 * (steps - 1))
+        length = len(renderer.encode_prompt(task.prompt))
+        if length > SERVED_PROMPT_TOKENS_MAX:
+            raise UserError(
+                f"environment {environment.name!r} makes a prompt of {length} tokens, but a prompt "
+                f"of a served environment has at most {SERVED_PROMPT_TOKENS_MAX}; leave such tasks "
+                'out, or set where = "local" for it'
+            )
+
+
+def _try_grades(environment: Environment, task: Task) -> None:
+    """Grade a task's answer and odd texts, each twice.
+
+    Raises `UserError` if the two rewards differ.
+    """
+    for text in (task.answer, *ODD_TEXTS):
+        for finished in (True, False):
+            transcript = Transcript.of(text, finished=finished)
+            first, second = (grade(environment, task, transcript).reward for _ in range(2))
+            if first != second:
+                raise UserError(
+                    f"environment {environment.name!r} gives the completion {text[:40]!r} first "
+                    f"the reward {first:g}, then {second:g}; equal texts must get equal rewards"
+                )
+
+
+def _try_answers(environment: Environment, task: Task) -> None:
+    """Ask an environment of several turns to answer each text twice.
+
+    Raises `UserError` if the two answers differ.
+    """
+    for text in (task.answer, *ODD_TEXTS):
+        first, second = (Episode(environment, task).step(text) for _ in range(2))
+        if first != second:
+            raise UserError(
+                f"environment {environment.name!r} gives the turn {text[:40]!r} first the answer "
+                f"{first!r:.100}, then {second!r:.100}; equal turns must get equal answers"
+            )
+
+
+def _check_chat(
+    environment: Environment, renderer: Renderer, manifest: RunManifest, where: str
+) -> list[str]:
+    """Check the chat template against the first probe task with a prompt of messages.
+
+    Returns warnings; raises `UserError`.
+    """
+    tasks = (task_of(environment, probe_seed(index)) for index in range(GRADED_TASKS))
+    task = next((each for each in tasks if not isinstance(each.prompt, str)), None)
+    if task is None:
+        return []
+    warnings = check_stop_ids(renderer, task.prompt, manifest.sampling.stop_ids, where)
+    if episodes_of(environment) is None:
+        return warnings
+    replies = (Episode(environment, task).step(text) for text in (task.answer, *ODD_TEXTS))
+    observation = next((each for each in replies if each is not None), None)
+    try:
+        check_history(environment, renderer, task.prompt, observation or "an observation")
+    except UserError as error:
+        if observation is not None:
+            raise
+        # None of the texts made the environment answer, so its role is unknown.
+        warnings.append(f"if environment {environment.name!r} answers with text: {error}")
+    return warnings

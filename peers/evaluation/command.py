@@ -1,0 +1,200 @@
+"""`swarm eval`: measure a checkpoint on held-out tasks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+from msgspec import to_builtins
+
+from swarm.errors import UserError
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import (
+    AsJson,
+    CurriculumStep,
+    EnvironmentOptions,
+    TaskSeed,
+    check_dtype,
+    environment_options,
+)
+from swarm.terminal.output import check_writable, print_json
+
+if TYPE_CHECKING:
+    from peers.evaluation.run import Progress
+
+REPORT_SECONDS = 2.0
+"""Seconds between two reports of progress where the output is no terminal."""
+
+
+@exits
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="Hugging Face folder of the checkpoint.")],
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Environments, as NAME or NAME@VERSION, separated by commas; with --run a choice "
+            "of the run's. lm_eval:NAME is a task of lm-eval."
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="A run's TOML file: take its environments, options and sampling."),
+    ] = None,
+    option: EnvironmentOptions = None,
+    base: Annotated[
+        Path | None, typer.Option(help="Folder of a checkpoint to compare with.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="Most tasks of each environment.")
+    ] = 256,
+    samples: Annotated[int, typer.Option(min=1, max=4096, help="Samples of each task.")] = 1,
+    pass_at: Annotated[
+        str, typer.Option(help="Values of k for pass@k, at most --samples, separated by commas.")
+    ] = "1",
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; default: the run's, or 1.")
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token.")] = False,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(help="Length limit of a sample; default: the run's, or 512 where they fit."),
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="held_out, which no training draws, or train.")
+    ] = "held_out",
+    seed: TaskSeed = 0,
+    step: CurriculumStep = 0,
+    engine: Annotated[str, typer.Option(help="Engine: native, vllm, or one of a package.")] = (
+        "native"
+    ),
+    device: Annotated[str, typer.Option(help="Device, as in a peer's settings.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    interpreter: Annotated[str, typer.Option(help="Python for the child that computes.")] = "",
+    home: Annotated[
+        Path, typer.Option(help="Folder where `swarm engine install` puts engines.")
+    ] = Path("~/.swarm"),
+    out: Annotated[
+        Path, typer.Option(help="File of finished samples; an existing one is resumed.")
+    ] = Path("evaluation.jsonl"),
+    lm_eval_include: Annotated[
+        Path | None, typer.Option(help="Folder with task files (YAML) for lm-eval.")
+    ] = None,
+    apply_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--apply-chat-template",
+            help="Render the prompts of lm-eval's tasks with the checkpoint's chat template.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a checkpoint on tasks of environments, by default held-out ones. Needs no network.
+
+    Prints pass@k and the mean reward with 95 % confidence intervals. Interrupt it at will: the same
+    command resumes it. With --base the base's samples are in FILE.base.jsonl beside --out.
+    """
+    require_extra("infer", "swarm eval")
+    from peers.engines.installed import interpreter_for
+    from peers.evaluation import lm_eval as harness
+    from peers.evaluation import options, report
+    from peers.evaluation.run import Machine, measure
+    from swarm.jobs import Hardware
+
+    if split not in ("held_out", "train"):
+        raise UserError(f"--split is {split!r}; it must be held_out or train")
+    check_dtype(dtype)
+    for name, folder in (("CHECKPOINT", checkpoint), ("--base", base)):
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"{name} {folder} is no folder; name a Hugging Face folder")
+    check_writable("--out", out)
+    own, harness_names = harness.split_names(tasks)
+    if apply_chat_template and not harness_names:
+        raise UserError(
+            "--apply-chat-template is for tasks lm_eval:NAME, and --tasks names none; an "
+            "environment's prompts become messages by --option chat=true"
+        )
+    machine = Machine(
+        engine,
+        Hardware(device=device, dtype=dtype, threads=threads),
+        interpreter_for(engine, home.expanduser(), interpreter, device),
+    )
+    folders = [("", checkpoint.resolve(), out)]
+    if base is not None:
+        folders.append(("base: ", base.resolve(), out.with_suffix(f".base{out.suffix}")))
+    told: dict[str, Any] = {}
+    texts: list[str] = []
+    if own or run is not None or not harness_names:
+        wanted = options.wanted_of(
+            options.Given(
+                tasks=own,
+                run=run,
+                options=environment_options(option),
+                limit=limit,
+                pass_at=pass_at,
+                samples=samples,
+                temperature=temperature,
+                greedy=greedy,
+                max_new_tokens=max_new_tokens,
+                split=cast(Literal["train", "held_out"], split),
+                seed=seed,
+                step=step,
+            )
+        )
+        measured = []
+        for prefix, folder, file in folders:
+            show = ProgressLine(prefix).show
+            measured.append(run_until_interrupted(measure, wanted, folder, file, machine, show))
+            wanted = options.as_measured(wanted, measured[0].drawn)
+        told |= report.report(wanted, *measured)
+        texts += report.tables(wanted, *measured)
+    if harness_names:
+        chosen = harness.HarnessTasks(harness_names, lm_eval_include, limit, apply_chat_template)
+        answered = []
+        for prefix, folder, file in folders:
+            show = ProgressLine(prefix).show
+            beside = file.with_suffix(f".lm_eval{file.suffix}")
+            answered.append(
+                (
+                    folder.name,
+                    run_until_interrupted(
+                        harness.run_harness, chosen, folder, beside, machine, show
+                    ),
+                )
+            )
+        told["lm_eval"] = {name: to_builtins(done) for name, done in answered}
+        texts.append(harness.harness_table(*answered))
+    if as_json:
+        print_json(told)
+    else:
+        print("\n\n".join(texts))
+
+
+class ProgressLine:
+    """Shows progress on standard error."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._shown = float("-inf")
+
+    def show(self, progress: Progress) -> None:
+        over = progress.finished == progress.total
+        terminal = sys.stderr.isatty()
+        now = time.monotonic()
+        if not over and now - self._shown < (0.1 if terminal else REPORT_SECONDS):
+            return
+        self._shown = now
+        text = f"{self._prefix}{progress.environment}: {progress.finished} of {progress.total}"
+        if progress.reward is not None:
+            text += f" samples, mean reward {progress.reward:.3f}"
+        print(
+            f"\r{text}" if terminal else text,
+            end="\n" if over or not terminal else "",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,1 @@
+"""`swarm train`: pre-training or fine-tuning in rounds, alone or with others by a library."""

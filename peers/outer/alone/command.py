@@ -1,0 +1,263 @@
+"""`swarm train`: pre-train or fine-tune a model, alone or as one of a run's trainers."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from swarm.errors import UserError
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson
+from swarm.terminal.output import say_event, say_json
+
+
+class BackendName(StrEnum):
+    shardcast = "shardcast"
+    hivemind = "hivemind"
+    torchft = "torchft"
+
+
+class Objective(StrEnum):
+    pretrain = "pretrain"
+    sft = "sft"
+
+
+OF_THE_RUN = (
+    *("fresh", "steps", "inner_steps", "learning_rate", "warmup_steps", "decay_share"),
+    *("weight_decay", "outer_learning_rate", "outer_momentum", "resume", "as_json"),
+    *("join", "host", "port", "trainers", "trainer", "wait", "backends"),
+)
+"""Options that a trainer of a run has no say in: the run's manifest has them, or its peer."""
+
+
+@exits
+def train(
+    context: typer.Context,
+    model: Annotated[Path, typer.Option(help="Hugging Face folder of the model to start from.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            help="File or folder to train on; repeatable. pretrain: text, or JSON lines, Parquet "
+            'or Arrow with a column text. sft: JSON lines, each {"prompt": text, "answer": text}.'
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(help="New folder for states and result; with --bootstrap, the peer's home."),
+    ],
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(help="Multiaddr of a peer: train as one of the trainers of its run."),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            help="Run to join with --bootstrap, if there are several; with --backend hivemind, a "
+            "name of the training, the same for all its trainers."
+        ),
+    ] = None,
+    backend: Annotated[
+        BackendName,
+        typer.Option(
+            help="How trainers exchange what they learned. shardcast: through a run (--bootstrap). "
+            "hivemind, torchft: those libraries, on a network where all trust each other."
+        ),
+    ] = BackendName.shardcast,
+    join: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="hivemind: multiaddress of another trainer, repeatable; none for the first. "
+            "torchft: address of the lighthouse."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address at which the other trainers reach this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for them; 0: any.")] = 0,
+    trainers: Annotated[
+        int, typer.Option(min=1, help="Trainers, among whom the data is divided.")
+    ] = 2,
+    trainer: Annotated[
+        int, typer.Option(min=1, help="Number of this trainer, from 1 to --trainers.")
+    ] = 1,
+    wait: Annotated[
+        float, typer.Option(min=1.0, max=1200.0, help="Seconds to wait for the other trainers.")
+    ] = 60.0,
+    backends: Annotated[
+        Path, typer.Option(help="Folder where `swarm backend install` puts backends.")
+    ] = Path("~/.swarm"),
+    objective: Annotated[
+        Objective, typer.Option(help="pretrain: learn every token. sft: learn the answers only.")
+    ] = Objective.pretrain,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Begin with random weights; --model needs config and tokenizer only."
+        ),
+    ] = False,
+    steps: Annotated[int, typer.Option(help="Number of optimiser steps.")] = 1000,
+    inner_steps: Annotated[
+        int, typer.Option(help="Steps of a round, after which the state is durable.")
+    ] = 100,
+    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 32,
+    sequence_tokens: Annotated[
+        int, typer.Option(help="Tokens of a sequence; of sft, the longest example.")
+    ] = 1024,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-4,
+    warmup_steps: Annotated[int, typer.Option(help="Steps of warm-up.")] = 100,
+    decay_share: Annotated[
+        float, typer.Option(help="Share of the steps at the end, over which the rate falls to 0.")
+    ] = 0.2,
+    weight_decay: Annotated[float, typer.Option(help="AdamW's weight decay.")] = 0.1,
+    z_loss: Annotated[
+        float, typer.Option(help="Coefficient of the max-z-loss, which keeps the logits small.")
+    ] = 0.0,
+    outer_learning_rate: Annotated[
+        float, typer.Option(help="Learning rate of the step after each round; 1: plain training.")
+    ] = 1.0,
+    outer_momentum: Annotated[
+        float, typer.Option(help="Nesterov momentum of the step after each round.")
+    ] = 0.0,
+    validation: Annotated[
+        int, typer.Option(help="Sequences held back to measure the loss after each round.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights and of the order of the data.")] = 0,
+    device: Annotated[
+        str, typer.Option(help="Torch device; auto: a GPU if there is one.")
+    ] = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the training in --out.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Pre-train or fine-tune a model: alone without a network, or as one of a run's trainers."""
+    require_extra("train", "swarm train")
+    if bootstrap:
+        _check_of_run(context)
+        if backend is not BackendName.shardcast:
+            raise UserError(
+                f"--backend is {backend.value}, but the trainers of a run exchange by shardcast; "
+                "remove --bootstrap, or --backend"
+            )
+        settings = {
+            "model": str(model.absolute()),
+            "data": [str(each.absolute()) for each in data],
+            "objective": objective.value,
+            "batch_sequences": batch,
+            "sequence_tokens": sequence_tokens,
+            "z_loss": z_loss,
+            "validation_sequences": validation,
+            "seed": seed,
+            "device": device,
+            "threads": threads,
+        }
+        _join(bootstrap, run, out, settings)
+        return
+    if run is not None and backend is not BackendName.hivemind:
+        raise UserError(f"--run is {run!r}, but without --bootstrap there is no run; add it")
+    if backend is BackendName.shardcast:
+        _check_alone(context)
+    elif trainer > trainers:
+        raise UserError(
+            f"--trainer is {trainer}, but --trainers is {trainers}; number the trainers from 1"
+        )
+    from peers.outer.alone.averaging import Network, open_backend
+    from peers.outer.alone.training import Plan, TrainOptions, rounds_of, run_train
+    from swarm.commands.start import become_rank
+    from swarm.jobs import Hardware
+    from swarm.jobs.outer import Inner, OuterSetup, StartReplica
+    from swarm.manifest import Optimiser
+
+    become_rank(["replica"])
+    inner = Inner(
+        objective=objective.value,
+        data=[str(each.absolute()) for each in data],
+        sequence_tokens=sequence_tokens,
+        batch_sequences=batch,
+        z_loss=z_loss,
+        validation_sequences=validation,
+        optimiser=Optimiser(
+            learning_rate=learning_rate,
+            beta2=0.95,
+            weight_decay=weight_decay,
+            gradient_norm_max=1.0,
+            warmup_steps=warmup_steps,
+            learning_rate_schedule="wsd",
+            decay_share=decay_share,
+            final_learning_rate_share=0.0,
+        ),
+    )
+    job = StartReplica(
+        model=str(model.absolute()),
+        trainer="alone",
+        seed=seed,
+        inner=inner,
+        inner_steps=inner_steps,
+        rounds=rounds_of(steps, inner_steps),
+        compression="fp32",
+    )
+    averaging = None
+    if backend is not BackendName.shardcast:
+        network = Network(run or "training", join or [], host, port, trainers, wait)
+        averaging = open_backend(backend.value, network, backends.expanduser().absolute())
+        everyone = tuple(f"trainer-{number:04}" for number in range(1, trainers + 1))
+        job = msgspec.structs.replace(job, trainer=everyone[trainer - 1], trainers=everyone)
+    options = TrainOptions(
+        out=out,
+        resume=resume,
+        setup=OuterSetup(hardware=Hardware(device=device, threads=threads)),
+        plan=Plan(
+            job=job,
+            outer_learning_rate=outer_learning_rate,
+            outer_momentum=outer_momentum,
+            fresh=fresh,
+        ),
+        backend=averaging,
+    )
+    say: Any = say_json if as_json else say_event
+    run_until_interrupted(run_train, options, say)
+
+
+def _check_of_run(context: typer.Context) -> None:
+    """Raise `UserError` for an option that the run decides."""
+    for name in OF_THE_RUN:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = {"as_json": "json"}.get(name, name.replace("_", "-"))
+            raise UserError(
+                f"--{flag} has no effect with --bootstrap: the run's manifest sets how all its "
+                "trainers train; remove it, or ask the run's owner to change it"
+            )
+
+
+def _check_alone(context: typer.Context) -> None:
+    """Raise `UserError` for an option that only a training with a library's backend has."""
+    for name in ("join", "host", "port", "trainers", "trainer", "wait", "backends"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UserError(
+                f"--{name} is for --backend hivemind or torchft; add --backend, or remove it"
+            )
+
+
+def _join(bootstrap: list[str], run: str | None, home: Path, settings: dict[str, Any]) -> None:
+    """Train as one of the trainers of a run, as `swarm peer --role replica` does."""
+    from swarm.commands.start import start
+    from swarm.settings import PeerSettings
+
+    start(
+        PeerSettings(
+            role=["replica"],
+            bootstrap=bootstrap,
+            home=str(home),
+            run=run,
+            tables={"replica": settings},
+        )
+    )

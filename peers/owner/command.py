@@ -1,0 +1,346 @@
+"""`swarm run`: make, change and read run manifests."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.errors import UserError
+from swarm.sentences import numbered
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
+from swarm.terminal.output import plain, print_json
+from swarm.untrusted import printable
+
+if TYPE_CHECKING:
+    from swarm.envelope import Envelope
+
+REASON_CHARACTERS_MAX = 500
+"""Longest reason of a reinstatement (`swarm.messages.Line`)."""
+
+UNUSABLE_MAX = 0.05
+"""More unusable rows look like a wrong column."""
+
+UnusableMax = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, help="Share of a data set's rows that may have no usable prompt or answer."
+    ),
+]
+
+app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
+
+Thresholds = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of measured thresholds to reuse (swarm proofs calibrate --out); if there is "
+        "none, they are measured and written there."
+    ),
+]
+Engines = Annotated[
+    str | None,
+    typer.Option(
+        help="Comma-separated engine classes to measure, each DTYPE or DTYPE:DEVICE; default: "
+        "float32 and bfloat16 on every device of this machine."
+    ),
+]
+
+
+def listed(engines: str | None) -> list[str]:
+    """The engine classes that an option names."""
+    return [name.strip() for name in engines.split(",")] if engines else []
+
+
+@app.command("create")
+@exits
+def run_create(
+    file: Annotated[Path, typer.Argument(help="TOML file that describes the run.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File for the signed manifest; default: FILE with the suffix .manifest."),
+    ] = None,
+    owner_key: Annotated[
+        Path | None,
+        typer.Option(help="The owner's key, made on first use. [default: ~/.swarm/owner.key]"),
+    ] = None,
+    tokenizer: TokenizerFolder = None,
+    unusable_max: UnusableMax = UNUSABLE_MAX,
+    thresholds: Thresholds = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            help="Measure thresholds with the run's model, in a minute or two; without, the run "
+            "only observes."
+        ),
+    ] = True,
+    engines: Engines = None,
+) -> None:
+    """Make and sign a run manifest.
+
+    Tables and keys of FILE are the fields of the manifest (docs/protocol.md), without the hashes
+    of the tokenizer and of the environments' probe tasks: those are computed here.
+    """
+    require_extra("infer", "swarm run create")
+    from peers.calibration.of_run import Measuring
+    from peers.owner.signing import OwnersFiles, create_run
+
+    measuring = Measuring(thresholds, measure=measure, engines=listed(engines))
+    signed = out or file.with_suffix(".manifest")
+    create_run(OwnersFiles(file, signed, owner_key, tokenizer, unusable_max, measuring))
+
+
+@app.command("update")
+@exits
+def run_update(
+    file: Annotated[Path, typer.Argument(help="Changed TOML file that describes the run.")],
+    manifest: Annotated[
+        Path | None,
+        typer.Argument(help="Signed manifest to replace; default: FILE with the suffix .manifest."),
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bootstrap",
+            help="Multiaddr of a bootstrap peer that takes the new version to the network.",
+        ),
+    ] = None,
+    owner_key: Annotated[
+        Path | None, typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]")
+    ] = None,
+    tokenizer: TokenizerFolder = None,
+    unusable_max: UnusableMax = UNUSABLE_MAX,
+    thresholds: Thresholds = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Measure thresholds again; without, the present ones are kept."
+        ),
+    ] = False,
+    engines: Engines = None,
+) -> None:
+    """Sign another version of a run, show what it changes and when, and hand it to the network.
+
+    Raise `version` in FILE with every change. Without --bootstrap the new version is only signed:
+    repeat the command with it, or restart a bootstrap peer with the new manifest.
+    """
+    require_extra("infer", "swarm run update")
+    from peers.calibration.of_run import Measuring
+    from peers.owner.signing import OwnersFiles, update_run
+
+    measuring = Measuring(thresholds, measure=measure, again=measure, engines=listed(engines))
+    signed = manifest or file.with_suffix(".manifest")
+    files = OwnersFiles(file, signed, owner_key, tokenizer, unusable_max, measuring)
+    update_run(files, bootstrap or [])
+
+
+@app.command("succeed")
+@exits
+def run_succeed(
+    manifest: Annotated[Path, typer.Argument(help="The run's signed manifest.")],
+    owner_key: Annotated[
+        Path, typer.Option(help="Your key, which the manifest names in its successors.")
+    ],
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bootstrap",
+            help="Multiaddr of a bootstrap peer that takes the new version to the network.",
+        ),
+    ] = None,
+    successor: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--successor",
+            help="Id of a key that may own the run after you; default: the other successors.",
+        ),
+    ] = None,
+) -> None:
+    """Become the owner of a run whose owner's key is lost or stolen. The run's id stays.
+
+    Every peer follows, because the manifest names your key. The old key can change nothing more.
+    """
+    from peers.owner.signing import Heir, succeed
+
+    succeed(Heir(manifest, owner_key, successor), bootstrap or [])
+
+
+@app.command("reinstate")
+@exits
+def run_reinstate(
+    peer: Annotated[
+        str,
+        typer.Argument(
+            help="Id of the evicted peer, or its beginning or end; a demo's name, with "
+            "the demo's --owner-key.",
+        ),
+    ],
+    reason: Annotated[str, typer.Option(help="Why; everyone can read it in the ledger.")],
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    owner_key: Annotated[
+        Path | None, typer.Option(help="The key that signed the run. [default: ~/.swarm/owner.key]")
+    ] = None,
+) -> int:
+    """Readmit an evicted peer. The owner signs this; trusted peers log it and tell all peers."""
+    from peers.owner.signing import Reinstated, reinstate
+    from swarm.look.prefixes import peers_beside
+    from swarm.node.local import visit
+
+    check_reason(reason)
+    if owner_key is not None:  # a demo has its peers' homes beside it, in `peers`
+        peer = peers_beside(owner_key.with_name("peers") / "any").get(peer, peer)
+
+    async def sign_and_send() -> tuple[str, int, Reinstated]:
+        async with visit(bootstrap, run, looks_on=True) as (node, found):
+            done = await reinstate(node, found, peer, reason, owner_key)
+            return found.id, len(found.manifest.trusted_ids()), done
+
+    run_id, trusted, done = run_until_interrupted(sign_and_send)
+    print(f"run {run_id}: {done.peer} is reinstated")
+    print(f"it was evicted for: {printable(done.eviction.reason)}")
+    print(
+        numbered(
+            f"{len(done.logged)} of {trusted} trusted peers have logged it, and forward it to all "
+            "peers; its operator can start it again"
+        )
+    )
+    for problem in done.problems:
+        print(f"not reached: {printable(problem)}", file=sys.stderr)
+    return 0
+
+
+def check_reason(reason: str) -> None:
+    """Raise `UserError` for a reason that no reinstatement can have."""
+    if not reason.strip() or len(reason) > REASON_CHARACTERS_MAX:
+        raise UserError(f"--reason has {len(reason)} characters; give 1 to {REASON_CHARACTERS_MAX}")
+
+
+WhoseRun = Annotated[
+    Path,
+    typer.Argument(help="The run's TOML file or signed manifest, or the folder that has it."),
+]
+OwnerKey = Annotated[
+    Path | None,
+    typer.Option(
+        help="The key that signed the run. [default: owner.key beside the manifest, else "
+        "~/.swarm/owner.key]"
+    ),
+]
+
+
+@app.command("invite")
+@exits
+def run_invite(
+    run: WhoseRun = Path(),
+    expires: Annotated[
+        str, typer.Option(help="Time until an unused invite expires: 30m, 12h or 7d.")
+    ] = "7d",
+    count: Annotated[int, typer.Option(help="Number of invites.")] = 1,
+    owner_key: OwnerKey = None,
+) -> None:
+    """Print invites, one a line, for a run with admissions.policy = "invite".
+
+    Each admits one peer: the first that starts with --invite TOKEN. It may leave and return with
+    the same key.
+    """
+    from peers.owner.invites import make_invites, owners_run
+
+    make_invites(owners_run(run), owner_key, expires=expires, count=count)
+
+
+@app.command("invites")
+@exits
+def run_invites(
+    run: WhoseRun = Path(), bootstrap: Bootstrap = None, as_json: AsJson = False
+) -> None:
+    """List the invites of a run: unused, used (by which peer), expired, revoked."""
+    from peers.owner.invites import list_invites, owners_run
+
+    list_invites(owners_run(run), bootstrap, as_json=as_json)
+
+
+@app.command("revoke-invite")
+@exits
+def run_revoke_invite(
+    invite: Annotated[str, typer.Argument(help="Id or token of the invite.")],
+    run: WhoseRun = Path(),
+    bootstrap: Bootstrap = None,
+    owner_key: OwnerKey = None,
+) -> None:
+    """Revoke an invite. A peer that used it loses its admission."""
+    from peers.owner.invites import owners_run, revoke_invite
+
+    revoke_invite(owners_run(run), owner_key, invite, bootstrap)
+
+
+@app.command("show")
+@exits
+def run_show(
+    file: Annotated[Path | None, typer.Argument(help="File with a signed manifest.")] = None,
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run manifest from a file or from a bootstrap peer."""
+    from swarm.run.manifest import load_manifest
+
+    if file is not None and bootstrap:
+        raise UserError("give either FILE or --bootstrap MULTIADDR, not both")
+    if file is not None:
+        envelope = load_manifest(file)
+    else:
+        envelope = run_until_interrupted(_fetch_manifest, bootstrap, run)
+    _show_manifest(envelope, as_json=as_json)
+
+
+def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
+    import msgspec
+
+    from swarm.run.manifest import run_id
+    from swarm.succession import title_of
+
+    fields = plain(envelope.message)
+    owner = title_of(envelope).owner
+    if as_json:
+        print_json({"run": run_id(envelope), "owner": owner} | fields)
+        return
+    print(f"run      {run_id(envelope)}")
+    print(f"owner    {owner} (signature verified)")
+    if envelope.sender != owner:
+        print(f"signer   {envelope.sender}, a standby that has taken over")
+    del fields["warrant"]
+    issued = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(envelope.body.issued_ms / 1000))
+    print(f"signed   {issued} UTC")
+    assert isinstance(envelope.message, msgspec.Struct)
+    environments = fields.pop("environments")
+    tables = [("[[environments]]", each) for each in environments]
+    tables += [(f"[{name}]", value) for name, value in fields.items() if isinstance(value, dict)]
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            continue
+        if name in ("trainers", "validators", "environment_peers", "standbys") and value:
+            print(f"\n{name}:")
+            for key in value:
+                print(f"  {key['peer']} (from version {key['from_version']})")
+        else:
+            print(f"{name} = {json.dumps(value)}")
+    for heading, table in tables:
+        print(f"\n{heading}")
+        for key, value in table.items():
+            print(f"  {key} = {json.dumps(value)}")
+
+
+async def _fetch_manifest(bootstrap: Sequence[str] | None, run: str | None) -> Envelope:
+    """Fetch a run's manifest through the bootstrap peers."""
+    from swarm.node.local import visit
+
+    async with visit(bootstrap, run) as (_, found):
+        return found.manifest_envelope

@@ -1,0 +1,266 @@
+"""Commands of a run's owner: sign the manifest, sign a newer version, hand it to the network."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from peers.calibration.of_run import Measuring, settle
+from peers.environments.run_probe import described
+from peers.owner.key import default_key, owners_key
+from swarm.envelope import Envelope, seal
+from swarm.errors import PeerError, UserError
+from swarm.identity import InvalidPeerId, load_or_create, public_key_of
+from swarm.ledger.client import LedgerClient
+from swarm.ledger.entries import Evicted
+from swarm.look.archives import fetch_archive
+from swarm.look.onlooker import ask_all, learn_expulsions
+from swarm.look.prefixes import resolve
+from swarm.manifest import VERSION_MAX, RunManifest
+from swarm.messages import Eviction, Reinstatement
+from swarm.node.local import visit
+from swarm.node.node import Node
+from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
+from swarm.run.bounds import check_peer_id
+from swarm.run.exchange import BOOTSTRAP_SECONDS
+from swarm.run.manifest import load_manifest, manifest_in, run_id
+from swarm.run.run import Run
+from swarm.run.update import check_update, hand_over, listed, sign_manifest, signed_before
+from swarm.succession import inherited, title_of
+from swarm.terminal.interrupt import run_until_interrupted
+
+OBSERVE = Measuring(measure=False)
+
+
+@dataclass(frozen=True)
+class OwnersFiles:
+    """Files that the owner's commands read and write."""
+
+    description: Path
+    """TOML file that describes the run."""
+    manifest: Path
+    """Signed manifest; each version replaces the one before."""
+    key: Path | None
+    """The owner's key; None stands for the key in the default home."""
+    tokenizer: Path | None
+    """Folder with `tokenizer.json` and `config.json`; None stands for the model's folder."""
+    unusable_max: float
+    """Share of a data set's rows of which no rollout can be made."""
+    measuring: Measuring = OBSERVE
+
+    def settled(self, manifest: RunManifest, before: RunManifest | None) -> RunManifest:
+        """The manifest with its thresholds."""
+        model = self.tokenizer or Path(manifest.model)
+        return settle(manifest, before, model, self.measuring, self.description)
+
+
+def create_run(files: OwnersFiles) -> None:
+    """Sign the first version of a run and print the next commands to type."""
+    manifest = described(files.description, files.tokenizer, files.unusable_max)
+    key = files.key or default_key()
+    owner = load_or_create(key)
+    before = signed_before(files.manifest, owner.peer_id, manifest.name)
+    earlier = None if before is None else manifest_in(before)
+    manifest = files.settled(manifest, earlier)
+    if earlier is not None:
+        check_update(earlier, manifest, str(files.description))
+    envelope = sign_manifest(owner, manifest, time.time())
+    _write_manifest(files.manifest, envelope)
+    print(
+        f"run {run_id(envelope)}, version {manifest.version}: signed manifest in {files.manifest}"
+    )
+    print(f"owner key: {key} (keep it safe: its holder controls the run)")
+    print("next, start a peer that hands the manifest out, then the trainer and validators:")
+    print(f"  python -m swarm.peer --role bootstrap --home HOME --manifest {files.manifest}")
+    print("  python -m swarm.peer --role trainer --home HOME --bootstrap MULTIADDR --config FILE")
+    print("each with a HOME of its own: the one in which `swarm id` made its key")
+
+
+def update_run(files: OwnersFiles, bootstrap: list[str]) -> None:
+    """Sign another version of a run; hand it to the network if `bootstrap` is not empty."""
+    if not files.manifest.exists():
+        raise UserError(
+            f"there is no signed manifest {files.manifest} to change; name it, or sign the first "
+            f"version with swarm run create {files.description}"
+        )
+    held = load_manifest(files.manifest)
+    new = described(files.description, files.tokenizer, files.unusable_max)
+    new = files.settled(new, manifest_in(held))
+    if bootstrap:
+        run_until_interrupted(_update_network, files, held, new, bootstrap)
+        return
+    _sign_update(files, held, new)
+    print("next, hand it to the running network:")
+    print(f"  swarm run update {files.description} {files.manifest} --bootstrap MULTIADDR")
+    print(f"or restart its bootstrap peer with --manifest {files.manifest}")
+
+
+async def _update_network(
+    files: OwnersFiles, held: Envelope, new: RunManifest, bootstrap: list[str]
+) -> None:
+    """Update a run that the network knows. Its version may be newer than the local file."""
+    async with visit(bootstrap, held.body.run) as (node, run):
+        check_update(run.manifest, new, f"{files.description} (compared with the running network)")
+        envelope = _sign_update(files, _newer(run.manifest_envelope, held), new)
+        await _hand_over(node, envelope)
+
+
+def _newer(one: Envelope, other: Envelope) -> Envelope:
+    """The one of two versions of a run that counts."""
+    return max(other, one, key=lambda each: title_of(each).precedence)
+
+
+async def _hand_over(node: Node, envelope: Envelope) -> None:
+    for peer in await hand_over(node.transport, node.bootstrap, envelope):
+        print(
+            f"bootstrap peer {peer} has it; the trusted peers ask there every "
+            f"{BOOTSTRAP_SECONDS:g} s, and forward it to all peers"
+        )
+
+
+def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelope:
+    """Sign `new` as the successor of `held` and print the changes; return `held` if unchanged."""
+    before = manifest_in(held)
+    found = check_update(before, new, str(files.description))
+    if new.version == before.version:
+        print(f"run {held.body.run}: version {new.version} is signed already, nothing has changed")
+        return held
+    owner = owners_key(title_of(held).owner, files.key)
+    new = inherited(held, owner.peer_id, new)
+    envelope = sign_manifest(owner, new, time.time(), held.body.run)
+    _write_manifest(files.manifest, envelope)
+    print(f"run {held.body.run}: version {before.version} → {new.version}")
+    print("\n".join(listed(found)))
+    print(f"signed manifest in {files.manifest}")
+    return envelope
+
+
+@dataclass(frozen=True)
+class Heir:
+    """Who becomes the owner of a run, by `swarm run succeed`."""
+
+    manifest: Path
+    """Signed manifest that names the heir; the new version replaces it."""
+    key: Path
+    successors: list[str] | None
+    """Keys that may own the run next; None: the other successors."""
+
+
+def succeed(heir: Heir, bootstrap: list[str]) -> None:
+    """Make a successor the owner of a run: sign the version that says so, and hand it over.
+
+    With `bootstrap`, the version that the network has is succeeded if it is newer than that of the
+    file; else a peer that hands out an old version would bring back what has been changed since.
+    """
+    if not heir.key.exists():
+        raise UserError(f"there is no key {heir.key}; give the successor's key with --owner-key")
+    for each in heir.successors or []:
+        check_peer_id(each, "--successor")
+    held = load_manifest(heir.manifest)
+    if bootstrap:
+        run_until_interrupted(_succeed_in_network, heir, held, bootstrap)
+        return
+    _sign_succession(heir, held)
+    print(f"next, restart the run's bootstrap peer with --manifest {heir.manifest}")
+
+
+async def _succeed_in_network(heir: Heir, held: Envelope, bootstrap: list[str]) -> None:
+    async with visit(bootstrap, held.body.run) as (node, run):
+        before = _newer(run.manifest_envelope, held)
+        if manifest_in(before).version > VERSION_MAX // 2:
+            before = held  # a thief of the key may have left no number for versions after his
+        await _hand_over(node, _sign_succession(heir, before))
+
+
+def _sign_succession(heir: Heir, held: Envelope) -> Envelope:
+    signer, before = load_or_create(heir.key), manifest_in(held)
+    if title_of(held).owner == signer.peer_id:
+        raise UserError(f"{signer.peer_id} owns run {held.body.run} already; nothing to succeed to")
+    others = [each for each in before.successors if each != signer.peer_id]
+    named = others if heir.successors is None else heir.successors
+    new = replace(before, version=before.version + 1, successors=named)
+    new = inherited(held, signer.peer_id, new)
+    envelope = sign_manifest(signer, new, time.time(), held.body.run)
+    _write_manifest(heir.manifest, envelope)
+    print(f"run {held.body.run}: version {before.version} → {new.version}")
+    print(f"owner {title_of(held).owner} → {signer.peer_id}; the run's id stays")
+    print(f"successors: {', '.join(named) or 'none'}")
+    print(f"signed manifest in {heir.manifest}")
+    return envelope
+
+
+@dataclass(frozen=True)
+class Reinstated:
+    """The outcome of a reinstatement."""
+
+    peer: str
+    eviction: Eviction
+    """The eviction that it overrules."""
+    logged: list[str]
+    """Trusted peers that have it in their logs."""
+    problems: list[str]
+    """One sentence per trusted peer that did not answer."""
+
+
+async def _evicted_peer(node: Node, run: Run, named: str) -> str:
+    """The id of the evicted peer that its id names, or its beginning or end; raises `UserError`."""
+    with suppress(InvalidPeerId):
+        public_key_of(named)
+        return named
+    archive = await fetch_archive(node, run)
+    evicted = {each.entry.peer for each in archive.records if isinstance(each.entry, Evicted)}
+    return resolve(named, evicted, "evicted peer")
+
+
+async def reinstate(
+    node: Node, run: Run, named: str, reason: str, owner_key: Path | None
+) -> Reinstated:
+    """Sign the reinstatement of an evicted peer and hand it to the run's trusted peers.
+
+    `named` is its id, or how that begins or ends. Raises `UserError` if the peer is not evicted or
+    the key is not the owner's, and `PeerError` if no trusted peer takes the message.
+    """
+    owner = owners_key(run.owner, owner_key)
+    peer = await _evicted_peer(node, run, named)
+    problems: list[str] = []
+    await learn_expulsions(node, run, peer, problems)
+    eviction = run.evicted(peer)
+    if eviction is None:
+        reasons = f" ({'; '.join(problems)})" if problems else ""
+        raise UserError(f"{peer} is not evicted from {run.id}; nothing to reinstate{reasons}")
+    # A reinstatement overrules evictions issued before it, also by a peer whose clock is ahead.
+    evicted = max(each.body.issued_ms for each in run.expulsions_of(peer))
+    wall_time = max(node.world.wall_time(), (evicted + 1) / 1000)
+    envelope = seal(
+        owner,
+        Reinstatement(peer=peer, reason=reason),
+        run=run.id,
+        sequence=int(wall_time * 1000),
+        wall_time=wall_time,
+        lifetime_seconds=EVICTION_LIFETIME_SECONDS,
+    )
+    logged: list[str] = []
+
+    async def hand_over_to(client: LedgerClient) -> None:
+        await client.reinstate(envelope)
+        logged.append(client.peer)
+
+    problems.clear()
+    await ask_all(node, run.manifest.trusted_ids(), hand_over_to, problems)
+    if not logged:
+        raise PeerError(f"no trusted peer took the reinstatement: {'; '.join(problems)}")
+    return Reinstated(peer, eviction, sorted(logged), problems)
+
+
+def _write_manifest(target: Path, envelope: Envelope) -> None:
+    """Replace a file by a signed manifest, atomically."""
+    aside = target.with_name(f"{target.name}.new")
+    try:
+        aside.write_bytes(envelope.raw)
+        aside.replace(target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written ({error.strerror})") from error

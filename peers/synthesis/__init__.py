@@ -1,0 +1,1 @@
+"""`swarm synthesize`: a data set of a teacher's solutions."""

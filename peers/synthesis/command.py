@@ -1,0 +1,211 @@
+"""`swarm synthesize`: a data set of a teacher's solutions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peers.evaluation.command import ProgressLine
+from swarm.commands.rollouts import Chosen
+from swarm.errors import UserError
+from swarm.sentences import numbered
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, EnvironmentOptions, TaskSeed, environment_options
+from swarm.terminal.output import print_json
+
+if TYPE_CHECKING:
+    from peers.synthesis.selection import Selection, Solution
+
+
+@exits
+def synthesize(
+    out: Annotated[Path, typer.Option(help="New folder for the data set (Parquet).")],
+    rollouts: Annotated[
+        Path | None,
+        typer.Option(help="A run's solutions: the home of its trainer or a validator."),
+    ] = None,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(help="Hugging Face folder: generate the solutions on this machine."),
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="With --teacher: environments, as in `swarm eval`."),
+    ] = None,
+    option: EnvironmentOptions = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="With --teacher: tasks of each environment.")
+    ] = 256,
+    samples: Annotated[
+        int, typer.Option(min=1, max=4096, help="With --teacher: solutions of each task.")
+    ] = 8,
+    temperature: Annotated[
+        float | None, typer.Option(help="With --teacher: sampling temperature; default: 1.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="With --teacher: length limit of a solution.")
+    ] = None,
+    seed: TaskSeed = 0,
+    engine: Annotated[str, typer.Option(help="With --teacher: engine.")] = "native",
+    device: Annotated[str, typer.Option(help="With --teacher: device.")] = "auto",
+    threads: Annotated[int, typer.Option(min=1, help="With --teacher: CPU threads.")] = 1,
+    home: Annotated[
+        Path, typer.Option(help="Folder where `swarm engine install` puts engines.")
+    ] = Path("~/.swarm"),
+    solutions: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --teacher: file of all solutions, resumed if it exists. Default: "
+            "OUT.solutions.jsonl."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="With --rollouts: folder with the run's tokenizer.json.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="With --rollouts: home or exported ledger with verdicts.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="With --rollouts: id or name of the run.")] = None,
+    reward: Annotated[str, typer.Option(help="Keep rewards in LOW:HIGH.")] = "1:",
+    tokens: Annotated[str, typer.Option(help="Keep lengths in LOW:HIGH tokens.")] = "1:",
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Keep solutions cut off at the length limit, too.")
+    ] = False,
+    per_task: Annotated[int, typer.Option(min=1, help="Most solutions kept of one task.")] = 4,
+    similarity: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Largest likeness of two kept solutions of a task."),
+    ] = 0.8,
+    as_json: AsJson = False,
+) -> None:
+    """Make a data set of a teacher's solutions, for `swarm sft`.
+
+    The solutions are a run's accepted rollouts (--rollouts), or generated here (--teacher), where
+    the same command resumes an interrupted generation.
+    """
+    require_extra("infer", "swarm synthesize")
+    from peers.synthesis.selection import Rules, Selection
+    from peers.synthesis.write import check_target, credit_lines, summary, write
+    from swarm.look.rollouts.filters import parse_range
+
+    if (rollouts is None) == (teacher is None):
+        raise UserError("give either --rollouts SOURCE or --teacher FOLDER with --tasks")
+    check_target(out)
+    everything = (-math.inf, math.inf)
+    rules = Rules(
+        reward=parse_range("--reward", reward, "1:") or everything,
+        tokens=parse_range("--tokens", tokens, "100:4000") or everything,
+        unfinished=unfinished,
+        per_task=per_task,
+        similarity=similarity,
+    )
+    found: Iterator[Solution]
+    if rollouts is not None:
+        from peers.environments import Renderer
+        from peers.synthesis.chats import ChatReader
+        from peers.synthesis.sources import of_rollouts
+
+        if tasks is not None:
+            raise UserError("--tasks goes with --teacher; a run's tasks are those of its manifest")
+        chosen = Chosen(rollouts, None, None, None, None, 0, tokenizer, ledger, run)
+        source, seen = chosen.open("export")
+        decoder = source.tokenizer
+        chats = ChatReader(Renderer(decoder.folder)) if decoder is not None else None
+        found = of_rollouts(seen, chats)
+    else:
+        assert teacher is not None
+        found = _generate(
+            teacher,
+            tasks,
+            option=option,
+            limit=limit,
+            samples=samples,
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            engine=(engine, device, threads, home),
+            solutions=solutions or out.with_name(f"{out.name}.solutions.jsonl"),
+        )
+    selection = Selection(rules)
+    write(found, selection, out, "run" if rollouts is not None else "local")
+    _say(selection, out, summary(selection), credit_lines(selection), as_json)
+
+
+def _say(selection: Selection, out: Path, summary: str, credits: list[str], as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "folder": str(out),
+                "solutions": selection.solutions,
+                "kept": selection.kept,
+                "tasks": selection.tasks,
+                "left_out": dict(selection.left_out),
+                "credits": {name: asdict(each) for name, each in selection.credits.items()},
+            }
+        )
+        return
+    print(numbered("\n  ".join([summary, *credits])))
+    print(f"the data set is in {out}: swarm sft --data {out}")
+
+
+def _generate(
+    teacher: Path,
+    tasks: str | None,
+    *,
+    option: list[str] | None,
+    limit: int,
+    samples: int,
+    temperature: float | None,
+    max_new_tokens: int | None,
+    seed: int,
+    engine: tuple[str, str, int, Path],
+    solutions: Path,
+) -> Iterator[Solution]:
+    """Generate solutions on this machine, or read those that an earlier command generated."""
+    from dataclasses import replace
+
+    from peers.engines.installed import interpreter_for
+    from peers.evaluation import options
+    from peers.evaluation.run import Machine, measure
+    from peers.evaluation.samples import Named
+    from peers.synthesis.sources import of_samples
+    from swarm.jobs import Hardware
+
+    if not teacher.is_dir():
+        raise UserError(f"--teacher {teacher} is no folder; name a Hugging Face folder")
+    name, device, threads, home = engine
+    machine = Machine(
+        name,
+        Hardware(device=device, dtype="auto", threads=threads),
+        interpreter_for(name, home.expanduser(), "", device),
+    )
+    wanted = options.wanted_of(
+        options.Given(
+            tasks=tasks,
+            run=None,
+            options=environment_options(option),
+            limit=limit,
+            pass_at="1",
+            samples=samples,
+            temperature=temperature,
+            greedy=False,
+            max_new_tokens=max_new_tokens,
+            split="train",
+            seed=seed,
+            step=0,
+        )
+    )
+    wanted = replace(wanted, with_prompts=True)
+    show = ProgressLine("").show
+    named = Named("--solutions", "swarm synthesize")
+    measured = run_until_interrupted(
+        measure, wanted, teacher.resolve(), solutions, machine, show, named
+    )
+    return of_samples(measured, wanted.environments)

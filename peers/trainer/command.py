@@ -1,0 +1,300 @@
+"""`swarm trainer`: what a trainer needs, before it is started."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarm.errors import UserError
+from swarm.jobs.memory import MemoryPlan, fullest, shown, total
+from swarm.jobs.training import Sharding
+from swarm.manifest import ADAPTER_RANK_MAX, Schedule
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.output import plain, print_json
+
+app = typer.Typer(help="The trainer's memory, and its place.", no_args_is_help=True)
+
+GB = 10**9
+
+MEMORY_GB_MAX = 1e6
+"""A petabyte: no machine has more, and a plan counts in whole bytes."""
+
+CONTEXT = 1 << 14
+"""Tokens of the longest sequence, unless --context or the model says otherwise."""
+
+OPTIMISERS = ("adamw", "adamw8bit", "offloaded")
+PAST_POLICIES = ("memory", "disk")
+
+
+@app.command("plan")
+@exits
+def plan_command(
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Hugging Face folder, or its config.json alone: no weights are read."),
+    ] = None,
+    parameters: Annotated[
+        float | None,
+        typer.Option(help="Instead of a model: number of parameters; then without activations."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that train together, one rank each.")] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=1, help="GPUs of one machine, which share its main memory.")
+    ] = 8,
+    memory_gb: Annotated[
+        float, typer.Option(min=0, help="Memory of one GPU in GB (10⁹ bytes); 0: unknown.")
+    ] = 0.0,
+    host_memory_gb: Annotated[
+        float, typer.Option(min=0, help="Main memory of one machine in GB; 0: unknown.")
+    ] = 0.0,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Longest sequence in tokens: prompt and completion. Default: "
+            f"{CONTEXT:,}, or all that the model reads.",
+        ),
+    ] = None,
+    micro_batch: Annotated[
+        int,
+        typer.Option(min=1, help="Sequences of that length in one pass (trainer.pass_tokens)."),
+    ] = 1,
+    optimiser: Annotated[
+        str, typer.Option(help=f"trainer.optimiser: {', '.join(OPTIMISERS)}.")
+    ] = "adamw",
+    past_policies: Annotated[
+        str, typer.Option(help=f"trainer.past_policies: {' or '.join(PAST_POLICIES)}.")
+    ] = "memory",
+    activation_checkpointing: Annotated[
+        bool, typer.Option(help="trainer.activation_checkpointing.")
+    ] = False,
+    keep_products: Annotated[bool, typer.Option(help="trainer.keep_products.")] = False,
+    cpu_offload: Annotated[bool, typer.Option(help="trainer.cpu_offload.")] = False,
+    replicas: Annotated[int, typer.Option(min=1, help="trainer.replicas.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="trainer.tensor_parallel.")] = 1,
+    expert_parallel: Annotated[bool, typer.Option(help="trainer.expert_parallel.")] = False,
+    adapter_rank: Annotated[
+        int, typer.Option(min=0, max=ADAPTER_RANK_MAX, help="The run's adapter.rank; 0: none.")
+    ] = 0,
+    adapter_targets: Annotated[
+        str, typer.Option(help="The run's adapter.targets, with commas between; default: all.")
+    ] = "",
+    max_staleness: Annotated[
+        int, typer.Option(min=0, help="The run's schedule.max_staleness.")
+    ] = Schedule().max_staleness,
+    reference: Annotated[
+        bool, typer.Option(help="Whether the objective has a KL term or process rewards.")
+    ] = True,
+    process_rewards: Annotated[
+        bool, typer.Option(help="Whether objective.process has a weight.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    dtype: Annotated[
+        str, typer.Option(help="trainer.dtype; default: bfloat16 on cuda, float32 on cpu.")
+    ] = "auto",
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of all these options: TOML file of a run, for the plan that its trainer "
+            "makes on this machine when it starts, as one rank."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="With --run: the trainer's settings, as for swarm.peer.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what each rank of a trainer holds in memory, whether it fits, and what would fit.
+
+    Exits with 1 if it does not fit.
+    """
+    require_extra("train", "swarm trainer plan")
+    if run is not None or config is not None:
+        if run is None or config is None or model is not None or parameters is not None:
+            raise UserError("--run goes with --config, and without --model and --parameters")
+        _report(_plan_of_run(run, config), as_json=as_json)
+        return
+    if (model is None) == (parameters is None):
+        raise UserError("give either --model FOLDER or --parameters NUMBER")
+    for option, value, allowed in (
+        ("--optimiser", optimiser, OPTIMISERS),
+        ("--past-policies", past_policies, PAST_POLICIES),
+        ("--device", device, ("cuda", "cpu")),
+        ("--dtype", dtype, ("auto", "float32", "bfloat16")),
+    ):
+        if value not in allowed:
+            raise UserError(f"{option} is {value!r}; it must be one of {', '.join(allowed)}")
+    if parameters is not None and not 1 <= parameters < 1e15:
+        raise UserError(f"--parameters is {parameters:g}; it must be at least 1 and below 10¹⁵")
+    for option, size in (("--memory-gb", memory_gb), ("--host-memory-gb", host_memory_gb)):
+        if size > MEMORY_GB_MAX:
+            raise UserError(f"{option} is {size:g}; it must be at most {MEMORY_GB_MAX:g}")
+    if model is not None and model.is_file() and model.name != "config.json":
+        raise UserError(f"--model is the file {model}; give a folder or its config.json")
+    from peers.engines.config import read_supported_config
+    from peers.trainer.learning import plan as planning  # it imports torch
+
+    if model is not None:
+        folder = model.parent if model.is_file() else model
+        targets = tuple(adapter_targets.split(",")) if adapter_targets else ()
+        adapter = planning.Thin(adapter_rank, targets)
+        shapes = planning.read_model(folder, adapter, tensor_parallel)
+        longest = _longest(context, read_supported_config(folder)["max_position_embeddings"])
+    elif adapter_rank:
+        raise UserError("--adapter-rank needs --model: adapters depend on the model's shapes")
+    else:
+        shapes = planning.of_parameters(int(parameters or 0), tensor_parallel)
+        longest = context or CONTEXT
+    sharding = _sharding(
+        replicas=replicas,
+        tensor_parallel=tensor_parallel,
+        expert_parallel=expert_parallel,
+        mixed_precision=dtype == "bfloat16" or (dtype == "auto" and device == "cuda"),
+        activation_checkpointing=activation_checkpointing,
+        keep_products=keep_products,
+        cpu_offload=cpu_offload,
+        optimiser=optimiser,
+        past_policies=past_policies,
+    )
+    machine = planning.Machine(
+        device=device,
+        ranks=gpus,
+        ranks_here=min(gpus, gpus_per_node),
+        device_limit=round(memory_gb * GB),
+        host_limit=round(host_memory_gb * GB),
+    )
+    work = planning.Workload(
+        tokens=longest * micro_batch,
+        longest=longest,
+        held=max_staleness + 2,
+        reference=reference or process_rewards,
+        process=process_rewards,
+    )
+    _report(planning.fit(shapes, sharding, machine, work), as_json=as_json)
+
+
+def _plan_of_run(run: Path, config: Path) -> MemoryPlan:
+    """What the trainer of a run with these settings plans here; raises `UserError`."""
+    from peers.trainer.child import start_training
+    from peers.trainer.learning.ranks import Ranks
+    from peers.trainer.planning import plan_training
+    from peers.trainer.settings import TrainerSettings
+    from swarm.run.toml import unhashed_manifest
+    from swarm.settings import load_settings
+
+    settings = load_settings(config, {}).of("trainer", TrainerSettings)
+    return plan_training(start_training(settings, unhashed_manifest(run)), Ranks())
+
+
+def _report(found: MemoryPlan, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**plain(found), "fits": not found.problem})
+    else:
+        _show(found)
+    if found.problem:
+        raise typer.Exit(1)
+
+
+@app.command("takeover")
+@exits
+def takeover_command(
+    home: Annotated[Path, typer.Option(help="The standby's home; its key signs the takeover.")],
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    trainer: Annotated[
+        str | None, typer.Option(help="The trainer to replace. [default: the run's first]")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a trainer that may still run.")
+    ] = False,
+) -> None:
+    """Let a standby take the trainer's place, once the trainer is gone.
+
+    The standby's process goes on from its newest bundle as soon as it hears of it. A trainer that
+    returns stops, and stands by when it is started again.
+    """
+    from peers.trainer.takeover import Takeover, take_over
+    from swarm.terminal.interrupt import run_until_interrupted
+
+    run_until_interrupted(take_over, Takeover(home, bootstrap or [], run, trainer, force))
+
+
+@app.command("restore")
+@exits
+def restore_command(
+    home: Annotated[Path, typer.Option(help="Home of the trainer, or of a standby.")],
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            help="Checkpoint folder of any peer of the run. [default: the newest policy, fetched "
+            "from the run's peers]"
+        ),
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(min=1, max=1e9, help="Seconds before the fetch is given up.")
+    ] = 3600.0,
+) -> None:
+    """Begin again with the run's published policy, where every training state is lost.
+
+    The trainer begins a new lineage with it when it is started. The optimiser's moments are lost.
+    """
+    from peers.trainer.restore import Restore, restore
+    from swarm.terminal.interrupt import run_until_interrupted
+    from swarm.terminal.progress import progress_bar
+
+    wanted = Restore(home, bootstrap or [], run, policy, deadline)
+    with progress_bar("fetching") as progress:
+        lines = run_until_interrupted(partial(restore, wanted, progress))
+    for line in lines:
+        print(line)
+
+
+def _longest(context: int | None, positions: int) -> int:
+    """The longest sequence planned for a model with this many positions."""
+    if context is not None and context > positions:
+        raise UserError(
+            f"--context is {context}; the model reads at most {positions} tokens "
+            "(max_position_embeddings in its config.json)"
+        )
+    return context or min(CONTEXT, positions)
+
+
+def _sharding(**values: Any) -> Sharding:
+    return Sharding(**values)
+
+
+def _show(found: MemoryPlan) -> None:
+    print(
+        f"{found.parameters:,} parameters on {found.ranks} ranks, passes of {found.tokens:,} "
+        "tokens; memory of one rank:"
+    )
+    for memory, title in (("device", "on the device"), ("host", "in main memory")):
+        parts = fullest(found.parts, memory)
+        if not parts:
+            continue
+        print(f"\n{title}, in its fullest phase")
+        for part in parts:
+            phase = "" if part.phase == "always" else f"  while {part.phase}"
+            print(f"  {part.name:<42} {shown(part.bytes):>8}{phase}")
+        print(f"  {'together':<42} {shown(total(parts)):>8}")
+    print()
+    print(f"it does not fit: {found.problem}" if found.problem else _verdict(found))
+
+
+def _verdict(found: MemoryPlan) -> str:
+    free = [
+        f"{shown(limit - used)} {where}"
+        for limit, used, where in (
+            (found.device_limit, found.device_bytes, "of each device"),
+            (found.host_limit, found.host_bytes, "of a machine's main memory"),
+        )
+        if limit
+    ]
+    return f"it fits, and leaves {' and '.join(free)}" if free else "no limit was given"

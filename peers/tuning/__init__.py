@@ -1,0 +1,1 @@
+"""`swarm sft` and `swarm dpo`: fine-tuning on this machine, without a network."""

@@ -1,0 +1,185 @@
+"""`swarm sft` and `swarm dpo`: fine-tune a policy on this machine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options
+from swarm.terminal.output import say_event, say_json
+
+if TYPE_CHECKING:
+    from peers.tuning.fine_tuning import TuningOptions
+
+Model = Annotated[Path, typer.Option(help="Hugging Face folder of the policy to start from.")]
+Out = Annotated[Path, typer.Option(help="New folder for the result.")]
+Split = Annotated[
+    str | None, typer.Option(help="Of a folder with several splits, the one to read; else train.")
+]
+PromptColumn = Annotated[
+    str, typer.Option(help="Column with the prompt: text, or a list of messages.")
+]
+Chat = Annotated[
+    bool,
+    typer.Option("--chat", help="Make each prompt of text a message, for the chat template."),
+]
+Steps = Annotated[int, typer.Option(help="Number of optimiser steps.")]
+Batch = Annotated[int, typer.Option(help="Examples, or pairs, per step.")]
+Rate = Annotated[float, typer.Option(help="Highest learning rate.")]
+Warmup = Annotated[
+    int, typer.Option(help="Steps of warm-up; the rate then falls by a cosine to a tenth.")
+]
+Held = Annotated[float, typer.Option(help="Share of the examples held back for validation.")]
+Longest = Annotated[int, typer.Option(help="Longest example in tokens; longer ones are left out.")]
+Seed = Annotated[int, typer.Option(help="Seed of the order of the examples.")]
+Report = Annotated[int, typer.Option(min=1, help="Steps between two reports.")]
+Save = Annotated[
+    int, typer.Option(min=0, help="Steps between two saves of the state to resume; 0: none.")
+]
+
+
+@exits
+def sft(
+    model: Model,
+    out: Out,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines, Parquet, Arrow, or a Hugging Face folder of them: prompts with "
+            "answers, chats, or exported rollouts."
+        ),
+    ] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(help="Environment, as NAME@VERSION: learn the answers to its training tasks."),
+    ] = None,
+    option: EnvironmentOptions = None,
+    split: Split = None,
+    prompt_column: PromptColumn = "prompt",
+    answer_column: Annotated[str, typer.Option(help="Column with the answer's text.")] = "answer",
+    chat: Chat = False,
+    reward: Annotated[
+        str | None,
+        typer.Option(help="Of rollouts and solutions, learn those with a reward in LOW:HIGH."),
+    ] = None,
+    steps: Steps = 100,
+    batch: Batch = 32,
+    learning_rate: Rate = 1e-5,
+    warmup_steps: Warmup = 10,
+    validation_share: Held = 0.05,
+    tokens_max: Longest = 8192,
+    seed: Seed = 0,
+    report_every: Report = 10,
+    save_every: Save = 200,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune a policy on prompts with answers. Needs no network.
+
+    The loss is on the answers alone. The same command resumes an interrupted tuning.
+    """
+    require_extra("train", "swarm sft")
+    from peers.tuning.fine_tuning import TuningOptions
+    from swarm.jobs.offline import Reading, TuningSettings
+    from swarm.look.rollouts.filters import parse_range
+
+    options = TuningOptions(
+        model=model,
+        out=out,
+        data=data,
+        environment=environment,
+        environment_options=environment_options(option),
+        settings=TuningSettings(
+            steps=steps,
+            batch=batch,
+            learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            validation_share=validation_share,
+            tokens_max=tokens_max,
+            seed=seed,
+        ),
+        reading=Reading(
+            split=split,
+            prompt_column=prompt_column,
+            answer_column=answer_column,
+            chat=chat,
+            reward=parse_range("--reward", reward, "1:") or (-math.inf, math.inf),
+        ),
+        report_every=report_every,
+        save_every=save_every,
+    )
+    _run(options, as_json)
+
+
+@exits
+def dpo(
+    model: Model,
+    out: Out,
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="JSON lines, Parquet, Arrow, or a Hugging Face folder of them: prompts with "
+            "chosen and rejected answers, a teacher's solutions, or exported rollouts."
+        ),
+    ],
+    beta: Annotated[
+        float, typer.Option(help="How strongly the policy is held to the one it starts from.")
+    ] = 0.1,
+    answer_weight: Annotated[
+        float, typer.Option(help="Weight of the chosen answers' own loss, as in SFT.")
+    ] = 0.0,
+    split: Split = None,
+    prompt_column: PromptColumn = "prompt",
+    chat: Chat = False,
+    steps: Steps = 100,
+    batch: Batch = 32,
+    learning_rate: Rate = 1e-6,
+    warmup_steps: Warmup = 10,
+    validation_share: Held = 0.05,
+    tokens_max: Longest = 8192,
+    seed: Seed = 0,
+    report_every: Report = 10,
+    save_every: Save = 200,
+    as_json: AsJson = False,
+) -> None:
+    """Teach a policy to prefer one answer to another (DPO). Needs no network.
+
+    Of exported rollouts and of solutions, a prompt's best answer is preferred to its worst. The
+    same command resumes an interrupted tuning.
+    """
+    require_extra("train", "swarm dpo")
+    from peers.tuning.fine_tuning import TuningOptions
+    from swarm.jobs.offline import Reading, TuningSettings
+
+    options = TuningOptions(
+        model=model,
+        out=out,
+        data=data,
+        settings=TuningSettings(
+            loss="preferences",
+            steps=steps,
+            batch=batch,
+            learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
+            validation_share=validation_share,
+            tokens_max=tokens_max,
+            beta=beta,
+            answer_weight=answer_weight,
+            seed=seed,
+        ),
+        reading=Reading(split=split, prompt_column=prompt_column, chat=chat),
+        report_every=report_every,
+        save_every=save_every,
+    )
+    _run(options, as_json)
+
+
+def _run(options: TuningOptions, as_json: bool) -> None:
+    from peers.tuning.fine_tuning import tune
+
+    run_until_interrupted(tune, options, say_json if as_json else say_event)

@@ -1,0 +1,56 @@
+"""`swarm ledger check-eviction`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from swarm.commands.ledger_checks import Source, readable, report
+from swarm.terminal.exit import exits
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
+from swarm.terminal.output import print_json
+from swarm.untrusted import printable
+
+
+@exits
+def check_eviction(
+    peer: Annotated[str, typer.Argument(help="Id of the evicted peer, or its beginning or end.")],
+    source: Source = None,
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    tokenizer: TokenizerFolder = None,
+    as_json: AsJson = False,
+) -> int:
+    """Compute the reason of an eviction again. Exit status 1: not confirmed.
+
+    For a proven fault this fetches the file and the signed messages, and runs the same checks on
+    this machine; for statistical evidence it sums the evidence in the logs.
+    """
+    from peers.validator import eviction_check
+    from swarm.look import why
+    from swarm.look.prefixes import peers_beside
+
+    archive = readable(source, bootstrap, run)
+    if source is not None:
+        peer = peers_beside(source.expanduser()).get(peer, peer)
+    found = eviction_check.newest_eviction(archive, why.peer_named(archive, peer))
+    if eviction_check.is_proven_fault(archive, found):
+        evidence = eviction_check.find_evidence(archive, found, source, bootstrap)
+        checked = run_until_interrupted(
+            eviction_check.check_fault, archive, found, evidence, tokenizer
+        )
+    else:
+        checked = eviction_check.check_statistics(archive, found)
+    if as_json:
+        print_json(dataclasses.asdict(checked))
+    else:
+        print(f"{checked.peer} was evicted by {checked.by}:")
+        print(f"  {printable(checked.reason)}")
+        for line in checked.lines:
+            print(f"- {printable(line)}")
+        print("confirmed" if checked.confirmed else "NOT CONFIRMED")
+    report(archive)
+    return 0 if checked.confirmed else 1

@@ -1,1 +1,0 @@
-"""The commands `swarm environment`: write, check and try an environment."""

@@ -1,1 +1,0 @@
-"""`swarm synthesize`: solutions of a teacher, selected and written as a data set."""

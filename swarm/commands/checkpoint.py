@@ -1,0 +1,275 @@
+"""`swarm checkpoint`: checkpoints as files, on mirrors, and from a run's peers."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.errors import UserError
+from swarm.terminal.exit import exits
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, WhichRun
+from swarm.terminal.output import print_json
+from swarm.untrusted import printable
+
+if TYPE_CHECKING:
+    from swarm.shardcast.held import Held
+
+app = typer.Typer(
+    help="Put checkpoints on mirrors, fetch them, verify them, merge them.", no_args_is_help=True
+)
+
+Folder = Annotated[Path, typer.Argument(help="Folder of a checkpoint (Hugging Face layout).")]
+RunName = Annotated[
+    str | None,
+    typer.Option("--run", help="Run id for a new manifest; a peer's folder has one already."),
+]
+Lineage = Annotated[
+    int | None, typer.Option(min=0, max=10**9, help="Lineage for a new manifest (0).")
+]
+Step = Annotated[int | None, typer.Option(min=0, max=10**9, help="Step for a new manifest (0).")]
+Mirrors = Annotated[
+    list[str] | None, typer.Option("--mirror", help="http(s) root of a mirror; repeatable.")
+]
+
+
+@app.command("export")
+@exits
+def export_command(
+    folder: Folder,
+    out: Annotated[Path, typer.Option(help="Folder for the mirror's files.")],
+    run: RunName = None,
+    lineage: Lineage = None,
+    step: Step = None,
+    mirror: Mirrors = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint as plain files that any web server or bucket serves.
+
+    Copy them anywhere; `swarm checkpoint fetch http://…` downloads them and checks every piece. The
+    same command resumes an interrupted export.
+    """
+    import msgspec
+
+    from swarm.shardcast.mirror.publish import export as write_mirror
+    from swarm.terminal.progress import progress_bar
+
+    with progress_bar("exporting") as progress:
+        index = run_until_interrupted(
+            partial(
+                write_mirror,
+                folder,
+                out,
+                run=run,
+                lineage=lineage,
+                step=step,
+                mirrors=mirror or (),
+                progress=progress,
+            )
+        )
+    if as_json:
+        print(msgspec.json.encode(index).decode())
+        return
+    print(f"{index.total_bytes:,} bytes in {out}, manifest {index.manifest}")
+    print("serve that folder with any web server, then:")
+    print("  swarm checkpoint fetch http://HOST/PATH --out FOLDER")
+
+
+@app.command("publish")
+@exits
+def publish_command(
+    folder: Folder,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")
+    ] = 8080,
+    uplink_mbps: Annotated[
+        float | None, typer.Option(min=0.001, max=1e6, help="Upload limit in megabits per second.")
+    ] = None,
+    run: RunName = None,
+    lineage: Lineage = None,
+    step: Step = None,
+) -> None:
+    """Serve a checkpoint to anyone, as a mirror, until Ctrl-C. Nothing is copied."""
+    from swarm.shardcast.mirror.index import Index
+    from swarm.shardcast.mirror.publish import serve
+    from swarm.terminal.progress import progress_bar
+
+    bar = ExitStack()
+
+    def ready(bound: int, index: Index) -> None:
+        bar.close()
+        shown = "localhost" if host in ("0.0.0.0", "::") else host
+        shown = f"[{shown}]" if ":" in shown else shown
+        print(f"{index.total_bytes:,} bytes, manifest {index.manifest}")
+        print(f"  swarm checkpoint fetch http://{shown}:{bound} --out FOLDER", flush=True)
+
+    with bar:
+        bar.enter_context(progress_bar("reading"))
+        run_until_interrupted(
+            partial(
+                serve,
+                folder,
+                host=host,
+                port=port,
+                run=run,
+                lineage=lineage,
+                step=step,
+                uplink_bytes_per_second=uplink_mbps and uplink_mbps * 1e6 / 8,
+                ready=ready,
+            )
+        )
+
+
+@app.command("fetch")
+@exits
+def fetch_command(
+    out: Annotated[
+        Path, typer.Option(help="New folder for the checkpoint, in Hugging Face layout.")
+    ],
+    source: Annotated[
+        str | None, typer.Argument(help="Address of a mirror, or a manifest file.")
+    ] = None,
+    mirror: Mirrors = None,
+    manifest: Annotated[
+        str | None, typer.Option(help="Required digest of the manifest, in hexadecimal.")
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="Multiaddr of a peer: fetch from a run's peers.")
+    ] = None,
+    run: WhichRun = None,
+    deadline: Annotated[
+        float, typer.Option(min=1, max=1e9, help="Seconds before giving up.")
+    ] = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a checkpoint: from a mirror, by a manifest file, or a run's newest from its peers.
+
+    Every piece is checked. The same command resumes an interrupted download. An adapter comes with
+    its base.
+    """
+    from swarm.look.newest_policy import from_peers
+    from swarm.shardcast.mirror.fetch import fetch as fetch_from_mirrors
+    from swarm.terminal.progress import progress_bar
+
+    digest = _digest(manifest)
+    _check_source(source, mirror, bootstrap, run)
+    with progress_bar("fetching") as progress:
+        if source:
+            is_address = "://" in source
+            fetch = partial(
+                fetch_from_mirrors,
+                out,
+                mirrors=[*([source] if is_address else []), *(mirror or [])],
+                manifest_file=None if is_address else Path(source),
+                manifest_digest=digest,
+                deadline_seconds=deadline,
+                progress=progress,
+            )
+        else:
+            fetch = partial(
+                from_peers,
+                out,
+                bootstrap,
+                run=run,
+                digest=digest,
+                deadline=deadline,
+                progress=progress,
+            )
+        held = run_until_interrupted(fetch)
+    _say_fetched(out, held, as_json=as_json)
+
+
+def _check_source(
+    source: str | None, mirrors: list[str] | None, bootstrap: list[str] | None, run: str | None
+) -> None:
+    """Raise `UserError` unless the options name one way to fetch."""
+    if bool(source) == bool(bootstrap):
+        raise UserError("give either a mirror's address or manifest file, or --bootstrap")
+    if not source and mirrors:
+        raise UserError(
+            "--mirror goes with a mirror's address or a manifest file; leave it out with "
+            "--bootstrap: a run's manifests name their mirrors"
+        )
+    if source and run is not None:
+        raise UserError(
+            f"--run {run!r} goes with --bootstrap; leave it out: what is fetched here is one "
+            "checkpoint of one run"
+        )
+
+
+def _say_fetched(out: Path, held: Held, *, as_json: bool) -> None:
+    from swarm.shardcast.mirror.folder import BASE_FOLDER
+
+    fetched = {
+        "folder": str(out),
+        "run": held.manifest.run,
+        "lineage": held.manifest.lineage,
+        "step": held.manifest.step,
+        "bytes": held.manifest.total_bytes,
+        "manifest": held.digest.hex(),
+    }
+    if as_json:
+        print_json(fetched)
+        return
+    print(
+        f"{out}: policy {fetched['step']} of {printable(held.manifest.run)}, "
+        f"{fetched['bytes']:,} bytes, every piece checked against manifest {fetched['manifest']}"
+    )
+    if held.manifest.base is not None:
+        print(f"it is an adapter; its base, {held.manifest.base}, is in {out / BASE_FOLDER}")
+
+
+def _digest(text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        digest = bytes.fromhex(text)
+    except ValueError:
+        digest = b""
+    if len(digest) != 32:
+        raise UserError(f"--manifest {text!r} is not 64 hexadecimal digits")
+    return digest
+
+
+@app.command("verify")
+@exits
+def verify_command(
+    folder: Folder,
+    manifest: Annotated[
+        Path | None, typer.Option(help="Manifest file; default: the one in the folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check a folder against its manifest, byte by byte; exit status 1 if they differ."""
+    from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, digest_of
+    from swarm.shardcast.mirror.describe import read_bounded, verify
+    from swarm.terminal.progress import progress_bar
+
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
+    path = manifest or folder / MANIFEST_NAME
+    try:
+        blob = read_bounded(path)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); give --manifest FILE"
+        ) from error
+    try:
+        with progress_bar("verifying") as progress:
+            problems = run_until_interrupted(verify, folder, blob, progress)
+    except BadManifest as error:
+        raise UserError(f"{path}: {error}") from error
+    if as_json:
+        print_json({"manifest": digest_of(blob).hex(), "problems": problems})
+    else:
+        for problem in problems:
+            print(printable(problem), file=sys.stderr)
+        if not problems:
+            print(f"{folder} matches manifest {digest_of(blob).hex()}")
+    return 1 if problems else 0

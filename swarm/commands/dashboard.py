@@ -1,0 +1,83 @@
+"""`swarm dashboard`: a run as a live web page on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.errors import UserError
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+
+
+@exits
+def dashboard(
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    listen: Annotated[
+        str, typer.Option(help="host:port of the page; port 0 lets the system choose.")
+    ] = "127.0.0.1:8080",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the tokens that open the page, one a line. Needed unless --listen is "
+            "this machine alone."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with a table [alarms]: a webhook or a command to tell."),
+    ] = None,
+    rollouts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="HOME", help="Home of a validator or trainer here, to read rollouts from."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run as a live web page, from signed messages and logs. Needs no admission.
+
+    `--json` prints what the page would show now, and serves nothing.
+    """
+    require_extra("dashboard", "swarm dashboard")
+    import msgspec
+    import trio
+
+    from swarm.look.alarms.settings import check
+    from swarm.look.alarms.watching import watching
+    from swarm.look.dashboard.feed import Feed
+    from swarm.look.dashboard.server import Dashboard, serve
+    from swarm.look.dashboard.watch import Watcher, watch
+    from swarm.node.local import visit
+    from swarm.settings import load_settings
+    from swarm.terminal.output import print_json
+    from swarm.transport.http.local_server import open_listener, required_keys
+
+    async def show() -> None:
+        async with visit(bootstrap, run, looks_on=True) as (node, joined):
+            watcher = Watcher(node, joined, home=rollouts)
+            first = await watcher.look()
+            if listener is None:
+                print_json(msgspec.to_builtins(first, str_keys=True))
+                return
+            feed = Feed(first)
+            async with (
+                watching(settings.alarms, node, joined.id) as amend,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(watch, watcher, feed, amend)
+                url = await nursery.start(serve, Dashboard(feed, watcher, tokens), listener)
+                print(f"dashboard at {url}", flush=True)
+
+    settings = load_settings(config, {})
+    check(settings.alarms)
+    if rollouts is not None and not (rollouts / "identity.key").is_file():
+        raise UserError(f"--rollouts {rollouts} is no peer's home; give a validator's or trainer's")
+    tokens = required_keys(listen, token_file, "--listen", "--token-file")
+    listener = None if as_json else open_listener(listen)
+    run_until_interrupted(show)

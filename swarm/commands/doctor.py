@@ -1,0 +1,66 @@
+"""`swarm doctor`: what would keep a peer from working on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.terminal.exit import FAILED, exits
+from swarm.terminal.options import AsJson
+
+
+@exits
+def doctor(
+    role: Annotated[list[str] | None, typer.Option(help="Role of the peer; repeatable.")] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="Multiaddr of a peer that knows the network.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Run to look at, if there are several.")] = None,
+    listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.")] = None,
+    bulk_port: Annotated[int | None, typer.Option(help="TCP port of the piece plane.")] = None,
+    home: Annotated[str | None, typer.Option(help="Folder of keys and state.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Engine that generates: native or vllm.")
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a policy to load as well, such as the run's base policy."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check this machine for a peer with these settings, and its run, without starting one.
+
+    Exit status 1: a line begins with PROBLEM, and says what to do.
+    """
+    from swarm.findings import lines
+    from swarm.look.doctor.look import look
+    from swarm.settings import load_settings
+    from swarm.terminal.interrupt import run_until_interrupted
+    from swarm.terminal.output import print_json
+    from swarm.untrusted import printable
+
+    flags = {
+        "role": role,
+        "bootstrap": bootstrap,
+        "run": run,
+        "listen": listen,
+        "bulk_port": bulk_port,
+        "home": home,
+        "engine": engine,
+    }
+    folder = model.expanduser().absolute() if model is not None else None
+    found = run_until_interrupted(look, load_settings(config, flags), folder)
+    if as_json:
+        print_json(
+            [
+                {"topic": each.topic, "text": each.text, "problem": each.problem} | each.figures
+                for each in found
+            ]
+        )
+    else:
+        for line in lines(found):
+            print(printable(line))
+    return FAILED if any(each.problem for each in found) else 0

@@ -1,0 +1,240 @@
+"""`swarm ledger`: one peer's credits in a run, with proofs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from swarm.errors import PeerError, UserError, leaf_errors
+from swarm.run.verdict_figures import failed_check, nearest
+from swarm.sentences import numbered
+from swarm.terminal.exit import exits
+from swarm.terminal.figures import figure
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.output import print_json
+from swarm.untrusted import printable
+
+if TYPE_CHECKING:
+    from swarm.look.onlooker import WorkerRecord
+
+EVIDENCE_SHOWN_BELOW = 0.01
+"""A weaker suspicion is only in the JSON: it befalls honest peers."""
+
+
+app = typer.Typer()
+
+
+@app.callback(invoke_without_command=True)
+def ledger(
+    context: typer.Context,
+    peer: Annotated[
+        str | None, typer.Option(help="Id of the peer, or its beginning or end; default: your own.")
+    ] = None,
+    home: Annotated[Path, typer.Option(help="Folder of your keys and state.")] = Path("~/.swarm"),
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Home of a worker: its own receipts, without the network."),
+    ] = None,
+    last: Annotated[int, typer.Option(min=0, help="Number of receipts to list, newest last.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show one peer's credits and receipts, each proven to be in its validator's signed log.
+
+    The evidence against the peer is computed again from the receipts.
+    """
+    if context.invoked_subcommand is None:
+        _show_record(peer, home, bootstrap, run, source, last, as_json=as_json)
+
+
+@exits
+def _show_record(
+    peer: str | None,
+    home: Path,
+    bootstrap: list[str] | None,
+    run: str | None,
+    source: Path | None,
+    last: int,
+    *,
+    as_json: bool,
+) -> int:
+    from swarm.identity import InvalidPeerId, public_key_of
+    from swarm.look.kept_proofs import keeps_proofs
+    from swarm.look.onlooker import record_of, status_of
+    from swarm.look.prefixes import PREFIX_MIN, resolve
+    from swarm.node.local import last_bootstrap, visit
+
+    if source is not None:
+        return _show(*_kept_record(peer, source.expanduser(), run), last, as_json=as_json)
+    named = peer or _own_id(home)
+    entry = bootstrap or last_bootstrap(home)
+    is_whole = True
+    try:
+        public_key_of(named)
+    except InvalidPeerId as error:
+        if len(named.removeprefix("…")) < PREFIX_MIN:
+            raise UserError(f"--peer: {error}") from error
+        is_whole = False
+
+    async def ask() -> tuple[str, WorkerRecord]:
+        async with visit(entry, run, looks_on=True) as (node, found):
+            worker = named
+            if not is_whole:
+                present = (await status_of(node, found)).present
+                worker = resolve(named, present, "peer", "the run")
+            return worker, await record_of(node, found, worker)
+
+    try:
+        found = run_until_interrupted(ask)
+    except* PeerError as group:
+        if peer is not None or not keeps_proofs(home.expanduser()):
+            raise
+        problem = leaf_errors(group)[0]
+        raise PeerError(f"{problem}; what this home keeps: swarm ledger --from {home}") from None
+    return _show(*found, last, as_json=as_json)
+
+
+def _kept_record(peer: str | None, home: Path, run: str | None) -> tuple[str, WorkerRecord]:
+    """The record in the receipts that a worker's home keeps; raises `UserError`."""
+    from swarm.commands.ledger_checks import note_age
+    from swarm.look.kept_proofs import keeps_proofs, kept_archive
+    from swarm.look.onlooker import WorkerRecord
+    from swarm.look.why import run_of
+
+    if peer is not None:
+        raise UserError("give either --peer ID or --from HOME: a home keeps its own receipts")
+    if not home.is_dir():
+        raise UserError(f"--from {home} is no folder; give the home of your worker")
+    if not keeps_proofs(home):
+        raise UserError(
+            f"{home} is not the home of a worker; swarm why ID --from reads trusted peers' logs"
+        )
+    archive, own = kept_archive(home, run), _own_id(home)
+    note_age(archive)
+    eviction = run_of(archive).evicted(own)
+    return own, WorkerRecord(archive.state, archive.receipts, [], eviction, archive.problems)
+
+
+def _show(worker: str, record: WorkerRecord, last: int, *, as_json: bool) -> int:
+    told = record_object(worker, record)
+    if as_json:
+        print_json(told)
+    else:
+        print(numbered("\n".join(record_lines(told, last))))
+    for problem in record.problems:
+        print(f"not complete: {printable(problem)}", file=sys.stderr)
+    return 1 if record.problems else 0
+
+
+def _own_id(home: Path) -> str:
+    """Read the id of the peer in a home; raises `UserError` if it has none."""
+    from swarm.identity import load_or_create
+
+    key = home.expanduser() / "identity.key"
+    if not key.exists():
+        raise UserError(f"whose record? no peer has used {home} yet; give --peer ID or its --home")
+    return load_or_create(key).peer_id
+
+
+def record_object(peer: str, record: WorkerRecord) -> dict[str, Any]:
+    """Convert a record to plain data, with the credits that follow from the logs."""
+    from swarm.ledger.evidence import evidence_in
+    from swarm.ledger.state import Totals
+
+    total = record.state.totals.get(peer) or Totals()
+    rows = []
+    for receipt in record.receipts:
+        verdict = receipt.verdict
+        credit = record.state.credits.get(verdict.submission)
+        counts = record.state.judges.get(verdict.submission) == receipt.envelope.sender
+        failed = failed_check(verdict.checks, verdict.failed)
+        rows.append(
+            {
+                "index": receipt.index,
+                "step": verdict.step,
+                "policy": verdict.policy,
+                "number": verdict.number,
+                "outcome": verdict.outcome,
+                "failed": verdict.failed,
+                "figure": failed.figure if failed else None,
+                "threshold": failed.threshold if failed else None,
+                "nearest": nearest(verdict.checks),
+                "credit": credit.tokens if credit is not None and counts else 0,
+                "standing": record.state.standings.get(verdict.submission) if counts else None,
+                "recomputed": bool(verdict.recomputed),
+                "submission": verdict.submission.hex(),
+                "by": receipt.envelope.sender,
+                "proven_under_size": receipt.log_size,
+            }
+        )
+    judged = [receipt.record for receipt in record.receipts]
+    standing = evidence_in([*judged, *record.reinstatements], peer).standing()
+    return {
+        "peer": peer,
+        "evidence": {
+            "p_value": standing.p_value,
+            "process": standing.process,
+            "log_capital": standing.log_capital,
+        },
+        "groups": total.groups,
+        "samples": total.samples,
+        "credit": {
+            "final": total.final,
+            "held": total.held,
+            "void": total.void,
+            "verified": total.verified,
+        },
+        "outcomes": {
+            outcome: count
+            for outcome in ("accepted", "quarantined", "refused")
+            if (count := getattr(total, outcome))
+        },
+        "evicted": record.eviction.reason if record.eviction is not None else None,
+        "receipts": rows,
+    }
+
+
+def record_lines(told: dict[str, Any], last: int) -> list[str]:
+    """Format a record as lines of text."""
+    outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(told["outcomes"].items()))
+    credit = told["credit"]
+    lines = [
+        f"peer    {told['peer']}",
+        f"work    {told['samples']:,} completions in {told['groups']:,} groups "
+        f"({outcomes or 'nothing judged yet'})",
+        f"credit  {credit['final']:,} tokens final, {credit['held']:,} held, "
+        f"{credit['void']:,} void ({credit['verified']:,} recomputed)",
+    ]
+    evidence = told["evidence"]
+    if evidence["p_value"] < EVIDENCE_SHOWN_BELOW:
+        lines.append(
+            f"evidence of {evidence['process']}: an honest peer ever looks like this with "
+            f"p <= {evidence['p_value']:.1e}"
+        )
+    if told["evicted"] is not None:
+        lines.append(f"evicted {printable(told['evicted'])}")
+    rows = told["receipts"][len(told["receipts"]) - min(last, len(told["receipts"])) :]
+    if rows:
+        lines.append(
+            f"\n{'log':>7} {'step':>6} {'#':>4} {'policy':>7} {'tokens':>7}  {'':<5}  outcome"
+        )
+    for row in rows:
+        failed = ""
+        if row["failed"]:
+            failed = f"  {printable(row['failed'])}"
+            if row["figure"] is not None:
+                failed += f" {figure(row['figure'])} against {figure(row['threshold'])}"
+        elif row["nearest"]:
+            failed = f"  {printable(row['nearest'])}"
+        lines.append(
+            f"{row['index']:>7} {row['step']:>6} {row['number']:>4} {row['policy']:>7} "
+            f"{row['credit']:>7}  {row['standing'] or '':<5}  {row['outcome']}{failed}"
+        )
+    if rows:
+        lines.append(f"\n{len(told['receipts']):,} receipts, every inclusion proof verified")
+    return lines

@@ -1,0 +1,283 @@
+"""`swarm ledger verify`, `prove`, `export`: checking whole logs."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from swarm.errors import UserError
+from swarm.sentences import numbered
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.options import AsJson, Bootstrap, WhichRun
+from swarm.terminal.output import check_writable, print_json, write_text
+from swarm.untrusted import printable
+
+if TYPE_CHECKING:
+    from swarm.ledger.archive import Archive
+    from swarm.ledger.audit import Audited
+    from swarm.ledger.proof_file import ProofFile
+
+Source = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Home of a trainer or validator, or an export; default: ask the network.",
+    ),
+]
+
+SourceOrOwn = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Home of a worker (its own receipts), trainer or validator, or an export; default: "
+        "ask the network.",
+    ),
+]
+
+
+@exits
+def verify(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="A proof that `swarm ledger prove` wrote, an export, or a home."),
+    ] = None,
+    source: Source = None,
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+    owner: Annotated[
+        str | None, typer.Option(help="Id of the run's owner that you trust; others are refused.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check all trusted logs: signed heads, entries, verdicts, forks. Exit status 1: not sound.
+
+    With FILE, works offline. A proof is checked with the run manifest in it, which its owner
+    signed: give --owner, or compare the id that is printed. With --from or --bootstrap it is also
+    held against the log as it is now, by the seals if the entry is pruned.
+    """
+    if file is not None and file.suffix == ".json":
+        archive = _archive(source, bootstrap, run, owner) if source or bootstrap else None
+        return _verify_proof(file, owner, archive, as_json=as_json)
+    if file is not None and source is not None:
+        raise UserError("give either FILE or --from PATH, not both; they go together for a proof")
+    from swarm.ledger.audit import audit
+
+    archive = _archive(file or source, bootstrap, run, owner)
+    found = audit(archive)
+    sound = all(each.sound for each in found) and not archive.problems
+    if as_json:
+        print_json(
+            {
+                "run": archive.run,
+                "sound": sound,
+                "logs": [dataclasses.asdict(each) for each in found],
+                "problems": archive.problems,
+            }
+        )
+    else:
+        print(f"run {archive.run}, manifest version {archive.manifest.version}")
+        print(numbered("\n".join([*audit_lines(found), *tally_lines(archive)])))
+    report(archive)
+    return 0 if sound else 1
+
+
+def audit_lines(found: list[Audited]) -> list[str]:
+    """One line per log, and one per finding."""
+    lines = []
+    for log in found:
+        state = "sound" if log.sound else "FORKED" if log.forks else "NOT SOUND"
+        lines.append(
+            f"{log.owner} ({', '.join(log.roles)}): {state}, {log.entries:,} entries, "
+            f"{log.heads:,} signed heads, {log.verdicts:,} signed verdicts"
+        )
+        for label, sentences in (
+            ("forked", log.forks),
+            ("wrong", log.problems),
+            ("note", log.notes),
+        ):
+            lines += [f"  {label}: {printable(sentence)}" for sentence in sentences]
+    return lines
+
+
+def tally_lines(archive: Archive) -> list[str]:
+    """One line per validator: a liar stands out by verdicts that others contradict."""
+    return [
+        f"validator {validator}: {each.accepted:,} accepted, {each.refused:,} refused, "
+        f"{each.quarantined:,} quarantined, {each.recomputed:,} of them recomputed; "
+        f"{each.shared:,} judged by others too, of which it alone refuses {each.refuses_alone:,} "
+        f"and others refuse {each.accepts_alone:,}"
+        for validator, each in archive.state.tallies.items()
+    ]
+
+
+def _verify_proof(file: Path, owner: str | None, archive: Archive | None, *, as_json: bool) -> int:
+    from swarm.ledger import anchors, proof_file
+
+    try:
+        proven = proof_file.read(file.read_bytes())
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is no proof: {error}") from error
+    problem = proven.problem()
+    if problem is None and owner is not None and proven.signed.sender != owner:
+        problem = f"its run belongs to {proven.signed.sender}, not to {owner}"
+    if problem is not None:
+        print(f"not proven: {printable(problem)}", file=sys.stderr)
+        return 1
+    receipt = proven.receipt
+    verdict = receipt.verdict
+    told = {
+        "proven": True,
+        "owner": proven.signed.sender,
+        "run": proven.signed.body.run,
+        "submission": verdict.submission.hex(),
+        "worker": verdict.worker,
+        "step": verdict.step,
+        "number": verdict.number,
+        "outcome": verdict.outcome,
+        "by": receipt.envelope.sender,
+        "index": receipt.index,
+        "log_size": receipt.log_size,
+    }
+    now = anchors.anchor(proven, readable_archive(archive)) if archive is not None else None
+    if now is not None:
+        told |= {"holds": now.holds, "now": now.sentence}
+    if as_json:
+        print_json(told)
+        return 0 if now is None or now.holds else 1
+    print(f"proven: submission {told['submission']} of {told['worker']}")
+    print(f"was {told['outcome']} by {told['by']}, a validator of the run {told['run']}")
+    print(f"and is entry {told['index']} of the {told['log_size']} that this validator signed")
+    if now is None:
+        return 0
+    print(printable(now.line))
+    return 0 if now.holds else 1
+
+
+@exits
+def prove(
+    submission: Annotated[str, typer.Argument(help="Hash of the submission, or its beginning.")],
+    out: Annotated[Path, typer.Option(help="File for the proof; - is standard output.")] = Path(
+        "-"
+    ),
+    source: SourceOrOwn = None,
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+) -> None:
+    """Write a proof that a submission's verdict is in its validator's log.
+
+    `swarm ledger verify FILE.json` checks it offline. With --from the home of a worker, the proof
+    is the one that the worker has kept; its validator may have deleted the entry since.
+    """
+    from swarm.ledger import proof_file
+    from swarm.look.kept_proofs import keeps_proofs, kept_proof
+
+    check_writable("--out", out, () if out == Path("-") else (".json",))
+    if source is not None and keeps_proofs(home := source.expanduser()):
+        written = proof_file.file_of(kept_proof(home, submission))
+    else:
+        written = _proof_from_logs(readable(source, bootstrap, run), submission)
+    write_text("--out", msgspec.json.format(msgspec.json.encode(written)).decode(), out)
+
+
+def _proof_from_logs(archive: Archive, submission: str) -> ProofFile:
+    from swarm.ledger import proof_file
+    from swarm.ledger.entries import Judged
+    from swarm.look.why import submission_named
+
+    digest = submission_named(archive, submission)
+    judge = archive.state.judges.get(digest)
+    index = next(
+        record.index
+        for record in archive.records
+        if isinstance(record.entry, Judged)
+        and record.entry.submission == digest
+        and judge in (None, record.owner)
+    )
+    if judge is None:
+        raise UserError(f"no validator of the run has judged {digest.hex()}")
+    try:
+        receipt = proof_file.receipt_in(archive.log(judge), index)
+    except ValueError as error:
+        raise UserError(f"{error}; ask the network instead of --from") from error
+    written = proof_file.written(archive, receipt)
+    if not written.sealed_size and archive.manifest.limits.epoch_entries:
+        print(
+            "note: no seal covers this entry yet; prove it again after the next seal for a proof "
+            "that can be held against the log after the entry is pruned",
+            file=sys.stderr,
+        )
+    return written
+
+
+@exits
+def export(
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    format: Annotated[str, typer.Option(help="parquet, csv or jsonl.")] = "jsonl",
+    source: Source = None,
+    bootstrap: Bootstrap = None,
+    run: WhichRun = None,
+) -> int:
+    """Write the entries of all logs, the signed heads and verdicts, and the credits to a table.
+
+    Each row has the signed or hashed bytes, so `swarm ledger verify FILE` can check it again.
+    """
+    from swarm.look.archives import FORMATS, write_export
+
+    if format not in FORMATS:
+        raise UserError(f"--format is {format!r}; there are: {', '.join(FORMATS)}")
+    if format == "parquet":
+        require_extra("infer", "swarm ledger export --format parquet")
+    check_writable("--out", out, (f".{format}",))
+    archive = readable(source, bootstrap, run)
+    rows = write_export(archive, out, format)
+    print(numbered(f"{rows:,} rows in {out}"))
+    report(archive)
+    return 1 if archive.problems else 0
+
+
+def readable(source: Path | None, bootstrap: list[str] | None, run: str | None) -> Archive:
+    """The logs, with entries that this version of Swarm can read; raises `UserError`."""
+    return readable_archive(_archive(source, bootstrap, run))
+
+
+def readable_archive(archive: Archive) -> Archive:
+    """The logs, unless an entry cannot be read; raises `UserError`."""
+    try:
+        archive.state  # noqa: B018 - decodes the entries
+    except ValueError as error:
+        raise UserError(
+            f"a log holds {error}; `swarm ledger verify` names the log and the entry"
+        ) from error
+    return archive
+
+
+def _archive(
+    source: Path | None, bootstrap: list[str] | None, run: str | None, owner: str | None = None
+) -> Archive:
+    from swarm.look.archives import find_archive
+
+    archive = find_archive(source, bootstrap, run)
+    if owner is not None and archive.signed.sender != owner:
+        raise UserError(f"the run {archive.run} belongs to {archive.signed.sender}, not to {owner}")
+    return archive
+
+
+def report(archive: Archive) -> None:
+    """Say which logs are missing."""
+    note_age(archive)
+    for problem in archive.problems:
+        print(f"not complete: {printable(problem)}", file=sys.stderr)
+
+
+def note_age(archive: Archive) -> None:
+    """Say what a worker's own receipts are."""
+    if archive.home:
+        print(f"note: {archive.where} as of when it last asked", file=sys.stderr)

@@ -1,0 +1,121 @@
+"""The `swarm` command. Its subcommands are found by entry points, and loaded when they are called.
+
+Anyone can add a command: a function that typer can call, or a `typer.Typer` for a group, named in
+an entry point of the group `swarm.commands`. A dot puts one into a group: `ledger.audit` is
+`swarm ledger audit`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from swarm.errors import UserError
+from swarm.terminal.exit import exit_with
+from swarm.terminal.options import Version
+from swarm.terminal.streams import speak
+
+GROUP = "swarm.commands"
+
+
+class Deferred(TyperCommand):
+    """A command that is imported when it is called or its own help is asked for.
+
+    `inner` are the entry points of commands inside it, by their names in it.
+    """
+
+    def __init__(self, name: str, entry: EntryPoint, inner: dict[str, EntryPoint]) -> None:
+        super().__init__(name, help=summary(entry))
+        self.entry, self.inner = entry, inner
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """As typer calls it: from here on the command itself is at work."""
+        return self._loaded().make_context(*args, **kwargs)
+
+    def _loaded(self) -> Any:
+        try:
+            found = self.entry.load()
+        except (ImportError, AttributeError) as error:
+            package = self.entry.dist.name if self.entry.dist else "an unknown package"
+            mistake = UserError(f"the command {self.name} of {package} cannot be loaded: {error}")
+            raise typer.Exit(exit_with(mistake)) from error
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False)
+            single.command(self.name)(found)
+            return typer.main.get_command(single)
+        group = typer.main.get_group(found)
+        for name, entry in self.inner.items():
+            group.add_command(Deferred(name, entry, {}))
+        return group
+
+
+class Commands(TyperGroup):
+    """The group of all installed commands; loads none of them by itself."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        found = {entry.name: entry for entry in sorted(entry_points(group=GROUP))}
+        for name, entry in found.items():
+            if "." not in name:
+                within = f"{name}."
+                inner = {
+                    each.removeprefix(within): value
+                    for each, value in found.items()
+                    if each.startswith(within)
+                }
+                self.add_command(Deferred(name, entry, inner))
+
+
+def summary(entry: EntryPoint) -> str:
+    """What a command is for, read from its file without importing it.
+
+    The docstring of its function; for a group, the first sentence of its module, after a colon.
+    """
+    top, *rest = entry.module.split(".")
+    found = importlib.util.find_spec(top)
+    name = top
+    for part in rest:
+        name = f"{name}.{part}"
+        found = PathFinder.find_spec(name, found.submodule_search_locations) if found else None
+    if found is None or found.origin is None:
+        return ""
+    try:
+        tree = ast.parse(Path(found.origin).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == entry.attr:
+            return ast.get_docstring(node) or ""
+    told = (ast.get_docstring(tree) or "").partition("\n\n")[0].rpartition("`: ")[2]
+    return told[:1].upper() + told[1:]
+
+
+app = typer.Typer(
+    name="swarm",
+    cls=Commands,
+    help="Reinforcement learning of language models across machines that do not trust each other.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _swarm(version: Version = False) -> None:
+    pass  # for `swarm --version`
+
+
+def main() -> None:
+    """The console script `swarm`."""
+    speak(app)
+
+
+if __name__ == "__main__":  # `torchrun -m swarm.commands.main train …`
+    main()

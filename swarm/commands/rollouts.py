@@ -1,0 +1,242 @@
+"""`swarm rollouts`: read the rollouts of a run.
+
+Imports pyarrow lazily, to start without it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.errors import UserError
+from swarm.sentences import numbered
+from swarm.terminal.exit import exits
+from swarm.terminal.extras import require_extra
+from swarm.terminal.options import AsJson, WhichRun
+from swarm.terminal.output import check_writable, print_json
+from swarm.untrusted import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.text import Text
+
+    from swarm.look.rollouts.filters import Filters
+    from swarm.look.rollouts.seen import SeenRollout
+    from swarm.look.rollouts.sources import Source
+
+app = typer.Typer(help="Read the rollouts of a run.", no_args_is_help=True)
+
+SHOWN = 16
+"""Rollouts that `show` prints unless a limit is given: two groups of eight."""
+
+Where = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A submission (Parquet), a folder of them, or the home of a validator or trainer.",
+    ),
+]
+Environment = Annotated[
+    str | None, typer.Option(help="Only rollouts of the environment with this name.")
+]
+Reward = Annotated[
+    str | None, typer.Option(help="Only rewards in LOW:HIGH, bounds included, such as 0:0.5.")
+]
+Worker = Annotated[
+    str | None, typer.Option(help="Only this worker: a peer id, or its beginning or end.")
+]
+Step = Annotated[
+    str | None, typer.Option(help="Only these steps: FIRST:LAST, such as 10:20, or one step.")
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with the run's tokenizer.json. Default: that of a checkpoint in the same "
+        "home; without any, token ids are shown."
+    ),
+]
+Ledger = Annotated[
+    Path | None,
+    typer.Option(
+        help="Trusted peer's home, or exported ledger, with the verdicts. Default: the logs in "
+        "the home that holds the rollouts."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The options that all commands here share."""
+
+    path: Path
+    environment: str | None
+    reward: str | None
+    worker: str | None
+    step: str | None
+    limit: int
+    """0: all."""
+    tokenizer: Path | None
+    ledger: Path | None
+    run: str | None
+
+    def open(self, command: str) -> tuple[Source, Iterator[SeenRollout]]:
+        """Find the rollouts that pass the filters, at least one; raises `UserError`."""
+        require_extra("infer", f"swarm rollouts {command}")
+        from swarm.look.rollouts.filters import Filters, parse_range
+        from swarm.look.rollouts.sources import open_source
+
+        filters = Filters(
+            self.environment,
+            parse_range("--reward", self.reward, "0:0.5"),
+            self.worker,
+            parse_range("--step", self.step, "10:20"),
+        )
+        source = open_source(self.path, self.ledger, self.tokenizer, self.run)
+        found = source.rollouts(filters)
+        first = next(found, None)
+        if first is None:
+            raise UserError(_nothing(source, filters))
+        return source, chain([first], found)
+
+    def limited(self, rollouts: Iterator[SeenRollout]) -> Iterator[SeenRollout]:
+        """As many rollouts as are wanted."""
+        return islice(rollouts, self.limit or None)
+
+
+def _nothing(source: Source, filters: Filters) -> str:
+    """Say why no rollout passes the filters."""
+    if not filters.described():
+        return source.problems[0]
+    steps = sorted({found.step for found in source.files})
+    workers = {found.worker for found in source.files}
+    return (
+        f"no rollout of {source.path} passes {filters.described()}; it holds {len(source.files):,} "
+        f"submissions by {len(workers):,} workers of steps {steps[0]} to {steps[-1]}"
+        + ("" if any(source.verdicts()) else ", without verdicts, so without rewards")
+        + "; widen the filters"
+    )
+
+
+@app.command("show")
+@exits
+def show(
+    path: Where,
+    environment: Environment = None,
+    reward: Reward = None,
+    worker: Worker = None,
+    step: Step = None,
+    limit: Annotated[int, typer.Option(min=0, help="Rollouts to show; 0 shows all.")] = SHOWN,
+    tokenizer: Tokenizer = None,
+    ledger: Ledger = None,
+    run: WhichRun = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print rollouts: each prompt, then what followed it, with rewards and verdict."""
+    chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
+    source, found = chosen.open("show")
+    from swarm.look.rollouts.pager import print_lines
+    from swarm.look.rollouts.seen import as_row
+
+    shown = chosen.limited(found)
+    if as_json:
+        print_json({"source": str(source.path), "rollouts": [as_row(seen) for seen in shown]})
+    else:
+        print_lines(_screen(shown))
+        if next(found, None) is not None:
+            print(f"\nmore follow: --limit 0 shows all, `swarm rollouts browse {path}` pages them")
+    _warn(source)
+
+
+@app.command("browse")
+@exits
+def browse(
+    path: Where,
+    environment: Environment = None,
+    reward: Reward = None,
+    worker: Worker = None,
+    step: Step = None,
+    limit: Annotated[int, typer.Option(min=0, help="Rollouts to show; 0 shows all.")] = 0,
+    tokenizer: Tokenizer = None,
+    ledger: Ledger = None,
+    run: WhichRun = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write one HTML file for a browser instead: FILE.html."),
+    ] = None,
+) -> None:
+    """Page through rollouts on the terminal: n and N jump between groups, / searches, q leaves."""
+    check_writable("--html", html, (".html",))
+    chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
+    source, found = chosen.open("browse")
+    shown = chosen.limited(found)
+    if html is not None:
+        from swarm.look.rollouts.page import write_page
+
+        count, full = write_page(shown, f"Rollouts of {path}", html)
+        print(numbered(f"{count:,} rollouts are in {html}"))
+        if full:
+            print("the page is full: filter by --step, --reward or --worker to see others")
+    else:
+        from swarm.look.rollouts.pager import page_lines
+
+        page_lines(_screen(shown))
+    _warn(source)
+
+
+@app.command("export")
+@exits
+def export(
+    path: Where,
+    to: Annotated[
+        Path,
+        typer.Option(help="FILE.jsonl, or a new folder for a Hugging Face data set (Parquet)."),
+    ],
+    environment: Environment = None,
+    reward: Reward = None,
+    worker: Worker = None,
+    step: Step = None,
+    limit: Annotated[int, typer.Option(min=0, help="Rollouts to write; 0 writes all.")] = 0,
+    tokenizer: Tokenizer = None,
+    ledger: Ledger = None,
+    run: WhichRun = None,
+) -> None:
+    """Write rollouts as data: texts, token ids, loss masks, rewards, advantages and verdicts."""
+    require_extra("infer", "swarm rollouts export")
+    from swarm.look.rollouts import export as data
+
+    data.check_target(to)
+    chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
+    source, found = chosen.open("export")
+    print(numbered(f"{data.export(chosen.limited(found), to):,} rollouts are in {to}"))
+    _warn(source)
+
+
+def _screen(shown: Iterator[SeenRollout]) -> Iterator[Text]:
+    from rich.text import Text
+
+    from swarm.look.rollouts.screen import LEGEND, lines
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    yield Text(f"{LEGEND}\n", "bright_black")
+    yield from lines(shown, width)
+
+
+def _warn(source: Source) -> None:
+    """Say on standard error what could not be read, and that the texts are missing."""
+    if source.tokenizer is None:
+        print(
+            "token ids are shown, because no checkpoint of the run lies here; for text give "
+            "--tokenizer FOLDER",
+            file=sys.stderr,
+        )
+    for problem in source.problems[:5]:
+        print(f"not read: {printable(problem)}", file=sys.stderr)
+    if len(source.problems) > 5:
+        print(f"not read: {len(source.problems) - 5:,} more", file=sys.stderr)

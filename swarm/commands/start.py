@@ -1,0 +1,136 @@
+"""The life of one peer process.
+
+The peer makes its key on first use, joins the network through the bootstrap peer, finds the run,
+is admitted, and works until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+
+from swarm.errors import UserError
+from swarm.events import Event
+from swarm.look.alarms.ringing import ringing
+from swarm.look.alarms.settings import check as check_alarms
+from swarm.look.dashboard.in_peer import dashboard_listening, serving_dashboard
+from swarm.look.doctor.at_start import check_before_start, checking
+from swarm.look.health import beating
+from swarm.look.metrics.server import listening, serving_metrics
+from swarm.node.departure import Departure
+from swarm.node.joining import NO_WAY_IN
+from swarm.node.local import open_node
+from swarm.roles import check_tables, load_role, take_part
+from swarm.run.allowed import allow_environments
+from swarm.settings import BOOTSTRAP, PeerSettings
+from swarm.terminal.crash import crashes_reported
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.untrusted import PrintableFormatter
+from swarm.world.surroundings import HOME_VARIABLE, close_memory
+
+
+class Earned:
+    """Event sink that adds up the receipts of this process."""
+
+    def __init__(self) -> None:
+        self.submissions = Counter[str]()
+        self._groups = 0
+        self._completions = 0
+
+    def __call__(self, event: Event) -> None:
+        if event.name == "inference.receipt":
+            self.submissions[event.fields["outcome"]] += 1
+            self._groups += event.fields["groups"]
+            self._completions += event.fields["completions"]
+
+    def totals(self) -> dict[str, int]:
+        """Submissions by outcome, and the groups and completions credited."""
+        outcomes = {name: self.submissions[name] for name in ("accepted", "refused", "quarantined")}
+        return {**outcomes, "groups": self._groups, "completions": self._completions}
+
+
+async def run_peer(settings: PeerSettings, departure: Departure) -> None:
+    """Run a peer until it is cancelled, has left, or all its roles have finished."""
+    check_before_start(settings)  # first: a role without its packages cannot be loaded
+    roles = [load_role(name) for name in settings.role if name != BOOTSTRAP]
+    if not settings.role:
+        raise UserError("no role given; use --role inference, for example")
+    if roles and not settings.bootstrap and not settings.manifest:
+        raise UserError(NO_WAY_IN)
+    check_tables(settings)
+    check_alarms(settings.alarms)
+    allow_environments(settings.allowed)
+    os.environ[HOME_VARIABLE] = str(settings.home_path)
+    # Most objects are those of modules, which stay. The collector counts the others alone now, so
+    # it looks for cycles among them before these are megabytes.
+    gc.collect()
+    gc.freeze()
+    with listening(settings) as metrics, dashboard_listening(settings) as dashboard:
+        async with (
+            open_node(settings) as node,
+            beating(node) as pulse,
+            serving_metrics(metrics, node, pulse),
+            ringing(settings.alarms, node) as alarms,
+            checking(node),
+            serving_dashboard(dashboard, node, alarms),
+        ):
+            earned = Earned()
+            node.events.add_sink(earned)
+            node.departure = departure
+            try:
+                await take_part(node, roles)
+            finally:
+                if earned.submissions:
+                    node.events.emit("peer.earned", **earned.totals())
+
+
+LEAVING = "leaving…"
+
+
+def become_rank(names: Sequence[str]) -> None:
+    """Replace this process by its role's `rank_module` if `torchrun` gave it a rank above 0.
+
+    Only rank 0 is a peer; the other ranks obey it. Raises `UserError`.
+    """
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
+        return
+    module = None
+    if len(names) == 1 and names[0] != BOOTSTRAP:
+        module = getattr(load_role(names[0]), "rank_module", None)
+    if module is None:
+        raise UserError(
+            f"the environment's RANK is {rank}, but role {', '.join(names)} is one process; start "
+            "torchrun with --role trainer alone, and other roles without torchrun"
+        )
+    os.execv(sys.executable, [sys.executable, "-m", module])
+
+
+def start(settings: PeerSettings) -> None:
+    """Run a peer until it ends or is interrupted."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler])
+    become_rank(settings.role)
+    close_memory()
+    departure = Departure()
+
+    def ask_to_leave() -> bool:
+        leaves = departure.ask()
+        if leaves:
+            print(LEAVING, file=sys.stderr, flush=True)
+        return leaves
+
+    with suppress(KeyboardInterrupt), crashes_reported(settings.home_path):
+        run_until_interrupted(
+            run_peer,
+            settings,
+            departure,
+            on_interrupt=lambda: print(LEAVING, file=sys.stderr, flush=True),
+            ask_to_leave=ask_to_leave,
+        )

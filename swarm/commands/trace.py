@@ -1,0 +1,42 @@
+"""`swarm trace`: one submission's way through the swarm, hop by hop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm.sentences import numbered
+from swarm.terminal.exit import exits
+from swarm.terminal.options import AsJson
+
+
+@exits
+def trace(
+    submission: Annotated[str, typer.Argument(help="Hash of the submission, or its beginning.")],
+    logs: Annotated[
+        Path, typer.Option(help="A log that --json-logs wrote, or a folder of such logs.")
+    ],
+    otlp: Annotated[
+        Path | None, typer.Option(help="File for the spans as OTLP/JSON (OpenTelemetry).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show when a submission was generated, delivered, checked, fetched and trained on."""
+    import dataclasses
+    import json
+
+    from swarm.look.trace import as_otlp, trace_lines, trace_of
+    from swarm.look.why_step import read_events
+    from swarm.terminal.output import check_writable, print_json, write_text
+
+    if otlp is not None:
+        check_writable("--otlp", otlp, (".json", ".jsonl"))
+    whole, spans = trace_of(read_events(logs), submission)
+    if otlp is not None:
+        write_text("--otlp", json.dumps(as_otlp(whole, spans)) + "\n", otlp)
+    if as_json:
+        print_json({"submission": whole, "spans": [dataclasses.asdict(span) for span in spans]})
+    else:
+        print(numbered("\n".join(trace_lines(whole, spans))))

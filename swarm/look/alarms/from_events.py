@@ -1,0 +1,127 @@
+"""Alarms of one peer, from its own events and its disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from swarm.events import Event
+from swarm.look.alarms.board import Board
+from swarm.sentences import sentence
+from swarm.settings import AlarmSettings
+from swarm.untrusted import shown
+
+BUSY_SHARE_MIN = 0.2
+"""Share of a minute below which a worker's device counts as idle."""
+
+REFUSED_SHARE_MAX = 0.2
+
+VERDICTS, RECEIPTS = 50, 20
+"""Newest judgements of a validator, and of a worker, whose share of refusals counts."""
+
+SIGNS = {
+    "shardcast.checkpoint_failed": "broadcast_stalled",
+    "verdicts.contradict": "validators_disagree",
+    "trainer.alarm": "training",
+    "membership.clock_corrected": "clock_wrong",
+    "membership.clocks_differ": "clock_wrong",
+    "membership.clock_behind_itself": "clock_wrong",
+    "membership.clock_behind_manifest": "clock_wrong",
+    "ledger.forked": "log_forked",
+    "ledger.false_seal": "log_forked",
+    "ledger.not_sealed": "not_sealed",
+    "membership.trusted_over_rate": "key_abused",
+    "compute.child_died": "children_die",
+}
+"""Events that are signs by themselves."""
+
+PROOFS = {
+    "trainer.step_trained": ("starved", "no_step"),
+    "validator.verdict": ("starved",),
+    "inference.submission_made": ("starved",),
+    "shardcast.checkpoint_complete": ("broadcast_stalled",),
+    "trainer.run_complete": ("starved", "no_step"),
+    "inference.run_over": ("starved", "device_idle"),
+    "standby.unpacked": ("bundle_old",),
+}
+"""Events that prove that causes are gone."""
+
+
+class FromEvents:
+    """Event sink that counts signs on a board; `look` adds what no event tells."""
+
+    def __init__(self, board: Board, settings: AlarmSettings, home: Path) -> None:
+        self._board = board
+        self._settings = settings
+        self._home = home
+        self._judged: dict[str, deque[bool]] = {
+            "validator.verdict": deque(maxlen=VERDICTS),
+            "inference.receipt": deque(maxlen=RECEIPTS),
+        }
+        """Whether each of the newest verdicts, and receipts, is a refusal."""
+        self._step_since: float | None = None
+        """When this trainer opened its first step or finished its last; None: it trains none."""
+
+    def __call__(self, event: Event) -> None:
+        fields = event.fields
+        for name in PROOFS.get(event.name, ()):
+            self._board.well(name)
+        if event.name in SIGNS:
+            self._sign(SIGNS[event.name], event)
+        elif event.name.endswith(".starved"):
+            if fields.get("seconds", 0.0) >= self._settings.starved_seconds:
+                self._sign("starved", event)
+        elif event.name == "membership.trusted_silent":
+            if fields.get("seconds", 0.0):  # a restart takes less than a minute
+                self._sign("trusted_silent", event)
+        elif event.name == "inference.device":
+            if fields.get("busy", 1.0) < BUSY_SHARE_MIN:
+                self._sign("device_idle", event)
+            else:
+                self._board.well("device_idle")
+        elif event.name == "standby.standing_by":
+            if fields["steps_behind"] and fields["age_seconds"] >= self._settings.bundle_seconds:
+                self._sign("bundle_old", event)
+            else:
+                self._board.well("bundle_old")
+        elif event.name in self._judged:
+            self._judge(event.name, refused=fields.get("outcome") == "refused")
+        elif event.name in ("trainer.step_opened", "trainer.step_trained", "trainer.resumed"):
+            self._step_since = self._board.now()
+        elif event.name in ("trainer.run_complete", "trainer.paused"):
+            self._step_since = None
+
+    def look(self) -> None:
+        """Check the disk and the trainer's pace. Called now and then."""
+        if words := self._lacks_space():
+            self._board.sign("disk_low", words)
+        since, now = self._step_since, self._board.now()
+        if since is not None and now - since >= self._settings.no_step_seconds:
+            minutes = (now - since) / 60
+            self._board.sign("no_step", f"the trainer has finished no step for {minutes:.0f} min")
+
+    def _lacks_space(self) -> str:
+        try:
+            usage = shutil.disk_usage(self._home)
+        except OSError as error:  # a disk that was taken away, a share whose server is gone
+            return f"the disk of {self._home} cannot be asked ({error.strerror})"
+        if usage.free >= self._settings.disk_free_share * usage.total:
+            return ""
+        share = 100 * usage.free / usage.total
+        return f"{usage.free / 1e9:.1f} GB ({share:.1f} %) are free on the disk of {self._home}"
+
+    def _judge(self, name: str, *, refused: bool) -> None:
+        judged = self._judged[name]
+        judged.append(refused)
+        share = sum(judged) / len(judged)
+        if len(judged) == judged.maxlen and share > REFUSED_SHARE_MAX:
+            self._board.sign(
+                "refusals_rise", f"{100 * share:.0f} % of the last {len(judged)} verdicts refuse"
+            )
+
+    def _sign(self, name: str, event: Event) -> None:
+        told: dict[str, Any] = shown(event.fields)
+        words = sentence(event.name, told) or event.name
+        self._board.sign(name, words, [f"{key}: {value}" for key, value in told.items()])

@@ -1,0 +1,274 @@
+"""Where commands get copies of a run's logs: the network, a trusted peer's home, or an export."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import PeerError, UserError
+from swarm.identity import KEY_FILE, check_home_identity, id_in_home, load_or_create
+from swarm.ledger import merkle
+from swarm.ledger.archive import Archive, Row
+from swarm.ledger.client import LedgerClient
+from swarm.ledger.forks import ForkEvidence
+from swarm.ledger.mirror import Origin
+from swarm.look.onlooker import ask_all
+from swarm.messages import LogHead
+from swarm.node.local import last_bootstrap, visit
+from swarm.node.node import Node
+from swarm.run.choice import choose_run
+from swarm.run.run import Run
+from swarm.terminal.interrupt import run_until_interrupted
+from swarm.world.home_format import check_format
+
+FORMATS = ("jsonl", "csv", "parquet")
+
+CSV_FIELD_BYTES_MAX = 1 << 20
+"""Longest field of a CSV file: an eviction's entry has 68 KiB, twice as many hexadecimal digits."""
+
+
+def find_archive(source: Path | None, bootstrap: Sequence[str] | None, run: str | None) -> Archive:
+    """Read the logs from a home or an export, or fetch them from the network."""
+    if source is None:
+        return run_until_interrupted(_fetch, bootstrap or last_bootstrap(), run)
+    if bootstrap:
+        raise UserError("give either --from PATH or --bootstrap MULTIADDR, not both")
+    source = source.expanduser()
+    if source.is_dir():
+        return archive_in_home(source, run)
+    return read_export(source)
+
+
+async def _fetch(bootstrap: Sequence[str], run: str | None) -> Archive:
+    async with visit(bootstrap, run, looks_on=True) as (node, found):
+        return await fetch_archive(node, found)
+
+
+async def fetch_archive(node: Node, run: Run) -> Archive:
+    """Fetch all logs from their owners, with the heads that the others' mirrors hold.
+
+    The log of a peer that does not answer is fetched from a mirror.
+    """
+    archive = Archive(run.manifest_envelope)
+    trusted = run.manifest.trusted_ids()
+    mirrored: dict[str, dict[str, Envelope]] = {}
+    """Heads that other trusted peers hold of each log, by owner and holder."""
+
+    async def ask_owner(client: LedgerClient) -> None:
+        archive.forks.extend((await client.status()).forks)
+        for owner in trusted:
+            head = await client.head(owner)
+            if head is not None and owner != client.peer:
+                mirrored.setdefault(owner, {})[client.peer] = head
+                archive.log(owner).add_head(head)
+            elif head is not None:
+                await _copy_log(client, archive, head)
+        if client.peer in run.manifest.validator_ids():
+            await _copy_verdicts(client, archive)
+
+    await ask_all(node, trusted, ask_owner, archive.problems)
+    for owner in trusted:
+        heads = mirrored.get(owner, {})
+        for holder in sorted(heads, key=lambda peer: -heads[peer].expect(LogHead).size):
+            if archive.log(owner).entries:
+                break
+
+            async def ask_mirror(client: LedgerClient, head: Envelope = heads[holder]) -> None:
+                await _copy_log(client, archive, head)
+
+            await ask_all(node, [holder], ask_mirror, archive.problems)
+    return archive
+
+
+async def _copy_log(client: LedgerClient, archive: Archive, head: Envelope) -> None:
+    """Fetch the entries that a head covers; `audit` compares them with it."""
+    log, size = archive.log(head.sender), head.expect(LogHead).size
+    log.entries = []
+    while log.size < size:
+        raws, origin = await client.entries_or_origin(head.sender, log.size, size - log.size)
+        log.origin = origin or log.origin
+        log.entries += raws
+    log.add_head(head)
+
+
+async def _copy_verdicts(client: LedgerClient, archive: Archive) -> None:
+    log = archive.log(client.peer)
+    start = 0
+    while page := await client.verdicts("", start):
+        for item in page:
+            try:
+                envelope = open_envelope(item.envelope)
+            except Dropped as dropped:
+                raise PeerError(f"{client.peer} sent an invalid verdict ({dropped})") from dropped
+            if log.origin.start <= item.index < log.size:
+                log.verdicts[item.index] = envelope
+        if page[-1].index < start:
+            raise PeerError(f"{client.peer} sent verdicts out of order")
+        start = page[-1].index + 1
+
+
+def archive_in_home(home: Path, run: str | None) -> Archive:
+    """Read the logs from the home of a trusted peer, also while it runs."""
+    check_format(home)
+    if not (home / "ledger.sqlite").exists():
+        raise UserError(f"{home} has no ledger.sqlite; only trainers and validators keep logs")
+    manifests: dict[str, Envelope] = {}
+    for (raw,) in home_rows(
+        home / "peer.sqlite", "SELECT envelope FROM manifests ORDER BY version"
+    ):
+        envelope = open_envelope(raw)
+        manifests[envelope.body.run] = envelope
+    if not manifests:
+        raise UserError(f"the peer of {home} has joined no run")
+    archive = Archive(choose_run([manifests[name] for name in sorted(manifests)], run))
+    check_home_identity(home)
+    own = id_in_home(home) or load_or_create(home / KEY_FILE).peer_id
+    archive.log(own).unsigned = True
+    with _reading(home / "ledger.sqlite") as rows:
+        _fill(archive, own, rows)
+    return archive
+
+
+def learn_versions(home: Path, run: Run) -> None:
+    """Bring a run to the newest version that the peer of a home has stored, if that is newer.
+
+    A bootstrap peer may show an old one, with keys that the owner has replaced since. Raises
+    `UserError` if the home cannot be read.
+    """
+    database = home / "peer.sqlite"
+    if database.exists():
+        stored = "SELECT envelope FROM manifests WHERE run = ? ORDER BY version, digest"
+        for (raw,) in home_rows(database, stored, run.id):
+            with suppress(Dropped):  # of a newer Swarm
+                run.update(open_envelope(raw))
+
+
+Rows = Callable[..., list[tuple[Any, ...]]]
+"""Reads rows: an SQL statement and its parameters."""
+
+
+def _fill(archive: Archive, own: str, rows: Rows) -> None:
+    """Copy the logs in the database of the peer `own`."""
+    for owner, origin in _origins(rows):
+        archive.log(owner).origin = origin
+    for owner, raw in rows("SELECT owner, entry FROM entries ORDER BY owner, position"):
+        archive.log(owner).entries.append(raw)
+    for owner, raw in rows("SELECT owner, envelope FROM heads ORDER BY owner"):
+        archive.log(owner).add_head(open_envelope(raw))
+    for index, raw in rows("SELECT position, envelope FROM verdicts ORDER BY position"):
+        archive.log(own).verdicts[index] = open_envelope(raw)
+    archive.forks = [
+        ForkEvidence(first, second)
+        for first, second in rows("SELECT first, second FROM forks ORDER BY owner, first")
+    ]
+
+
+def _origins(rows: Rows) -> Iterator[tuple[str, Origin]]:
+    """Where each pruned log in a home begins."""
+    if not rows("SELECT 1 FROM sqlite_master WHERE name = 'starts'"):
+        return  # written by an earlier version
+    node = "SELECT hash FROM nodes WHERE owner = ? AND level = ? AND position = ?"
+    for owner, start in rows("SELECT owner, position FROM starts ORDER BY owner"):
+        peaks = [rows(node, owner, *place)[0][0] for place in merkle.peaks_of(start)]
+        yield owner, Origin(start, peaks)
+
+
+def home_rows(database: Path, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Read rows of a database in a home; raises `UserError`."""
+    with _reading(database) as rows:
+        return rows(sql, *parameters)
+
+
+@contextmanager
+def _reading(database: Path) -> Iterator[Rows]:
+    """Read from a database in a home, all at one instant: its peer may append and prune meanwhile.
+
+    Raises `UserError`.
+    """
+    try:
+        uri = f"{database.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+            connection.execute("BEGIN")
+            yield lambda sql, *parameters: connection.execute(sql, parameters).fetchall()
+    except sqlite3.Error as error:
+        raise UserError(f"{database} cannot be read ({error})") from error
+
+
+# --- exports ---------------------------------------------------------------------------------
+
+
+def write_export(archive: Archive, path: Path, format: str) -> int:
+    """Write an archive as a table; returns the number of rows."""
+    rows = list(archive.rows())
+    try:
+        if format == "jsonl":
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+        elif format == "csv":
+            with path.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, _columns(rows))
+                writer.writeheader()
+                writer.writerows(map(_flat, rows))
+        else:
+            _write_parquet(rows, path)
+    except OSError as error:
+        raise UserError(f"--out {path} cannot be written ({error.strerror})") from error
+    return len(rows)
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """The columns of all rows; `raw`, which is long, comes last."""
+    names = dict.fromkeys(name for row in rows for name in row if name != "raw")
+    return [*names, "raw"]
+
+
+def _flat(row: Row) -> Row:
+    """A row whose lists and structures are JSON text, for formats that have none."""
+    return {
+        name: json.dumps(value) if isinstance(value, (list, dict)) else value
+        for name, value in row.items()
+    }
+
+
+def _write_parquet(rows: Sequence[Row], path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    flat = [_flat(row) for row in rows]
+    columns = {name: [row.get(name) for row in flat] for name in _columns(rows)}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd")
+
+
+def read_export(path: Path) -> Archive:
+    """Read a file that `write_export` wrote; raises `UserError`."""
+    try:
+        return Archive.of_rows(_read_rows(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise UserError(f"{path} is no export of a ledger: {error}") from error
+
+
+def _read_rows(path: Path) -> Iterator[Row]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        names = ["owner", "index", "type", "raw"]
+        yield from pyarrow.parquet.read_table(path, columns=names).to_pylist()
+    elif path.suffix == ".csv":
+        csv.field_size_limit(CSV_FIELD_BYTES_MAX)
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from csv.DictReader(file)
+    else:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError("a line is no JSON object")
+                yield row

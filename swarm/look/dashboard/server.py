@@ -1,0 +1,241 @@
+"""The page's HTTP server: read-only, with a token or for this machine alone."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import socket
+import zlib
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import cast
+
+import trio
+from hypercorn.typing import ASGIFramework
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from swarm.errors import PeerError
+from swarm.look.dashboard.feed import Feed
+from swarm.look.dashboard.reading import read_rollouts
+from swarm.look.dashboard.requests import Kept, record
+from swarm.look.dashboard.watch import Watcher
+from swarm.transport.http.connections import serve_connections
+from swarm.transport.http.local_server import is_addressed_as_loopback, url_of
+from swarm.untrusted import printable
+
+PAGES_MAX = 64
+"""Event streams at a time; a further one gets status 503."""
+
+GZIP_LEVEL = 1
+"""1,000 peers: 486 kB become 84 kB in 3.5 ms, and 78 kB in 6.4 ms at level 6."""
+
+GZIP_WINDOW = 31
+"""A window of 32 KiB, with gzip's head."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+PARTS = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/dom.js": ("dom.js", "text/javascript"),
+    "/charts.js": ("charts.js", "text/javascript"),
+    "/broadcast.js": ("broadcast.js", "text/javascript"),
+    "/peers.js": ("peers.js", "text/javascript"),
+    "/rollouts.js": ("rollouts.js", "text/javascript"),
+    "/stream.js": ("stream.js", "text/javascript"),
+    "/uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript"),
+    "/uPlot.min.css": ("uPlot.min.css", "text/css"),
+}
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """Answers the browsers of one feed."""
+
+    feed: Feed
+    watcher: Watcher | None = None
+    """Asks the network for what a page wants to know besides; None: such questions are refused."""
+    tokens: frozenset[str] = frozenset()
+    """Empty: none is needed, and only the names of this machine are answered to."""
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+
+        async def snapshot(request: Request) -> Response:
+            return Response(self.feed.whole(), media_type="application/json")
+
+        async def one_record(request: Request) -> Response:
+            peer, watcher = request.query_params.get("peer", ""), self.watcher
+            if watcher is None or peer not in self.feed.snapshot.peers:
+                return PlainTextResponse("no such peer is known here", 404)
+            return await answered(f"record {peer}", lambda: record(watcher, peer))
+
+        async def rollouts(request: Request) -> Response:
+            step, watcher = request.query_params.get("step", ""), self.watcher
+            if watcher is None or (home := watcher.home) is None:
+                return PlainTextResponse("no rollouts can be read here", 404)
+            if step and not (step.isascii() and step.isdecimal() and len(step) < 16):
+                return PlainTextResponse("step must be a number, or empty for the newest", 400)
+            number = int(step) if step else None
+            return await answered(
+                f"rollouts {step}", lambda: read_rollouts(home, watcher.run.id, number)
+            )
+
+        async def answered(question: str, answer: Callable[[], Awaitable[bytes]]) -> Response:
+            try:
+                found = await kept.get(question, answer)
+            except PeerError as error:
+                return PlainTextResponse(printable(str(error)), 503)
+            return Response(found, media_type="application/json")
+
+        kept = Kept()
+
+        async def icon(request: Request) -> Response:
+            return Response(status_code=204)
+
+        return Starlette(
+            routes=[
+                *(Route(path, _part(*part), methods=["GET"]) for path, part in PARTS.items()),
+                Route("/snapshot.json", snapshot),
+                Route("/record.json", one_record),
+                Route("/rollouts.json", rollouts),
+                Route("/events", _Streams(self.feed), methods=["GET"]),
+                Route("/favicon.ico", icon),
+            ],
+            middleware=[Middleware(Door, tokens=self.tokens)],
+        )
+
+
+def _part(name: str, kind: str) -> ASGIApp:
+    return Response(files(__package__).joinpath(name).read_bytes(), media_type=kind)
+
+
+class _Streams:
+    """ASGI application: a stream of events for each page."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed, self._open = feed, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._open >= PAGES_MAX:
+            refusal = PlainTextResponse(f"{PAGES_MAX} pages are open, the most", 503)
+            await refusal(scope, receive, send)
+            return
+        self._open += 1
+        try:
+            async with trio.open_nursery() as nursery:
+                accepted = Headers(scope=scope).get("accept-encoding", "")
+                nursery.start_soon(self._stream, send, "gzip" in accepted)
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                nursery.cancel_scope.cancel()
+        finally:
+            self._open -= 1
+
+    async def _stream(self, send: Send, compressed: bool) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        packer = None
+        if compressed:
+            headers.append((b"content-encoding", b"gzip"))
+            packer = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with aclosing(self._feed.events()) as events:
+            async for event in events:
+                if packer is not None:
+                    event = packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH)
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class Door:
+    """ASGI middleware: checks token and host, and sets the security headers of every answer."""
+
+    def __init__(self, app: ASGIApp, tokens: frozenset[str]) -> None:
+        self._app, self._tokens = app, tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self._refusal(Headers(scope=scope))
+        await (refusal or self._app)(scope, receive, send_with_headers)
+
+    def _refusal(self, headers: Headers) -> Response | None:
+        if _is_asked_by_another_site(headers):
+            return PlainTextResponse("another site may link to this page, and ask nothing", 403)
+        if self._tokens:
+            if self._allows(headers.get("authorization", "")):
+                return None
+            return PlainTextResponse(
+                "the token is missing or wrong: give it as the password, with any name",
+                401,
+                headers={"www-authenticate": 'Basic realm="swarm dashboard"'},
+            )
+        if not is_addressed_as_loopback(headers.get("host", "")):
+            return PlainTextResponse(
+                "a dashboard without a token answers to 127.0.0.1, [::1] and localhost only", 403
+            )
+        return None
+
+    def _allows(self, authorization: str) -> bool:
+        """Whether a header has a token: as a bearer, or as the password that a browser asks for."""
+        scheme, _, given = authorization.partition(" ")
+        token = given.strip().encode("latin-1")  # as it came
+        if scheme.lower() == "basic":
+            try:
+                token = base64.b64decode(token, validate=True).partition(b":")[2]
+            except binascii.Error:
+                return False
+        elif scheme.lower() != "bearer":
+            return False
+        return any([hmac.compare_digest(each.encode(), token) for each in self._tokens])
+
+
+def _is_asked_by_another_site(headers: Headers) -> bool:
+    """Whether a browser says that a page of another site asks.
+
+    It could not read the answer, but could fill the streams and ask what costs much. A link to the
+    page may stand anywhere.
+    """
+    other = headers.get("sec-fetch-site", "") in ("cross-site", "same-site")
+    return other and headers.get("sec-fetch-dest", "") != "document"
+
+
+async def serve(
+    dashboard: Dashboard,
+    listener: socket.socket,
+    *,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until cancelled; starts with the page's URL."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_connections, cast(ASGIFramework, dashboard.app()), listener)
+        task_status.started(url_of(listener))

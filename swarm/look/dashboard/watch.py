@@ -1,0 +1,146 @@
+"""Follows a run from outside: statuses and logs of its trusted peers, into a feed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import trio
+
+from swarm.envelope import Envelope
+from swarm.errors import PeerError
+from swarm.ledger.client import LedgerClient, own_head
+from swarm.ledger.receipts import receipts_from
+from swarm.look.dashboard.building import Builder
+from swarm.look.dashboard.feed import Feed
+from swarm.look.dashboard.history import History
+from swarm.look.dashboard.snapshot import Snapshot
+from swarm.look.dashboard.training import published_from
+from swarm.look.onlooker import ask_all, status_of
+from swarm.messages import LogHead, StepOrder
+from swarm.node.node import Node
+from swarm.run.run import Run
+from swarm.untrusted import printable
+
+INTERVAL_SECONDS = 2.0
+"""Pause between two looks at a small run."""
+
+PEERS_PER_SECOND = 100.0
+"""Peers that lengthen the pause by a second: heartbeats come every 10 s, and a trusted peer sends
+all of them to everybody who looks on."""
+
+ENTRIES_BEHIND_MAX = 20_000
+"""Entries of a log that are read when the dashboard starts, the newest."""
+
+PAGES_MAX = 16
+"""Pages of one log that are read in one look; the next look goes on."""
+
+LOGS_SECONDS_MAX = 20.0
+"""Deadline for reading logs in one look."""
+
+
+@dataclass
+class Watcher:
+    """One run's state, as far as it was read."""
+
+    node: Node
+    run: Run
+    home: Path | None = None
+    """Home of a trusted peer, whose rollouts can be read; None: there are none to read."""
+    history: History = field(default_factory=History)
+    read: dict[str, int] = field(default_factory=dict)
+    """Index of the next entry to read, by the owner of the log."""
+
+    def __post_init__(self) -> None:
+        self.builder = Builder(rollouts=self.home is not None)
+
+    async def look(self) -> Snapshot:
+        """Ask the trusted peers what is new; raises `PeerError` when none answers."""
+        status = await status_of(self.node, self.run)
+        problems: list[str] = []
+        manifest = self.run.manifest
+        if status.evaluation is not None:
+            self.history.learn_evaluation(status.evaluation)
+        if status.order is not None:
+            self.history.learn_order(status.order, self.node.world.now())
+            with trio.move_on_after(LOGS_SECONDS_MAX) as patience:
+                order = status.order
+
+                async def ask(client: LedgerClient) -> None:
+                    head = await own_head(client)
+                    if manifest.is_validator(client.peer):
+                        await self._read_receipts(client, head, order)
+                    if manifest.is_trainer(client.peer):
+                        await self._read_training(client, head.expect(LogHead), order)
+
+                logs = dict.fromkeys([*manifest.validator_ids(), *manifest.trainer_ids()])
+                await ask_all(self.node, list(logs), ask, problems)
+            if patience.cancelled_caught:
+                problems.append(f"A log was not read within {LOGS_SECONDS_MAX:g} s.")
+        return self.builder.snapshot(status, self.history, problems)
+
+    def _start(self, reader: str, size: int) -> int:
+        return self.read.get(reader, max(0, size - ENTRIES_BEHIND_MAX))
+
+    async def _read_receipts(self, client: LedgerClient, head: Envelope, order: StepOrder) -> None:
+        start = self._start(client.peer, head.expect(LogHead).size)
+        for _ in range(PAGES_MAX):
+            receipts, _after = await receipts_from(client, head, start)
+            if not receipts:
+                break
+            if client.peer not in self.read:
+                self.history.begin([receipt.verdict for receipt in receipts], order)
+            for receipt in receipts:
+                if receipt.envelope.body.run == self.run.id:
+                    self.history.learn(receipt.verdict, client.peer, order)
+            start = self.read[client.peer] = receipts[-1].index + 1
+
+    async def _read_training(self, client: LedgerClient, head: LogHead, order: StepOrder) -> None:
+        reader = f"{client.peer} trains"
+        start = self._start(reader, head.size)
+        for _ in range(PAGES_MAX):
+            if start >= head.size:
+                break
+            entries, start = await published_from(client, client.peer, head, start)
+            self.read[reader] = start
+            for entry in entries:
+                self.history.learn_training(entry, order)
+
+
+async def watch(
+    watcher: Watcher, feed: Feed, amend: Callable[[Snapshot], Snapshot] = lambda found: found
+) -> None:
+    """Keep a feed up to date until cancelled. A failure is shown beside the last state.
+
+    `amend` may add to each snapshot before it is shown, also to one that is out of date: a run
+    whose trusted peers have all died must ring.
+    """
+    heard = trio.current_time()
+    while True:
+        try:
+            snapshot = await watcher.look()
+            heard = trio.current_time()
+        except PeerError as error:
+            snapshot = _out_of_date(feed.snapshot, str(error), trio.current_time() - heard)
+        feed.publish(amend(snapshot))
+        await trio.sleep(pause_seconds(len(snapshot.peers)))
+
+
+def _out_of_date(last: Snapshot, reason: str, seconds: float) -> Snapshot:
+    """The last snapshot, with the words that it is old and why."""
+    head = msgspec.structs.replace(
+        last.head,
+        trainer="No trusted peer of the run answers: all that this page shows is "
+        f"{seconds:,.0f} s old.",
+        chain=[],
+        problems=[],
+        signs=last.head.signs | {"trusted_silent": printable(reason)},
+    )
+    return msgspec.structs.replace(last, head=head)
+
+
+def pause_seconds(peers: int) -> float:
+    """The pause between two looks at a run with so many peers."""
+    return INTERVAL_SECONDS + peers / PEERS_PER_SECOND

@@ -1,0 +1,152 @@
+"""Checks of this machine alone: program, packages, home, key, disk, ports, clock, sandbox."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from swarm import __version__
+from swarm.errors import UserError
+from swarm.findings import Finding, attempt
+from swarm.identity import KEY_FILE, check_home_identity, load_or_create
+from swarm.look.health import Unwell
+from swarm.look.health import examine as examine_health
+from swarm.roles import load_role
+from swarm.settings import BOOTSTRAP, PeerSettings
+from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra
+from swarm.transport.libp2p.addresses import (
+    check_port_free,
+    default_listen,
+    host_and_port,
+    parse_multiaddr,
+)
+from swarm.world.home import existing
+from swarm.world.home_format import check_format
+
+WRITTEN_BYTES = 16 << 20
+"""Bytes written to measure the disk."""
+
+SLOW_BYTES_PER_SECOND = 20e6
+"""A disk below this speed does not keep up with a line of 200 Mbit/s."""
+
+CLOCK_UNSYNCHRONISED = 5
+"""What `adjtimex` returns while nothing sets the kernel's clock."""
+
+
+def program() -> Finding:
+    """Swarm's version, and the Python that runs it."""
+    version = platform.python_version()
+    text = f"swarm {__version__} with Python {version} in {sys.prefix}"
+    return Finding("program", text, {"swarm": __version__, "python": version})
+
+
+def packages(role: str) -> Finding:
+    """Whether there is such a role, and its packages are installed."""
+
+    def check() -> str:
+        if role in EXTRA_OF_ROLE:
+            require_extra(EXTRA_OF_ROLE[role], f"--role {role}")
+        if role != BOOTSTRAP:
+            load_role(role)
+        return f"all that role {role} needs"
+
+    return attempt("packages", check)
+
+
+# --- the home ------------------------------------------------------------------------------------
+
+
+def home_and_ports(settings: PeerSettings) -> Iterator[Finding]:
+    """The home, its key, its disk, and the ports of a peer that does not run yet."""
+    home = settings.home_path
+    broken = check_home(home)
+    yield from broken
+    if broken:
+        return
+    yield attempt("key", lambda: _key(home))
+    yield disk_speed(home)
+    try:
+        health, _ = examine_health(home, ready=False)
+    except Unwell:
+        for listen in settings.listen or default_listen():
+            yield attempt("port", partial(_port, listen, settings.bulk_port))
+    else:
+        text = f"a peer runs with {home} now: {', '.join(health.roles)}"
+        yield Finding("port", text, {"peer": health.peer})
+
+
+def _key(home: Path) -> str:
+    check_home_identity(home)
+    path = home / KEY_FILE
+    if not path.exists():
+        return f"none yet; the first start makes {path}"
+    return f"{load_or_create(path).peer_id}, readable by this user alone"
+
+
+def disk_speed(home: Path, size: int = WRITTEN_BYTES) -> Finding:
+    """Write to the disk of the home, with the wait until the bytes are durable."""
+    folder = existing(home)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            began = time.perf_counter()
+            file.write(os.urandom(size))
+            file.flush()
+            os.fsync(file.fileno())
+            speed = size / (time.perf_counter() - began)
+    except OSError as error:
+        text = f"{folder} takes no {size >> 20} MiB ({error.strerror}); free some space"
+        return Finding("disk", text, {}, problem=True)
+    text = f"{speed / 1e6:,.0f} MB/s to durable storage in {folder}"
+    slow = speed < SLOW_BYTES_PER_SECOND  # perhaps only now, so it is no problem that ends a peer
+    if slow:
+        text += f"; below {SLOW_BYTES_PER_SECOND / 1e6:.0f} choose a faster disk with --home"
+    return Finding("disk", text, {"bytes_per_second": round(speed)}, advice=slow)
+
+
+def _port(listen: str, bulk_port: int) -> str:
+    address, _ = parse_multiaddr(listen)
+    host, port = host_and_port(address)
+    for each in (port, bulk_port):
+        check_port_free(host, each)
+    free = [str(each) if each else "any" for each in (port, bulk_port)]
+    return f"{host}: {free[0]} for the network and {free[1]} for pieces, free"
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+def clock() -> Finding:
+    """Whether something sets the clock. Peers correct a wrong one, so it is no problem."""
+    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(256))  # all zero: only reads
+    synchronised = 0 <= state != CLOCK_UNSYNCHRONISED
+    text = "set by a time service"
+    if not synchronised:
+        text = "no time service seems to set it; type: sudo timedatectl set-ntp true"
+    return Finding("clock", text, {"synchronised": synchronised}, advice=not synchronised)
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+def check_home(home: Path) -> list[Finding]:
+    """What keeps a peer from using this folder as its home."""
+    nearest = existing(home)
+    if not nearest.is_dir():
+        reason = f"{nearest} is a file"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        reason = f"this user may not write to {nearest}"
+    else:
+        try:
+            check_format(home)
+        except UserError as error:
+            return [Finding("home", str(error), {}, problem=True)]
+        return []
+    text = f"{home} cannot be the home, because {reason}; choose another --home"
+    return [Finding("home", text, {"reason": reason}, problem=True)]

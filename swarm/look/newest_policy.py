@@ -1,0 +1,110 @@
+"""Fetching a run's newest policy from its peers into a folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from swarm.envelope import Envelope
+from swarm.errors import DeadlineError, UserError
+from swarm.look.onlooker import RunStatus
+from swarm.messages import Checkpoint
+from swarm.node.local import visit
+from swarm.node.run_node import RunNode
+from swarm.shardcast.held import Held
+from swarm.shardcast.mirror.folder import check_out, move_out, partial_of, watcher, writing
+from swarm.shardcast.mirror.index import Progress
+
+ANNOUNCED_SECONDS = 30.0
+"""Time in which a policy that trusted peers know of should be heard of from any peer."""
+
+
+async def from_peers(
+    out: Path,
+    bootstrap: Sequence[str] | None,
+    *,
+    run: str | None = None,
+    digest: bytes | None = None,
+    deadline: float,
+    progress: Progress = lambda done, total: None,
+    option: str = "--out",
+    known: RunStatus | None = None,
+) -> Held:
+    """Fetch the newest policy of a run into the folder `out`, as an observer of the run.
+
+    The base of an adapter is fetched with it, into a folder in `out`.
+
+    `deadline` is in seconds; `option` has named `out`. `known`: what trusted peers have said. Only
+    trainers of that version of the run are believed, or of a newer one. An older policy than theirs
+    is fetched only if theirs is not heard of for `ANNOUNCED_SECONDS`: an old announcement may be
+    shown again as long as it is valid.
+
+    Raises `UserError` if `digest` is given and differs from the digest of the policy's manifest.
+    Also raises the errors of `Policies.get`.
+    """
+    check_out(out)
+    with writing(out, option) as disk:
+        held, base = await _newest_policy(
+            partial_of(out), bootstrap, run, digest, deadline, progress, known
+        )
+        # The deadline limits the network only; moving the complete files may take longer.
+        await move_out(disk, held, out, base)
+        return held
+
+
+async def _newest_policy(
+    home: Path,
+    bootstrap: Sequence[str] | None,
+    run: str | None,
+    digest: bytes | None,
+    deadline: float,
+    progress: Progress,
+    known: RunStatus | None,
+) -> tuple[Held, Held | None]:
+    """Fetch the newest policy of a run into the checkpoint store of a peer at `home`.
+
+    Returns its base, too, if it is an adapter.
+    """
+    held: Held | None = None
+    base: Held | None = None
+    with trio.move_on_after(deadline) as scope:
+        async with visit(bootstrap, run, home=home) as (node, found):
+            if known is not None:
+                found.update(known.run.manifest_envelope)
+            newest = known.newest() if known is not None else (0, 0)
+            peer = RunNode(node, found)
+            peer.store.watch(watcher(progress))
+            async with peer.joined():
+                with trio.move_on_after(ANNOUNCED_SECONDS):
+                    await peer.checkpoint.wait_until(lambda each: _reaches(each, newest))
+                await peer.checkpoint.wait_until(lambda envelope: envelope is not None)
+                checkpoint = peer.newest_checkpoint()
+                assert checkpoint is not None
+                if digest is not None and checkpoint.reference.digest != digest:
+                    raise UserError(
+                        f"the newest policy of {found.id} is {checkpoint.step} with manifest "
+                        f"{checkpoint.reference.digest.hex()[:12]}…, not --manifest "
+                        f"{digest.hex()[:12]}…; leave --manifest out to take that one, or fetch "
+                        "the other from a mirror"
+                    )
+                # The fetch has its own deadline, and its error names the peers it waited for.
+                left = math.ceil(scope.deadline - trio.current_time())
+                scope.deadline = math.inf
+                await peer.policies.get(checkpoint.reference, deadline_seconds=max(1, left))
+                held = peer.store.held((checkpoint.lineage, checkpoint.step))
+                base = peer.store.base_of(held) if held is not None else None
+    if held is None:
+        raise DeadlineError(
+            f"no policy of the run was announced within {deadline:g} s; its trainer may be down"
+        )
+    return held, base
+
+
+def _reaches(announced: Envelope | None, newest: tuple[int, int]) -> bool:
+    """Whether the announced policy is as new as one that is known, by (lineage, step)."""
+    if announced is None:
+        return False
+    return announced.expect(Checkpoint).order() >= newest

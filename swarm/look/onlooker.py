@@ -1,0 +1,281 @@
+"""A run seen from outside: its status, and one peer's record.
+
+An onlooker asks all trusted peers at once, over the ledger protocol. It needs no admission. It
+checks the answers as if they had come by gossip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import trio
+
+from swarm.envelope import Dropped, Envelope, open_envelope
+from swarm.errors import PeerError
+from swarm.identity import PeerId
+from swarm.ledger.client import LedgerClient, fetch_log, open_ledger
+from swarm.ledger.entries import Consumed, Evicted, Reinstated
+from swarm.ledger.epochs import base_of
+from swarm.ledger.forks import explained
+from swarm.ledger.receipts import Receipt, receipts_of, reinstatement_in_log
+from swarm.ledger.serving import own_client
+from swarm.ledger.state import Authority, Base, LedgerState, Record, is_disputed, ledger_state
+from swarm.ledger.wire import Contradiction, Status
+from swarm.manifest import RunManifest
+from swarm.messages import Checkpoint, Evaluation, Eviction, Present, Reinstatement, StepOrder
+from swarm.node.node import Node
+from swarm.run.run import Run
+from swarm.sentences import numbered
+
+StateT = TypeVar("StateT", Checkpoint, StepOrder, Evaluation)
+
+STATUS_SECONDS_MAX = 12.0
+"""Deadline for finding, reaching and asking one trusted peer."""
+
+STATUS_PATIENCE_SECONDS = 0.5
+"""Wait for further answers after the first one. Short, because trusted peers know nearly the same
+facts."""
+
+
+@dataclass
+class RunStatus:
+    """A run's progress and its peers, as its trusted peers report them."""
+
+    run: Run
+    checkpoint: Checkpoint | None = None
+    order: StepOrder | None = None
+    evaluation: Evaluation | None = None
+    """Newest result on held-out tasks."""
+    evaluator: str = ""
+    """Peer id of its signer."""
+    present: dict[str, Present] = field(default_factory=dict)
+    """Latest report on each peer, by peer id."""
+    forks: dict[str, str] = field(default_factory=dict)
+    """How each trusted peer's log contradicts itself, by peer id."""
+    contradictions: set[Contradiction] = field(default_factory=set)
+    """Disagreements between validators, as far as the trusted peers list them."""
+    contradicting: int = 0
+    """The most disagreements that a trusted peer counts."""
+
+    def learn(self, status: Status) -> None:
+        """Merge one trusted peer's answer; skip envelopes whose signer may not send them."""
+        for raw in (*status.envelopes, *([status.evaluation] if status.evaluation else ())):
+            try:
+                self._take(open_envelope(raw))
+            except Dropped:
+                continue
+        for entry in status.present:
+            held = self.present.get(entry.peer)
+            if held is None or entry.age_seconds < held.age_seconds:
+                self.present[entry.peer] = entry
+        for evidence in status.forks:
+            try:
+                first, second = evidence.opened()
+            except ValueError:
+                continue
+            if first.body.run == self.run.id and first.sender in self.run.manifest.trusted_ids():
+                self.forks[first.sender] = explained(first, second)
+        validators = self.run.manifest.validator_ids()
+        self.contradictions.update(
+            each
+            for each in status.contradictions
+            if each.refuses in validators and each.accepts in validators
+        )
+        self.contradicting = max(self.contradicting, status.contradicting, len(self.contradictions))
+
+    def newest(self) -> tuple[int, int]:
+        """Return (lineage, step) of the newest checkpoint."""
+        newest = self.checkpoint
+        return (0, 0) if newest is None else (newest.reference.lineage, newest.reference.step)
+
+    @property
+    def state(self) -> str:
+        """What the run waits for, in a few words."""
+        order = self.order
+        if order is None:
+            return "not begun"
+        if order.final:
+            return "over"
+        wants = numbered(f"wants {order.groups_wanted} groups")
+        return wants if order.groups_wanted else "step closed"
+
+    def _take(self, envelope: Envelope) -> None:
+        message = envelope.message
+        if envelope.body.run != self.run.id or self.run.permits(envelope.sender, message):
+            return
+        if isinstance(message, RunManifest):
+            self.run.update(envelope)
+        elif isinstance(message, Checkpoint):
+            self.checkpoint = _newest(self.checkpoint, message)
+        elif isinstance(message, StepOrder):
+            self.order = _newest(self.order, message)
+        elif isinstance(message, Evaluation):
+            self.evaluation = _newest(self.evaluation, message)
+            if self.evaluation is message:
+                self.evaluator = envelope.sender
+
+
+def _newest(held: StateT | None, other: StateT) -> StateT:
+    return other if held is None or held.order() < other.order() else held
+
+
+async def status_of(node: Node, run: Run) -> RunStatus:
+    """Ask a run's trusted peers for its status; raises `PeerError` when none answers in time."""
+    status = RunStatus(run)
+    problems: list[str] = []
+    with trio.move_on_after(STATUS_SECONDS_MAX) as patience:
+
+        async def ask(client: LedgerClient) -> None:
+            status.learn(await client.status())
+            patience.deadline = min(
+                patience.deadline, trio.current_time() + STATUS_PATIENCE_SECONDS
+            )
+
+        await ask_all(node, run.manifest.trusted_ids(), ask, problems)
+    if not status.present:
+        reasons = f" ({'; '.join(problems)})" if problems else ""
+        raise PeerError(
+            f"no trusted peer of {run.id} answered within {STATUS_SECONDS_MAX:g} s; "
+            f"its trainer and validators may be down{reasons}"
+        )
+    return status
+
+
+@dataclass
+class WorkerRecord:
+    """Receipts, credits and eviction of one worker, from all trusted peers."""
+
+    state: LedgerState
+    """State that follows from the receipts. Disputed verdicts also need the trainers' logs."""
+    receipts: list[Receipt] = field(default_factory=list)
+    """Receipts in the manifest's order of validators, then in the order of each log."""
+    reinstatements: list[Record] = field(default_factory=list)
+    """The worker's last reinstatement in each validator's log that has one."""
+    eviction: Eviction | None = None
+    """The eviction in force."""
+    problems: list[str] = field(default_factory=list)
+    """One sentence per trusted peer that did not answer."""
+
+
+async def record_of(node: Node, run: Run, worker: str) -> WorkerRecord:
+    """Collect one worker's eviction and receipts, each proven to be in its validator's log."""
+    receipts: dict[str, list[Receipt]] = {}
+    reinstatements: list[Record] = []
+    problems: list[str] = []
+    pruned: list[int] = []
+    """Entries that validators have pruned: the receipts alone are not all of the record."""
+    status = RunStatus(run)
+
+    async def ask(client: LedgerClient) -> None:
+        status.learn(await client.status())
+        await _learn_expulsions(client, run, worker)
+        if client.peer in run.manifest.validator_ids():
+            receipts[client.peer] = await receipts_of(client, worker)
+            pruned.append((await client.origin(client.peer)).start)
+            reinstated = await reinstatement_in_log(client, worker)
+            reinstatements.extend([reinstated] if reinstated is not None else [])
+
+    await ask_all(node, run.manifest.trusted_ids(), ask, problems)
+    entries = [logged_expulsion(envelope, run.manifest) for envelope in run.expulsions_of(worker)]
+    found = [receipt for peer in run.manifest.validator_ids() for receipt in receipts.get(peer, ())]
+    entries += [each.record for each in found]
+    authority, base = Authority.of(run.owners, run.manifest), Base()
+    if any(pruned):
+        logs = await _whole_logs(node, run, problems)
+        base = base_of(logs, authority.trusted)
+        entries += [record for log in logs for record in log]
+    elif is_disputed(entries):
+        entries += await _consumed(node, run, problems)
+    return WorkerRecord(
+        ledger_state(entries, authority, newest=status.newest(), base=base),
+        found,
+        reinstatements,
+        run.evicted(worker),
+        problems,
+    )
+
+
+def logged_expulsion(envelope: Envelope, manifest: RunManifest) -> Record:
+    """The entry of a signed eviction or reinstatement, as in the log of any trusted peer."""
+    message = envelope.message
+    assert isinstance(message, (Eviction, Reinstatement))
+    kind = Evicted if isinstance(message, Eviction) else Reinstated
+    entry = kind(peer=message.peer, reason=message.reason, envelope=envelope.raw)
+    return Record(manifest.trusted_ids()[0], 0, entry)
+
+
+async def _whole_logs(node: Node, run: Run, problems: list[str]) -> list[list[Record]]:
+    """Fetch the logs of all trusted peers that answer, as far as they are not pruned."""
+    found: list[list[Record]] = []
+
+    async def ask(client: LedgerClient) -> None:
+        found.append(await fetch_log(client))
+
+    await ask_all(node, run.manifest.trusted_ids(), ask, problems)
+    return found
+
+
+async def _consumed(node: Node, run: Run, problems: list[str]) -> list[Record]:
+    """Fetch the trainers' records of consumed submissions."""
+    found: list[Record] = []
+
+    async def ask(client: LedgerClient) -> None:
+        found.extend(r for r in await fetch_log(client) if isinstance(r.entry, Consumed))
+
+    trainers = [peer for peer in run.manifest.trusted_ids() if run.manifest.is_trainer(peer)]
+    await ask_all(node, trainers, ask, problems)
+    return found
+
+
+async def learn_expulsions(node: Node, run: Run, peer: str, problems: list[str]) -> None:
+    """Apply a peer's evictions and reinstatements, from all trusted peers, to `run`."""
+
+    async def ask(client: LedgerClient) -> None:
+        await _learn_expulsions(client, run, peer)
+
+    await ask_all(node, run.manifest.trusted_ids(), ask, problems)
+
+
+async def _learn_expulsions(client: LedgerClient, run: Run, peer: str) -> None:
+    for raw in (await client.expulsions(peer)).envelopes:
+        try:
+            envelope = open_envelope(raw)
+        except Dropped as dropped:
+            raise PeerError(f"{client.peer} sent an invalid eviction ({dropped})") from dropped
+        message = envelope.message
+        if envelope.body.run != run.id or run.permits(envelope.sender, message) is not None:
+            continue
+        if isinstance(message, Eviction):
+            run.evict(envelope)
+        elif isinstance(message, Reinstatement):
+            run.reinstate(envelope)
+
+
+async def ask_all(
+    node: Node,
+    peers: list[str],
+    ask: Callable[[LedgerClient], Awaitable[None]],
+    problems: list[str],
+) -> None:
+    """Ask several trusted peers at once.
+
+    Adds one sentence to `problems` for each that does not answer, or whose answer `ask` refuses
+    with a `PeerError`.
+    """
+
+    async def reach_and_ask(peer: PeerId) -> None:
+        try:
+            if peer == node.peer_id and node.ledger is not None:
+                await ask(own_client(node.ledger, peer))
+                return
+            await node.reach(peer)
+            async with open_ledger(node.transport, peer) as client:
+                await ask(client)
+        except PeerError as error:
+            problems.append(str(error))
+
+    async with trio.open_nursery() as nursery:
+        for peer in peers:
+            nursery.start_soon(reach_and_ask, PeerId(peer))

@@ -1,0 +1,233 @@
+"""What the ledger, and the trainer's log if it is here, say about one step."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import UserError
+from swarm.ledger.archive import Archive
+from swarm.ledger.entries import Consumed, Judged
+from swarm.ledger.state import Record
+from swarm.look.onlooker import RunStatus
+from swarm.look.refusals import REFUSALS, UNKNOWN
+from swarm.messages import StepOrder, Verdict
+from swarm.untrusted import printable
+
+STEP_DIGITS_MAX = 6
+"""A word of at most so many digits is a step; a hash that begins with digits needs more."""
+
+LINE_BYTES_MAX = 1 << 20
+"""Longest line of a log that is read."""
+
+
+def is_step(what: str) -> bool:
+    """Whether a word names a step."""
+    return what.isascii() and what.isdecimal() and len(what) <= STEP_DIGITS_MAX
+
+
+def about_step(
+    archive: Archive, step: int, status: RunStatus | None = None, events: Iterable[Any] = ()
+) -> dict[str, Any]:
+    """Who delivered, what was judged how and when, and what was trained on; raises `UserError`.
+
+    `events`: a trainer's log, which has the times that the ledger lacks.
+    """
+    judged = [
+        (record, record.entry)
+        for record in archive.records
+        if isinstance(record.entry, Judged) and record.entry.step == step
+    ]
+    order = status.order if status is not None else None
+    open_now = order is not None and order.step == step
+    trained = _trained_on(archive, step)
+    if not judged and not open_now and not trained:
+        raise UserError(f"{archive.where} has no work of step {step}; {_known(archive, order)}")
+    first = {
+        entry.submission: archive.state.verdicts.get(entry.submission, entry) for _, entry in judged
+    }
+    failed: Counter[str] = Counter()
+    by_worker: dict[str, Counter[str]] = {}
+    for entry in first.values():
+        by_worker.setdefault(entry.worker, Counter())[entry.outcome] += 1
+        if entry.failed:
+            failed[entry.failed] += 1
+    rewards = [
+        reward
+        for record, entry in judged
+        if entry.outcome == "accepted"
+        for reward in _rewards(archive, record.owner, record.index)
+    ]
+    return {
+        "step": step,
+        "open": open_now,
+        "groups_wanted": order.groups_wanted if open_now and order is not None else None,
+        "policies": sorted({entry.policy for entry in first.values()}),
+        "submissions": dict(Counter(entry.outcome for entry in first.values())),
+        "groups": sum(entry.groups for entry in first.values() if entry.outcome == "accepted"),
+        "failed": dict(sorted(failed.items())),
+        "workers": {worker: dict(counts) for worker, counts in sorted(by_worker.items())},
+        "verdict_times": _verdict_times(archive, [record for record, _ in judged]),
+        "reward": statistics.fmean(rewards) if rewards else None,
+        "used": _used(archive, set(first)),
+        "trained": trained,
+        "phases": _phases(step, events),
+    }
+
+
+def _known(archive: Archive, order: StepOrder | None) -> str:
+    steps = {record.entry.step for record in archive.records if isinstance(record.entry, Judged)}
+    known = f"it has steps {min(steps)} to {max(steps)}" if steps else "it has none yet"
+    return known + (f"; step {order.step} is open" if order is not None else "")
+
+
+def _verdict_times(archive: Archive, judged: list[Record]) -> list[float] | None:
+    """Wall times of the first and the last verdict, as signed."""
+    times = [
+        envelope.body.issued_ms / 1000
+        for record in judged
+        if (envelope := archive.logs[record.owner].verdicts.get(record.index)) is not None
+    ]
+    return [min(times), max(times)] if times else None
+
+
+def _rewards(archive: Archive, owner: str, index: int) -> Iterator[float]:
+    envelope = archive.logs[owner].verdicts.get(index)
+    if envelope is not None and isinstance(envelope.message, Verdict):
+        for group in envelope.message.rewards:
+            yield from group
+
+
+def _used(archive: Archive, submissions: set[bytes]) -> dict[str, int]:
+    """Outcomes of the groups of this step's submissions."""
+    used: Counter[str] = Counter()
+    for submission in submissions:
+        used.update(archive.state.consumed.get(submission, []))
+    return dict(sorted(used.items()))
+
+
+def _trained_on(archive: Archive, step: int) -> dict[str, int]:
+    """Groups that the step's training took, by the step that asked for them."""
+    steps = {
+        record.entry.submission: record.entry.step
+        for record in archive.records
+        if isinstance(record.entry, Judged)
+    }
+    found: Counter[int] = Counter()
+    seen: set[bytes] = set()
+    for record in archive.records:
+        entry = record.entry
+        if isinstance(entry, Consumed) and entry.step == step and entry.submission not in seen:
+            seen.add(entry.submission)
+            found[steps.get(entry.submission, -1)] += entry.outcomes.count("consumed")
+    return {str(asked): groups for asked, groups in sorted(found.items()) if groups}
+
+
+# --- the trainer's log -----------------------------------------------------------------------
+
+
+def read_events(path: Path | None) -> Iterator[dict[str, Any]]:
+    """The events in a log that `--json-logs` wrote, or in all logs of a folder.
+
+    Skips lines that are no events: a log may end within one. Raises `UserError`.
+    """
+    if path is None:
+        return
+    try:
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        for file in files:
+            with file.open("rb") as stream:
+                while line := stream.readline(LINE_BYTES_MAX):
+                    try:
+                        event = json.loads(line)
+                    except (ValueError, RecursionError):
+                        continue
+                    if isinstance(event, dict) and isinstance(event.get("event"), str):
+                        yield event
+    except OSError as error:
+        raise UserError(f"--logs {path} cannot be read ({error.strerror})") from error
+
+
+def _phases(step: int, events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """When the trainer opened, closed, trained and published the step, and what it waited for."""
+    found: dict[str, float] = {}
+    for event in events:
+        if event.get("step") != step or not isinstance(event.get("time"), (int, float)):
+            continue
+        name, when = event["event"], float(event["time"])
+        if name == "trainer.step_opened":
+            found.setdefault("opened", when)
+            if event.get("groups_wanted") == 0:
+                found.setdefault("closed", when)
+        elif name == "trainer.checkpoint_published":
+            found["published"] = when
+        elif name == "trainer.step_trained":
+            found["trained"] = when
+            for key in (*IDLE, "train_seconds", "reward", "evaluation"):
+                if isinstance(event.get(key), (int, float)):
+                    found[key] = float(event[key])
+    return found
+
+
+IDLE = {
+    "idle_rollouts_seconds": "for rollouts",
+    "idle_checks_seconds": "for verdicts",
+    "idle_weights_seconds": "for weights to be saved",
+}
+
+
+def step_lines(told: dict[str, Any]) -> list[str]:
+    """Format what is known about a step."""
+    policies = ", ".join(map(str, told["policies"])) or "not known"
+    outcomes = ", ".join(f"{count:,} {name}" for name, count in sorted(told["submissions"].items()))
+    generated = f"generated with policy {policies}"
+    if not told["submissions"] and not told["open"]:
+        generated = "which asked for no work: enough groups were left from earlier steps"
+    lines = [
+        f"step     {told['step']}, {generated}"
+        + (f"; it is open, and wants {told['groups_wanted']:,} groups" if told["open"] else ""),
+        f"arrived  {outcomes or 'nothing'}; {told['groups']:,} groups accepted",
+    ]
+    for name, count in told["failed"].items():
+        lines.append(f"         {count:,} × {printable(name)}: {REFUSALS.get(name, UNKNOWN).means}")
+    for worker, counts in told["workers"].items():
+        each = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(counts.items()))
+        lines.append(f"         {worker}: {each}")
+    if told["verdict_times"]:
+        first, last = told["verdict_times"]
+        lines.append(f"verdicts within {last - first:.1f} s, by their signatures")
+    if told["reward"] is not None:
+        lines.append(f"reward   {told['reward']:.3f} over its accepted completions")
+    used = ", ".join(f"{count:,} {name}" for name, count in told["used"].items())
+    lines.append(f"used     its groups: {used or 'none yet'}")
+    asked = ", ".join(f"{groups:,} of step {step}" for step, groups in told["trained"].items())
+    lines.append(f"trained  on groups of: {asked or 'nothing yet'}")
+    return lines + _phase_lines(told["phases"])
+
+
+def _phase_lines(phases: Mapping[str, float]) -> list[str]:
+    lines: list[str] = []
+    opened = phases.get("opened")
+    if opened is None:
+        return ["times    are in the trainer's log alone: --logs FILE (written by --json-logs)"]
+    if "closed" in phases:
+        after = phases["closed"] - opened
+        lines.append(
+            f"closed   {after:.1f} s after it opened: enough groups were accepted or on their way"
+        )
+    waits = [
+        f"{phases[key]:.1f} s {what}" for key, what in IDLE.items() if phases.get(key, 0) >= 0.05
+    ]
+    if "trained" in phases:
+        lines.append(
+            f"trainer  trained for {phases.get('train_seconds', 0.0):.1f} s, "
+            f"{phases['trained'] - opened:.1f} s after it opened; it waited "
+            + (", ".join(waits) or "for nothing")
+        )
+    if "evaluation" in phases:
+        lines.append(f"evaluated {phases['evaluation']:.3f} on held-out tasks")
+    return lines

@@ -1,0 +1,211 @@
+"""Nodes on the real network: a peer's own, and one that only visits."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from swarm.errors import UserError
+from swarm.events import Events, JsonLines, Lines
+from swarm.identity import KEY_FILE, home_identity
+from swarm.node.assemble import assemble
+from swarm.node.joining import (
+    BOOTSTRAP_DEADLINE_SECONDS,
+    LAST_BOOTSTRAP,
+    EntryPoints,
+    find_run,
+    join_network,
+)
+from swarm.node.node import Node
+from swarm.run.manifest import load_manifest, run_id
+from swarm.run.run import Run
+from swarm.settings import BOOTSTRAP, PeerSettings, RelaySettings
+from swarm.transport.libp2p import open_libp2p, parse_multiaddr
+from swarm.transport.libp2p.addresses import default_listen
+from swarm.transport.libp2p.announced import Announced, announced
+from swarm.transport.libp2p.circuits import CircuitLimits
+from swarm.transport.libp2p.dnsaddr import check_bootstrap, expand
+from swarm.world.compute import LocalCompute
+from swarm.world.disk import LocalDisk
+from swarm.world.home import make_home, sole_user
+from swarm.world.home_format import open_format
+from swarm.world.machine import Machine
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+
+SILENT_SECONDS_MAX = 5.0
+"""Time after which a visit says that it still waits for its bootstrap peers."""
+
+
+@asynccontextmanager
+async def open_node(settings: PeerSettings, events_sink: Any = None) -> AsyncIterator[Node]:
+    """Open a node on the real network.
+
+    Raises `UserError` for a wrong setting before anything starts.
+    """
+    for address in settings.bootstrap:
+        check_bootstrap(address)
+    for address in settings.listen:
+        parse_multiaddr(address)
+    _announced(settings, "")
+    home = settings.home_path
+    with ExitStack() as stack:
+        try:
+            make_home(home)
+            stack.enter_context(sole_user(home, ", ".join(settings.role)))
+            open_format(home)
+        except OSError as error:
+            raise UserError(
+                f"--home {home} cannot be used ({error.strerror}); choose another folder"
+            ) from error
+        async with _node_at(home, settings, events_sink) as node:
+            yield node
+
+
+@asynccontextmanager
+async def _node_at(home: Path, settings: PeerSettings, events_sink: Any) -> AsyncIterator[Node]:
+    is_new = not (home / KEY_FILE).exists()
+    identity = home_identity(home)
+    world = Machine()
+    events = Events(world, identity.peer_id)
+    events.add_sink(
+        events_sink or (JsonLines() if settings.json_logs else Lines(verbose=settings.verbose))
+    )
+    if is_new:
+        events.emit("peer.identity_made", key=str(home / KEY_FILE))
+    disk = LocalDisk(home, settings.quota_bytes)
+    manifests = {run_id(m): m for m in (load_manifest(Path(f)) for f in settings.manifest)}
+    async with (
+        open_libp2p(
+            identity,
+            listen=settings.listen or default_listen(),
+            announced=_announced(settings, identity.peer_id),
+            map_ports=settings.map_ports,
+            circuit_limits=_circuit_limits(settings),
+            bulk_port=settings.bulk_port,
+            uplink_bytes_per_second=settings.uplink_mbps and settings.uplink_mbps * 1e6 / 8,
+            world=world,
+            disk=disk,
+            events=events,
+            relay="relay" in settings.role or BOOTSTRAP in settings.role,
+        ) as transport,
+        assemble(
+            identity,
+            world=world,
+            disk=disk,
+            compute=LocalCompute(events=events),
+            transport=transport,
+            events=events,
+            settings=settings,
+            manifests=manifests,
+            expand=expand,
+        ) as node,
+    ):
+        yield node
+
+
+def _circuit_limits(settings: PeerSettings) -> CircuitLimits:
+    given = settings.of("relay", RelaySettings)
+    return CircuitLimits(
+        circuit_bytes=given.circuit_megabytes * 10**6,
+        circuit_seconds=given.circuit_seconds,
+        circuits_per_peer=given.circuits_per_peer,
+        reservations=given.reservations,
+        bytes_per_second=given.carry_mbps and given.carry_mbps * 1e6 / 8,
+    )
+
+
+def _announced(settings: PeerSettings, peer: str) -> Announced:
+    return announced(
+        settings.announce,
+        settings.announce_bulk,
+        detected=settings.announce_detected,
+        peer=peer,
+    )
+
+
+@asynccontextmanager
+async def visit(
+    bootstrap: Sequence[str] | None,
+    run: str | None,
+    *,
+    home: Path | None = None,
+    looks_on: bool = False,
+    listen: Sequence[str] = LOOPBACK,
+    map_ports: bool = False,
+) -> AsyncIterator[tuple[Node, Run]]:
+    """Open a node that has found a run, without joining it; arguments as of `visit_network`.
+
+    `looks_on`: see `find_run`.
+    """
+    async with visit_network(bootstrap, run, home=home, listen=listen, map_ports=map_ports) as (
+        node,
+        entry_points,
+    ):
+        yield node, await find_run(node, entry_points, looks_on=looks_on)
+
+
+@asynccontextmanager
+async def visit_network(
+    bootstrap: Sequence[str] | None,
+    run: str | None = None,
+    *,
+    home: Path | None = None,
+    listen: Sequence[str] = LOOPBACK,
+    map_ports: bool = False,
+) -> AsyncIterator[tuple[Node, EntryPoints]]:
+    """Open a node that is connected to bootstrap peers, those last used by default.
+
+    `run` is for `find_run`. The node's key and state are in `home`, by default a temporary folder.
+    `listen`: where it listens; by default, nobody else can reach it. `map_ports`: ask the router
+    to forward these ports.
+    """
+    with tempfile.TemporaryDirectory(prefix="swarm-observer-") as momentary:
+        settings = PeerSettings(
+            role=["observer"],
+            bootstrap=list(bootstrap or last_bootstrap()),
+            listen=list(listen),
+            map_ports=map_ports,
+            home=str(home or momentary),
+            run=run,
+        )
+        async with open_node(settings, events_sink=lambda event: None) as node:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_say_that_it_waits, settings.bootstrap)
+                entry_points = await join_network(node)
+                nursery.cancel_scope.cancel()
+            yield node, entry_points
+
+
+async def _say_that_it_waits(bootstrap: Sequence[str]) -> None:
+    await trio.sleep(SILENT_SECONDS_MAX)
+    print(
+        f"no answer yet from {', '.join(bootstrap)}; asking for up to "
+        f"{BOOTSTRAP_DEADLINE_SECONDS:g} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def last_bootstrap(home: Path | None = None) -> list[str]:
+    """Read the bootstrap addresses that the peer with this home last joined through.
+
+    Raises `UserError` if there are none.
+    """
+    path = (home.expanduser() if home else PeerSettings().home_path) / LAST_BOOTSTRAP
+    try:
+        found = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        found = []
+    if not found:
+        raise UserError(
+            "which network? give --bootstrap MULTIADDR (no peer has joined one from "
+            f"{path.parent} yet)"
+        )
+    return found
