@@ -14,9 +14,9 @@ from peers.engines import demo
 from peers.engines.doctor import machine
 from peers.environments.registry import class_of
 from peers.inference.doctor import findings
-from swarm.look.doctor.machine import check_home
 from swarm.findings import Work, lines
 from swarm.jobs.inference import Surveyed
+from swarm.look.doctor.machine import check_home
 from swarm.manifest import EnvironmentReference, Thresholds
 from swarm.run.run import Run
 from swarm.settings import PeerSettings

@@ -11,10 +11,10 @@ import pytest
 import trio
 
 from peers.environments.registry import class_of
-from swarm.app.links import Link, make_link
 from swarm.identity import Identity
 from swarm.manifest import EnvironmentReference
 from swarm.run.allowed import ALLOWED_VARIABLE
+from swarm.run.links import Link, make_link
 from swarm.run.update import sign_manifest
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Person, Swarm, swarm
 
@@ -67,9 +67,9 @@ def test_no_process_runs_a_program_that_a_manifest_names(
             address = peers["bootstrap"].multiaddr
             commands = [
                 ("swarm.peer", "--role", "inference", "--bootstrap", address),
-                ("swarm.app.main", "join", make_link(Link(peers.run, (address,)))),
-                ("swarm.app.main", "preflight", "--bootstrap", address),
-                ("swarm.app.main", "doctor", "--bootstrap", address),
+                ("swarm.commands.main", "join", make_link(Link(peers.run, (address,)))),
+                ("swarm.commands.main", "preflight", "--bootstrap", address),
+                ("swarm.commands.main", "doctor", "--bootstrap", address),
             ]
             for number, arguments in enumerate(commands):
                 home = tmp_path / f"home-{number}"
