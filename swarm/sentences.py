@@ -632,6 +632,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "trainer.planned": lambda f: (
         f"{f['parameters']:,} parameters on {f['ranks']} ranks, passes of {f['pass_tokens']:,} "
         f"tokens; memory of each rank: {'; '.join([*f['device_parts'], *f['host_parts']])}"
+        + f"; a crash loses at most {f['save_steps']} steps, which are repeated"
         + (f". It does not fit: {f['problem']}" if f["problem"] else "")
     ),
     "trainer.resumed": lambda f: f"resuming from the state of step {f['step']}",

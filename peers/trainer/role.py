@@ -107,6 +107,7 @@ class TrainerRole:
         self._events = peer.node.events
         self._settings = settings = peer.node.settings.of("trainer", TrainerSettings)
         self._trusted = trusted = peer.trusted_part("trainer")
+        peer.keep_for_repeating(settings.save_steps)
         check_batch(self._run.manifest, f"run {self._run.id}")
         self._restarts = Restarts(self._events, "trainer")
         self._alarms = Alarms(settings.limits)
@@ -384,6 +385,7 @@ class TrainerRole:
             host_limit=found.host_limit,
             device_parts=_words(found, "device"),
             host_parts=_words(found, "host"),
+            save_steps=self._settings.save_steps,
             problem=found.problem,
         )
         if found.problem and self._settings.memory_check == "refuse":

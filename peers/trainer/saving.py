@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,19 +118,20 @@ class SavedStates:
     def due(self, step: int) -> bool:
         """Whether the state after step `step - 1` is to be written.
 
-        At the latest it is while the policies that the steps since the last state need are still
-        on this disk, and at the end of the run.
+        At the latest it is `save_steps` after the last one, and at the end of the run. Standbys
+        are to have one every `standby_minutes`.
         """
         if self.newest is None:
             return True
         manifest = self.progress.versions.manifest_of(step)
-        minutes = self.settings.save_minutes
-        most = max(1, manifest.checkpoints_kept - manifest.schedule.max_staleness)
-        since = step - self.newest
+        settings = self.settings
+        limits = [settings.save_minutes or math.inf]
+        if manifest.standbys:
+            limits.append(settings.standby_minutes)
         return (
-            since >= min(self.settings.save_steps, most)
+            step - self.newest >= settings.save_steps
             or step >= manifest.schedule.steps
-            or bool(minutes and self.world.now() - self.saved_at >= 60 * minutes)
+            or self.world.now() - self.saved_at >= 60 * min(limits)
         )
 
     def loaded(self, state: State) -> None:

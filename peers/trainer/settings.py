@@ -59,10 +59,10 @@ class TrainerSettings(EvaluationSettings):
     past_policies: Literal["memory", "disk"] = "memory"
     """Where older policies and the KL term's reference lie: in main memory, or in the folders from
     which they were published, read again for each batch."""
-    save_steps: int = pydantic.Field(default=1, ge=1)
-    """Steps between training states. A crash loses the steps since the last one, and the trainer
-    repeats them from their recorded batches. A state is also written before the run's
-    `checkpoints_kept` drops a policy that these steps need."""
+    save_steps: int = pydantic.Field(default=5, ge=1, le=1000)
+    """Steps between training states, and so the most that a crash loses: the trainer repeats them
+    from their recorded batches. It keeps the policies that these need, `max_staleness` and as many
+    as these steps, if the run's `checkpoints_kept` is less."""
     save_minutes: float = pydantic.Field(default=0.0, ge=0)
     """Also write a state at the first step that ends this many minutes after the last; 0: never."""
     pass_tokens: int = pydantic.Field(default=0, ge=0, le=1 << 24)
@@ -80,7 +80,8 @@ class TrainerSettings(EvaluationSettings):
     0: none, or 10 where `alarm_action` is rollback."""
     standby_minutes: float = pydantic.Field(default=1.0, ge=0)
     """Least minutes between two bundles of the training state for the run's standbys. A takeover
-    loses the steps since the last one."""
+    loses the steps since the last one. With standbys, a state is also written at the first step
+    that ends this many minutes after the last."""
     exchange: str = ""
     """Folder through which a replica on this machine merges the policy with those of other RL
     trainers; the same as its `replica.exchange`. Empty: none."""

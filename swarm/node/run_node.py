@@ -74,6 +74,7 @@ class RunNode:
         node.part = self
         self.run = run
         self.status = Status()
+        self._repeated_steps = 0
         self._neighbours = Neighbours(node, run)
         floods = Rationed(node.events)
         self.gate = Gate(
@@ -177,6 +178,16 @@ class RunNode:
     @property
     def peer_id(self) -> PeerId:
         return self.node.peer_id
+
+    def keep_for_repeating(self, steps: int) -> None:
+        """Keep the policies that rollouts of the last `steps` steps may come from, if the run
+        keeps fewer: this peer repeats these steps after a crash."""
+        self._repeated_steps = steps
+        self._keep_policies()
+
+    def _keep_policies(self) -> None:
+        run = self.run
+        self.store.keep = max(run.checkpoints_kept, run.max_staleness + self._repeated_steps)
 
     def trusted_part(self, role: str) -> TrustedPart:
         """Return the log and the other state that this peer's trusted roles share.
@@ -390,7 +401,7 @@ class RunNode:
         served = self.serves
         self.node.take_version(self.run, envelope)
         self.node.manifests[self.run.id] = self.run.manifest_envelope
-        self.store.keep = self.run.checkpoints_kept
+        self._keep_policies()
         self._vouch_for_trusted()
         self.node.dht.serving = self.serves
         if self.serves != served:

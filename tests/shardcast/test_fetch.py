@@ -570,6 +570,35 @@ def test_what_did_not_change_is_not_fetched_again() -> None:
     run(main)
 
 
+def test_adapters_carry_no_tokenizer_that_their_base_carries() -> None:
+    """A newcomer fetches it once, with the first adapter, and never again."""
+
+    async def main() -> None:
+        network = MemoryNetwork()
+        same = {"config.json": b"{}" * 50, "tokenizer.json": random.Random(0).randbytes(3_500_000)}
+        bytes_of_adapter = 2_000_000
+        async with peer(network, 1) as trainer, peer(network, 2) as worker:
+            weights = random.Random(1).randbytes(5_000_000)
+            base = await trainer.publish(0, {"model.safetensors": weights, **same})
+            fetched = []
+            for step in range(1, 4):
+                changed = random.Random(1 + step).randbytes(bytes_of_adapter)
+                made = {"adapter_model.safetensors": changed, **same}
+                checkpoint = await trainer.publish(step, made)
+                for each in (checkpoint, *([base] if step == 1 else [])):
+                    folder = await worker.fetcher.fetch(each, lambda: [trainer.source])
+                    done = worker.events.named("shardcast.checkpoint_complete")[-1]
+                    manifest = each.reference.size_bytes
+                    fetched.append(done.fields["bytes_fetched"] - manifest)
+                assert step == 1 or same_files(worker.disk, folder, made)
+            unchanged = sum(map(len, same.values()))
+            first, whole, *later = fetched
+            assert first + whole == bytes_of_adapter + len(weights) + unchanged
+            assert later == [bytes_of_adapter] * 2
+
+    run(main)
+
+
 def test_a_deadline_names_the_sources_and_their_reasons() -> None:
     async def main() -> None:
         network = MemoryNetwork()

@@ -12,6 +12,7 @@ import trio
 from peers.trainer import collector
 from peers.trainer.accepted import KEPT
 from peers.trainer.role import TrainerRole
+from peers.trainer.state_format import STATES
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
@@ -47,7 +48,7 @@ async def start_run(
     mirrors: Sequence[str] = (),
     steps: int = 3,
     step_seconds: float = 60.0,
-    save_steps: int = 1,
+    save_steps: int | None = 1,
     validators: Sequence[str] = ("validator",),
     prefill_tokens_per_second: float = 40_000.0,
     trainer_memory_bytes: int = 1 << 50,
@@ -68,7 +69,7 @@ async def start_run(
                 "model": "simulated",
                 "starved_seconds": 60.0,
                 "mirrors": list(mirrors),
-                "save_steps": save_steps,
+                **({} if save_steps is None else {"save_steps": save_steps}),
                 "memory_check": memory_check,
                 **(trainer or {}),
             }
@@ -190,6 +191,45 @@ def publishes(simulation: Simulation, step: int) -> Any:
     return simulation.expect(
         "trainer.checkpoint_published", ["trainer"], lambda event: event.fields["step"] == step
     )
+
+
+@pytest.mark.parametrize(("save_steps", "kept", "states"), [(None, 5, 2), (3, 2, 4), (1, 5, 10)])
+def test_ten_steps_write_few_states_and_a_crash_repeats_the_rest(
+    save_steps: int | None, kept: int, states: int
+) -> None:
+    """However few policies other peers keep; a state is the largest file that a trainer writes."""
+    written: dict[str, int] = {}
+
+    async def main(simulation: Simulation) -> None:
+        def look(_: float, peer: Peer, event: Event) -> None:
+            if event.name == "trainer.checkpoint_published":
+                for name in peer.disk.list(STATES):
+                    written[name] = peer.disk.size_bytes(f"{STATES}/{name}/state")
+
+        simulation.listeners.append(look)
+        peers = await start_run(
+            simulation, "validator", "trainer", "inference-one", steps=10, step_seconds=5.0,
+            save_steps=save_steps, checkpoints_kept=kept,
+        )  # fmt: skip
+        trainer = peers["trainer"]
+        assert await simulation.meet(publishes(simulation, 8), 1800)
+        await trainer.kill()
+        for name in ("validator", "inference-one"):  # nobody can give a policy back
+            await peers[name].kill()
+            await peers[name].disk.remove("checkpoints")
+            await peers[name].start()
+        await trainer.start(resume=True)
+        over = simulation.expect("trainer.run_complete", ["trainer"])
+        assert await simulation.meet(over, 1800), trainer.ended
+
+    said = simulate(main)
+    names = [event.name for _, event in said]
+    one = max(written.values())
+    assert sum(written.values()) <= (states + 1) * one  # and the one that it began with
+    assert "trainer.rolled_back" not in names
+    published = [e.fields for _, e in said if e.name == "trainer.checkpoint_published"]
+    manifests = {(each["step"], each["manifest"]) for each in published}
+    assert len(manifests) == 11  # each policy came out the same again
 
 
 @pytest.mark.parametrize("save_steps", [1, 3])
