@@ -72,7 +72,8 @@ main()
 def test_a_user_without_a_home(tmp_path: Path) -> None:
     homeless = [sys.executable, "-c", HOMELESS]
     assert ran("status", "--help", command=homeless).returncode == 0
-    for command in (["status"], ["peer", "--bootstrap", "/ip4/127.0.0.1/tcp/1"], ["ledger"]):
+    worker = ["peer", "--role", "inference", "--bootstrap", "/ip4/127.0.0.1/tcp/1"]
+    for command in (["status"], worker, ["ledger"], ["doctor"]):
         found = ran(*command, command=homeless)
         assert found.returncode == 2, found.stderr
         assert found.stderr.startswith("error: ") and "give --home FOLDER" in found.stderr
