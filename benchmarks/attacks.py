@@ -26,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import at_least, number_where, several
+from benchmarks.common import at_least, number_where, several
 from simnet.adversaries import KINDS
 from simnet.hostile import SECONDS, Outcome, Setting, alone, attacked
 from swarm.terminal.output import print_json, write_json

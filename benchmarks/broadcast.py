@@ -37,7 +37,7 @@ from typing import Any
 import trio
 import trio.lowlevel
 
-from benchmarks.arguments import at_least, number_where, several
+from benchmarks.common import at_least, number_where, several
 from simnet.clock import Timeline, run_virtual
 from simnet.flows import Flow, Flows, Link
 from simnet.large_pages import use_large_pages

@@ -32,8 +32,7 @@ from blake3 import blake3
 from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.arguments import at_least
-from benchmarks.spread import load_average, spread
+from benchmarks.common import at_least, load_average, spread
 from swarm.shardcast.delta import encode, make
 from swarm.shardcast.jobs import PieceToMake
 from swarm.shardcast.manifest import piece_size_for

@@ -23,9 +23,6 @@ before the first is not counted.
 
 Seconds are processor seconds, so that other programs disturb them less. Each figure is the median
 of `--rounds` rounds in which the engines take turns, with the least and the most.
-
-`overhead` generates with a model of `--wide` hidden values and a vocabulary of `--vocabulary`, and
-gives the seconds of its proofs as a share of that time; for noise, see `benchmarks.noise`.
 """
 
 from __future__ import annotations
@@ -45,8 +42,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.arguments import at_least, several
-from benchmarks.spread import load_average, spread
+from benchmarks.common import at_least, load_average, several, spread
 from benchmarks.vllm_child import Vllm, running_vllm
 from peers.engines.batch import generate
 from peers.engines.engine import Engine, Piece, Request
@@ -56,7 +52,6 @@ from swarm.terminal.output import print_json
 KEY = (11, 12)
 GROUP = 8
 EQUAL = 64
-WIDE_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -264,30 +259,6 @@ def shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float]:
     return [part / whole for part, whole in zip(parts, wholes, strict=True)]
 
 
-def measure_overhead(given: argparse.Namespace) -> dict[str, Any]:
-    """The share of proofs at a large width and vocabulary."""
-    size = Size(
-        given.wide,
-        3 * given.wide,
-        given.wide_layers,
-        given.wide // 128,
-        max(1, given.wide // 1024),
-        given.vocabulary,
-    )
-    seconds = defaultdict[str, list[float]](list)
-    with tempfile.TemporaryDirectory(prefix="engine-") as name:
-        make_model(Path(name), size)
-        engine = native_engine(Path(name), GROUP)
-        requests = [replace(each, limit=WIDE_TOKENS) for each in make_requests(size, GROUP, 16, 2)]
-        for _ in range(given.rounds):
-            made, took = timed(generate, engine, requests)
-            seconds["generate"].append(took)
-            seconds["proofs"].append(timed(prove, made)[1])
-    told: dict[str, Any] = {"layers": size.layers, "tokens": WIDE_TOKENS * GROUP}
-    told |= spread("proofs_share", shares(seconds["proofs"], seconds["generate"]), 4)
-    return told | spread("generate_seconds", seconds["generate"])
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -298,9 +269,6 @@ def main() -> None:
     parser.add_argument("--prompt", type=at_least(1), default=64)
     parser.add_argument("--limit", type=at_least(2), default=512)
     parser.add_argument("--vllm", default="", help="interpreter of an environment with vLLM")
-    parser.add_argument("--wide", type=at_least(128), default=2048)
-    parser.add_argument("--wide-layers", type=at_least(0), default=4, help="0: no overhead")
-    parser.add_argument("--vocabulary", type=at_least(64), default=150_000)
     given = parser.parse_args()
     torch.set_num_threads(1)
     toploc.build([torch.randn(32, 64).bfloat16()])  # builds the tables
@@ -309,8 +277,6 @@ def main() -> None:
         told[f"{name}M"] = {
             str(batch): measure_size(SIZES[name], batch, given) for batch in given.batches
         }
-    if given.wide_layers:
-        told["overhead"] = measure_overhead(given)
     print_json(told)
 
 

@@ -29,7 +29,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from benchmarks.arguments import at_least
+from benchmarks.common import at_least
 from peers.calibration import weights
 from peers.calibration.calibrate import EngineClass
 from peers.calibration.kept import Kept

@@ -36,9 +36,8 @@ from typing import Any
 
 import trio
 
-from benchmarks.arguments import at_least
-from benchmarks.operation.processes import processor_seconds
-from benchmarks.real_swarm import running_swarm
+from benchmarks.common import at_least
+from benchmarks.real_swarm import processor_seconds, running_swarm
 from swarm.identity import Identity
 from swarm.ledger import wire
 from swarm.terminal.output import print_json, write_json
@@ -168,10 +167,10 @@ async def observed(validator: Peer, seconds: float) -> Period:
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     quiet: list[Period] = []
     flooded: list[Period] = []
-    async with running_swarm(STEPS, lambda: 1.0, NAMES) as real:
-        trainer, validator = real.peers["trainer"], real.peers["validator"]
+    async with running_swarm(STEPS, NAMES) as peers:
+        trainer, validator = peers["trainer"], peers["validator"]
         await trainer.says("trainer.checkpoint_published", step=3, seconds=START_SECONDS)
-        keep_apart(real.peers)
+        keep_apart(peers)
         flood = Flood(validator)
         act: Callable[[], Awaitable[None]] = getattr(flood, options.flood)
         for number in range(options.rounds):

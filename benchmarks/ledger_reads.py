@@ -25,7 +25,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from benchmarks.arguments import at_least, several
+from benchmarks.common import at_least, several
 from swarm.identity import PeerId
 from swarm.ledger import wire
 from swarm.ledger.serving import STRANGERS_READS_BURST, Answers, Rations, report

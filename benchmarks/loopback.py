@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from benchmarks.arguments import at_least, number_where, several
+from benchmarks.common import at_least, number_where, several
 from benchmarks.transfer import FILE, Process, checkpoint_of, cpu_seconds, say, started
 from swarm.events import Events
 from swarm.identity import Identity

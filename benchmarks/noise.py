@@ -26,9 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.arguments import at_least, several
+from benchmarks.common import at_least, load_average, several, spread
 from benchmarks.engine import GROUP, KEY, Size, make_model, make_requests, native_engine
-from benchmarks.spread import load_average, spread
 from peers.engines.batch import generate
 from peers.engines.noise import Ahead, NoisePool
 from swarm.terminal.output import print_json

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.arguments import at_least, number_where
+from benchmarks.common import at_least, number_where
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.lines import REGIONS, Line

@@ -27,8 +27,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.arguments import at_least, several
-from benchmarks.spread import load_average, spread
+from benchmarks.common import at_least, load_average, several, spread
 from peers.proofs import toploc
 from swarm.terminal.output import print_json
 

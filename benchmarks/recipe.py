@@ -15,24 +15,34 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
-from benchmarks.study import Sampler
 from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe
+from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
+from peers.environments import Environment, Renderer, task_of
 from peers.environments.collection import Environments
+from peers.environments.episodes import grade_segments
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import mean_reward
-from peers.trainer.learning.groups import as_accepted
+from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
-from swarm.manifest import Schedule
-from swarm.rollouts.seeds import digest, submission_seed
+from swarm.manifest import Sampling, Schedule
+from swarm.rollouts.seeds import (
+    digest,
+    environment_of_group,
+    noise_key,
+    submission_seed,
+    task_seed,
+)
 from swarm.terminal.output import print_json
 
 
@@ -47,6 +57,64 @@ class Clock:
         """Add the time since the last call to `part`."""
         self.seconds[part] += (now := time.perf_counter()) - self._since
         self._since = now
+
+
+@dataclass
+class Sampled:
+    """Groups that worker and validator would make, and the task rewards of all completions."""
+
+    groups: list[Group] = field(default_factory=list)
+    task_rewards: list[float] = field(default_factory=list)
+
+
+class Sampler:
+    """Generates with a policy, and grades; `folder` holds policy 0."""
+
+    def __init__(
+        self,
+        folder: Path,
+        environments: Sequence[Environment],
+        sampling: Sampling,
+        engine: type[NativeEngine] = NativeEngine,
+        weights: Sequence[float] = (1.0,),
+    ) -> None:
+        """`weights`: the environments' shares of the groups, relative to the sum."""
+        self.engine, self._renderer = engine(folder), Renderer(folder)
+        self._environments, self._weights = environments, weights
+        self._sampling = sampling
+
+    def sample(self, seed: bytes, policy: int, count: int) -> Sampled:
+        """Make `count` groups like worker and validator."""
+        sampling, size = self._sampling, self._sampling.group_size
+        chosen = [
+            self._environments[environment_of_group(seed, group, self._weights)]
+            for group in range(count)
+        ]
+        tasks = [
+            (environment, task_of(environment, task_seed(seed, group)))
+            for group, environment in enumerate(chosen)
+        ]
+        work = [each for each in tasks for _ in range(size)]
+        rows = range(count * size)
+        key = noise_key(seed)
+        played = play(self.engine, self._renderer, work, rows, key, sampling).rollouts
+        made = Sampled()
+        for index, (environment, task) in enumerate(tasks):
+            mine = played[index * size : (index + 1) * size]
+            graded = [
+                grade_segments(
+                    environment, task, self._renderer, rollout.segments, sampling.stop_ids
+                ).reward
+                for rollout in mine
+            ]
+            lengths = [len(rollout.model_tokens) for rollout in mine]
+            made.task_rewards += graded
+            rewards = [
+                reward - task.length_penalty(length)
+                for reward, length in zip(graded, lengths, strict=True)
+            ]
+            made.groups.append(Group(mine, rewards, policy))
+        return made
 
 
 def run(

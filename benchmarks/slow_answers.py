@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import at_least
+from benchmarks.common import at_least
 from peers.environments import NotGradable
 from peers.environments.graders import make_grader
 from peers.environments.graders.math import CPU_SECONDS

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.arguments import at_least
+from benchmarks.common import at_least
 from peers.demo.recipes import THRESHOLDS
 from swarm.ledger.capital import UNITS_PER_NAT
 from swarm.ledger.entries import Judged

@@ -30,9 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import at_least
+from benchmarks.common import at_least, load_average, spread
 from benchmarks.cpu_samples import Samples, activity, read_samples, sampled_environment
-from benchmarks.spread import load_average, spread
 from swarm.terminal.output import print_json
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -34,7 +34,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.spread import spread
+from benchmarks.common import spread
 from peers.engines.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
 from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.learner import Learner
@@ -136,42 +136,24 @@ def make_groups(size: Size) -> list[Group]:
 
 
 class Meter:
-    """Measures the seconds of every step, and the growth of memory from construction on.
+    """Measures the CPU seconds of every step, and the process's growth from construction on."""
 
-    These are CPU time and the process's memory, or, on CUDA, wall-clock time and the memory of
-    tensors on the device.
-    """
-
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self) -> None:
         self.seconds: list[float] = []
-        self._cuda = device == "cuda"
-        if self._cuda:
-            torch.cuda.reset_peak_memory_stats()
-            self._before = torch.cuda.memory_allocated()
-        else:
-            Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-            self._before = _memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+        self._before = _memory("VmRSS")
         self._began = 0.0
 
     def begin(self) -> None:
-        self._began = self._now()
+        self._began = time.process_time()
 
     def end(self) -> None:
-        self.seconds.append(self._now() - self._began)
-
-    def _now(self) -> float:
-        if not self._cuda:
-            return time.process_time()
-        torch.cuda.synchronize()
-        return time.perf_counter()
+        self.seconds.append(time.process_time() - self._began)
 
     def figures(self) -> dict[str, float]:
         """Median and spread of the steps' seconds, and peak memory."""
-        peak = torch.cuda.max_memory_allocated() if self._cuda else _memory("VmHWM")
-        return {
-            **spread("seconds_per_step", self.seconds, digits=6),
-            "peak_bytes": peak - self._before,
-        }
+        peak_bytes = _memory("VmHWM") - self._before
+        return {**spread("seconds_per_step", self.seconds, digits=6), "peak_bytes": peak_bytes}
 
 
 def _memory(field: str) -> int:
@@ -179,19 +161,6 @@ def _memory(field: str) -> int:
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     raise ValueError(f"/proc/self/status has no {field}")
-
-
-def repeat_step(
-    learner: Learner, groups: list[Group], repeats: int, meter: Meter
-) -> dict[str, float]:
-    """Take the same step `repeats` times; return the metrics of the last."""
-    metrics: dict[str, float] = {}
-    for _ in range(repeats):
-        learner.step = 1  # policy 0 is μ, the weights stay π
-        meter.begin()
-        metrics = learner.train_step(as_accepted(groups), 1)
-        meter.end()
-    return metrics
 
 
 def run_ours(size: Size, folder: Path, repeats: int) -> tuple[dict[str, float], dict[str, Tensor]]:
@@ -202,14 +171,15 @@ def run_ours(size: Size, folder: Path, repeats: int) -> tuple[dict[str, float], 
     with torch.no_grad():
         for name, parameter in learner.model.named_parameters():
             parameter.copy_(pi[name])
-    meter = Meter()
-    metrics = repeat_step(learner, make_groups(size), repeats, meter)
+    meter, groups = Meter(), as_accepted(make_groups(size))
+    for _ in range(repeats):
+        learner.step = 1  # policy 0 is μ, the weights stay π
+        meter.begin()
+        metrics = learner.train_step(groups, 1)
+        meter.end()
     gradients = {name: value.grad for name, value in learner.model.named_parameters()}
-    return {
-        **meter.figures(),
-        "loss": metrics["loss"],
-        "ratio_std": metrics["ratio_std"],
-    }, gradients
+    told = {name: metrics[name] for name in ("loss", "ratio_std")}
+    return {**meter.figures(), **told}, gradients
 
 
 def recorded(groups: Sequence[Group]) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -43,8 +43,7 @@ import numpy as np
 import trio
 from blake3 import blake3
 
-from benchmarks.arguments import at_least
-from benchmarks.spread import load_average, spread
+from benchmarks.common import at_least, load_average, spread
 from swarm.events import Events
 from swarm.identity import Identity
 from swarm.messages import Checkpoint, CheckpointReference

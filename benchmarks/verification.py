@@ -11,10 +11,6 @@ is generation with proofs over that check, both from one round, where every subm
 recomputed. `cheaper_at_default` divides by the share for a worker that hands in one submission a
 step, sqrt(safety / steps of its stake) with the default thresholds.
 
-`together` recomputes small submissions, each a group of eight with completions of up to
-`--small-limit` tokens on a prompt of its own: one after the other, and in one pass as the validator
-does where several of one policy wait. `cheaper` is the first over the second.
-
 Seconds are processor seconds on a CPU, with one thread, and wall seconds on a GPU. Each figure is
 the median of `--rounds` rounds, after one that does not count, with the least and the most.
 """
@@ -31,15 +27,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.arguments import at_least, several
-from benchmarks.engine import GROUP, KEY, SIZES, make_model, make_requests
-from benchmarks.spread import load_average, spread
+from benchmarks.common import at_least, load_average, spread
+from benchmarks.engine import KEY, SIZES, make_model, make_requests
 from peers.engines.batch import generate
 from peers.engines.device import find_device, find_dtype
-from peers.engines.engine import Engine, Piece, Request
+from peers.engines.engine import Piece, Request
 from peers.engines.native import NativeEngine
 from peers.proofs import toploc
-from peers.validator.recompute import Completed, Found, prefill_together, recompute
+from peers.validator.recompute import Completed, recompute
 from swarm.manifest import Thresholds
 from swarm.terminal.output import print_json
 
@@ -112,57 +107,6 @@ def measure(folder: Path, given: argparse.Namespace, name: str) -> dict[str, Any
     return told | {"default_share": round(share, 4)}
 
 
-def check_together(
-    engine: Engine, given: Sequence[Completed], thresholds: Thresholds
-) -> list[Found]:
-    """Recompute several submissions in one pass."""
-    prefills = prefill_together(engine, given)
-    return [
-        recompute(engine, each, KEY, 1.0, thresholds, prefill)
-        for each, prefill in zip(given, prefills, strict=True)
-    ]
-
-
-def check_alone(engine: Engine, given: Sequence[Completed], thresholds: Thresholds) -> list[Found]:
-    """Recompute several submissions one after the other."""
-    return [recompute(engine, each, KEY, 1.0, thresholds) for each in given]
-
-
-def measure_together(folder: Path, given: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Recompute small submissions one by one and together, repeatedly."""
-    device = find_device(given.device)
-    engine = NativeEngine(folder, device, find_dtype(given.dtype, device), slots=64)
-    requests = make_requests(
-        SIZES[name], GROUP * max(given.together), given.prompt, given.small_limit
-    )
-    made = generate(engine, requests)
-    proofs = prove(made)
-    submissions = [
-        handed_in(requests[part], made[part], proofs[part])
-        for first in range(0, len(requests), GROUP)
-        for part in [slice(first, first + GROUP)]
-    ]
-    told: dict[str, Any] = {}
-    for count in given.together:
-        seconds = defaultdict[str, list[float]](list)
-        for number in range(given.rounds + 1):
-            some = (engine, submissions[:count], Thresholds())
-            alone, one_by_one = timed(device, check_alone, *some)
-            found, together = timed(device, check_together, *some)
-            if not all(chunk.accepted for each in (*alone, *found) for chunk in each.chunks):
-                raise RuntimeError("an honest completion was refused")
-            if number:
-                seconds["alone_seconds"].append(one_by_one)
-                seconds["together_seconds"].append(together)
-                seconds["cheaper"].append(one_by_one / together)
-        told[str(count)] = {
-            figure: value
-            for each, values in seconds.items()
-            for figure, value in spread(each, values, 4).items()
-        }
-    return told | {"tokens": sum(len(piece.tokens) for piece in made)}
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -172,8 +116,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=at_least(1), default=3)
     parser.add_argument("--prompt", type=at_least(1), default=64)
     parser.add_argument("--limit", type=at_least(2), default=256)
-    parser.add_argument("--together", type=several(at_least(2)), default=[2, 4, 8])
-    parser.add_argument("--small-limit", type=at_least(2), default=32)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     given = parser.parse_args()
@@ -184,7 +126,6 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="verification-") as folder:
             make_model(Path(folder), SIZES[name])
             told[f"{name}M"] = measure(Path(folder), given, name)
-            told[f"{name}M"]["together"] = measure_together(Path(folder), given, name)
     print_json(told)
 
 

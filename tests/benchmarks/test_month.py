@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.operation.month import FEW_PROOFS, Diary, Size, line_through, measure, slopes
+from benchmarks.month import FEW_PROOFS, Diary, Size, line_through, measure, slopes
 
 
 @given(

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.deep_model import make_deep_model
 from peers.calibration.calibrate import EngineClass, Measurement
 from peers.calibration.kept import Kept
 from peers.calibration.measure import Sample, sample
@@ -23,6 +22,7 @@ from peers.calibration.workers import Generates
 from peers.calibration.workload import Workload
 from peers.demo.recipes import THRESHOLDS
 from swarm.manifest import Sampling
+from tests.calibration.deep_model import make_deep_model
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
 

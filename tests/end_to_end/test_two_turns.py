@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.turns import make_tool_policy
 from peers.engines import demo
+from peers.environments.calculator import Calculator, CalculatorOptions
+from peers.trainer.warmup import Warmup, warm_up
 from swarm.jobs.training import Lessons
 from swarm.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
 from tests.end_to_end.pipeline import pipeline
@@ -31,11 +32,14 @@ LESSONS = Lessons(
     sampling=SAMPLING,
 )
 STEPS = 18
+WARMUP = Warmup(accuracy=0.15, batch=64)
+"""After it the policy calls the tool in about half of its episodes."""
 
 
 @pytest.mark.slow
 def test_a_model_learns_to_use_a_tool(tmp_path: Path) -> None:
-    make_tool_policy(tmp_path / "0", seed=3)
+    demo.make_policy(tmp_path / "0", seed := 3)
+    warm_up(tmp_path / "0", [Calculator(CalculatorOptions(digits=1))], seed, WARMUP)
     with pipeline(tmp_path, ENVIRONMENT, LESSONS) as run:
         figures = [run.take_step(step) for step in range(STEPS)]
     assert run.learned_steps == STEPS

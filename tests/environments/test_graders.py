@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.junk import KINDS, junk
 from peers.environments import NotGradable
 from peers.environments.graders import GRADERS, make_grader
 from peers.environments.graders.latex import ANSWER_CHARACTERS_MAX, boxed, too_complex
@@ -18,6 +17,7 @@ from peers.environments.graders.units import units_differ
 from swarm.errors import UserError
 from swarm.world import landlock
 from swarm.world.surroundings import INSTALLED_VARIABLE
+from tests.environments.junk import KINDS, junk
 
 MATH = make_grader("math")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 
-from benchmarks.arguments import at_least
+from benchmarks.common import at_least
 from tests.fuzz import files
 from tests.fuzz.target import CORPUS, Target
 from tests.fuzz.targets import TARGETS

@@ -1,6 +1,6 @@
 """Data sets of reasoning-gym that the environment refuses, with the reason.
 
-Written by `python -m benchmarks.reasoning --write`.
+Written by `python -m tests.environments.reasoning_datasets --write`.
 """
 
 REFUSED: dict[str, str] = {

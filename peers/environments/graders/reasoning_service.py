@@ -103,7 +103,7 @@ def _score(name: str, dataset: Any, entry: dict[str, Any], text: str) -> dict[st
         return {"score": float(dataset.score_answer(text, entry))}
     except MemoryError:
         raise
-    except Exception:  # on the answer: it scores the data set's own (benchmarks.reasoning)
+    except Exception:  # on the answer: it scores the data set's own (tests.environments)
         return {"reason": "unreadable"}
 
 

@@ -1,13 +1,12 @@
-"""A thousand workers of one trainer and three validators, in simulation.
+"""Workers, a thousand say, of one trainer and three validators, in simulation.
 
-All peers join, settle, and then everything is counted for a while (`Durations`), in which every
-worker hands in a submission a minute. The invariants of every simulation hold throughout
-(`simnet.invariants`). A line of progress goes to standard error every
-`PROGRESS_SECONDS`, so that a run that is cut short has shown something:
+    python -m benchmarks.scale 1000
+    python -m benchmarks.scale 300 --settle 20 --measured 60
 
-    python -m benchmarks.operation.scale 300 --settle 20 --measured 60
-
-simulates other numbers of workers and other durations.
+Prints one JSON object. All peers join, settle, and then everything is counted for a
+while (`Durations`), in which every worker hands in a submission a minute. The invariants of every
+simulation hold throughout (`simnet.invariants`). A line of progress goes to standard error every
+`PROGRESS_SECONDS`, so that a run that is cut short has shown something.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from typing import Any
 import msgspec
 import trio
 
-from benchmarks.operation.processes import memory_of
-from benchmarks.operation.report import Spread, spread_of
+from benchmarks.common import Spread, at_least, spread_of
+from benchmarks.real_swarm import memory_of
 from simnet.compute.setting import Hardware
 from simnet.lines import Weather
 from simnet.scenarios import Scenario
@@ -36,7 +35,6 @@ from swarm.errors import SwarmError
 from swarm.events import Event
 from swarm.terminal.output import print_json
 
-WORKERS = 1000
 VALIDATORS = 3
 RELAYS = 20
 ADMITTED_SECONDS = 120.0
@@ -112,10 +110,6 @@ class Receipts:
             since = self.waiting.pop(key, None)
             if since is not None:
                 self.seconds.append(now - since)
-
-
-def measure() -> Scale:
-    return measured(WORKERS, Durations())
 
 
 def measured(workers: int, durations: Durations, checker: Hardware = CHECKER) -> Scale:
@@ -241,7 +235,7 @@ def _connections(peers: Sequence[Peer]) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Workers of one trainer, in simulation.")
-    parser.add_argument("workers", type=int)
+    parser.add_argument("workers", type=at_least(1))
     for name, seconds in dataclasses.asdict(Durations()).items():
         parser.add_argument(f"--{name}", type=float, default=seconds, metavar="SECONDS")
     options = vars(parser.parse_args())

@@ -15,9 +15,6 @@ from peers.engines.model import save
 LOGIT_DEVIATION = 4.0
 """Standard deviation of the logits: that of a trained model's by order of magnitude."""
 
-OUTLIER = 20.0
-"""Size of an outlier dimension, in standard deviations of the others."""
-
 
 def make_deep_model(
     folder: Path,
@@ -26,13 +23,10 @@ def make_deep_model(
     vocabulary: int,
     width: int = 64,
     positions: int = 256,
-    outliers: int = 0,
 ) -> Path:
     """Write a random Qwen2 in bf16 with the demo's tokenizer, filled up to `vocabulary` tokens.
 
-    Every matrix keeps the variance of its input, so the residual stream grows with depth. As many
-    dimensions as `outliers` says are `OUTLIER` times larger than others after the last norm and
-    nearly the same in every text, as in trained models; the logits do not depend on them.
+    Every matrix keeps the variance of its input, so the residual stream grows with depth.
     """
     config = Qwen2Config(
         vocab_size=vocabulary,
@@ -50,15 +44,11 @@ def make_deep_model(
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(layers)
-        logits = LOGIT_DEVIATION * math.sqrt(1 + outliers * OUTLIER**2 / width)
         model = Qwen2ForCausalLM(config)
         for name, weight in model.named_parameters():
             if weight.dim() == 2:
                 deviation = 1.0 if "embed" in name else 1 / math.sqrt(weight.shape[1])
-                weight.normal_(0, deviation * (logits if "lm_head" in name else 1))
-        # A constant far above what the layers add keeps these dimensions alike in every text.
-        model.model.embed_tokens.weight[:, :outliers] = OUTLIER * math.sqrt(2 * layers)
-        model.lm_head.weight[:, :outliers] = 0
+                weight.normal_(0, deviation * (LOGIT_DEVIATION if "lm_head" in name else 1))
     demo.save_tokenizer(folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     known = tokenizer["model"]["vocab"]

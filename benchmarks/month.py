@@ -1,13 +1,15 @@
 """A simulated month in small: does the disk or the memory of any role grow?
 
-    python -m benchmarks.operation month
+    python -m benchmarks.month
+    python -m benchmarks.month --days 6
 
-Production peers in virtual time (`simnet`): a bootstrap peer, a relay, an observer, a trainer and
-its standby, three validators and eight workers. A simulated second costs as much in which nothing
-happens, so a day has an hour: about 33 steps, 110 submissions and 3 restarts, by a power cut or a
-killed process in turn. Each day a worker leaves for good, and a new one comes. An epoch of the
-ledger is sealed about once a day. Fifteen days pass before the month that counts: by then what is
-kept for hours has expired, and the last 512 steps, which a trainer remembers, are over.
+Prints one JSON object. Production peers in virtual time (`simnet`): a bootstrap peer, a relay, an
+observer, a trainer and its standby, three validators and eight workers. A simulated second costs as
+much in which nothing happens, so a day has an hour: about 33 steps, 110 submissions and 3 restarts,
+by a power cut or a killed process in turn. Each day a worker leaves for good, and a new one comes.
+An epoch of the ledger is sealed about once a day. Fifteen days pass before the month that counts:
+by then what is kept for hours has expired, and the last 512 steps, which a trainer remembers, are
+over.
 
 Twelve times a day the files, databases, rows and collections of each peer are counted. They rise
 between two seals and fall when sealed entries are deleted, so they are averaged over each epoch.
@@ -22,6 +24,7 @@ third of the days. Only these count for memory; all of them count for the disk.
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 import sys
@@ -35,6 +38,7 @@ from typing import Literal
 import msgspec
 import trio
 
+from benchmarks.common import at_least, load_average
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.invariants import Invariants
@@ -43,6 +47,7 @@ from simnet.scenarios.parts import SERVER, start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.manifest import Limits, Thresholds
+from swarm.terminal.output import print_json
 
 DOWN_SECONDS = 10.0
 SAMPLES_PER_DAY = 12
@@ -388,3 +393,16 @@ def line_through(times: list[float], values: list[float]) -> tuple[float, float]
     r = min(0.9, max(0.0, neighbours / square)) if square else 0.0
     variance = square / (len(values) - 2) * (1 + r) / (1 - r)
     return slope, math.sqrt(variance / spread)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--days", type=at_least(1), default=Size.days)
+    options = parser.parse_args()
+    load = load_average()
+    month = measure(Size(days=options.days))
+    print_json({"load_average": load, **msgspec.to_builtins(month)})
+
+
+if __name__ == "__main__":
+    main()

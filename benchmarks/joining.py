@@ -1,31 +1,34 @@
-"""A hundred real peers start at once and join a run from one address.
+"""Many real peers start at once and join a run from one address.
 
-50 relays and 50 idle workers, each `python -m swarm.peer`, on this machine. No trainer runs, so the
-workers have nothing to generate. A peer has joined once it is admitted and holds connections to
-`NEIGHBOURS_LEAST` other peers. Then every peer rests, and its network process is measured: the
-workers' engines are processes of their own, which are not counted.
+    python -m benchmarks.joining --relays 5 --workers 5
+
+Prints one JSON object. Relays and idle workers, 50 of each by default, each `python -m swarm.peer`,
+on this machine. No trainer runs, so the workers have nothing to generate. A peer has joined once it
+is admitted and holds connections to `NEIGHBOURS_LEAST` other peers. Then every peer rests, and its
+network process is measured: the workers' engines are processes of their own, which are not counted.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 
 import msgspec
 import trio
 
-from benchmarks.operation.processes import (
+from benchmarks.common import Spread, at_least, load_average, spread_of
+from benchmarks.real_swarm import (
     Connections,
     Memory,
     memory_of,
     open_files,
+    prepared,
     processor_seconds,
 )
-from benchmarks.operation.report import Spread, spread_of
-from benchmarks.real_swarm import prepared
+from swarm.terminal.output import print_json
 from tests.end_to_end.harness import START_SECONDS, Peer, Swarm, swarm
 
-RELAYS, WORKERS = 50, 50
 ADMITTED = "membership.admitted"
 
 PROGRESS_SECONDS = 10.0
@@ -77,12 +80,8 @@ class Joining(msgspec.Struct, frozen=True):
     groups: dict[str, Group]
 
 
-def measure() -> Joining:
-    return trio.run(_measure)
-
-
-async def _measure() -> Joining:
-    joining = [f"relay-{i}" for i in range(RELAYS)] + [f"inference-{i}" for i in range(WORKERS)]
+async def measure(relays: int, workers: int) -> Joining:
+    joining = [f"relay-{i}" for i in range(relays)] + [f"inference-{i}" for i in range(workers)]
     names = ["bootstrap", "trainer", "validator", *joining]
     with prepared() as (folder, base, fork_server):
         async with swarm(folder, base, fork_server, names=names, steps=1) as peers:
@@ -166,3 +165,17 @@ def _group(peers: list[Peer], shares: dict[str, float], connections: Connections
         connections=spread_of(connections.of(peer.pid) for peer in peers),
         open_files=spread_of(open_files(peer.pid) for peer in peers),
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--relays", type=at_least(1), default=50)
+    parser.add_argument("--workers", type=at_least(1), default=50)
+    options = parser.parse_args()
+    load = load_average()
+    result = trio.run(measure, options.relays, options.workers)
+    print_json({"load_average": load, **msgspec.to_builtins(result)})
+
+
+if __name__ == "__main__":
+    main()

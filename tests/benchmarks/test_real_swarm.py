@@ -1,17 +1,12 @@
-"""The figures of a swarm in operation: what their measurements are made of."""
+"""What measurements of running swarms are made of."""
 
 from __future__ import annotations
 
 import os
 import socket
-import sys
-from typing import Any
 
-import pytest
-
-from benchmarks.operation.__main__ import FIGURES, main
-from benchmarks.operation.processes import Connections, memory_of, open_files, processor_seconds
-from benchmarks.operation.report import spread_of
+from benchmarks.common import spread_of
+from benchmarks.real_swarm import Connections, memory_of, open_files, processor_seconds
 
 
 def test_a_spread_is_the_median_with_the_least_and_the_most() -> None:
@@ -31,11 +26,3 @@ def test_a_process_is_measured() -> None:
             assert open_files(pid) == files + 2
             assert (before, Connections([port]).of(pid)) == (0, 2)  # both ends are ours
             assert Connections([]).of(pid) == 0
-
-
-def test_an_unknown_figure_is_refused(monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["operation", "sleeping"])
-    with pytest.raises(SystemExit) as told:
-        main()
-    assert told.value.code == 2
-    assert f"there is no figure 'sleeping', only {', '.join(FIGURES)}" in capsys.readouterr().err

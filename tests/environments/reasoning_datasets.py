@@ -1,8 +1,8 @@
 """Which data sets of reasoning-gym a run may use: each is checked, and the refused are listed.
 
-    python -m benchmarks.reasoning
-    python -m benchmarks.reasoning --datasets chain_sum,countdown --tasks 20
-    python -m benchmarks.reasoning --write
+    python -m tests.environments.reasoning_datasets
+    python -m tests.environments.reasoning_datasets --datasets chain_sum,countdown --tasks 20
+    python -m tests.environments.reasoning_datasets --write
 
 Prints one JSON object. A data set passes if two processes draw the same tasks, in
 different orders; if each task's own answer earns 1; if neither junk nor the
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import at_least
+from benchmarks.common import at_least
 from peers.environments.graders import reasoning_refused
 from peers.environments.graders.pool import Pool, ProcessFailed, ServiceError
 from peers.environments.graders.reasoning_gym import SERVICE
@@ -35,7 +35,7 @@ JUNK = (
 
 HEADER = '''"""Data sets of reasoning-gym that the environment refuses, with the reason.
 
-Written by `python -m benchmarks.reasoning --write`.
+Written by `python -m tests.environments.reasoning_datasets --write`.
 """
 
 REFUSED: dict[str, str] = {

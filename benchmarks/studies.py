@@ -1,0 +1,190 @@
+"""Studies of the trainer in one process: the demo's recipe with one part changed at a time.
+
+    python -m benchmarks.studies asynchrony --seeds 5 --steps 250
+    python -m benchmarks.studies clipping --seeds 5 --steps 250
+
+Prints one JSON object: for each variant the reward's curve over the seeds, the final reward, the
+effective sample size as a share of the tokens, the gradient norm before clipping, and the share of
+seeds that collapse (a final reward below half of the best mean over ten steps).
+
+- `asynchrony`: how stale may rollouts be? Policies 0, 1, 2, 4 and 8 steps behind, for both
+  denominators of the ratio (`old`). Published: up to 4 is as good as none (INTELLECT-2, §5).
+- `clipping`: δ = 4 (two-sided) against none (one-sided), on rollouts six steps old and at twice the
+  demo's learning rate, so that ratios leave the clipping range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec import structs
+
+from benchmarks.common import at_least, load_average, spread
+from benchmarks.recipe import Sampler
+from peers.demo.recipes import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
+from peers.environments import load as load_environment
+from peers.trainer.learning.groups import as_accepted
+from peers.trainer.learning.learner import Learner
+from peers.trainer.learning.settings import LearnerSettings
+from peers.trainer.warmup import prepare_base
+from swarm.manifest import Objective, Optimiser, Schedule
+from swarm.rollouts.seeds import digest, submission_seed
+from swarm.terminal.output import print_json
+
+TAIL = 10
+"""Number of last steps whose mean is the final reward."""
+
+ONE_SIDED = 1e9
+"""A δ that no ratio reaches: log-ratios are clamped at 20."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant of the recipe."""
+
+    objective: Objective = OBJECTIVE
+    optimiser: Optimiser = OPTIMISER
+    old: str = "generation"
+    staleness: int = SCHEDULE.asynchrony
+    """Age of the generating policy, in steps."""
+
+    def settings(self, seed: int, steps: int) -> LearnerSettings:
+        schedule = Schedule(
+            steps=steps,
+            groups_per_step=SCHEDULE.groups_per_step,
+            asynchrony=self.staleness,
+            max_staleness=max(4, self.staleness),
+            old="step_start" if self.old == "step_start" else "generation",
+        )
+        return LearnerSettings(
+            self.objective,
+            schedule,
+            seed,
+            optimiser=self.optimiser,
+            completion_tokens_max=SAMPLING.max_new_tokens,
+        )
+
+
+_FAST = structs.replace(OPTIMISER, learning_rate=2 * OPTIMISER.learning_rate)
+STUDIES = {
+    "asynchrony": {
+        f"{old}, {age} steps old": Variant(old=old, staleness=age)
+        for old in ("generation", "step_start")
+        for age in (0, 1, 2, 4, 8)
+    },
+    "clipping": {
+        side: Variant(structs.replace(OBJECTIVE, delta=delta), _FAST, staleness=6)
+        for side, delta in (("two-sided", OBJECTIVE.delta), ("one-sided", ONE_SIDED))
+    },
+}
+
+
+@dataclass
+class Curve:
+    """Figures of one training, step by step."""
+
+    reward: list[float] = field(default_factory=list)
+    """Mean task reward of everything generated for the step."""
+    effective_share: list[float] = field(default_factory=list)
+    gradient_norm: list[float] = field(default_factory=list)
+
+    @property
+    def final(self) -> float:
+        return statistics.fmean(self.reward[-TAIL:])
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the policy was once more than twice as good as at the end."""
+        ends = range(min(TAIL, len(self.reward)), len(self.reward) + 1)
+        best = max(statistics.fmean(self.reward[max(0, end - TAIL) : end]) for end in ends)
+        return self.final < best / 2
+
+
+def learn(base: Path, seed: int, variant: Variant, steps: int) -> Curve:
+    """Train from the policy in `base`; groups without a spread of rewards are left out."""
+    environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
+    curve = Curve()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(base, folder / "0")
+        learner = Learner(folder / "0", variant.settings(seed, steps))
+        sampler = Sampler(folder / "0", [environment], SAMPLING)
+        for step in range(steps):
+            policy = max(0, step - variant.staleness)
+            sampler.engine.load_weights(folder / str(policy), policy)
+            nonce = digest("swarm/1/study", *(n.to_bytes(8, "big") for n in (seed, step)))
+            drawn = submission_seed("study", nonce, "me", 0)
+            batch = sampler.sample(drawn, policy, SCHEDULE.groups_per_step)
+            groups = [
+                replace(group, kept=max(group.rewards) > min(group.rewards))
+                for group in batch.groups
+            ]
+            metrics = learner.train_step(as_accepted(groups), step)
+            learner.export(folder / str(step + 1))
+            if policy > 1:  # the learner holds policy 0 as its base
+                shutil.rmtree(folder / str(policy - 1), ignore_errors=True)
+            curve.reward.append(statistics.fmean(batch.task_rewards))
+            curve.effective_share.append(metrics.get("effective_share", 1.0))
+            curve.gradient_norm.append(metrics.get("gradient_norm", 0.0))
+    return curve
+
+
+def band(curves: Sequence[Sequence[float]], points: int = 20) -> dict[str, list[float]]:
+    """Mean, minimum and maximum over seeds at `points` points of the curves, rounded."""
+    steps = len(curves[0])
+    places = sorted({round((steps - 1) * point / max(1, points - 1)) for point in range(points)})
+    columns = [[curve[place] for curve in curves] for place in places]
+    return {
+        "step": [float(place) for place in places],
+        "mean": [round(statistics.fmean(column), 4) for column in columns],
+        "low": [round(min(column), 4) for column in columns],
+        "high": [round(max(column), 4) for column in columns],
+    }
+
+
+def summary(curves: Sequence[Curve]) -> dict[str, Any]:
+    """Figures of one variant over its seeds."""
+    norms = sorted(norm for curve in curves for norm in curve.gradient_norm)
+    shares = [share for curve in curves for share in curve.effective_share]
+    return {
+        **spread("final_reward", [curve.final for curve in curves], 4),
+        "final_reward_mean": round(statistics.fmean(curve.final for curve in curves), 4),
+        "effective_share_mean": round(statistics.fmean(shares), 4),
+        "gradient_norm_median": norms[len(norms) // 2],
+        "gradient_norm_p99": norms[min(len(norms) - 1, int(len(norms) * 0.99))],
+        "gradient_norm_max": norms[-1],
+        "collapse_rate": sum(curve.collapsed for curve in curves) / len(curves),
+        "curve": band([curve.reward for curve in curves]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--seeds", type=at_least(1), default=2, help="how many seeds, from 0")
+    parser.add_argument("--steps", type=at_least(1), default=100)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    report: dict[str, Any] = {**vars(given), "load_average": load_average(), "variants": {}}
+    began = time.process_time()
+    with tempfile.TemporaryDirectory() as name:
+        bases = [Path(name) / str(seed) for seed in range(given.seeds)]
+        for seed, base in enumerate(bases):
+            prepare_base(base, seed)
+        for label, variant in STUDIES[given.study].items():
+            curves = [learn(base, seed, variant, given.steps) for seed, base in enumerate(bases)]
+            report["variants"][label] = summary(curves)
+    print_json({**report, "cpu_seconds": round(time.process_time() - began, 1)})
+
+
+if __name__ == "__main__":
+    main()
