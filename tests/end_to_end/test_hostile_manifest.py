@@ -68,7 +68,6 @@ def test_no_process_runs_a_program_that_a_manifest_names(
             commands = [
                 ("swarm.peer", "--role", "inference", "--bootstrap", address),
                 ("swarm.commands.main", "join", make_link(Link(peers.run, (address,)))),
-                ("swarm.commands.main", "preflight", "--bootstrap", address),
                 ("swarm.commands.main", "doctor", "--bootstrap", address),
             ]
             for number, arguments in enumerate(commands):
