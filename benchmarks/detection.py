@@ -37,8 +37,8 @@ from peers.calibration.workload import Workload
 from peers.demo.recipes import ENVIRONMENT, SAMPLING, THRESHOLDS
 from peers.engines.engine import Engine
 from peers.environments import load as load_environment
-from swarm.manifest import Sampling
 from swarm.terminal.output import print_json
+from swarm.wire.manifest import Sampling
 
 DTYPES = ("float32", "bfloat16")
 

@@ -165,13 +165,17 @@ class Transformers:
                 max_new_tokens=int(limits.max()),
                 pad_token_id=0,
                 eos_token_id=None,
-                stopping_criteria=StoppingCriteriaList([partial(_ends, limits + prompts.shape[1])]),
+                stopping_criteria=StoppingCriteriaList(
+                    [partial(_embedding_and_head, limits + prompts.shape[1])]
+                ),
             )
             made += int(limits.sum())
         return made
 
 
-def _ends(lengths: torch.Tensor, tokens: torch.Tensor, _: Any, **__: Any) -> torch.Tensor:
+def _embedding_and_head(
+    lengths: torch.Tensor, tokens: torch.Tensor, _: Any, **__: Any
+) -> torch.Tensor:
     """A stopping criterion: whether each row has its length."""
     return tokens.shape[1] >= lengths
 

@@ -47,8 +47,8 @@ from peers.environments.tasks import Generated
 from peers.proofs.format import CHUNK_TOKENS, TOP_VALUES, chunk_count
 from peers.validator.evidence.submission import Recomputed
 from peers.validator.recompute import Found
-from swarm.manifest import Sampling, Thresholds
 from swarm.terminal.output import print_json
+from swarm.wire.manifest import Sampling, Thresholds
 
 DTYPES = ("bfloat16", "float32")
 GROUP_SIZE = 8

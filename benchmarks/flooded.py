@@ -38,11 +38,11 @@ import trio
 
 from benchmarks.common import at_least
 from benchmarks.real_swarm import processor_seconds, running_swarm
-from swarm.identity import Identity
 from swarm.ledger import wire
 from swarm.terminal.output import print_json, write_json
 from swarm.transport import ConnectError, Stream, StreamError, Transport
 from swarm.transport.libp2p import open_libp2p
+from swarm.wire.identity import Identity
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
 from tests.end_to_end.harness import Peer, Swarm

@@ -26,11 +26,11 @@ import trio
 import trio.testing
 
 from benchmarks.common import at_least, several
-from swarm.identity import PeerId
 from swarm.ledger import wire
 from swarm.ledger.serving import STRANGERS_READS_BURST, Answers, Rations, report
-from swarm.messages import Heartbeat, Present
 from swarm.terminal.output import print_json, write_json
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Heartbeat, Present
 
 STATUS_SECONDS = 1.0
 

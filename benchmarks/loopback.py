@@ -31,15 +31,15 @@ import trio
 from benchmarks.common import at_least, number_where, several
 from benchmarks.transfer import FILE, Process, checkpoint_of, cpu_seconds, say, started
 from swarm.events import Events
-from swarm.identity import Identity
 from swarm.shardcast.fetch.fetcher import Fetcher
-from swarm.shardcast.have.exchange import HaveExchange
+from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.terminal.output import print_json
 from swarm.transport import Source
 from swarm.transport.libp2p import open_libp2p
+from swarm.wire.identity import Identity
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
 

@@ -46,8 +46,8 @@ from simnet.lines import Line
 from simnet.scenarios.parts import SERVER, start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.manifest import Limits, Thresholds
 from swarm.terminal.output import print_json
+from swarm.wire.manifest import Limits, Thresholds
 
 DOWN_SECONDS = 10.0
 SAMPLES_PER_DAY = 12

@@ -24,8 +24,8 @@ from simnet.lines import REGIONS, Line
 from simnet.scenarios.parts import start_bootstrap
 from simnet.scenarios.several_trainers import Agreement
 from simnet.simulation import Plan, Simulation
-from swarm.manifest import Outer
 from swarm.terminal.output import print_json
+from swarm.wire.manifest import Outer
 
 COMPUTE_SECONDS = 38 * 60.0
 """Inner steps of a round of INTELLECT-1 (arXiv 2412.01152)."""

@@ -35,7 +35,6 @@ from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
-from swarm.manifest import Sampling, Schedule
 from swarm.rollouts.seeds import (
     digest,
     environment_of_group,
@@ -44,6 +43,7 @@ from swarm.rollouts.seeds import (
     task_seed,
 )
 from swarm.terminal.output import print_json
+from swarm.wire.manifest import Sampling, Schedule
 
 
 class Clock:

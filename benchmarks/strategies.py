@@ -31,8 +31,8 @@ from swarm.ledger.capital import UNITS_PER_NAT
 from swarm.ledger.entries import Judged
 from swarm.ledger.evidence import WorkerEvidence
 from swarm.ledger.record import Rules, Work, share_to_recompute
-from swarm.messages import Evidence
 from swarm.terminal.output import print_json
+from swarm.wire.messages import Evidence
 
 USUAL = 1000
 """Tokens of an honest submission."""

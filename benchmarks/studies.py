@@ -36,9 +36,9 @@ from peers.trainer.learning.groups import as_accepted
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
-from swarm.manifest import Objective, Optimiser, Schedule
 from swarm.rollouts.seeds import digest, submission_seed
 from swarm.terminal.output import print_json
+from swarm.wire.manifest import Objective, Optimiser, Schedule
 
 TAIL = 10
 """Number of last steps whose mean is the final reward."""

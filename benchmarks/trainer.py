@@ -39,9 +39,9 @@ from peers.engines.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
 from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.settings import LearnerSettings
-from swarm.manifest import Objective, Optimiser, Schedule
 from swarm.rollouts.rollout import Rollout
 from swarm.terminal.output import print_json
+from swarm.wire.manifest import Objective, Optimiser, Schedule
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = 16

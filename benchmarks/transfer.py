@@ -45,14 +45,14 @@ from blake3 import blake3
 
 from benchmarks.common import at_least, load_average, spread
 from swarm.events import Events
-from swarm.identity import Identity
-from swarm.messages import Checkpoint, CheckpointReference
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
 from swarm.terminal.output import print_json
 from swarm.transport import Source
 from swarm.transport.libp2p import open_libp2p
+from swarm.wire.identity import Identity
+from swarm.wire.messages import Checkpoint, CheckpointReference
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
 

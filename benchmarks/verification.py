@@ -35,8 +35,8 @@ from peers.engines.engine import Piece, Request
 from peers.engines.native import NativeEngine
 from peers.proofs import toploc
 from peers.validator.recompute import Completed, recompute
-from swarm.manifest import Thresholds
 from swarm.terminal.output import print_json
+from swarm.wire.manifest import Thresholds
 
 T = TypeVar("T")
 

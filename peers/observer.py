@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from swarm.gossip.topics import RUN, WORK
-from swarm.messages import Acknowledgement, Eviction, Verdict
 from swarm.node.run_node import RunNode
+from swarm.wire.messages import Acknowledgement, Eviction, Verdict
 
 
 class ObserverRole:

@@ -18,7 +18,6 @@ from simnet.disk import SimulatedDisk
 from simnet.extents import SimulatedSink
 from simnet.flows import Flow, Flows, Link
 from simnet.lines import Line
-from swarm.identity import Identity, PeerId
 from swarm.transport import (
     Arrived,
     BlobReference,
@@ -32,6 +31,7 @@ from swarm.transport import (
 )
 from swarm.transport.base import BaseTransport
 from swarm.transport.http import limits as http_limits
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, Piece, Sink, World
 from swarm.world.disk import INLINE_BYTES_MAX
 

@@ -22,17 +22,17 @@ from simnet.scenarios.parts import draw_line, summary
 from simnet.seeded import derive, source
 from simnet.transport import SimulatedTransport
 from simnet.world import EPOCH, SimulatedWorld
-from swarm.envelope import STATE_LIFETIME_SECONDS, Gate, seal
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.topics import RUN
-from swarm.identity import Identity
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.publishing import REPUBLISH_SECONDS
 from swarm.kademlia.records import RecordInfo
-from swarm.messages import CheckpointReference, StepOrder
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Gate, seal
+from swarm.wire.identity import Identity
+from swarm.wire.messages import CheckpointReference, StepOrder
 
 ARRIVALS_PER_SECOND = 20.0
 SETTLING_SECONDS = 60.0

@@ -26,7 +26,7 @@ from swarm.events import Event
 from swarm.ledger.entries import decode
 from swarm.ledger.log import Log
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
-from swarm.manifest import Admissions, Thresholds
+from swarm.wire.manifest import Admissions, Thresholds
 
 SECONDS = 90.0
 """Virtual time of a run."""

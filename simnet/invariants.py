@@ -20,7 +20,6 @@ from peers.trainer.precedence import ACKNOWLEDGED_KEPT
 from simnet.compute.rollouts import SimulatedRollouts, true_rewards, ungradable_groups
 from simnet.seeded import source
 from simnet.simulation import Peer, Simulation
-from swarm.envelope import SEEN_ENVELOPES_MAX
 from swarm.events import Event
 from swarm.gossip.slots import NEIGHBOURS_MAX
 from swarm.gossip.store import EVENTS_MAX
@@ -29,6 +28,7 @@ from swarm.ledger.entries import Consumed, Judged, decode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror
 from swarm.transport import limits
+from swarm.wire.envelope import SEEN_ENVELOPES_MAX
 
 LOG_ENTRIES_READ = 1000
 _TRUSTED = {"trainer", "validator"}

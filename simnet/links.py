@@ -21,10 +21,10 @@ from simnet.bulk import BulkPlane
 from simnet.clock import Timeline
 from simnet.lines import Line, Weather
 from simnet.seeded import derive
-from swarm.identity import Identity, PeerId
 from swarm.transport import ConnectionEvent, Framing, StreamError, limits
 from swarm.transport.base import Handler
 from swarm.transport.room import Origin, is_full, least_useful, origin_of, surplus
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, World
 
 RETRANSMISSION_SECONDS = 0.2

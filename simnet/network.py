@@ -24,9 +24,9 @@ from simnet.lines import LATENCY_SECONDS_RANGE, Line, Weather, can_punch
 from simnet.links import SILENCE_SECONDS, Connection, Endpoint, link_seed, mix, travel_seconds
 from simnet.seeded import source
 from simnet.transport import SimulatedTransport
-from swarm.identity import Identity, PeerId
 from swarm.transport import ConnectionEvent
 from swarm.transport.http import limits as http_limits
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, World
 
 PUNCH_ROUND_TRIPS = 3

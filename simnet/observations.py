@@ -16,7 +16,7 @@ from typing import Any
 from simnet.scenarios.parts import summary
 from simnet.simulation import Peer, Simulation
 from swarm.events import Event
-from swarm.identity import PeerId
+from swarm.wire.identity import PeerId
 
 PROGRESS_PARTS = 64
 """Points of one peer's progress through one checkpoint."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import trio
 
-import swarm.envelope
+import swarm.wire.envelope
 from peers.trainer.accepted import AcceptedSubmissions
-from swarm.envelope import Envelope
 from swarm.errors import UserError
-from swarm.messages import Verdict
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
+from swarm.wire.envelope import Envelope
+from swarm.wire.messages import Verdict
 
 LATE_SECONDS = 5.0
 """Delay with which a forgetful validator makes its verdicts durable."""
@@ -26,7 +26,7 @@ _Patch = tuple[Any, str, Any]
 
 def _skip_signature_check() -> _Patch:
     """Accept envelopes with any signature."""
-    return swarm.envelope, "verify", lambda *_: True
+    return swarm.wire.envelope, "verify", lambda *_: True
 
 
 def _forget_verdict() -> _Patch:

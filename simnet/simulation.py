@@ -28,11 +28,17 @@ from simnet.lines import Line, Weather
 from simnet.network import SimulatedNetwork
 from simnet.seeded import derive, source
 from simnet.world import EPOCH, SimulatedWorld
-from swarm.envelope import Envelope, remembering_envelopes, seal
 from swarm.errors import SwarmError, leaf_errors
 from swarm.events import Event, Events
-from swarm.identity import Identity, PeerId
-from swarm.manifest import (
+from swarm.node.assemble import assemble
+from swarm.node.node import Node
+from swarm.node.run_node import RunNode
+from swarm.roles import Role, load_role, take_part
+from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, run_id
+from swarm.settings import BOOTSTRAP, PeerSettings
+from swarm.wire.envelope import Envelope, remembering_envelopes, seal
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.manifest import (
     Adapter,
     Admissions,
     EnvironmentReference,
@@ -47,12 +53,6 @@ from swarm.manifest import (
     TrustedKey,
     Values,
 )
-from swarm.node.assemble import assemble
-from swarm.node.node import Node
-from swarm.node.run_node import RunNode
-from swarm.roles import Role, load_role, take_part
-from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, run_id
-from swarm.settings import BOOTSTRAP, PeerSettings
 
 ENVELOPES_REMEMBERED = 16_384
 """Envelopes whose signature check all peers of a simulation share. The key is the envelope's bytes,

@@ -27,14 +27,14 @@ from simnet.simulation import Trace
 from simnet.transport import SimulatedTransport
 from simnet.world import SimulatedWorld
 from swarm.events import Event, Events
-from swarm.identity import Identity, PeerId
-from swarm.messages import Checkpoint
 from swarm.shardcast.fetch.fetcher import Fetcher
-from swarm.shardcast.have.exchange import HaveExchange
+from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import ConnectError, Source
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.messages import Checkpoint
 
 RUN = "owner/broadcast"
 CONNECTIONS = 6

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import trio
 
 from simnet.links import Connection, Endpoint, SimulatedStream
-from swarm.identity import PeerId
 from swarm.transport import ConnectError, Framing, Reachability, Stream, StreamError, limits
+from swarm.wire.identity import PeerId
 
 CONNECT_SECONDS = 0.25
 """libp2p's shortest time to connect, measured on one machine."""

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any, TextIO
 
 from swarm.sentences import listed, sentence
-from swarm.strict_json import to_json as encode
-from swarm.untrusted import shown
+from swarm.terminal.strict_json import to_json as encode
+from swarm.terminal.untrusted import shown
 from swarm.world import World
 
 STRANGERS_EVENTS_PER_MINUTE = 20

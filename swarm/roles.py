@@ -14,8 +14,6 @@ from typing import ClassVar, Protocol
 import trio
 
 from swarm.errors import UserError
-from swarm.findings import Finding
-from swarm.messages import ROLE_PATTERN
 from swarm.node.joining import (
     ROOM_DEADLINE_SECONDS,
     find_run,
@@ -26,8 +24,10 @@ from swarm.node.joining import (
 from swarm.node.node import PEER_RECORD_LIFETIME_SECONDS, Node
 from swarm.node.run_node import RunNode
 from swarm.run.admission import TRUSTED_ROLES
+from swarm.run.findings import Finding
 from swarm.run.records import run_key
 from swarm.settings import BOOTSTRAP, ROLE_GROUP, PeerSettings, RoleSettings
+from swarm.wire.messages import ROLE_PATTERN
 
 
 class Role(Protocol):

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 import pydantic
 
 from swarm.errors import UserError
-from swarm.identity import KEY_FILE, load_or_create
 from swarm.jobs import Hardware
-from swarm.tables import read_toml
+from swarm.terminal.tables import read_toml
+from swarm.wire.identity import KEY_FILE, load_or_create
 
 ROLE_GROUP = "swarm.roles"
 """Group of the roles' entry points."""

@@ -19,7 +19,6 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from swarm.identity import Identity, PeerId
 from swarm.transport import (
     Arrived,
     BlobReference,
@@ -41,6 +40,7 @@ from swarm.transport import (
 )
 from swarm.transport.base import BaseTransport
 from swarm.transport.http import limits as http_limits
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, Piece, Sink, World
 from swarm.world.disk import INLINE_BYTES_MAX
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from swarm.identity import Identity
 from swarm.jobs import SubmissionOrder
-from swarm.manifest import EnvironmentReference, Sampling
-from swarm.messages import CheckpointReference
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import EnvironmentReference, Sampling
+from swarm.wire.messages import CheckpointReference
 
 ORDER = SubmissionOrder(
     run="owner/run",

@@ -27,7 +27,7 @@ from peers.engines.engine import Engine
 from peers.engines.model import weight_files
 from peers.engines.native import NativeEngine
 from peers.validator.recompute import Found
-from swarm.manifest import Sampling
+from swarm.wire.manifest import Sampling
 from swarm.world.progress import checkpoint
 
 TEMPERATURES = (0.9, 1.1)

@@ -24,7 +24,7 @@ from peers.calibration.workers import Generates
 from peers.calibration.workload import Workload
 from peers.engines.engine import Engine
 from peers.engines.sampling import gumbel_noise
-from swarm.manifest import Thresholds
+from swarm.wire.manifest import Thresholds
 
 BETAS = (1.0, 4.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0, 5120.0)
 

@@ -11,7 +11,7 @@ from peers.calibration.workload import Work, Workload
 from peers.engines.engine import Engine
 from peers.validator.evidence.submission import Recomputed
 from peers.validator.recompute import Completed, Found, recompute
-from swarm.manifest import Sampling, Thresholds
+from swarm.wire.manifest import Sampling, Thresholds
 
 _T = TypeVar("_T")
 

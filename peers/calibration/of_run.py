@@ -1,6 +1,6 @@
 """A run's thresholds: measured with its own model as it is made, read from a file, or kept.
 
-Without measured ones a run observes (`swarm.manifest.Thresholds.measured_tokens`).
+Without measured ones a run observes (`swarm.wire.manifest.Thresholds.measured_tokens`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import msgspec
 
 from peers.environments.collection import Environments
 from swarm.errors import UserError
-from swarm.manifest import RunManifest, Thresholds
 from swarm.settings import PeerSettings
-from swarm.tables import read_toml, struct_from_mapping
 from swarm.terminal.output import check_writable
 from swarm.terminal.progress import counting_bar
+from swarm.terminal.tables import read_toml, struct_from_mapping
+from swarm.wire.manifest import RunManifest, Thresholds
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from peers.engines.config import read_supported_config
 from peers.engines.device import DTYPES, find_device
 from peers.environments import Environment, load
 from swarm.errors import UserError
-from swarm.manifest import Sampling, Thresholds
+from swarm.wire.manifest import Sampling, Thresholds
 
 PROPOSED = (
     "proof_exponents_min",

@@ -17,8 +17,8 @@ from peers.calibration.measure import Sample
 from peers.proofs.format import chunk_count
 from peers.validator.evidence.submission import bans, evidence_of
 from swarm.ledger.evidence import WorkerEvidence
-from swarm.manifest import Thresholds
-from swarm.messages import Evidence
+from swarm.wire.manifest import Thresholds
+from swarm.wire.messages import Evidence
 
 SAFETY = 2.0
 """Factor on honest margins, mean and largest."""

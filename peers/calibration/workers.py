@@ -19,7 +19,7 @@ from peers.engines.engine import Engine, Piece
 from peers.engines.native import NativeEngine
 from peers.engines.sampling import gumbel_noise
 from peers.proofs import toploc
-from swarm.manifest import Sampling
+from swarm.wire.manifest import Sampling
 
 
 @dataclass(frozen=True)

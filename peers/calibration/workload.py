@@ -11,9 +11,9 @@ from peers.engines.config import read_supported_config
 from peers.environments import Environment, Renderer, Task, task_of
 from peers.environments.episodes import grade_segments
 from swarm.errors import UserError
-from swarm.manifest import Sampling
 from swarm.rollouts.rollout import Finish, Segment
 from swarm.rollouts.seeds import digest, noise_key, task_seed
+from swarm.wire.manifest import Sampling
 
 PROMPT_TOKENS = 16
 """Length of a random prompt, where no environment gives prompts."""

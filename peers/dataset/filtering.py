@@ -19,7 +19,7 @@ import msgspec
 from peers.dataset.responses import ResponseFile
 from swarm.errors import UserError
 from swarm.jobs.offline import DescribePolicy, FilterService, FilterSetup, MeasureTasks
-from swarm.strict_json import to_json
+from swarm.terminal.strict_json import to_json
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 

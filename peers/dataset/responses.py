@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from swarm.errors import UserError
 from swarm.jobs.offline import MeasuredTask
-from swarm.strict_json import to_json
+from swarm.terminal.strict_json import to_json
 
 
 class ResponseFile:

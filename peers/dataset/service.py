@@ -32,8 +32,8 @@ from swarm.jobs.offline import (
     PolicyDescribed,
     TasksMeasured,
 )
-from swarm.manifest import Sampling
 from swarm.rollouts.seeds import digest, noise_key
+from swarm.wire.manifest import Sampling
 from swarm.world.job_thread import JobThread, in_job_thread
 
 

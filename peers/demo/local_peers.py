@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swarm.identity import Identity
+from swarm.wire.identity import Identity
 
 
 @dataclass

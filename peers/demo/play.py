@@ -17,7 +17,11 @@ from typing import Any
 import trio
 from rich.console import Console
 
-from peers.demo.cast import (
+from peers.demo.local_peers import LocalPeer
+from peers.demo.options import DemoOptions
+from peers.demo.processes import Process, keep_alive
+from peers.demo.recipes import recipe_of
+from peers.demo.setup import (
     PRELOAD_COMPUTE,
     PRELOAD_PEERS,
     SUBMISSIONS_PER_STEP,
@@ -25,17 +29,13 @@ from peers.demo.cast import (
     demo_manifest,
     make_peers,
 )
-from peers.demo.local_peers import LocalPeer
-from peers.demo.options import DemoOptions
-from peers.demo.processes import Process, keep_alive
-from peers.demo.recipes import recipe_of
 from peers.demo.state import SwarmState
 from peers.demo.summary import write_results
 from peers.engines.demo import save_tokenizer
 from peers.environments.run_probe import probe_hashes
 from swarm.errors import SwarmError
-from swarm.identity import load_or_create
 from swarm.run.update import sign_manifest
+from swarm.wire.identity import load_or_create
 from swarm.world.machine import Machine
 from swarm.world.surroundings import FORK_SERVER_VARIABLE
 

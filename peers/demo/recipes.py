@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from peers.engines.demo import EOS_ID
 from swarm.errors import UserError
-from swarm.manifest import (
+from swarm.wire.manifest import (
     EnvironmentReference,
     Objective,
     Optimiser,

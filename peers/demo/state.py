@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.sentences import numbered, unrewarded
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 VERDICTS_KEPT = 64
 NOTES_KEPT = 64

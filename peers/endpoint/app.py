@@ -34,7 +34,7 @@ from peers.endpoint.requests import (
     parse,
 )
 from peers.endpoint.sessions import Session
-from swarm.first_error import open_guarded
+from swarm.world.first_error import open_guarded
 
 SESSION_HEADER = "x-session-id"
 """The header in which `verifiers` and others name a rollout."""
@@ -49,7 +49,7 @@ R = TypeVar("R", CompletionRequest, ChatRequest, GenerateRequest, RewardRequest)
 
 
 @dataclass(frozen=True)
-class Limits:
+class EndpointLimits:
     """What one request, and all together, may use."""
 
     body_bytes_max: int = 8 << 20
@@ -70,7 +70,7 @@ class Endpoint:
     policy: Policy
     generator: Generator
     sessions: Sessions
-    limits: Limits
+    limits: EndpointLimits
     keys: Keys
 
     def app(self) -> Starlette:

@@ -59,7 +59,7 @@ def endpoint(
     require_extra("endpoint", "swarm endpoint")
     import trio
 
-    from peers.endpoint.app import Limits
+    from peers.endpoint.app import EndpointLimits
     from peers.endpoint.server import (
         Options,
         make_endpoint,
@@ -80,7 +80,7 @@ def endpoint(
         engine=engine,
         hardware=hardware,
         record=None if record is None else record.expanduser(),
-        limits=Limits(
+        limits=EndpointLimits(
             body_bytes_max=body_mb << 20,
             requests_max=requests,
             tokens_max=tokens,

@@ -18,11 +18,11 @@ from peers.endpoint.errors import ApiError
 from peers.endpoint.policy import Policy
 from peers.endpoint.sessions import Episode, Session
 from swarm.errors import UserError
-from swarm.identity import Identity
 from swarm.rollouts import seeds
 from swarm.rollouts.rollout import Rollout
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
+from swarm.wire.identity import Identity
 
 ENVIRONMENT = ("endpoint", "1")
 """Name and version of the environment in a recorded file: the agent is elsewhere."""

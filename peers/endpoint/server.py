@@ -12,7 +12,7 @@ from typing import cast
 import trio
 from hypercorn.typing import ASGIFramework
 
-from peers.endpoint.app import Endpoint, Limits
+from peers.endpoint.app import Endpoint, EndpointLimits
 from peers.endpoint.driving import Driver, OwnEngine
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys
@@ -55,7 +55,7 @@ class Options:
     hardware: Hardware = field(default_factory=Hardware)
     record: Path | None = None
     """Folder of the recorded sessions; None: nothing is recorded."""
-    limits: Limits = field(default_factory=Limits)
+    limits: EndpointLimits = field(default_factory=EndpointLimits)
 
 
 def make_endpoint(options: Options, keys: Keys) -> Endpoint:
@@ -90,7 +90,7 @@ def endpoint_of(
     name: str,
     stop_ids: tuple[int, ...],
     record: Path | None,
-    limits: Limits,
+    limits: EndpointLimits,
     keys: Keys,
 ) -> Endpoint:
     """The endpoint of the policy in `folder`, which `driver` generates with; raises `UserError`."""

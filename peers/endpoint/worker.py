@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.endpoint.app import Limits
+from peers.endpoint.app import EndpointLimits
 from peers.endpoint.driving import HOP_SECONDS, Driver
 from peers.endpoint.gate import Keys
 from peers.endpoint.recording import check_folder
@@ -61,7 +61,7 @@ class WorkerEndpoint:
     ) -> None:
         """Serve the policies of `player` until cancelled. `folder`: that of any of them."""
         driver = Driver(_SharedEngine(player, capabilities, in_thread), self.guests)
-        limits = Limits(requests_max=self._setup.requests_max)
+        limits = EndpointLimits(requests_max=self._setup.requests_max)
         endpoint = endpoint_of(
             driver,
             Renderer(folder),

@@ -23,7 +23,7 @@ from torch import Tensor
 from peers.engines.adapter_config import CONFIG_FILE, AdapterConfig, read_adapter_config
 from peers.engines.stored import save_tensors
 from swarm.errors import UserError
-from swarm.manifest import ADAPTER_TARGETS
+from swarm.wire.manifest import ADAPTER_TARGETS
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.manifest import ADAPTER_RANK_MAX, ADAPTER_TARGETS
 from swarm.shardcast.manifest import BASE_NAME
+from swarm.wire.manifest import ADAPTER_RANK_MAX, ADAPTER_TARGETS
 
 CONFIG_FILE = "adapter_config.json"
 CONFIG_BYTES_MAX = 1 << 20

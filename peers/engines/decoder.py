@@ -15,7 +15,7 @@ from torch import Tensor
 from peers.engines.adapter_config import base_of
 from peers.engines.architecture import Architecture, describe
 from peers.engines.config import read_supported_config
-from peers.engines.ends import Ends
+from peers.engines.embedding_and_head import EmbeddingAndHead
 from peers.engines.fitting import check_shapes
 from peers.engines.layers import Attention, Layers, attentions
 from peers.engines.model import read_adapter, read_weights
@@ -51,8 +51,8 @@ class Decoder:
         self.heads, self.kv_heads, self.head_size = model.heads, model.kv_heads, model.head_size
         self.layers = attentions(model, range(len(model.layers)))
         weights = self._weights(folder)
-        self._ends = Ends(weights)
-        rotary = make_rotary(model, self._config, self.device, self._ends.dtype)
+        self._embedding_and_head = EmbeddingAndHead(weights)
+        rotary = make_rotary(model, self._config, self.device, self._embedding_and_head.dtype)
         self._layers = Layers(weights, range(len(model.layers)), rotary)
         weights.check_all_taken()
         if not merge:
@@ -61,7 +61,7 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the hidden states, keys and values."""
-        return self._ends.dtype
+        return self._embedding_and_head.dtype
 
     def load_weights(self, folder: Path) -> None:
         """Replace the weights by those of another checkpoint of the same model.
@@ -77,7 +77,7 @@ class Decoder:
         weights = self._weights(folder)
         # In place, tensor by tensor: a device need not hold both policies, and recorded CUDA graphs
         # read the new one.
-        self._ends.replace(weights)
+        self._embedding_and_head.replace(weights)
         self._layers.replace(weights)
         weights.check_all_taken()
         if not self.merge:
@@ -85,15 +85,15 @@ class Decoder:
 
     def logits(self, states: Tensor) -> Tensor:
         """fp32 logits [..., vocabulary] of hidden states, before the temperature."""
-        return self._ends.logits(states)
+        return self._embedding_and_head.logits(states)
 
     @torch.no_grad()
     def forward(
         self, tokens: Tensor, positions: Tensor, attention: Attention, length: int
     ) -> Tensor:
         """Layers and final norm: tokens, positions [B, S] below `length` → [B, S, hidden]."""
-        stream = self._ends.embed(tokens)
-        return self._ends.finish(self._layers(stream, positions, attention, length))
+        stream = self._embedding_and_head.embed(tokens)
+        return self._embedding_and_head.finish(self._layers(stream, positions, attention, length))
 
     def _weights(self, folder: Path) -> Weights:
         stored = read_weights(folder, merge=self.merge, dtype=self._dtype)

@@ -17,7 +17,6 @@ from blake3 import blake3
 from peers.engines.config import ITEM_BYTES
 from peers.engines.installed import NATIVE
 from swarm.errors import UserError
-from swarm.findings import Finding, Work, attempt, within
 from swarm.jobs import Load
 from swarm.jobs.inference import (
     InferenceService,
@@ -27,11 +26,12 @@ from swarm.jobs.inference import (
     Survey,
     Surveyed,
 )
-from swarm.manifest import EnvironmentReference
-from swarm.messages import CheckpointReference
+from swarm.run.findings import Finding, Work, attempt, within
 from swarm.settings import ComputeSettings, PeerSettings
 from swarm.terminal.extras import require_extra
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
+from swarm.wire.manifest import EnvironmentReference
+from swarm.wire.messages import CheckpointReference
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 

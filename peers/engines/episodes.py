@@ -21,9 +21,9 @@ from peers.engines.guests import Guests
 from peers.environments import Environment, Renderer, Task, episodes_of
 from peers.environments.episodes import EpisodeLimits, Replies
 from peers.environments.interface import Prompt
-from swarm.manifest import Sampling
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.signed_turns import is_answered
+from swarm.wire.manifest import Sampling
 from swarm.world.progress import checkpoint, current
 
 

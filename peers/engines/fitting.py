@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from peers.engines.architecture import Architecture
-from peers.engines.ends import Ends
+from peers.engines.embedding_and_head import EmbeddingAndHead
 from peers.engines.experts import fuse_experts
 from peers.engines.layers import Layers
 from peers.engines.model import open_weights
@@ -23,6 +23,6 @@ def check_shapes(model: Architecture, folder: Path) -> None:
     _, shapes = open_weights(folder)
     empty = {name: torch.empty(shape, device=meta) for name, shape in shapes.items()}
     weights = Weights(model, fuse_experts(empty), str(folder), meta, None)
-    Ends(weights)
+    EmbeddingAndHead(weights)
     Layers(weights, range(len(model.layers)), {})
     weights.check_all_taken()

@@ -15,7 +15,7 @@ from peers.engines.projection import Projection
 from swarm.errors import UserError
 
 _IGNORED = (".rotary_emb.inv_freq",)
-"""Ends of names of tensors that old checkpoints hold and nothing reads."""
+"""EmbeddingAndHead of names of tensors that old checkpoints hold and nothing reads."""
 
 
 def fast_layout(weight: Tensor) -> Tensor:

@@ -21,11 +21,9 @@ from peers.environment.pool import CallFailed, Pool, TooBusy
 from peers.environment.texts import Texts
 from peers.environment.turns import Asker, SignedTurns
 from peers.sandbox.probe import findings as sandbox_findings
-from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import SwarmError, UserError
 from swarm.events import Rationed
 from swarm.gossip.topics import RUN, WORK
-from swarm.identity import PeerId
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.environment import (
     DrawPrompt,
@@ -36,17 +34,19 @@ from swarm.jobs.environment import (
     PlayTurn,
 )
 from swarm.jobs.inference import Probe
-from swarm.manifest import EnvironmentReference
-from swarm.messages import Admission, Message, StepOrder
-from swarm.messenger import first
 from swarm.node.run_node import RunNode
-from swarm.rates import TokenBuckets
 from swarm.rollouts.seeds import environment_of_group, nonce_of, rendezvous
 from swarm.rollouts.signed_turns import BadTurn, has_room, open_turn
 from swarm.run.admission import check_admission, is_worker
 from swarm.run.curriculum import environments_of
 from swarm.settings import RoleSettings
-from swarm.turns import (
+from swarm.transport.rates import TokenBuckets
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.manifest import EnvironmentReference
+from swarm.wire.messages import Admission, Message, StepOrder
+from swarm.wire.messenger import first
+from swarm.wire.turns import (
     PACKED_BYTES_MAX,
     EpisodeGrade,
     EpisodeRequest,

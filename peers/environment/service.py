@@ -34,7 +34,7 @@ from swarm.jobs.environment import (
 from swarm.jobs.inference import Probe, Probed
 from swarm.rollouts.reward_parts import bounded
 from swarm.rollouts.rollout import Segment
-from swarm.turns import tokens_digest
+from swarm.wire.turns import tokens_digest
 from swarm.world.job_thread import JobThread, in_job_thread
 
 EPISODES_KEPT = 4096

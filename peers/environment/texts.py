@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from swarm.turns import TOKEN_BYTES, Turn
+from swarm.wire.turns import TOKEN_BYTES, Turn
 
 BYTES_MAX = 64 << 20
 """Packed tokens remembered: of 1,000 episodes of 20,000 tokens."""

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import trio
 
-from swarm.envelope import Dropped, Envelope, open_envelope
-from swarm.turns import Turn
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.turns import Turn
 from swarm.world import Disk
 
 _COLUMNS = "seed, grp, sample, idx, before"

@@ -12,10 +12,10 @@ from peers.environments.play import task_of
 from peers.environments.prompt_room import PromptRoom
 from peers.environments.registry import load_named
 from swarm.jobs import SubmissionOrder
-from swarm.manifest import EnvironmentReference
 from swarm.rollouts.continuations import State
 from swarm.rollouts.seeds import environment_of_group, task_seed
-from swarm.turns import PACKED_BYTES_MAX, TOKEN_BYTES
+from swarm.wire.manifest import EnvironmentReference
+from swarm.wire.turns import PACKED_BYTES_MAX, TOKEN_BYTES
 
 SERVED_PROMPT_TOKENS_MAX = PACKED_BYTES_MAX // TOKEN_BYTES
 """A prompt of a served environment travels in one message."""

@@ -29,7 +29,7 @@ from peers.environments.play import is_text
 from peers.environments.rows import Row, Rows
 from peers.environments.tasks import Indexed
 from swarm.errors import UserError
-from swarm.manifest import OptionValue
+from swarm.wire.manifest import OptionValue
 
 Column = Annotated[str, Meta(min_length=1, max_length=200)]
 Positive = Annotated[float, Meta(gt=0, le=3600)]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import msgspec
 
 from swarm.errors import UserError
-from swarm.manifest import OptionValue
+from swarm.wire.manifest import OptionValue
 
 Split = Literal["train", "held_out"]
 

@@ -20,9 +20,9 @@ from peers.environments.judges import Judged, JudgeOptions
 from peers.environments.length import LengthOptions, LengthTargets
 from peers.environments.play import described, shown
 from swarm.errors import UserError
-from swarm.manifest import EnvironmentReference, OptionValue
 from swarm.run.allowed import ALLOWED_VARIABLE, allowed_environments
-from swarm.tables import struct_from_mapping
+from swarm.terminal.tables import struct_from_mapping
+from swarm.wire.manifest import EnvironmentReference, OptionValue
 
 ENTRY_POINT_GROUP = "swarm.environments"
 """Entry points of environments in other packages: `name = "module:Class"`."""

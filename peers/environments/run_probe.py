@@ -22,10 +22,10 @@ from peers.environments.probe import PROBE_TASKS, probe_seed
 from peers.environments.prompt_room import PromptRoom
 from peers.environments.run_rows import check_rows, policy_room
 from swarm.errors import UserError
-from swarm.manifest import EnvironmentReference, RunManifest, Thresholds
 from swarm.run.curriculum import at_level
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
 from swarm.sentences import numbered
+from swarm.wire.manifest import EnvironmentReference, RunManifest, Thresholds
 
 GRADED_TASKS = 8
 """Probe tasks per step that are graded: grading may be slow."""

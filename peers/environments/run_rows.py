@@ -12,8 +12,8 @@ from peers.environments.play import indexed_tasks
 from peers.environments.prompt_room import PromptRoom
 from peers.environments.row_check import RowsRead, read_rows
 from swarm.errors import UserError
-from swarm.manifest import EnvironmentReference, RunManifest
 from swarm.terminal.progress import counting_bar
+from swarm.wire.manifest import EnvironmentReference, RunManifest
 
 
 @dataclass

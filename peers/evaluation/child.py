@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 from peers.evaluation.options import Evaluation
 from swarm.jobs.evaluation import DrawTasks, EvaluationService, PlayTasks, Sample, TasksDrawn
-from swarm.manifest import Sampling
+from swarm.wire.manifest import Sampling
 from swarm.world import Child, client
 
 SERVICE = "peers.evaluation.service:EvaluationService"

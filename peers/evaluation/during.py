@@ -15,9 +15,7 @@ import trio
 from peers.environments.collection import labels
 from peers.evaluation.settings import EvaluationSettings
 from peers.evaluation.statistics import estimate
-from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import leaf_errors
-from swarm.identity import PeerId
 from swarm.jobs import Hardware
 from swarm.jobs.evaluation import (
     EVALUATION_START_SECONDS,
@@ -28,11 +26,13 @@ from swarm.jobs.evaluation import (
     Sample,
     TasksDrawn,
 )
-from swarm.manifest import EnvironmentReference, RunManifest, Sampling
-from swarm.messages import Checkpoint, CheckpointReference, EnvironmentEvaluation, Evaluation
 from swarm.node.run_node import RunNode
-from swarm.observable import Observable
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.manifest import EnvironmentReference, RunManifest, Sampling
+from swarm.wire.messages import Checkpoint, CheckpointReference, EnvironmentEvaluation, Evaluation
 from swarm.world import Child, client
+from swarm.world.observable import Observable
 
 SERVICE = "peers.evaluation.service:EvaluationService"
 NICENESS = 19

@@ -12,7 +12,6 @@ import trio
 from peers.evaluation.report import aligned
 from peers.evaluation.run import Machine, Progress
 from peers.evaluation.statistics import Z_95
-from swarm.first_error import open_guarded
 from swarm.jobs.evaluation import (
     EVALUATION_START_SECONDS,
     AskHarnessProgress,
@@ -24,6 +23,7 @@ from swarm.jobs.evaluation import (
 )
 from swarm.world import client
 from swarm.world.compute import LocalCompute
+from swarm.world.first_error import open_guarded
 
 SERVICE = "peers.evaluation.harness:LmEvalService"
 PREFIX = "lm_eval:"

@@ -11,9 +11,9 @@ from peers.environments.collection import labels
 from peers.environments.registry import load_any
 from swarm.errors import UserError
 from swarm.jobs.evaluation import TasksDrawn
-from swarm.manifest import EnvironmentReference, Sampling
 from swarm.run.toml import describe_run
-from swarm.tables import struct_from_mapping
+from swarm.terminal.tables import struct_from_mapping
+from swarm.wire.manifest import EnvironmentReference, Sampling
 
 Split = Literal["train", "held_out"]
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from swarm.errors import UserError
-from swarm.strict_json import to_json
+from swarm.terminal.strict_json import to_json
 
 FORMAT = 1
 

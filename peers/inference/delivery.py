@@ -15,15 +15,15 @@ from typing import Any
 import trio
 
 from peers.inference.outbox import Made, Outbox
-from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
-from swarm.messages import Acknowledgement, Admission, AdmissionRefused, Submission, Verdict
-from swarm.messenger import REQUEST_ENVELOPES_MAX, first
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.verdict_figures import failed_check, nearest
 from swarm.transport import BlobReference, Source
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Acknowledgement, Admission, AdmissionRefused, Submission, Verdict
+from swarm.wire.messenger import REQUEST_ENVELOPES_MAX, first
 
 COMPLAINT_SECONDS = 30.0
 """Seconds before the same event about a validator is emitted again."""

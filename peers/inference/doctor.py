@@ -13,10 +13,10 @@ from peers.inference.preflight import submission, uplink
 from peers.inference.quantised import check_quantised
 from peers.inference.settings import InferenceSettings
 from swarm.errors import UserError
-from swarm.findings import Finding, Work, attempt
-from swarm.manifest import Thresholds
+from swarm.run.findings import Finding, Work, attempt
 from swarm.settings import PeerSettings
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
+from swarm.wire.manifest import Thresholds
 from swarm.world.home import existing
 
 

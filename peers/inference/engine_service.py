@@ -32,7 +32,6 @@ from peers.inference.survey import survey
 from peers.proofs import toploc
 from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
-from swarm.first_error import open_guarded
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import (
     AskedTurns,
@@ -54,10 +53,11 @@ from swarm.jobs.inference import (
     TurnGiven,
     Usage,
 )
-from swarm.messages import CheckpointReference
 from swarm.rollouts import seeds
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
+from swarm.wire.messages import CheckpointReference
+from swarm.world.first_error import open_guarded
 from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from swarm.envelope import Dropped, Envelope, open_envelope
-from swarm.messages import Submission
 from swarm.node.node import Node
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.messages import Submission
 
 FOLDER = "outbox"
 """Folder of submissions that have no verdict yet."""

@@ -11,9 +11,9 @@ import trio
 
 from peers.inference.idle import Cause
 from peers.inference.outbox import path_of
-from swarm.envelope import Envelope
 from swarm.jobs import SubmissionOrder
-from swarm.messages import StepOrder
+from swarm.wire.envelope import Envelope
+from swarm.wire.messages import StepOrder
 
 ASKED_AT_ONCE = 2
 """Submissions that the child is asked for at once: it generates the second while it builds the

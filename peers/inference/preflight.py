@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from peers.engines.doctor import disk, machine, readable
 from peers.proofs.format import TOKEN_BYTES
-from swarm.findings import Finding, Work
 from swarm.jobs.inference import Surveyed
-from swarm.manifest import RunManifest
+from swarm.run.findings import Finding, Work
 from swarm.settings import PeerSettings
+from swarm.wire.manifest import RunManifest
 
 
 @dataclass(frozen=True)

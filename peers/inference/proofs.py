@@ -13,15 +13,15 @@ from collections.abc import Iterable
 
 import trio
 
-from swarm.envelope import Envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.ledger.client import LedgerClient, open_ledger, own_head
 from swarm.ledger.kept_proofs import KeptProofs
 from swarm.ledger.proof_file import Proven
 from swarm.ledger.receipts import receipts_from, sealed_proofs
-from swarm.messages import LogHead
 from swarm.node.run_node import RunNode
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import LogHead
 
 LOOK_SECONDS = 120.0
 """Mean interval at which each validator is asked for its newest seal: one small request."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peers.engines.installed import VLLM
 from swarm.errors import UserError
-from swarm.manifest import Thresholds
+from swarm.wire.manifest import Thresholds
 
 
 def check_quantised(engine: str, quantise: str, thresholds: Thresholds) -> None:

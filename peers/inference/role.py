@@ -28,9 +28,7 @@ from peers.inference.settings import InferenceSettings
 from peers.inference.swapping import offer_newer
 from peers.inference.turns import ServedTurns, Unwanted
 from peers.sandbox.probe import findings as sandbox_findings
-from swarm import findings as screen
 from swarm.errors import PeerError, UserError
-from swarm.first_error import open_guarded
 from swarm.gossip.topics import RUN
 from swarm.jobs import Load, SubmissionOrder, may_begin_with
 from swarm.jobs.inference import (
@@ -44,15 +42,17 @@ from swarm.jobs.inference import (
     Survey,
     Surveyed,
 )
-from swarm.manifest import RunManifest, Sampling
-from swarm.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
-from swarm.observable import complain
 from swarm.rollouts.continuations import continued_groups
 from swarm.rollouts.seeds import nonce_of
+from swarm.run import findings as screen
 from swarm.run.curriculum import environments_of
 from swarm.settings import PeerSettings
+from swarm.wire.manifest import RunManifest, Sampling
+from swarm.wire.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.world import ChildUserError, client
+from swarm.world.first_error import open_guarded
+from swarm.world.observable import complain
 from swarm.world.restarts import Restarts
 
 STATES_PAUSE_SECONDS = 5.0

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from swarm.errors import SwarmError
 from swarm.jobs import Load
 from swarm.jobs.inference import InferenceService, Swap
-from swarm.messages import CheckpointReference
 from swarm.node.run_node import RunNode
+from swarm.wire.messages import CheckpointReference
 
 
 async def offer_newer(

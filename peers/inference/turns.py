@@ -10,10 +10,7 @@ from functools import partial
 import trio
 
 from peers.inference.pending import PendingSubmission
-from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope, open_envelope
 from swarm.errors import PeerError
-from swarm.first_error import open_guarded
-from swarm.identity import PeerId
 from swarm.jobs.inference import (
     AskedTurn,
     AskTurns,
@@ -21,12 +18,13 @@ from swarm.jobs.inference import (
     InferenceService,
     SignedPrompt,
 )
-from swarm.messenger import REQUEST_ENVELOPES_MAX, first
 from swarm.node.run_node import RunNode
-from swarm.observable import complain
 from swarm.rollouts.seeds import rendezvous
 from swarm.rollouts.signed_turns import BadTurn, open_turn
-from swarm.turns import (
+from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope, open_envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messenger import REQUEST_ENVELOPES_MAX, first
+from swarm.wire.turns import (
     EpisodeTokens,
     Turn,
     TurnRefused,
@@ -36,6 +34,8 @@ from swarm.turns import (
     pack,
     unpack,
 )
+from swarm.world.first_error import open_guarded
+from swarm.world.observable import complain
 
 REQUESTS_AT_ONCE = 32
 """Requests that one environment peer may have to answer for this worker at a time; the messenger

@@ -13,12 +13,12 @@ import trio
 from blake3 import blake3
 
 from swarm.errors import PeerError, SwarmError
-from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.run_node import RunNode
-from swarm.outer import Contribution
 from swarm.shardcast.held import Held
 from swarm.shardcast.manifest import CheckpointManifest, build
 from swarm.shardcast.store import CheckpointConflict
+from swarm.wire.messages import Checkpoint, CheckpointReference
+from swarm.wire.outer import Contribution
 
 FOLDER = "outer"
 """Folder of what is not published: new states, inner states, the exported model."""

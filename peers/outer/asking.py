@@ -14,13 +14,13 @@ import trio
 from msgspec import Meta
 
 from peers.outer.chain import Chain
-from swarm.envelope import ENVELOPE_BYTES_MAX, Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS, PeerError
-from swarm.identity import PeerId
-from swarm.messages import Digest
 from swarm.node.run_node import RunNode
-from swarm.outer import RoundRecord
 from swarm.transport import Stream, StreamError
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX, Dropped, Envelope, open_envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Digest
+from swarm.wire.outer import RoundRecord
 
 PROTOCOL = "/swarm/outer/1.0.0"
 

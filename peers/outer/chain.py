@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from swarm.envelope import Envelope
 from swarm.errors import SwarmError
-from swarm.outer import CONTRIBUTION_TOKENS_MAX, GENESIS, Contribution, RoundRecord
+from swarm.wire.envelope import Envelope
+from swarm.wire.outer import CONTRIBUTION_TOKENS_MAX, GENESIS, Contribution, RoundRecord
 
 ROUNDS_KEPT = 500
 """Rounds of the chain kept in memory: as long as two parts of a network may be apart and still

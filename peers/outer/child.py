@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from peers.outer.artifacts import FOLDER
 from peers.outer.settings import ReplicaSettings
-from swarm.jobs.exchange import (
+from swarm.jobs.merging_exchange import (
     AnswerSnapshot,
     ContributeSnapshot,
     ExchangeService,
@@ -35,7 +35,7 @@ from swarm.jobs.outer import (
     TrainRound,
 )
 from swarm.jobs.training import EndTraining
-from swarm.manifest import RunManifest
+from swarm.wire.manifest import RunManifest
 from swarm.world import Disk
 
 SERVICE = "peers.outer.learning.service:open_service"

@@ -10,8 +10,8 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from swarm.manifest import Outer
 from swarm.rollouts.seeds import rendezvous
+from swarm.wire.manifest import Outer
 
 TAKEOVER_SECONDS = 15.0
 """How much longer than the trainer before it in rank a trainer waits for a record: enough for a

@@ -1,4 +1,4 @@
-"""Contributing an RL trainer's policy, and answering it with the merge (`swarm.jobs.exchange`).
+"""Contributing an RL trainer's policy, and its answer, the merge (`swarm.jobs.merging_exchange`).
 
 A snapshot is contributed once, under its own number, and answered once its contribution is in a
 record of the chain, or can no longer be. The *anchor* is the outer state that the policy includes:
@@ -18,8 +18,8 @@ from peers.outer.child import ReplicaChild
 from peers.outer.following import Following
 from peers.outer.loop import OuterLoop
 from peers.outer.store import OuterStore, Own
-from swarm.jobs.exchange import SnapshotSeen
-from swarm.outer import GENESIS
+from swarm.jobs.merging_exchange import SnapshotSeen
+from swarm.wire.outer import GENESIS
 
 LOOK_SECONDS = 1.0
 """Time between two looks into the exchange folder; the RL trainer goes on meanwhile."""

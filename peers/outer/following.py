@@ -15,12 +15,12 @@ from peers.outer.chain import ROUNDS_KEPT, BadRecord, Link, lost
 from peers.outer.child import ReplicaChild
 from peers.outer.loop import OuterLoop
 from peers.outer.store import OuterStore, State
-from swarm.envelope import Envelope
 from swarm.errors import PeerError, SwarmError
-from swarm.identity import PeerId
-from swarm.messages import CheckpointReference
-from swarm.outer import GENESIS, OuterStatus, RoundRecord
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import CheckpointReference
+from swarm.wire.outer import GENESIS, OuterStatus, RoundRecord
 from swarm.world import ChildDied
 
 RETRY_SECONDS = 5.0

@@ -9,8 +9,8 @@ import trio
 from peers.outer.child import ReplicaChild
 from peers.outer.loop import OuterLoop
 from swarm.errors import SwarmError
-from swarm.outer import Contribution
 from swarm.shardcast.manifest import BadManifest
+from swarm.wire.outer import Contribution
 from swarm.world import ChildDied
 
 RETRY_SECONDS = 10.0

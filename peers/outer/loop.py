@@ -8,7 +8,7 @@ from peers.outer.artifacts import Artifacts
 from peers.outer.chain import Chain
 from peers.outer.presence import Presence
 from swarm.node.run_node import RunNode
-from swarm.observable import Observable
+from swarm.world.observable import Observable
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.envelope import CLOCK_SKEW_SECONDS_MAX, Envelope
 from swarm.node.run_node import RunNode
-from swarm.outer import OuterStatus
+from swarm.wire.envelope import CLOCK_SKEW_SECONDS_MAX, Envelope
+from swarm.wire.outer import OuterStatus
 
 STATUS_SECONDS = 10.0
 """Interval of a trainer's status while nothing changes."""

@@ -35,20 +35,20 @@ from peers.outer.loop import OuterLoop
 from peers.outer.presence import STATUS_LIFETIME_SECONDS, STATUS_SECONDS, Presence
 from peers.outer.settings import ReplicaSettings
 from peers.outer.store import OuterStore, Own, State
-from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import UserError
-from swarm.findings import Finding, Work
-from swarm.first_error import open_guarded
 from swarm.gossip.topics import RUN, WORK
-from swarm.jobs.exchange import ExchangeService
+from swarm.jobs.merging_exchange import ExchangeService
 from swarm.jobs.outer import OuterService, OuterSetup
 from swarm.jobs.training import Figures
-from swarm.manifest import Outer
 from swarm.node.run_node import RunNode
-from swarm.observable import STARVED_SECONDS, Observable
-from swarm.outer import Contribution, OuterStatus, RoundRecord
+from swarm.run.findings import Finding, Work
 from swarm.settings import PeerSettings
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.wire.manifest import Outer
+from swarm.wire.outer import Contribution, OuterStatus, RoundRecord
 from swarm.world import client
+from swarm.world.first_error import open_guarded
+from swarm.world.observable import STARVED_SECONDS, Observable
 from swarm.world.restarts import Restarts
 
 MEETING_SECONDS = 15.0

@@ -11,8 +11,8 @@ import pydantic
 
 from swarm.errors import UserError
 from swarm.jobs.outer import Inner
-from swarm.manifest import Optimiser
 from swarm.settings import ComputeSettings
+from swarm.wire.manifest import Optimiser
 
 
 class ReplicaSettings(ComputeSettings):

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS, UserError
-from swarm.outer import Contribution, RoundRecord
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.outer import Contribution, RoundRecord
 from swarm.world import Database
 
 T = TypeVar("T")

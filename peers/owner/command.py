@@ -18,13 +18,13 @@ from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
 from swarm.terminal.output import plain, print_json
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
-    from swarm.envelope import Envelope
+    from swarm.wire.envelope import Envelope
 
 REASON_CHARACTERS_MAX = 500
-"""Longest reason of a reinstatement (`swarm.messages.Line`)."""
+"""Longest reason of a reinstatement (`swarm.wire.messages.Line`)."""
 
 UNUSABLE_MAX = 0.05
 """More unusable rows look like a wrong column."""
@@ -167,9 +167,9 @@ def run_succeed(
 
     Every peer follows, because the manifest names your key. The old key can change nothing more.
     """
-    from peers.owner.signing import Heir, succeed
+    from peers.owner.signing import Successor, succeed
 
-    succeed(Heir(manifest, owner_key, successor), bootstrap or [])
+    succeed(Successor(manifest, owner_key, successor), bootstrap or [])
 
 
 @app.command("reinstate")
@@ -305,10 +305,10 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
     import msgspec
 
     from swarm.run.manifest import run_id
-    from swarm.succession import title_of
+    from swarm.wire.succession import ownership_of
 
     fields = plain(envelope.message)
-    owner = title_of(envelope).owner
+    owner = ownership_of(envelope).owner
     if as_json:
         print_json({"run": run_id(envelope), "owner": owner} | fields)
         return
@@ -316,7 +316,7 @@ def _show_manifest(envelope: Envelope, *, as_json: bool) -> None:
     print(f"owner    {owner} (signature verified)")
     if envelope.sender != owner:
         print(f"signer   {envelope.sender}, a standby that has taken over")
-    del fields["warrant"]
+    del fields["delegation"]
     issued = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(envelope.body.issued_ms / 1000))
     print(f"signed   {issued} UTC")
     assert isinstance(envelope.message, msgspec.Struct)

@@ -18,20 +18,20 @@ from typing import Any
 import msgspec
 
 from peers.owner.key import owners_key
-from swarm.envelope import Envelope
 from swarm.errors import UserError
-from swarm.identity import Identity
 from swarm.ledger.client import LedgerClient, fetch_log
 from swarm.ledger.entries import InviteRevoked, Redeemed, unfolded
-from swarm.ledger.invites import is_valid
+from swarm.ledger.redeemed_invites import is_valid
 from swarm.look.onlooker import ask_all
-from swarm.messages import INVITE_ID_BYTES, Invite
 from swarm.node.local import visit
 from swarm.run.invites import TOKEN_PREFIX, invite_in, make_invite, revoke
 from swarm.run.manifest import load_manifest, manifest_in, run_id
-from swarm.succession import title_of
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.output import print_json
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import Identity
+from swarm.wire.messages import INVITE_ID_BYTES, Invite
+from swarm.wire.succession import ownership_of
 
 UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -62,7 +62,7 @@ class OwnersRun:
         """Read the owner's key: the one given, one beside the manifest, or the default one."""
         beside = self.path.parent / "owner.key"
         chosen = given or (beside if beside.exists() else None)
-        return owners_key(title_of(self.manifest).owner, chosen)
+        return owners_key(ownership_of(self.manifest).owner, chosen)
 
 
 def owners_run(place: Path) -> OwnersRun:
@@ -154,7 +154,7 @@ def list_invites(run: OwnersRun, bootstrap: Sequence[str] | None, *, as_json: bo
         records = await fetch_log(client)
         for entry in unfolded(record.entry for record in records):
             if not isinstance(entry, (Redeemed, InviteRevoked)) or not is_valid(
-                entry, title_of(run.manifest).owners, run_id(run.manifest)
+                entry, ownership_of(run.manifest).owners, run_id(run.manifest)
             ):
                 continue
             if isinstance(entry, Redeemed):

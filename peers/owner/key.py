@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.identity import Identity, load_or_create
 from swarm.settings import PeerSettings
+from swarm.wire.identity import Identity, load_or_create
 
 
 def owners_key(signer: str, chosen: Path | None) -> Identity:

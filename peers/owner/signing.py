@@ -12,26 +12,26 @@ from msgspec.structs import replace
 from peers.calibration.of_run import Measuring, settle
 from peers.environments.run_probe import described
 from peers.owner.key import default_key, owners_key
-from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, UserError
-from swarm.identity import InvalidPeerId, load_or_create, public_key_of
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.entries import Evicted
 from swarm.look.archives import fetch_archive
 from swarm.look.onlooker import ask_all, learn_expulsions
 from swarm.look.prefixes import resolve
-from swarm.manifest import VERSION_MAX, RunManifest
-from swarm.messages import Eviction, Reinstatement
 from swarm.node.local import visit
 from swarm.node.node import Node
 from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
 from swarm.run.bounds import check_peer_id
-from swarm.run.exchange import BOOTSTRAP_SECONDS
 from swarm.run.manifest import load_manifest, manifest_in, run_id
+from swarm.run.manifest_exchange import BOOTSTRAP_SECONDS
 from swarm.run.run import Run
 from swarm.run.update import check_update, hand_over, listed, sign_manifest, signed_before
-from swarm.succession import inherited, title_of
 from swarm.terminal.interrupt import run_until_interrupted
+from swarm.wire.envelope import Envelope, seal
+from swarm.wire.identity import InvalidPeerId, load_or_create, public_key_of
+from swarm.wire.manifest import VERSION_MAX, RunManifest
+from swarm.wire.messages import Eviction, Reinstatement
+from swarm.wire.succession import inherited, ownership_of
 
 OBSERVE = Measuring(measure=False)
 
@@ -111,7 +111,7 @@ async def _update_network(
 
 def _newer(one: Envelope, other: Envelope) -> Envelope:
     """The one of two versions of a run that counts."""
-    return max(other, one, key=lambda each: title_of(each).precedence)
+    return max(other, one, key=lambda each: ownership_of(each).precedence)
 
 
 async def _hand_over(node: Node, envelope: Envelope) -> None:
@@ -129,7 +129,7 @@ def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelo
     if new.version == before.version:
         print(f"run {held.body.run}: version {new.version} is signed already, nothing has changed")
         return held
-    owner = owners_key(title_of(held).owner, files.key)
+    owner = owners_key(ownership_of(held).owner, files.key)
     new = inherited(held, owner.peer_id, new)
     envelope = sign_manifest(owner, new, time.time(), held.body.run)
     _write_manifest(files.manifest, envelope)
@@ -140,56 +140,60 @@ def _sign_update(files: OwnersFiles, held: Envelope, new: RunManifest) -> Envelo
 
 
 @dataclass(frozen=True)
-class Heir:
+class Successor:
     """Who becomes the owner of a run, by `swarm run succeed`."""
 
     manifest: Path
-    """Signed manifest that names the heir; the new version replaces it."""
+    """Signed manifest that names the successor_rank; the new version replaces it."""
     key: Path
     successors: list[str] | None
     """Keys that may own the run next; None: the other successors."""
 
 
-def succeed(heir: Heir, bootstrap: list[str]) -> None:
+def succeed(successor_rank: Successor, bootstrap: list[str]) -> None:
     """Make a successor the owner of a run: sign the version that says so, and hand it over.
 
     With `bootstrap`, the version that the network has is succeeded if it is newer than that of the
     file; else a peer that hands out an old version would bring back what has been changed since.
     """
-    if not heir.key.exists():
-        raise UserError(f"there is no key {heir.key}; give the successor's key with --owner-key")
-    for each in heir.successors or []:
+    if not successor_rank.key.exists():
+        raise UserError(
+            f"there is no key {successor_rank.key}; give the successor's key with --owner-key"
+        )
+    for each in successor_rank.successors or []:
         check_peer_id(each, "--successor")
-    held = load_manifest(heir.manifest)
+    held = load_manifest(successor_rank.manifest)
     if bootstrap:
-        run_until_interrupted(_succeed_in_network, heir, held, bootstrap)
+        run_until_interrupted(_succeed_in_network, successor_rank, held, bootstrap)
         return
-    _sign_succession(heir, held)
-    print(f"next, restart the run's bootstrap peer with --manifest {heir.manifest}")
+    _sign_succession(successor_rank, held)
+    print(f"next, restart the run's bootstrap peer with --manifest {successor_rank.manifest}")
 
 
-async def _succeed_in_network(heir: Heir, held: Envelope, bootstrap: list[str]) -> None:
+async def _succeed_in_network(
+    successor_rank: Successor, held: Envelope, bootstrap: list[str]
+) -> None:
     async with visit(bootstrap, held.body.run) as (node, run):
         before = _newer(run.manifest_envelope, held)
         if manifest_in(before).version > VERSION_MAX // 2:
             before = held  # a thief of the key may have left no number for versions after his
-        await _hand_over(node, _sign_succession(heir, before))
+        await _hand_over(node, _sign_succession(successor_rank, before))
 
 
-def _sign_succession(heir: Heir, held: Envelope) -> Envelope:
-    signer, before = load_or_create(heir.key), manifest_in(held)
-    if title_of(held).owner == signer.peer_id:
+def _sign_succession(successor_rank: Successor, held: Envelope) -> Envelope:
+    signer, before = load_or_create(successor_rank.key), manifest_in(held)
+    if ownership_of(held).owner == signer.peer_id:
         raise UserError(f"{signer.peer_id} owns run {held.body.run} already; nothing to succeed to")
     others = [each for each in before.successors if each != signer.peer_id]
-    named = others if heir.successors is None else heir.successors
+    named = others if successor_rank.successors is None else successor_rank.successors
     new = replace(before, version=before.version + 1, successors=named)
     new = inherited(held, signer.peer_id, new)
     envelope = sign_manifest(signer, new, time.time(), held.body.run)
-    _write_manifest(heir.manifest, envelope)
+    _write_manifest(successor_rank.manifest, envelope)
     print(f"run {held.body.run}: version {before.version} → {new.version}")
-    print(f"owner {title_of(held).owner} → {signer.peer_id}; the run's id stays")
+    print(f"owner {ownership_of(held).owner} → {signer.peer_id}; the run's id stays")
     print(f"successors: {', '.join(named) or 'none'}")
-    print(f"signed manifest in {heir.manifest}")
+    print(f"signed manifest in {successor_rank.manifest}")
     return envelope
 
 

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from peers.proofs.format import CHUNK_TOKENS, PRIME, TOP_VALUES, check_format
-from swarm.manifest import Thresholds
+from swarm.wire.manifest import Thresholds
 
 SIGN_MISMATCHES_MAX = 3
 """Wrong signs among the entries whose exponents match; a threshold of our own.

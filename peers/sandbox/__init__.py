@@ -5,15 +5,15 @@ a private folder of bounded size. `run` is synchronous and may be called from se
 """
 
 from peers.sandbox.execute import SandboxError
-from peers.sandbox.means import Means
+from peers.sandbox.isolation import Isolation
 from peers.sandbox.probe import Report, probe
 from peers.sandbox.program import PYTHON, Limits, Outcome, Program
 from peers.sandbox.run import Sandbox, run
 
 __all__ = [
     "PYTHON",
+    "Isolation",
     "Limits",
-    "Means",
     "Outcome",
     "Program",
     "Report",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from peers.sandbox.cgroup import Group
-from peers.sandbox.means import ENVIRONMENT, NOBODY, Means, launcher, root
+from peers.sandbox.isolation import ENVIRONMENT, NOBODY, Isolation, launcher, root
 from peers.sandbox.program import PYTHON, Limits, Outcome, Program
 from peers.sandbox.seccomp import filter_program
 from swarm.errors import SwarmError
@@ -40,7 +40,7 @@ class SandboxError(SwarmError):
     """The walls could not be built, or the program could not be started."""
 
 
-def execute(means: Means, program: Program, limits: Limits) -> Outcome:
+def execute(means: Isolation, program: Program, limits: Limits) -> Outcome:
     """Run one program; raises `SandboxError` when it cannot be started behind the walls."""
     with ExitStack() as stack:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -71,7 +71,7 @@ def execute(means: Means, program: Program, limits: Limits) -> Outcome:
         return watch.outcome()
 
 
-def _spec(means: Means, program: Program, limits: Limits) -> dict[str, Any]:
+def _spec(means: Isolation, program: Program, limits: Limits) -> dict[str, Any]:
     """What `peers.sandbox.inside` reads."""
     found = root()
     argv = [

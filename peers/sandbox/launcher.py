@@ -19,7 +19,7 @@ import sys
 import msgspec
 
 from peers.sandbox.execute import SandboxError, execute
-from peers.sandbox.means import Means
+from peers.sandbox.isolation import Isolation
 from peers.sandbox.program import Limits, Outcome, Program
 from swarm.errors import DECODE_ERRORS
 
@@ -32,7 +32,7 @@ _HEADER = struct.Struct(">I")
 class Request(msgspec.Struct, frozen=True):
     """A program to run."""
 
-    means: Means
+    means: Isolation
     program: Program
     limits: Limits
 
@@ -59,7 +59,7 @@ class Launcher:
                 cwd="/",
             )
 
-    def execute(self, means: Means, program: Program, limits: Limits) -> Outcome:
+    def execute(self, means: Isolation, program: Program, limits: Limits) -> Outcome:
         """As `peers.sandbox.execute.execute`, in the launcher."""
         ours, theirs = socket.socketpair()
         with ours:
@@ -84,7 +84,7 @@ def start_launcher() -> None:
     _started = Launcher()
 
 
-def execute_here_or_there(means: Means, program: Program, limits: Limits) -> Outcome:
+def execute_here_or_there(means: Isolation, program: Program, limits: Limits) -> Outcome:
     """Run a program, by the launcher if there is one; raises `SandboxError`."""
     run = execute if _started is None else _started.execute
     return run(means, program, limits)

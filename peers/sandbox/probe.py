@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from functools import cache
 
 from peers.sandbox.execute import SandboxError
+from peers.sandbox.isolation import Isolation, bubblewrap_path
 from peers.sandbox.launcher import execute_here_or_there
-from peers.sandbox.means import Means, bubblewrap_path
 from peers.sandbox.program import PYTHON, Limits, Program
 from peers.sandbox.seccomp import supported
 from swarm.errors import UserError
-from swarm.findings import Finding
+from swarm.run.findings import Finding
 
-ORDER: tuple[Means, ...] = ("bubblewrap", "namespaces")
+ORDER: tuple[Isolation, ...] = ("bubblewrap", "namespaces")
 
 
 @dataclass(frozen=True)
 class Report:
     """The means that work, best first, and why the others do not."""
 
-    works: tuple[Means, ...]
-    reasons: dict[Means, str]
+    works: tuple[Isolation, ...]
+    reasons: dict[Isolation, str]
 
-    def best(self) -> Means:
+    def best(self) -> Isolation:
         """The means to use; raises `UserError` where none works."""
         if self.works:
             return self.works[0]
@@ -42,8 +42,8 @@ class Report:
 @cache
 def probe() -> Report:
     """Run an empty program by each means, once per process."""
-    works: list[Means] = []
-    reasons: dict[Means, str] = {}
+    works: list[Isolation] = []
+    reasons: dict[Isolation, str] = {}
     for means in ORDER:
         reason = _reason_against(means)
         if reason is None:
@@ -53,7 +53,7 @@ def probe() -> Report:
     return Report(tuple(works), reasons)
 
 
-def _reason_against(means: Means) -> str | None:
+def _reason_against(means: Isolation) -> str | None:
     if sys.platform != "linux" or not supported():
         return f"no filter of system calls for {sys.platform} on {platform.machine()}"
     if means == "bubblewrap" and bubblewrap_path() is None:

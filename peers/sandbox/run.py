@@ -6,8 +6,8 @@ import os
 import threading
 from functools import cache
 
+from peers.sandbox.isolation import Isolation
 from peers.sandbox.launcher import execute_here_or_there
-from peers.sandbox.means import Means
 from peers.sandbox.probe import probe
 from peers.sandbox.program import Limits, Outcome, Program
 from swarm.errors import UserError
@@ -16,7 +16,7 @@ from swarm.errors import UserError
 class Sandbox:
     """Runs programs by one means, at most `parallel` at a time."""
 
-    def __init__(self, parallel: int | None = None, means: Means | None = None) -> None:
+    def __init__(self, parallel: int | None = None, means: Isolation | None = None) -> None:
         """`parallel` defaults to the number of processors.
 
         Raises `UserError` where no means of isolation works.
@@ -25,7 +25,7 @@ class Sandbox:
         if parallel < 1:
             raise UserError(f"parallel is {parallel}; run at least 1 program at a time")
         self.parallel = parallel
-        self.means: Means = means if means is not None else probe().best()
+        self.means: Isolation = means if means is not None else probe().best()
         self._free = threading.BoundedSemaphore(parallel)
 
     def run(self, program: Program, limits: Limits = Limits()) -> Outcome:  # noqa: B008

@@ -12,7 +12,7 @@ from peers.synthesis.selection import Solution
 from swarm.errors import UserError
 from swarm.jobs.evaluation import Sample
 from swarm.look.rollouts.seen import SeenRollout, as_row
-from swarm.manifest import EnvironmentReference
+from swarm.wire.manifest import EnvironmentReference
 
 
 def of_samples(

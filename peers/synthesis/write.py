@@ -11,8 +11,8 @@ import pyarrow as pa
 from peers.synthesis.selection import Selection, Solution
 from swarm.errors import UserError
 from swarm.look.rollouts.export import COLUMNS, Table, write_card, write_parquet
-from swarm.strict_json import to_json
-from swarm.untrusted import printable
+from swarm.terminal.strict_json import to_json
+from swarm.terminal.untrusted import printable
 
 CREDITS_FILE = "credits.json"
 

@@ -13,9 +13,9 @@ from peers.trainer.progress import Progress
 from peers.trainer.refusals import Refusals
 from peers.trainer.states import StateValues
 from peers.trainer.store import TrainerStore
-from swarm.envelope import Envelope
-from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
+from swarm.wire.envelope import Envelope
+from swarm.wire.messages import Verdict
 
 ACCEPTED = "accepted"
 """Folder of the accepted submissions' files."""

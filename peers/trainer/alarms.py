@@ -46,7 +46,7 @@ UNREWARDED_ADVICE = (
 
 
 @dataclass(frozen=True)
-class Limits:
+class AlarmLimits:
     """Thresholds of the alarms."""
 
     gradient_norm: float = 4.0
@@ -80,8 +80,8 @@ class Alarm:
 class Alarms:
     """Reads every step's metrics, and raises each alarm once until its sign has gone."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: AlarmLimits | None = None) -> None:
+        self._limits = limits or AlarmLimits()
         self._history: dict[str, deque[float]] = {}
         self._lowest_entropy = float("inf")
         self._best_reward = float("-inf")

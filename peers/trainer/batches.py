@@ -15,7 +15,7 @@ from peers.trainer.pool import Accepted
 from peers.trainer.progress import Pause, Progress
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
-from swarm.observable import STARVED_SECONDS
+from swarm.world.observable import STARVED_SECONDS
 
 
 @dataclass(eq=False)

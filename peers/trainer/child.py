@@ -27,7 +27,6 @@ from swarm.jobs.training import (
     Figures,
     FinishSave,
     Follow,
-    Lessons,
     LookForAnswer,
     PlanTraining,
     PrepareBase,
@@ -42,9 +41,10 @@ from swarm.jobs.training import (
     TidyExchange,
     Trained,
     TrainingService,
+    TrainingTerms,
     TrainStep,
 )
-from swarm.manifest import RunManifest
+from swarm.wire.manifest import RunManifest
 from swarm.world import Disk
 
 SERVICE = "peers.trainer.service:open_service"
@@ -69,7 +69,7 @@ class TrainerChild:
             tensorboard=self.settings.tensorboard,
             wandb=self.settings.wandb,
             run=run,
-            lessons=_lessons(manifest),
+            terms=_training_terms(manifest),
             peak_flops=self.settings.peak_flops,
         )
         return (await self.service.record_to(job)).ranks
@@ -108,7 +108,7 @@ class TrainerChild:
 
     async def follow(self, manifest: RunManifest) -> None:
         await self.service.follow(
-            Follow(lessons=_lessons(manifest), environments=manifest.environments)
+            Follow(terms=_training_terms(manifest), environments=manifest.environments)
         )
 
     async def score(self, submissions: Sequence[Accepted], versions: FollowedVersions) -> None:
@@ -195,7 +195,7 @@ def start_training(settings: TrainerSettings, manifest: RunManifest) -> StartTra
     """The job with which a trainer begins a run."""
     return StartTraining(
         model=settings.model,
-        lessons=_lessons(manifest),
+        terms=_training_terms(manifest),
         environments=manifest.environments,
         seed=settings.seed,
         sharding=settings.sharding,
@@ -204,8 +204,8 @@ def start_training(settings: TrainerSettings, manifest: RunManifest) -> StartTra
     )
 
 
-def _lessons(manifest: RunManifest) -> Lessons:
-    return Lessons(
+def _training_terms(manifest: RunManifest) -> TrainingTerms:
+    return TrainingTerms(
         objective=manifest.objective,
         optimiser=manifest.optimiser,
         schedule=manifest.schedule,

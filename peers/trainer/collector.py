@@ -13,14 +13,14 @@ from peers.trainer.missed import MissedVerdicts
 from peers.trainer.outcomes import Outcomes
 from peers.trainer.precedence import Precedence
 from peers.trainer.progress import Pause, Progress
-from swarm.envelope import Envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
-from swarm.messages import Acknowledgement, Verdict
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import UNGRADED, UNGRADED_MAX
 from swarm.run.run import Run
 from swarm.transport import BlobReference, FetchError, Source
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Acknowledgement, Verdict
 
 VERDICTS_HELD_MAX = 16_384
 """Verdicts queued while a trainer loads; it reads any further ones in their validators' logs."""

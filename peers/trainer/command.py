@@ -11,11 +11,11 @@ import typer
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan, fullest, shown, total
 from swarm.jobs.training import Sharding
-from swarm.manifest import ADAPTER_RANK_MAX, Schedule
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
 from swarm.terminal.output import plain, print_json
+from swarm.wire.manifest import ADAPTER_RANK_MAX, Schedule
 
 app = typer.Typer(help="The trainer's memory, and its place.", no_args_is_help=True)
 

@@ -13,8 +13,8 @@ from peers.trainer.filters import environment_of
 from peers.trainer.pool import UNCOUNTED, Accepted
 from peers.trainer.progress import STEPS_REMEMBERED
 from swarm.events import Events
-from swarm.manifest import RunManifest
-from swarm.messages import StepOrder, Verdict
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import StepOrder, Verdict
 
 
 class Curricula:

@@ -17,8 +17,8 @@ from peers.environments.episodes import transcript_of
 from peers.environments.interface import NotGradable, Split
 from peers.evaluation.tasks import evaluation_seed, seeds_of_tasks
 from swarm.jobs.training import Accuracy, Evaluate, Evaluated
-from swarm.manifest import EnvironmentReference, Sampling
 from swarm.rollouts.seeds import noise_key
+from swarm.wire.manifest import EnvironmentReference, Sampling
 
 BATCH = 128
 """Episodes generated at a time."""

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from swarm.manifest import EnvironmentReference
-from swarm.messages import Verdict
+from swarm.wire.manifest import EnvironmentReference
+from swarm.wire.messages import Verdict
 
 GroupLabel = Literal[
     "kept",

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Literal
 
 from peers.trainer.filters import KeepRate
-from swarm.envelope import EVENT_LIFETIME_SECONDS
+from swarm.wire.envelope import EVENT_LIFETIME_SECONDS
 
 UNJUDGED_SECONDS = 60.0
 """Least time after which an announced submission without a verdict leaves the forecast, ..."""

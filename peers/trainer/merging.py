@@ -15,8 +15,8 @@ from peers.trainer.progress import Progress
 from peers.trainer.store import REFUSED, HandedOut, TrainerStore
 from swarm.errors import UserError
 from swarm.jobs.training import Snapshot
-from swarm.manifest import RunManifest
 from swarm.node.run_node import RunNode
+from swarm.wire.manifest import RunManifest
 
 SILENT_STEPS = 10
 """Fewest steps between two reports that nobody merges with this trainer."""

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.ledger.client import open_ledger
-from swarm.messages import Verdict
 from swarm.node.log_copies import RETRY_SECONDS
 from swarm.node.run_node import RunNode
-from swarm.observable import Observable
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Verdict
+from swarm.world.observable import Observable
 
 
 class MissedVerdicts:

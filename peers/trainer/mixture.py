@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from peers.environments.collection import labels
 from peers.trainer.filters import SPREAD_MIN, environment_of
 from peers.trainer.pool import Accepted
-from swarm.manifest import EnvironmentReference
-from swarm.messages import Verdict
 from swarm.rollouts.reward_parts import mean_parts, parts_in
+from swarm.wire.manifest import EnvironmentReference
+from swarm.wire.messages import Verdict
 
 EnvironmentFigures = dict[str, dict[str, float]]
 """Figures by name, by the environment's label."""

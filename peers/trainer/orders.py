@@ -18,10 +18,10 @@ from peers.trainer.progress import STEPS_REMEMBERED, Pause, Progress
 from peers.trainer.publishing import Publisher
 from peers.trainer.states import StateValues
 from peers.trainer.store import TrainerStore
-from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
-from swarm.messages import StepOrder
 from swarm.node.run_node import RunNode
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, manifest_in
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.wire.messages import StepOrder
 
 
 @dataclass(eq=False)

@@ -11,10 +11,10 @@ from peers.trainer.forecast import Forecast
 from peers.trainer.pool import Accepted
 from peers.trainer.progress import Progress
 from swarm.events import Events
-from swarm.identity import PeerId
 from swarm.ledger.entries import Consumed, Entry, Outcome, decode
-from swarm.messages import Verdict
 from swarm.node.trusted import TrustedPart
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Verdict
 
 LOG_ENTRIES_READ = 1000
 """Entries of its own log that a starting trainer reads at once."""

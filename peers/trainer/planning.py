@@ -22,7 +22,7 @@ from peers.trainer.learning.plan import (
 )
 from peers.trainer.learning.ranks import Ranks
 from swarm.jobs.memory import MemoryPlan
-from swarm.jobs.training import Lessons, Sharding, StartTraining
+from swarm.jobs.training import Sharding, StartTraining, TrainingTerms
 
 PROMPT_TOKENS = 1024
 """Tokens of a prompt, beside `max_new_tokens` of the model's, in the longest sequence planned."""
@@ -34,7 +34,7 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 def plan_training(job: StartTraining, ranks: Ranks) -> MemoryPlan:
     """Plan this rank's memory, with passes that fit; raises `UserError` for a broken config."""
     positions = read_supported_config(Path(job.model))["max_position_embeddings"]
-    adapter = job.lessons.adapter
+    adapter = job.terms.adapter
     return fit(
         read_model(
             Path(job.model),
@@ -43,7 +43,7 @@ def plan_training(job: StartTraining, ranks: Ranks) -> MemoryPlan:
         ),
         sharding_of(job, ranks.device),
         machine_of(ranks),
-        workload_of(job.lessons, job.sharding, positions, ranks.world),
+        workload_of(job.terms, job.sharding, positions, ranks.world),
     )
 
 
@@ -53,19 +53,19 @@ def sharding_of(job: StartTraining, device: torch.device) -> Sharding:
     return msgspec.structs.replace(job.sharding, mixed_precision=mixed)
 
 
-def workload_of(lessons: Lessons, sharding: Sharding, positions: int, world: int) -> Workload:
+def workload_of(terms: TrainingTerms, sharding: Sharding, positions: int, world: int) -> Workload:
     """What a run asks of its trainer. `positions`: most tokens in a sequence of the model."""
-    longest = min(positions, lessons.sampling.max_new_tokens + PROMPT_TOKENS)
-    completions = lessons.schedule.groups_per_step * lessons.sampling.group_size
+    longest = min(positions, terms.sampling.max_new_tokens + PROMPT_TOKENS)
+    completions = terms.schedule.groups_per_step * terms.sampling.group_size
     parts = max(1, world // sharding.tensor_parallel)
-    mine = -(-completions // (lessons.optimiser.optimiser_steps * parts))
+    mine = -(-completions // (terms.optimiser.optimiser_steps * parts))
     most = sharding.pass_tokens or packing.PASS_TOKENS_MAX
     return Workload(
         tokens=max(longest, min(most, mine * longest)),
         longest=longest,
-        held=lessons.schedule.max_staleness + 2,
-        reference=lessons.objective.needs_reference,
-        process=lessons.objective.has_process,
+        held=terms.schedule.max_staleness + 2,
+        reference=terms.objective.needs_reference,
+        process=terms.objective.has_process,
     )
 
 

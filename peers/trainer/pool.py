@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from peers.trainer.filters import GroupLabel
-from swarm.messages import Verdict
+from swarm.wire.messages import Verdict
 
 UNCOUNTED: frozenset[GroupLabel] = frozenset({"quarantined", "continuation"})
 """Labels of groups that other groups must replace in a batch."""

@@ -18,13 +18,13 @@ import trio
 
 from peers.trainer.refusals import Refusals
 from peers.trainer.store import TrainerStore
-from swarm.envelope import Envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
-from swarm.messages import Acknowledgement, Verdict
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.heard_verdicts import Key
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Acknowledgement, Verdict
 
 ACKNOWLEDGED_KEPT = 4096
 """Acknowledgements whose time is remembered; the oldest is forgotten first."""

@@ -8,13 +8,13 @@ from typing import NoReturn
 
 import trio
 
-from swarm.envelope import Envelope
-from swarm.manifest import RunManifest
-from swarm.messages import StepOrder, Verdict
 from swarm.node.run_node import RunNode
-from swarm.observable import Observable
 from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
+from swarm.wire.envelope import Envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import StepOrder, Verdict
+from swarm.world.observable import Observable
 
 STEPS_REMEMBERED = 512
 """Steps whose version of the run is remembered. Rollouts of the last `max_staleness` steps (at most

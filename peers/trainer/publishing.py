@@ -10,12 +10,12 @@ import trio
 
 from peers.trainer.child import TrainerChild
 from peers.trainer.progress import STEPS_REMEMBERED, Progress
-from swarm.envelope import STATE_LIFETIME_SECONDS
 from swarm.errors import SwarmError
 from swarm.ledger.entries import CheckpointPublished, TrainingFigures
-from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS
+from swarm.wire.messages import Checkpoint, CheckpointReference
 
 HOLDERS_SECONDS = 60.0
 """Time for a peer to be found that holds a policy which was deleted here."""

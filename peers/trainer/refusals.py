@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peers.trainer.progress import Progress
-from swarm.envelope import Envelope
 from swarm.ledger.ruling import binds
-from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
-from swarm.observable import Observable
 from swarm.run.heard_verdicts import HeardVerdicts, report_contradictions, verdict_in
+from swarm.wire.envelope import Envelope
+from swarm.wire.messages import Verdict
+from swarm.world.observable import Observable
 
 
 @dataclass(eq=False)

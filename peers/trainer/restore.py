@@ -21,7 +21,6 @@ from peers.trainer.standby.following import whole_bundle
 from peers.trainer.state_format import STATES
 from peers.trainer.takeover import GONE_SECONDS, ask_all_trusted, last_sign_of_life
 from swarm.errors import DeadlineError, DiskFullError, PeerError, UserError
-from swarm.identity import load_or_create
 from swarm.ledger.client import LedgerClient, fetch_log
 from swarm.ledger.entries import CheckpointPublished
 from swarm.look.archives import learn_versions
@@ -34,6 +33,7 @@ from swarm.run.run import Run
 from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, CheckpointManifest, digest_of
 from swarm.shardcast.mirror.describe import own_manifest, verify
 from swarm.shardcast.mirror.index import Progress
+from swarm.wire.identity import load_or_create
 from swarm.world.disk import LocalDisk
 from swarm.world.home import sole_user
 from swarm.world.home_format import check_format

@@ -14,8 +14,8 @@ from peers.trainer.saving import SavedStates, State
 from peers.trainer.steps import Steps, StepTimes, TrainedStep, logged_figures
 from peers.trainer.store import Batch, TrainerStore
 from swarm.ledger.entries import CheckpointPublished, Consumed
-from swarm.manifest import RunManifest
 from swarm.node.run_node import RunNode
+from swarm.wire.manifest import RunManifest
 
 
 @dataclass(eq=False)
@@ -101,7 +101,7 @@ class Resumption:
                 break
             now = self.peer.node.world.now()
             times = StepTimes(began=now, training=now)
-            await self.steps.teach(child, step)
+            await self.steps.apply_terms(child, step)
             result = await child.train(step, taken, self.progress.versions, batch.values)
             if result.unreadable:
                 why = f"step {step} cannot be repeated: {result.unreadable[0].reason}"

@@ -53,18 +53,18 @@ from peers.trainer.states import StateValues
 from peers.trainer.steps import Steps, StepTimes
 from peers.trainer.store import TrainerStore
 from swarm.errors import SwarmError, UserError
-from swarm.findings import Finding, Work
 from swarm.gossip.topics import RUN, WORK
-from swarm.identity import PeerId
 from swarm.jobs.memory import MemoryPlan, fullest, shown
 from swarm.jobs.training import TrainingService, TrainingSetup
 from swarm.ledger.entries import CheckpointPublished
-from swarm.manifest import RunManifest
-from swarm.messages import Checkpoint, StepOrder
 from swarm.node.run_node import RunNode
 from swarm.run.bounds import check_batch
+from swarm.run.findings import Finding, Work
 from swarm.run.manifest import manifest_in
 from swarm.settings import PeerSettings
+from swarm.wire.identity import PeerId
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import Checkpoint, StepOrder
 from swarm.world import ChildDied, client
 from swarm.world.restarts import Restarts
 
@@ -238,8 +238,8 @@ class TrainerRole:
             self._continue_lineage(newest.lineage)
         if states and inherited is None and not self._begun and await self._is_outrun(states[-1]):
             inherited = states[-1]  # its own, and what another trainer did since is lost
-        self._steps.taught = self._progress.versions.follow(newest.step if newest else 0)
-        manifest = manifest_in(self._steps.taught)
+        self._steps.applied_terms = self._progress.versions.follow(newest.step if newest else 0)
+        manifest = manifest_in(self._steps.applied_terms)
         if states and not inherited and not self._node.settings.resume and not self._begun:
             raise UserError(
                 f"this home has a trained state of step {states[-1].step} already; "
@@ -405,7 +405,7 @@ class TrainerRole:
         if self._progress.over:
             return False
         step = self._progress.step
-        await self._steps.teach(child, step)
+        await self._steps.apply_terms(child, step)
         times = StepTimes(began=self._node.world.now())
         self._batches.begin_step()
         trained = await self._steps.train(child, step, times)

@@ -15,10 +15,10 @@ from peers.trainer.progress import Progress
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.state_format import STATES
 from swarm.jobs.training import Snapshot
-from swarm.messages import StepOrder
-from swarm.observable import Observable
 from swarm.shardcast.mirror.folder import partial_name
+from swarm.wire.messages import StepOrder
 from swarm.world import Disk, World
+from swarm.world.observable import Observable
 
 INHERITED = "trainer/inherited"
 """Folder of a state that this trainer, which was a standby, continues from."""

@@ -17,7 +17,7 @@ from peers.engines.device import use_hardware
 from peers.environments.collection import Environments
 from peers.trainer import metrics
 from peers.trainer.evaluation import evaluate
-from peers.trainer.learning import exchange
+from peers.trainer.learning import merging_folder as exchange
 from peers.trainer.learning.batch import AcceptedGroups
 from peers.trainer.learning.compiling import check_compiler
 from peers.trainer.learning.lead import lead
@@ -113,17 +113,17 @@ class TrainerService:
 
     def _begin(self, job: StartTraining) -> None:
         self._ahead.clear()
-        self._sampling = job.lessons.sampling
+        self._sampling = job.terms.sampling
         self._references = job.environments
         self._environments = Environments(job.environments)
         torch.backends.cuda.matmul.allow_tf32 = job.sharding.tf32
         settings = LearnerSettings(
-            objective=job.lessons.objective,
-            optimiser=job.lessons.optimiser,
-            schedule=job.lessons.schedule,
+            objective=job.terms.objective,
+            optimiser=job.terms.optimiser,
+            schedule=job.terms.schedule,
             seed=job.seed,
             completion_tokens_max=self._sampling.max_new_tokens,
-            adapter=job.lessons.adapter,
+            adapter=job.terms.adapter,
             sharding=self._sharding_of(job),
             attention=None if job.attention == "fastest" else job.attention,
         )
@@ -151,18 +151,18 @@ class TrainerService:
 
     @in_job_thread
     def follow(self, job: Follow) -> Done:
-        lessons = job.lessons
-        self._sampling = lessons.sampling
+        terms = job.terms
+        self._sampling = terms.sampling
         self._references = job.environments
         self._ahead.clear()  # scored for the objective before
         learner = self._held()
         learner.follow(
             dataclasses.replace(
                 learner.settings,
-                objective=lessons.objective,
-                optimiser=lessons.optimiser,
-                schedule=lessons.schedule,
-                completion_tokens_max=lessons.sampling.max_new_tokens,
+                objective=terms.objective,
+                optimiser=terms.optimiser,
+                schedule=terms.schedule,
+                completion_tokens_max=terms.sampling.max_new_tokens,
             )
         )
         return Done()
@@ -180,11 +180,11 @@ class TrainerService:
     def record_to(self, job: RecordTo) -> Recording:
         self._peak_flops = job.peak_flops or metrics.peak_flops(self._ranks.device)
         if self._ranks.rank == 0:
-            lessons = job.lessons
+            terms = job.terms
             config: dict[str, Any] = {}
-            for each in (lessons.objective, lessons.optimiser, lessons.schedule):
+            for each in (terms.objective, terms.optimiser, terms.schedule):
                 config |= msgspec.structs.asdict(each)
-            config["process"] = msgspec.structs.asdict(lessons.objective.process)
+            config["process"] = msgspec.structs.asdict(terms.objective.process)
             self._metrics = metrics.Metrics(job.tensorboard, job.wandb, job.run, config)
         return Recording(ranks=self._ranks.world)
 

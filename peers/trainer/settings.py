@@ -11,7 +11,7 @@ import pydantic
 from pydantic_core import PydanticCustomError
 
 from peers.evaluation.settings import EvaluationSettings
-from peers.trainer.alarms import Action, Limits
+from peers.trainer.alarms import Action, AlarmLimits
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from swarm.shardcast import limits
@@ -93,13 +93,13 @@ class TrainerSettings(EvaluationSettings):
     between further revisions. (After 30 s it reports whom it waits for.)"""
     alarm_action: Action = "report"
     """What an alarm does: report, pause the run, or go back to the last good state."""
-    alarm_gradient_norm: float = pydantic.Field(default=Limits.gradient_norm, gt=1)
+    alarm_gradient_norm: float = pydantic.Field(default=AlarmLimits.gradient_norm, gt=1)
     """Raise an alarm where the gradient norm is more than this times its median."""
-    alarm_clipped_share: float = pydantic.Field(default=Limits.clipped_share, gt=1)
+    alarm_clipped_share: float = pydantic.Field(default=AlarmLimits.clipped_share, gt=1)
     """Raise an alarm where the share of clipped tokens is more than this times its median."""
-    alarm_entropy: float = pydantic.Field(default=Limits.entropy, gt=1)
+    alarm_entropy: float = pydantic.Field(default=AlarmLimits.entropy, gt=1)
     """Raise an alarm where the entropy is more than this times its lowest so far."""
-    alarm_reward: float = pydantic.Field(default=Limits.reward, ge=0, lt=1)
+    alarm_reward: float = pydantic.Field(default=AlarmLimits.reward, ge=0, lt=1)
     """Raise an alarm where the reward falls below this share of its best so far."""
     rollbacks_max: int = pydantic.Field(default=3, ge=0)
     """Rollbacks after which the trainer pauses instead, counted anew when it restarts."""
@@ -130,9 +130,9 @@ class TrainerSettings(EvaluationSettings):
         return mirrors
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> AlarmLimits:
         """Thresholds of the alarms."""
-        return Limits(
+        return AlarmLimits(
             gradient_norm=self.alarm_gradient_norm,
             clipped_share=self.alarm_clipped_share,
             entropy=self.alarm_entropy,

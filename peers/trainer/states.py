@@ -18,11 +18,11 @@ from peers.trainer.pool import Accepted, Pool
 from peers.trainer.progress import Progress
 from swarm.errors import PeerError
 from swarm.jobs.training import StateValue
-from swarm.manifest import RunManifest, Values
-from swarm.messages import StepOrder, Verdict
 from swarm.node.run_node import RunNode
 from swarm.rollouts.continuations import STATES_BYTES_MAX, State
 from swarm.rollouts.rollouts import Rollouts
+from swarm.wire.manifest import RunManifest, Values
+from swarm.wire.messages import StepOrder, Verdict
 
 FILES_READ_MAX = 32
 """Submissions that one step's states are chosen from, at most: each is read whole."""

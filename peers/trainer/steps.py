@@ -23,11 +23,11 @@ from peers.trainer.publishing import Publisher
 from peers.trainer.saving import SavedStates, State
 from peers.trainer.states import StateValues
 from peers.trainer.store import Batch, TrainerStore
-from swarm.envelope import Envelope
 from swarm.jobs.training import Figures
 from swarm.ledger.entries import Consumed, TrainingFigures
 from swarm.node.run_node import RunNode
 from swarm.run.manifest import manifest_in
+from swarm.wire.envelope import Envelope
 
 
 @dataclass
@@ -77,15 +77,15 @@ class Steps:
     """Called after each published step."""
     publishing: Background = field(init=False)
     """Runs what is done beside the next step's training; a new one for each child."""
-    taught: Envelope | None = None
+    applied_terms: Envelope | None = None
     """The run manifest that the child follows."""
 
-    async def teach(self, child: TrainerChild, step: int) -> None:
+    async def apply_terms(self, child: TrainerChild, step: int) -> None:
         """Have the child follow the version of the run that a step follows."""
         followed = self.progress.versions.follow(step)
-        if followed is not self.taught:
+        if followed is not self.applied_terms:
             await child.follow(manifest_in(followed))
-            self.taught = followed
+            self.applied_terms = followed
 
     async def train(self, child: TrainerChild, step: int, times: StepTimes) -> TrainedStep | None:
         """Train on the next batch that the child can read; None if no further batch comes."""

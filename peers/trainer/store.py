@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from peers.trainer.pool import SubmissionKey
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.jobs.training import StateValue
 from swarm.ledger.entries import Consumed
-from swarm.messages import StepOrder, Verdict
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.messages import StepOrder, Verdict
 from swarm.world import Database
 
 T = TypeVar("T")

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import trio
 
-from swarm.envelope import Envelope
 from swarm.errors import PeerError, SwarmError, UserError
-from swarm.identity import Identity, PeerId, load_or_create
 from swarm.ledger.client import LedgerClient
 from swarm.look.archives import learn_versions
 from swarm.look.onlooker import STATUS_SECONDS_MAX, RunStatus, ask_all
 from swarm.node.local import last_bootstrap, visit
 from swarm.node.node import Node
 from swarm.run.choice import check_joined
-from swarm.run.exchange import ask_for_manifests
 from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.manifest import content_digest, manifest_in
+from swarm.run.manifest_exchange import ask_for_manifests
 from swarm.run.run import Run
 from swarm.run.update import sign_takeover
 from swarm.sentences import numbered
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import Identity, PeerId, load_or_create
 from swarm.world.disk import LocalDisk
 
 GONE_SECONDS = 60.0

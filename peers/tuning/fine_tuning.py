@@ -26,7 +26,7 @@ from swarm.jobs.offline import (
     Validate,
 )
 from swarm.jobs.training import Export
-from swarm.manifest import EnvironmentReference
+from swarm.wire.manifest import EnvironmentReference
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 

@@ -46,8 +46,8 @@ from swarm.jobs.offline import (
     Validated,
 )
 from swarm.jobs.training import Done, Export, Sharding
-from swarm.manifest import Objective, Optimiser
 from swarm.rollouts.rollout import Rollout
+from swarm.wire.manifest import Objective, Optimiser
 from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import report
 

@@ -22,10 +22,10 @@ from peers.validator.queue import CaseQueue
 from peers.validator.verdicts import Verdicts
 from swarm.errors import PeerError
 from swarm.jobs.validation import PrefillService
-from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
-from swarm.observable import Observable
+from swarm.wire.messages import Verdict
 from swarm.world import ChildDied, ChildError
+from swarm.world.observable import Observable
 
 AUDITS_WAITING_MAX = 256
 """Most drawn submissions that wait for an idle moment; the oldest is forgotten first."""

@@ -10,11 +10,14 @@ import msgspec
 
 from peers.validator.checks.history import Speed
 from peers.validator.inbox import Key
-from swarm.envelope import Envelope
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.validation import Inspected, Report, UngradedGroup
-from swarm.manifest import RunManifest
-from swarm.messages import (
+from swarm.rollouts.continuations import State, continued_groups
+from swarm.rollouts.seeds import nonce_of
+from swarm.run.curriculum import environments_of
+from swarm.wire.envelope import Envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import (
     Acknowledgement,
     Evidence,
     RewardParts,
@@ -22,9 +25,6 @@ from swarm.messages import (
     Submission,
     Verdict,
 )
-from swarm.rollouts.continuations import State, continued_groups
-from swarm.rollouts.seeds import nonce_of
-from swarm.run.curriculum import environments_of
 
 
 class Slot(NamedTuple):

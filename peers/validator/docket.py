@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from peers.validator.cases import Slot, slot_of
 from peers.validator.inbox import Key
-from swarm.envelope import Envelope
-from swarm.identity import PeerId
 from swarm.ledger.ruling import settles
-from swarm.messages import Acknowledgement, Checkpoint, StepOrder, Verdict
-from swarm.observable import Observable
 from swarm.run.heard_verdicts import HeardVerdicts, verdict_in
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Acknowledgement, Checkpoint, StepOrder, Verdict
+from swarm.world.observable import Observable
 
 TURNED_DOWN_KEPT = 1024
 """Refused announcements whose answer is remembered; an older one is examined again if repeated."""

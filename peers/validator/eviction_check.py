@@ -12,7 +12,6 @@ from blake3 import blake3
 
 from peers.environments.run_probe import probe_hashes
 from peers.validator.recheck import recheck
-from swarm.envelope import Dropped, open_envelope
 from swarm.errors import PeerError, UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.client import LedgerClient
@@ -23,11 +22,12 @@ from swarm.ledger.state import Record
 from swarm.look.archives import home_rows
 from swarm.look.onlooker import ask_all
 from swarm.look.why import evidence_against
-from swarm.messages import Eviction
 from swarm.node.local import last_bootstrap, visit
 from swarm.node.node import Node
 from swarm.run.run import Run
 from swarm.terminal.interrupt import run_until_interrupted
+from swarm.wire.envelope import Dropped, open_envelope
+from swarm.wire.messages import Eviction
 
 Evidence = tuple[Fault, bytes]
 """The signed messages of a fault, and the file."""

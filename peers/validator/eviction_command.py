@@ -12,7 +12,7 @@ from swarm.terminal.exit import exits
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import AsJson, Bootstrap, TokenizerFolder, WhichRun
 from swarm.terminal.output import print_json
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 
 @exits

@@ -38,11 +38,11 @@ from swarm.jobs.validation import (
     PrefillService,
 )
 from swarm.ledger.record import share_to_recompute
-from swarm.manifest import RunManifest
-from swarm.messages import CheckpointReference
 from swarm.node.run_node import RunNode
 from swarm.rollouts.continuations import State
 from swarm.rollouts.seeds import digest
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import CheckpointReference
 from swarm.world import ChildDied, ChildError
 from swarm.world.restarts import Restarts
 

@@ -9,15 +9,15 @@ import trio
 
 from peers.validator.cases import Case
 from peers.validator.checks.file import FAILURES_SECONDS_MAX
-from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.jobs.validation import PartlyGraded, ServedEpisode, UngradedGroup
-from swarm.messenger import first
 from swarm.node.run_node import RunNode
-from swarm.observable import complain
 from swarm.rollouts.seeds import rendezvous
-from swarm.turns import EpisodeGrade, EpisodeTokens, GradeRequest, TurnRefused, divided, pack
+from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messenger import first
+from swarm.wire.turns import EpisodeGrade, EpisodeTokens, GradeRequest, TurnRefused, divided, pack
+from swarm.world.observable import complain
 
 GRADES_AT_ONCE = 16
 """Episodes that one validator lets be graded at a time."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import trio
 
-from swarm.identity import PeerId
-from swarm.manifest import Limits
-from swarm.messages import Submission
 from swarm.run.run import Run
 from swarm.transport import BlobReference, Refused
+from swarm.wire.identity import PeerId
+from swarm.wire.manifest import Limits
+from swarm.wire.messages import Submission
 from swarm.world import Disk, Piece, Sink, World
 
 FOLDER = "incoming"

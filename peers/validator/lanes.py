@@ -18,11 +18,11 @@ from peers.validator.examiner import Children, Examiner, PutDown
 from peers.validator.queue import CaseQueue
 from peers.validator.verdicts import Verdicts
 from swarm.errors import PeerError
-from swarm.first_error import open_guarded
-from swarm.identity import PeerId
 from swarm.jobs.validation import InspectionService, InspectionSetup, PrefillService
 from swarm.node.run_node import RunNode
+from swarm.wire.identity import PeerId
 from swarm.world import ChildDied, ChildError, ChildUserError, client
+from swarm.world.first_error import open_guarded
 from swarm.world.restarts import Restarts
 
 ATTEMPTS_MAX = 3

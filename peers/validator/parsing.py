@@ -17,11 +17,11 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from swarm.observable import Observable
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits, read
 from swarm.world import Child, ChildDied, ChildError, Job
 from swarm.world.compute import LocalCompute
+from swarm.world.observable import Observable
 from swarm.world.progress import report
 
 MEMORY_BYTES_MAX = 1 << 30

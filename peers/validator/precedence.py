@@ -16,13 +16,13 @@ import trio
 from peers.validator.cases import slot_of
 from peers.validator.docket import Docket
 from peers.validator.inbox import Key
-from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.ledger.ruling import settles
-from swarm.messages import Acknowledgement, AdmissionRefused, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
+from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Acknowledgement, AdmissionRefused, StepOrder, Submission, Verdict
 
 QUESTION_SHARE = 1 / 2
 """Deadline for an earlier validator's answer, as a part of `acknowledgement_seconds`: the worker

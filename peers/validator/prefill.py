@@ -51,9 +51,9 @@ from swarm.jobs.validation import (
     PoliciesLoaded,
     PrefillSetup,
 )
-from swarm.messages import CheckpointReference
 from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
+from swarm.wire.messages import CheckpointReference
 from swarm.world import kind_of
 from swarm.world.job_thread import JobThread, in_job_thread
 

@@ -13,10 +13,10 @@ from peers.validator.cases import Case
 from peers.validator.docket import Docket
 from peers.validator.fair import FairQueue
 from peers.validator.inbox import Inbox, Key
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
-from swarm.messages import StepOrder, Submission
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.messages import StepOrder, Submission
 from swarm.world import Database
 
 

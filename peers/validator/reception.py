@@ -15,16 +15,18 @@ from peers.validator.checks.announcement import (
     Pushed,
 )
 from peers.validator.checks.base import first_failure
-from peers.validator.conduct import Conduct
 from peers.validator.docket import Docket
 from peers.validator.inbox import Inbox, Key
+from peers.validator.penalties import Penalties
 from peers.validator.precedence import Precedence
 from peers.validator.queue import CaseQueue
-from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.events import Rationed
-from swarm.identity import PeerId
 from swarm.jobs.validation import Report
-from swarm.messages import (
+from swarm.node.run_node import RunNode
+from swarm.node.trusted import VERDICT_LIFETIME_SECONDS
+from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import (
     Acknowledgement,
     Admission,
     AdmissionRefused,
@@ -33,9 +35,7 @@ from swarm.messages import (
     Submission,
     Verdict,
 )
-from swarm.messenger import first
-from swarm.node.run_node import RunNode
-from swarm.node.trusted import VERDICT_LIFETIME_SECONDS
+from swarm.wire.messenger import first
 
 ORDER_WAIT_SECONDS = 3.0
 """Time to wait for a step order that the worker may have received first."""
@@ -50,14 +50,14 @@ class Reception:
         docket: Docket,
         inbox: Inbox,
         queue: CaseQueue,
-        conduct: Conduct,
+        penalties: Penalties,
     ) -> None:
         self._peer = peer
         self._run = peer.run
         self._docket = docket
         self._inbox = inbox
         self._queue = queue
-        self._conduct = conduct
+        self._penalties = penalties
         self._precedence = Precedence(peer, docket)
         self._answering: dict[Key, trio.Event] = {}
         """Announcements under examination; the event is set when the examination ends."""
@@ -98,7 +98,7 @@ class Reception:
     ) -> Sequence[Envelope]:
         """Acknowledge or refuse a submission that is announced for the first time."""
         worker, key = envelope.sender, (envelope.sender, submission.digest)
-        if self._conduct.pause_seconds(worker) > 0:
+        if self._penalties.pause_seconds(worker) > 0:
             return []
         order = await self._order_of(submission, first(supporting, StepOrder))
         manifest = self._run.manifest if order is None else self._run.manifest_of(order)
@@ -123,14 +123,14 @@ class Reception:
         )
         refusal = first_failure(CHECKS, announcement)
         if refusal is not None:
-            if not self._conduct.may_refuse(worker, stranger=refusal.failed == Admitted.name):
+            if not self._penalties.may_refuse(worker, stranger=refusal.failed == Admitted.name):
                 return []
             answer = await self._refuse(worker, submission, refusal)
             return [answer, *self._rival(worker, submission)]
         pending = first_failure(PENDING, announcement)
         if pending is not None:
             if pending.failed == Pushed.name:
-                self._conduct.waste(worker)
+                self._penalties.waste(worker)
                 self._tell(worker, submission, pending)
             return []
         ordered = self._docket.signed_order_of(submission.lineage, submission.step)

@@ -21,7 +21,7 @@ from peers.proofs import toploc
 from peers.validator.evidence.selection import TIE_WIDTH
 from swarm.errors import UserError
 from swarm.jobs.validation import ProofFigures, SamplingFigures
-from swarm.manifest import Thresholds
+from swarm.wire.manifest import Thresholds
 from swarm.world.progress import checkpoint
 
 MARGIN_CAP = 1e6

@@ -23,30 +23,30 @@ from peers.evaluation.settings import EvaluationSettings
 from peers.sandbox.probe import findings as sandbox_findings
 from peers.validator.audits import Audits
 from peers.validator.cases import Case
-from peers.validator.conduct import Conduct
 from peers.validator.docket import Docket
 from peers.validator.examiner import Examiner
 from peers.validator.inbox import Client, Inbox
 from peers.validator.intake import Intake
 from peers.validator.lanes import Lanes
+from peers.validator.penalties import Penalties
 from peers.validator.queue import CaseQueue
 from peers.validator.reception import Reception
 from peers.validator.records import Records
 from peers.validator.second import SecondOpinions
 from peers.validator.verdicts import VERDICTS_RECOVERED_MAX, Verdicts
-from swarm.envelope import Envelope
-from swarm.findings import Finding, Work
 from swarm.gossip.topics import RUN, WORK
-from swarm.identity import PeerId
 from swarm.jobs import Hardware
 from swarm.jobs.validation import PrefillService, PrefillSetup
-from swarm.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.node.run_node import RunNode
-from swarm.observable import complain
+from swarm.run.findings import Finding, Work
 from swarm.run.heard_verdicts import report_contradictions
 from swarm.settings import PeerSettings
 from swarm.shardcast.held import Change, Held
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Acknowledgement, StepOrder, Submission, Verdict
 from swarm.world import client
+from swarm.world.observable import complain
 from swarm.world.restarts import Restarts
 
 SAID_PEERS_MAX = 8
@@ -127,7 +127,7 @@ class ValidatorRole:
             judged=lambda key: self._docket.verdict_on(key) is not None,
             client_of=self._client_of,
         )
-        self._conduct = Conduct(peer.node.world, peer.peer_id)
+        self._penalties = Penalties(peer.node.world, peer.peer_id)
         self._intake = Intake(peer, self._inbox)
         self._queue = CaseQueue(
             self._node.disk.database("validator.sqlite"),
@@ -162,7 +162,7 @@ class ValidatorRole:
         self._evaluations = Evaluations(peer, self._settings)
         peer.gossip.listen(StepOrder, self._on_order)
         peer.gossip.listen(Verdict, self._hear)
-        peer.gossip.listen(Verdict, self._conduct.hear)
+        peer.gossip.listen(Verdict, self._penalties.hear)
         peer.gossip.listen(Acknowledgement, self._hear)
 
     def _on_order(self, envelope: Envelope) -> None:
@@ -178,7 +178,7 @@ class ValidatorRole:
             network=self._node.transport.network_of(worker),
             proven=self._is_proven(worker),
             helper=self._trusted.registrar.is_helper(worker),
-            pause_seconds=self._conduct.pause_seconds(worker),
+            pause_seconds=self._penalties.pause_seconds(worker),
         )
 
     def _hear(self, envelope: Envelope) -> None:
@@ -189,7 +189,7 @@ class ValidatorRole:
     async def run(self) -> None:
         """Judge until cancelled."""
         for envelope in self._trusted.tables.verdicts(VERDICTS_RECOVERED_MAX):
-            self._conduct.hear(envelope)
+            self._penalties.hear(envelope)
         await self._verdicts.recover()
         await self._queue.open()
         await self._inbox.remove_others(
@@ -204,7 +204,9 @@ class ValidatorRole:
             nursery.start_soon(self._second.run)
             nursery.start_soon(self._evaluations.run)
             nursery.start_soon(self._second.recover, self._hear)
-            reception = Reception(self._peer, self._docket, self._inbox, self._queue, self._conduct)
+            reception = Reception(
+                self._peer, self._docket, self._inbox, self._queue, self._penalties
+            )
             self._peer.store.watch(self._note_policy)
             self._peer.status.doing = READY if self._peer.store.complete() else WAITING
             async with self._peer.messenger.answering({Submission: reception.answer}):

@@ -19,19 +19,19 @@ from peers.validator.inbox import Inbox, Key, path_of
 from peers.validator.precedence import ranked
 from peers.validator.queue import CaseQueue
 from peers.validator.statistics import draw_secret, prefill_wanted
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.ledger.client import open_ledger
 from swarm.ledger.entries import Judged, decode
 from swarm.ledger.faults import Fault
 from swarm.ledger.ruling import settles
-from swarm.messages import Verdict
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
 from swarm.rollouts.seeds import digest
 from swarm.run.heard_verdicts import verdict_in
 from swarm.transport import BlobReference, FetchError, Source
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Verdict
 
 ENTRIES_RECOVERED = 4096
 """Newest entries of another validator's log that a restarted one draws from again; decoding them

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import trio
 
 from swarm.jobs.validation import Judge, Judged, JudgeTogether, PrefillService
-from swarm.messages import Digest
+from swarm.wire.messages import Digest
 from swarm.world import ChildDied, ChildError
 
 TOGETHER_MAX = 16

@@ -14,18 +14,18 @@ from peers.validator.evidence.submission import without_bets
 from peers.validator.inbox import Inbox, Key, canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
 from peers.validator.records import Records
-from swarm.envelope import Envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.ledger.evidence import WORDS
 from swarm.ledger.faults import Fault
 from swarm.ledger.ruling import binds, settles
-from swarm.messages import Evidence, Verdict
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS, TrustedPart
 from swarm.rollouts.reward_parts import mean_parts, parts_in
 from swarm.run.heard_verdicts import report_contradictions, verdict_in
 from swarm.run.verdict_figures import failed_check, nearest
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Evidence, Verdict
 
 VERDICTS_RECOVERED_MAX = 8192
 """Own verdicts read again at a start. Verdicts on open steps are among the newest, and the bound

@@ -10,14 +10,14 @@ import msgspec
 import trio
 
 from simnet.compute.setting import Fabricates
-from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.gossip.frames import Push
 from swarm.gossip.topics import RUN, WORK
 from swarm.kademlia import wire
-from swarm.messages import Checkpoint, Message, StepOrder
 from swarm.node.run_node import RunNode
 from swarm.roles import Role
 from swarm.transport import BlobReference, Framing, Source, Stream, Transport
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.wire.messages import Checkpoint, Message, StepOrder
 
 ATTACK_SECONDS = 5.0
 """Time between two attempts of a repeated attack."""

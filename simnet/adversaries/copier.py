@@ -6,14 +6,14 @@ import msgspec
 
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
-from swarm.envelope import Envelope
 from swarm.gossip.topics import RUN, WORK
-from swarm.identity import PeerId
 from swarm.jobs import SubmissionOrder
-from swarm.manifest import RunManifest
-from swarm.messages import Acknowledgement, Presence, StepOrder
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import nonce_of
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import Acknowledgement, Presence, StepOrder
 
 
 class Copier(InferenceRole):

@@ -11,9 +11,9 @@ from peers.inference.outbox import Made
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
 from simnet.compute.rollouts import SimulatedRollouts
-from swarm.envelope import STATE_LIFETIME_SECONDS
-from swarm.identity import PeerId
 from swarm.node.run_node import RunNode
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS
+from swarm.wire.identity import PeerId
 
 
 class DoubleDeliverer(InferenceRole):

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from simnet.adversaries.base import Kind
 from simnet.adversaries.sybil import CROWD, Sybil
-from swarm.identity import Identity
 from swarm.kademlia.routing_table import key_id, node_id
 from swarm.run.records import peer_key, run_key
+from swarm.wire.identity import Identity
 
 GROUND = 1024
 """Identities drawn to find the nearest to two keys: enough to be nearer than any of 50 peers."""

@@ -4,11 +4,11 @@ from typing import Any, cast
 
 from peers.relay import RelayRole
 from simnet.adversaries.base import Kind, beside
-from swarm.identity import PeerId
 from swarm.node.run_node import RunNode
 from swarm.shardcast.have.messages import PROTOCOL as HAVE
 from swarm.shardcast.have.messages import Complete, encode
 from swarm.transport import BlobReference, OpenBlob, Refused, StreamError
+from swarm.wire.identity import PeerId
 
 
 class EquivocatingRelay(RelayRole):

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from simnet.adversaries.base import Adversary, Kind
-from swarm.envelope import STATE_LIFETIME_SECONDS
-from swarm.messages import PeerRecord
 from swarm.shardcast.have.messages import PROTOCOL as HAVE
 from swarm.transport import StreamError
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS
+from swarm.wire.messages import PeerRecord
 
 FLOOD_FRAMES = 200
 """Announcements in one burst."""

@@ -8,8 +8,8 @@ from simnet.adversaries.base import Adversary, Kind
 from simnet.compute.policy import TOKENIZER, WEIGHTS
 from simnet.disk import SimulatedDisk
 from simnet.extents import Symbol
-from swarm.messages import StepOrder
 from swarm.shardcast.held import Held
+from swarm.wire.messages import StepOrder
 
 
 class Forger(Adversary):

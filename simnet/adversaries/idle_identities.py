@@ -5,11 +5,11 @@ from typing import Any, ClassVar, cast
 import trio
 
 from simnet.adversaries.base import Adversary, Kind
-from swarm.envelope import Gate, seal
 from swarm.errors import PeerError
-from swarm.identity import Identity, PeerId
-from swarm.messages import Admission, Heartbeat
-from swarm.messenger import Messenger, first
+from swarm.wire.envelope import Gate, seal
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.messages import Admission, Heartbeat
+from swarm.wire.messenger import Messenger, first
 
 CROWD = 40
 """Identities of one machine."""

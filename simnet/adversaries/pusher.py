@@ -6,8 +6,8 @@ from blake3 import blake3
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind, beside
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.transport import BlobReference, Source
+from swarm.wire.identity import PeerId
 
 SIZE_BYTES = 1 << 20
 AT_ONCE = 10

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
-from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
-from swarm.messages import Submission
 from swarm.node.run_node import RunNode
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Submission
 
 TIMES = 30
 

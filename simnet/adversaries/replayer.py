@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from simnet.adversaries.base import Adversary, Kind
-from swarm.envelope import STATE_LIFETIME_SECONDS
-from swarm.messages import PeerRecord
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS
+from swarm.wire.messages import PeerRecord
 
 
 class Replayer(Adversary):

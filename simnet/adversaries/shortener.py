@@ -5,8 +5,8 @@ import msgspec
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
 from swarm.jobs import SubmissionOrder
-from swarm.manifest import RunManifest
-from swarm.messages import StepOrder
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import StepOrder
 
 
 class Shortener(InferenceRole):

@@ -3,8 +3,8 @@ from __future__ import annotations
 from peers.inference.pending import PendingSubmission
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
-from swarm.manifest import RunManifest
-from swarm.messages import StepOrder
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import StepOrder
 
 
 class Staller(InferenceRole):

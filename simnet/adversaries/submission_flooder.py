@@ -7,10 +7,10 @@ import msgspec
 
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
-from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
-from swarm.identity import PeerId
-from swarm.messages import Submission
 from swarm.node.run_node import RunNode
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Submission
 
 
 class SubmissionFlooder(InferenceRole):

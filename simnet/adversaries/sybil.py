@@ -7,12 +7,12 @@ import trio
 
 from simnet.adversaries.base import ATTACK_SECONDS, Adversary, Kind, answer_dht
 from swarm.errors import PeerError
-from swarm.identity import Identity, PeerId, peer_id_bytes
 from swarm.kademlia import wire
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.routing_table import BUCKET_SIZE, key_id, node_id
 from swarm.node.run_node import RunNode
 from swarm.run.records import record_validators
+from swarm.wire.identity import Identity, PeerId, peer_id_bytes
 
 CROWD = BUCKET_SIZE
 """Number of identities that can be all holders of a record."""

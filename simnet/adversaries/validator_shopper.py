@@ -4,9 +4,9 @@ from peers.inference.delivery import Deliveries, Parcel
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.jobs import SubmissionOrder
 from swarm.node.run_node import RunNode
+from swarm.wire.identity import PeerId
 
 
 def fabricates(order: SubmissionOrder) -> str:

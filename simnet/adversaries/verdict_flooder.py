@@ -4,10 +4,10 @@ import trio
 
 from peers.inference.role import InferenceRole
 from simnet.adversaries.base import Kind, beside
-from swarm.envelope import STATE_LIFETIME_SECONDS
 from swarm.errors import PeerError
-from swarm.identity import PeerId
-from swarm.messages import Submission
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Submission
 
 AT_ONCE = 20
 EVERY_SECONDS = 1.0

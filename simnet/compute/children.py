@@ -13,15 +13,16 @@ import trio
 from simnet.compute.deltas import DeltaModel
 from simnet.compute.environment import EnvironmentModel
 from simnet.compute.evaluation import EvaluationModel
-from simnet.compute.exchange import ExchangeModel
 from simnet.compute.inference import EngineModel
+from simnet.compute.merging_exchange import ExchangeModel
 from simnet.compute.outer import OuterModel
 from simnet.compute.rollouts import Crash
 from simnet.compute.setting import Setting
 from simnet.compute.training import TrainerModel
 from simnet.compute.validation import InspectorModel, PrefillModel
 from simnet.disk import PowerCut, SimulatedDisk
-from swarm.jobs import environment, evaluation, exchange, inference, outer, training, validation
+from swarm.jobs import environment, evaluation, inference, outer, training, validation
+from swarm.jobs import merging_exchange as exchange
 from swarm.shardcast.jobs import DeltaService
 from swarm.world import Child, ChildDied, ChildError, Job, Setup, job_type, kind_of, setup_type
 

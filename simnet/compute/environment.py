@@ -15,11 +15,11 @@ from simnet.compute.rollouts import (
     ungradable_groups,
 )
 from simnet.compute.setting import Setting
-from swarm.envelope import open_envelope
 from swarm.jobs import SubmissionOrder, environment, inference
 from swarm.rollouts.rollout import Segment
 from swarm.rollouts.signed_turns import check_turns, open_turn
-from swarm.turns import Turn, unpack
+from swarm.wire.envelope import open_envelope
+from swarm.wire.turns import Turn, unpack
 
 VOCABULARY = 150_000
 

@@ -14,9 +14,9 @@ from simnet.compute.policy import PROBE_HASH, WEIGHTS
 from simnet.compute.rollouts import POISON, SimulatedRollouts, rollouts
 from simnet.compute.setting import Setting
 from swarm.jobs import Load, SubmissionOrder, inference
-from swarm.messages import CheckpointReference
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.rollouts.signed_turns import has_room
+from swarm.wire.messages import CheckpointReference
 from swarm.world import ChildUserError
 
 SLEEP_SECONDS = 20.0

@@ -12,7 +12,7 @@ from simnet.compute.setting import Setting
 from simnet.extents import Symbol
 from swarm.jobs import outer
 from swarm.jobs.training import Done, EndTraining
-from swarm.outer import CONTRIBUTION_TOKENS_MAX
+from swarm.wire.outer import CONTRIBUTION_TOKENS_MAX
 
 T = TypeVar("T")
 

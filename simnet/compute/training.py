@@ -70,12 +70,12 @@ class TrainerModel:
     async def start(self, job: training.StartTraining) -> training.Done:
         await trio.sleep(self._bytes() / self._setting.hardware.load_bytes_per_second)
         self._name = f"{job.model} {job.seed}"
-        self._lessons = job.lessons
+        self._training_terms = job.terms
         self._step = job.step
         return training.Done()
 
     async def follow(self, job: training.Follow) -> training.Done:
-        self._lessons = job.lessons
+        self._training_terms = job.terms
         return training.Done()
 
     async def resume(self, job: training.Resume) -> training.Resumed:
@@ -109,8 +109,8 @@ class TrainerModel:
         self._setting.tell(
             "trained",
             step=step,
-            learning_rate=self._lessons.optimiser.learning_rate,
-            steps=self._lessons.schedule.steps,
+            learning_rate=self._training_terms.optimiser.learning_rate,
+            steps=self._training_terms.schedule.steps,
             rollouts=[(each, found) for each, found in zip(job.submissions, read, strict=True)],
         )
         await trio.sleep(self._setting.hardware.step_seconds)
@@ -118,7 +118,7 @@ class TrainerModel:
         names = [submission.digest.hex() for submission in job.submissions]
         self._learnt_from = _digest([self._learnt_from, *names])
         self._consumed[step] = [*self._consumed.get(step, []), *names]
-        oldest = self._step - self._lessons.schedule.max_staleness
+        oldest = self._step - self._training_terms.schedule.max_staleness
         self._consumed = {at: names for at, names in self._consumed.items() if at >= oldest}
         groups = [group for submission in job.submissions for group in submission.rewards]
         rewards = [

@@ -21,10 +21,10 @@ from simnet.compute.rollouts import (
 )
 from simnet.compute.setting import Setting
 from swarm.jobs import Load, validation
-from swarm.manifest import Thresholds
-from swarm.messages import Check, CheckpointReference, Evidence
 from swarm.rollouts.seeds import digest as digest_of
 from swarm.rollouts.signed_turns import BadTurn
+from swarm.wire.manifest import Thresholds
+from swarm.wire.messages import Check, CheckpointReference, Evidence
 from swarm.world import kind_of
 
 EDITED_SHARE = 0.02

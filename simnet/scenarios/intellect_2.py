@@ -47,7 +47,7 @@ from simnet.lines import REGIONS, Line
 from simnet.scenarios.parts import start_bootstrap, start_over_time
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.manifest import Limits
+from swarm.wire.manifest import Limits
 
 PEERS = 14
 PEERS_MIN = 12

@@ -19,7 +19,7 @@ from simnet.lines import REGIONS, Line
 from simnet.scenarios.parts import start_bootstrap, start_over_time, summary
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.manifest import Outer
+from swarm.wire.manifest import Outer
 
 PEERS = 14
 PEERS_MIN = 2

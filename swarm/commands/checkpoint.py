@@ -15,7 +15,7 @@ from swarm.terminal.exit import exits
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import AsJson, WhichRun
 from swarm.terminal.output import print_json
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
     from swarm.shardcast.held import Held

@@ -35,12 +35,12 @@ def doctor(
 
     Exit status 1: a line begins with PROBLEM, and says what to do.
     """
-    from swarm.findings import lines
     from swarm.look.doctor.look import look
+    from swarm.run.findings import lines
     from swarm.settings import load_settings
     from swarm.terminal.interrupt import run_until_interrupted
     from swarm.terminal.output import print_json
-    from swarm.untrusted import printable
+    from swarm.terminal.untrusted import printable
 
     flags = {
         "role": role,

@@ -25,7 +25,7 @@ def health(
     from swarm.look.health import examine
     from swarm.settings import load_settings
     from swarm.terminal.output import plain, print_json
-    from swarm.untrusted import printable
+    from swarm.terminal.untrusted import printable
 
     found, age = examine(load_settings(None, {"home": home}).home_path, ready=ready)
     if as_json:

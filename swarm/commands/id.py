@@ -18,6 +18,6 @@ def show_id(
     ] = False,
 ) -> None:
     """Print the id of the peer in a home, and make its key if it has none."""
-    from swarm.identity import home_identity
+    from swarm.wire.identity import home_identity
 
     print(home_identity(home, change=change).peer_id)

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import PeerError, UserError
-from swarm.findings import Finding, lines
 from swarm.look.doctor.look import look
 from swarm.look.onlooker import status_of
 from swarm.node.local import visit
+from swarm.run.findings import Finding, lines
 from swarm.run.invites import check_token
 from swarm.run.links import Link, invite_of, parse_link
 from swarm.run.run import Run
 from swarm.run.terms import topics
 from swarm.sentences import numbered
 from swarm.settings import PeerSettings, load_settings
-from swarm.tables import read_toml
 from swarm.terminal.figures import readable_bytes
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.untrusted import printable
+from swarm.terminal.tables import read_toml
+from swarm.terminal.untrusted import printable
 from swarm.world.disk import replace_file
 from swarm.world.home import make_home
 

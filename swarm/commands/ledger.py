@@ -16,7 +16,7 @@ from swarm.terminal.figures import figure
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
 from swarm.terminal.output import print_json
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
     from swarm.look.onlooker import WorkerRecord
@@ -63,11 +63,11 @@ def _show_record(
     *,
     as_json: bool,
 ) -> int:
-    from swarm.identity import InvalidPeerId, public_key_of
     from swarm.look.kept_proofs import keeps_proofs
     from swarm.look.onlooker import record_of, status_of
     from swarm.look.prefixes import PREFIX_MIN, resolve
     from swarm.node.local import last_bootstrap, visit
+    from swarm.wire.identity import InvalidPeerId, public_key_of
 
     if source is not None:
         return _show(*_kept_record(peer, source.expanduser(), run), last, as_json=as_json)
@@ -133,7 +133,7 @@ def _show(worker: str, record: WorkerRecord, last: int, *, as_json: bool) -> int
 
 def _own_id(home: Path) -> str:
     """Read the id of the peer in a home; raises `UserError` if it has none."""
-    from swarm.identity import load_or_create
+    from swarm.wire.identity import load_or_create
 
     key = home.expanduser() / "identity.key"
     if not key.exists():

@@ -16,7 +16,7 @@ from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
 from swarm.terminal.output import check_writable, print_json, write_text
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
     from swarm.ledger.archive import Archive

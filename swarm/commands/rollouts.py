@@ -20,7 +20,7 @@ from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.options import AsJson, WhichRun
 from swarm.terminal.output import check_writable, print_json
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

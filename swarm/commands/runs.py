@@ -10,7 +10,7 @@ from swarm.terminal.figures import DIM, readable_bytes
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import AsJson, Bootstrap
 from swarm.terminal.output import print_json
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
     from rich.text import Text

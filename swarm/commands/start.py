@@ -30,7 +30,7 @@ from swarm.run.allowed import allow_environments
 from swarm.settings import BOOTSTRAP, PeerSettings
 from swarm.terminal.crash import crashes_reported
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.untrusted import PrintableFormatter
+from swarm.terminal.untrusted import PrintableFormatter
 from swarm.world.surroundings import HOME_VARIABLE, close_memory
 
 

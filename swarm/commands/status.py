@@ -13,13 +13,13 @@ from swarm.terminal.figures import DIM, ROLE_STYLES, STATE_STYLES, readable_byte
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
 from swarm.terminal.output import plain, print_json
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from swarm.look.onlooker import RunStatus
-    from swarm.messages import Evaluation, PeerState, Present
+    from swarm.wire.messages import Evaluation, PeerState, Present
 
 WIDTH = 80
 """Columns of the output. A complete id takes 52 and leaves room for roles and standing."""

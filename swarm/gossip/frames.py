@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarm.envelope import ENVELOPE_BYTES_MAX
-from swarm.messages import Digest, Name
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX
+from swarm.wire.messages import Digest, Name
 
 PROTOCOL = "/swarm/gossip/1.0.0"
 

@@ -9,18 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import trio
 from blake3 import blake3
 
-from swarm.envelope import (
-    BAN_SECONDS,
-    CLOCK_SKEW_SECONDS_MAX,
-    FORGED,
-    FUTURE_SECONDS_MAX,
-    INVALID_MAX,
-    SENDERS_REMEMBERED_MAX,
-    Dropped,
-    Envelope,
-    Gate,
-    open_envelope,
-)
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
 from swarm.gossip.frames import (
@@ -41,13 +29,25 @@ from swarm.gossip.neighbour import Neighbour
 from swarm.gossip.slots import STRANGER, Slots
 from swarm.gossip.store import Store
 from swarm.gossip.topics import ROUTINE, RUN, TOPICS
-from swarm.identity import PeerId
-from swarm.messages import Message, PeerRecord, StateMessage
-from swarm.messenger import REQUEST_DEADLINE_SECONDS
-from swarm.observable import Observable
-from swarm.rates import TokenBuckets
 from swarm.transport import Stream, StreamError, Transport
+from swarm.transport.rates import TokenBuckets
+from swarm.wire.envelope import (
+    BAN_SECONDS,
+    CLOCK_SKEW_SECONDS_MAX,
+    FORGED,
+    FUTURE_SECONDS_MAX,
+    INVALID_MAX,
+    SENDERS_REMEMBERED_MAX,
+    Dropped,
+    Envelope,
+    Gate,
+    open_envelope,
+)
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Message, PeerRecord, StateMessage
+from swarm.wire.messenger import REQUEST_DEADLINE_SECONDS
 from swarm.world import World
+from swarm.world.observable import Observable
 
 TICK_SECONDS = 1.0
 """Between two rounds in which every neighbour is offered the newest announcements by digest."""

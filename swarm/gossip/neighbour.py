@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import trio
 
-from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.gossip.frames import Frame
 from swarm.gossip.store import EVENTS_MAX
 from swarm.transport import Stream
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX
 
 PUSHED_MAX = 64
 """A few seconds of routine announcements: copies cross within a round trip."""

@@ -6,11 +6,11 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
-from swarm.envelope import BAN_SECONDS
 from swarm.gossip.neighbour import Neighbour
 from swarm.gossip.topics import RUN
-from swarm.identity import PeerId
 from swarm.transport import Transport
+from swarm.wire.envelope import BAN_SECONDS
+from swarm.wire.identity import PeerId
 from swarm.world import World
 
 NEIGHBOURS_MAX = 32

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-from swarm.envelope import Envelope
 from swarm.gossip.topics import LASTING, RUN, STATES_FIRST, TOPICS
-from swarm.messages import StateMessage
+from swarm.wire.envelope import Envelope
+from swarm.wire.messages import StateMessage
 from swarm.world import World
 
 EVENTS_MAX = 16_384

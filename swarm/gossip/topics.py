@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swarm.manifest import RunManifest
-from swarm.messages import (
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import (
     Acknowledgement,
     Checkpoint,
     Evaluation,
@@ -15,7 +15,7 @@ from swarm.messages import (
     StepOrder,
     Verdict,
 )
-from swarm.outer import OuterStatus, RoundRecord
+from swarm.wire.outer import OuterStatus, RoundRecord
 
 RUN = "run"
 WORK = "work"

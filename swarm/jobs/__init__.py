@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from swarm.manifest import EnvironmentReference, Sampling
-from swarm.messages import CheckpointReference
 from swarm.rollouts.continuations import Continued
 from swarm.rollouts.seeds import environment_of_group, submission_seed
+from swarm.wire.manifest import EnvironmentReference, Sampling
+from swarm.wire.messages import CheckpointReference
 from swarm.world import Job
 
 LOAD_PATIENCE_SECONDS = 600.0

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from swarm.jobs.training import Done
-from swarm.messages import Count
+from swarm.wire.messages import Count
 from swarm.world import Job, Setup
 
 PATIENCE_SECONDS = 1800.0

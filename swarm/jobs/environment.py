@@ -8,7 +8,7 @@ import msgspec
 
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.inference import Probe, Probed
-from swarm.manifest import EnvironmentReference
+from swarm.wire.manifest import EnvironmentReference
 from swarm.world import Job, Setup
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from swarm.manifest import OptionValue
+from swarm.wire.manifest import OptionValue
 from swarm.world import Job, Setup
 
 PATIENCE_SECONDS = 60.0

@@ -9,7 +9,7 @@ import msgspec
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS, Hardware
 from swarm.jobs.training import TRAINING_PATIENCE_SECONDS
-from swarm.manifest import EnvironmentReference, Sampling
+from swarm.wire.manifest import EnvironmentReference, Sampling
 from swarm.world import Job, Setup
 
 EVALUATION_START_SECONDS = 300.0

@@ -7,8 +7,8 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from swarm.jobs import Hardware, Load, SubmissionOrder
-from swarm.manifest import EnvironmentReference
-from swarm.messages import CheckpointReference, Digest
+from swarm.wire.manifest import EnvironmentReference
+from swarm.wire.messages import CheckpointReference, Digest
 from swarm.world import Job, Setup
 
 
@@ -102,7 +102,7 @@ class SignedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     last: bool
     """Whether the model's first segment ends the episode."""
     signed: bytes
-    """The signed turn (`swarm.turns.Turn`)."""
+    """The signed turn (`swarm.wire.turns.Turn`)."""
 
 
 class Generate(Job, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS
 from swarm.jobs.training import SAVE_PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS, Done, Export
-from swarm.manifest import EnvironmentReference, OptionValue
+from swarm.wire.manifest import EnvironmentReference, OptionValue
 from swarm.world import Job, Setup
 
 # --- fine-tuning ------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from swarm.jobs.training import (
     Figures,
     Sharding,
 )
-from swarm.manifest import Compression, Optimiser
-from swarm.messages import Count, Digest
+from swarm.wire.manifest import Compression, Optimiser
+from swarm.wire.messages import Count, Digest
 from swarm.world import Job, Setup
 
 

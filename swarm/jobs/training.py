@@ -8,8 +8,15 @@ import msgspec
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS, Hardware
 from swarm.jobs.memory import MemoryPlan
-from swarm.manifest import Adapter, EnvironmentReference, Objective, Optimiser, Sampling, Schedule
-from swarm.messages import Digest, Rewards
+from swarm.wire.manifest import (
+    Adapter,
+    EnvironmentReference,
+    Objective,
+    Optimiser,
+    Sampling,
+    Schedule,
+)
+from swarm.wire.messages import Digest, Rewards
 from swarm.world import Job, Setup
 
 TRAINING_PATIENCE_SECONDS = 1800.0
@@ -30,7 +37,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     """The reply of a job without a result."""
 
 
-class Lessons(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a run manifest that the learner needs."""
 
     objective: Objective
@@ -75,7 +82,7 @@ class StartTraining(Job, frozen=True, kw_only=True):
     patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
     model: str
-    lessons: Lessons
+    terms: TrainingTerms
     environments: list[EnvironmentReference]
     seed: int
     sharding: Sharding = Sharding()
@@ -121,7 +128,7 @@ class Follow(Job, frozen=True, kw_only=True):
     patience_seconds: ClassVar[float] = 60.0
     """Only numbers change."""
 
-    lessons: Lessons
+    terms: TrainingTerms
     environments: list[EnvironmentReference]
     """Their weights may have changed."""
 
@@ -211,7 +218,7 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy to hand to a replica, which merges it with others' (`swarm.jobs.exchange`)."""
+    """A policy to hand to a replica, which merges it (`swarm.jobs.merging_exchange`)."""
 
     exchange: str
     """The exchange folder."""
@@ -372,7 +379,7 @@ class RecordTo(Job, frozen=True, kw_only=True):
     wandb: str
     """Project; empty for no Weights & Biases."""
     run: str
-    lessons: Lessons
+    terms: TrainingTerms
     """Recorded as the run's configuration."""
     peak_flops: float
     """Peak FLOP/s of one device; 0 looks it up by the device's name."""

@@ -8,8 +8,8 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from swarm.jobs import Hardware, Load, SubmissionOrder
-from swarm.manifest import EnvironmentReference, Thresholds
-from swarm.messages import (
+from swarm.wire.manifest import EnvironmentReference, Thresholds
+from swarm.wire.messages import (
     Check,
     CheckpointReference,
     Digest,

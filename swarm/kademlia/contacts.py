@@ -9,13 +9,13 @@ from collections.abc import Callable
 import trio
 
 from swarm.errors import PeerError
-from swarm.identity import PeerId, peer_id_bytes
 from swarm.kademlia import wire
 from swarm.kademlia.lookup import Lookup, LookupResult
 from swarm.kademlia.requests import Requests
 from swarm.kademlia.routing_table import BUCKET_SIZE, CONTACT_FRESH_SECONDS, RoutingTable, key_id
 from swarm.kademlia.wire import Message, MessageType, Neighbour
 from swarm.transport import StreamError, Transport
+from swarm.wire.identity import PeerId, peer_id_bytes
 from swarm.world import World
 
 CONTACT_SILENT_SECONDS = 120.0

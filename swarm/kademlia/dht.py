@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import trio
 
 from swarm.errors import PeerError
-from swarm.identity import InvalidPeerId, PeerId, peer_id_bytes, public_key_of
 from swarm.kademlia.contacts import Contacts, Emit
 from swarm.kademlia.providers import ProviderStore
 from swarm.kademlia.publishing import Publisher
@@ -28,6 +27,7 @@ from swarm.kademlia.wire import (
     peers_from_wire,
 )
 from swarm.transport import ConnectError, Transport
+from swarm.wire.identity import InvalidPeerId, PeerId, peer_id_bytes, public_key_of
 from swarm.world import World
 
 QUORUM = 11

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import trio
 
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.kademlia.routing_table import BUCKET_SIZE, PEERS_PER_GROUP_MAX, groups_of, node_id
 from swarm.kademlia.wire import ADDRESSES_PER_PEER_MAX, Neighbour
+from swarm.wire.identity import PeerId
 
 CONCURRENCY = 10
 """α: requests a lookup has in flight, over all its paths. Connecting is slow, so more than 3."""

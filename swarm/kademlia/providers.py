@@ -6,9 +6,9 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from swarm.identity import PeerId
 from swarm.kademlia.routing_table import key_id
 from swarm.kademlia.wire import Neighbour
+from swarm.wire.identity import PeerId
 
 PROVIDER_KEYS_MAX = 4096
 """Keys with providers stored for others; one per checkpoint is needed."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import trio
 
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.kademlia import wire
 from swarm.kademlia.contacts import Contacts
 from swarm.kademlia.lookup import LookupResult
@@ -16,6 +15,7 @@ from swarm.kademlia.providers import ProviderStore
 from swarm.kademlia.records import Held, InvalidRecord, RecordStore, StoreFull
 from swarm.kademlia.routing_table import BUCKET_SIZE, key_id, node_id
 from swarm.kademlia.wire import Message, MessageType, Neighbour, Record
+from swarm.wire.identity import PeerId
 
 OWN_RECORDS_MAX = 1024
 """Own records, and provided keys, that this peer republishes (each kind)."""

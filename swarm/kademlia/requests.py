@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import trio
 
 from swarm.errors import DeadlineError
-from swarm.identity import PeerId
 from swarm.kademlia import wire
 from swarm.kademlia.wire import Message, Neighbour
 from swarm.transport import Framing, Stream, StreamError, Transport
+from swarm.wire.identity import PeerId
 from swarm.world import World
 
 REQUEST_SECONDS_MAX = 10.0

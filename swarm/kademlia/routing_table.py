@@ -15,8 +15,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from swarm.identity import PeerId, peer_id_bytes
 from swarm.kademlia.wire import ADDRESSES_PER_PEER_MAX, Neighbour
+from swarm.wire.identity import PeerId, peer_id_bytes
 
 BUCKET_SIZE = 20
 """k: contacts per bucket, and peers that store a record (the Kademlia paper's value)."""

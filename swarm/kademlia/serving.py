@@ -6,7 +6,6 @@ from collections import OrderedDict
 
 import trio
 
-from swarm.identity import PeerId, peer_id_bytes
 from swarm.kademlia import wire
 from swarm.kademlia.contacts import Contacts
 from swarm.kademlia.publishing import Publisher
@@ -18,8 +17,9 @@ from swarm.kademlia.wire import (
     Neighbour,
     Record,
 )
-from swarm.rates import TokenBucket, TokenBuckets
 from swarm.transport import Framing, Stream
+from swarm.transport.rates import TokenBucket, TokenBuckets
+from swarm.wire.identity import PeerId, peer_id_bytes
 
 INBOUND_STREAMS_MAX = 256
 """Streams of others served at once; beyond it, the longest idle one is reset."""

@@ -15,8 +15,8 @@ import multiaddr
 import multiaddr.exceptions
 
 from swarm.errors import PeerError
-from swarm.identity import InvalidPeerId, PeerId, peer_id_bytes, peer_id_from_bytes
 from swarm.transport.framing import encode_varint
+from swarm.wire.identity import InvalidPeerId, PeerId, peer_id_bytes, peer_id_from_bytes
 
 MESSAGE_BYTES_MAX = 128 * 1024
 """Room for one record (64 KiB), or two lists of 20 peers with 16 addresses of 192 bytes each."""

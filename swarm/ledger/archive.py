@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger import merkle
 from swarm.ledger.entries import decode
 from swarm.ledger.epochs import base_of, records_of
@@ -22,9 +21,10 @@ from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.mirror import Origin
 from swarm.ledger.receipts import Receipt
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
-from swarm.manifest import RunManifest
-from swarm.messages import LogHead, Verdict
-from swarm.succession import title_of
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import LogHead, Verdict
+from swarm.wire.succession import ownership_of
 
 Row = dict[str, Any]
 
@@ -115,7 +115,7 @@ class Archive:
     @cached_property
     def state(self) -> LedgerState:
         """The state that follows from the logs, and from their seals where they are pruned."""
-        authority = Authority.of(title_of(self.signed).owners, self.manifest)
+        authority = Authority.of(ownership_of(self.signed).owners, self.manifest)
         base = base_of(self._records_by_log, authority.trusted)
         return ledger_state(self.records, authority, base=base)
 
@@ -160,7 +160,7 @@ class Archive:
                     archive = cls(open_envelope(raw))
                     if not isinstance(archive.signed.message, RunManifest):
                         raise ValueError("it begins with something else than a run manifest")
-                    title_of(archive.signed)
+                    ownership_of(archive.signed)
                 elif archive is None:
                     raise ValueError("it does not begin with a run manifest")
                 elif kind == "fork":

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger import merkle
 from swarm.ledger.archive import Archive, LogCopy
 from swarm.ledger.entries import (
@@ -21,8 +20,9 @@ from swarm.ledger.entries import (
     judged,
 )
 from swarm.ledger.forks import contradiction
-from swarm.manifest import RunManifest
-from swarm.messages import Eviction, LogHead, Reinstatement, Verdict
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import Eviction, LogHead, Reinstatement, Verdict
 
 PROBLEMS_MAX = 20
 """Problems reported of one log; a log that is wrong throughout has one per entry."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarm.ledger.entries import SealedCapital
-from swarm.messages import Evidence
+from swarm.wire.messages import Evidence
 
 PROCESSES = ("sampler", "policy", "text", "selection")
 """The fields of `Evidence` that hold bets."""

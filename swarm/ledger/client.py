@@ -9,16 +9,16 @@ from typing import TypeVar
 import trio
 from blake3 import blake3
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
-from swarm.identity import PeerId
 from swarm.ledger import merkle, wire
 from swarm.ledger.entries import decode
 from swarm.ledger.faults import FaultRecord, decode_record
 from swarm.ledger.mirror import Origin
 from swarm.ledger.state import Record
-from swarm.messages import LogHead
 from swarm.transport import Stream, StreamError, Transport
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import LogHead
 
 FETCH_ENTRIES_MAX = 10_000_000
 """Length of the longest log that is fetched whole; about 2 GB."""

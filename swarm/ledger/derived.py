@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from swarm.envelope import Envelope, open_envelope
-from swarm.ledger import epochs, invites, stakes
+from swarm.ledger import epochs, stakes
+from swarm.ledger import redeemed_invites as invites
 from swarm.ledger.entries import (
     Admitted,
     Carried,
@@ -33,7 +33,8 @@ from swarm.ledger.log import Also, Log
 from swarm.ledger.ruling import binds
 from swarm.ledger.state import Authority
 from swarm.ledger.wire import Contradiction
-from swarm.messages import Evidence, Verdict
+from swarm.wire.envelope import Envelope, open_envelope
+from swarm.wire.messages import Evidence, Verdict
 from swarm.world import Database
 
 _TABLES = (

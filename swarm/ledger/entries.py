@@ -9,9 +9,9 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.errors import DECODE_ERRORS
-from swarm.messages import (
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX
+from swarm.wire.messages import (
     Bets,
     Count,
     Digest,

@@ -30,7 +30,7 @@ from swarm.ledger.capital import PROCESSES, Capitals, log_mean
 from swarm.ledger.entries import Judged, Reinstated, SealedCapital
 from swarm.ledger.epochs import capitals_before
 from swarm.ledger.state import Record
-from swarm.messages import Evidence
+from swarm.wire.messages import Evidence
 
 WORDS = {
     "sampler": "tokens that the run's sampling would not draw",

@@ -17,11 +17,11 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from swarm.envelope import ENVELOPE_BYTES_MAX, Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS
-from swarm.manifest import RunManifest
-from swarm.messages import StepOrder, Submission
-from swarm.succession import Untitled, title_of
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX, Dropped, Envelope, open_envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import StepOrder, Submission
+from swarm.wire.succession import NotAuthorised, ownership_of
 from swarm.world import Database, Disk
 
 FAULTS_MAX = 64
@@ -103,8 +103,8 @@ class Fault:
         if len({each.body.run for each in found}) != 1:
             return "the messages of the evidence belong to different runs"
         try:
-            title_of(self.signed)
-        except Untitled:
+            ownership_of(self.signed)
+        except NotAuthorised:
             return "the run manifest of the evidence is not signed by the run's owner"
         if self.order.run_digest != blake3(self.signed.body.payload).digest():
             return "the step order of the evidence names another run manifest"

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarm.envelope import ENVELOPE_BYTES_MAX, Dropped, Envelope, open_envelope
-from swarm.messages import LogHead
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX, Dropped, Envelope, open_envelope
+from swarm.wire.messages import LogHead
 
 _Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
 

@@ -9,9 +9,9 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from swarm.envelope import Envelope, open_envelope
 from swarm.ledger.proof_file import Proven
 from swarm.ledger.receipts import Receipt
+from swarm.wire.envelope import Envelope, open_envelope
 from swarm.world import Database
 
 _COLUMNS = (

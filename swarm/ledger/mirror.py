@@ -6,12 +6,12 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarm.envelope import Envelope, open_envelope
 from swarm.errors import PeerError, SwarmError
 from swarm.ledger import merkle
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Also, Log
-from swarm.messages import LogHead
+from swarm.wire.envelope import Envelope, open_envelope
+from swarm.wire.messages import LogHead
 from swarm.world import Database
 
 FORKS_MAX = 4

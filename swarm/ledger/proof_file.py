@@ -8,15 +8,15 @@ from typing import Literal
 
 import msgspec
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS
 from swarm.ledger import merkle
 from swarm.ledger.archive import Archive, LogCopy
 from swarm.ledger.epochs import records_of, seals_in
 from swarm.ledger.receipts import Receipt
-from swarm.manifest import RunManifest
-from swarm.messages import LogHead
-from swarm.succession import Untitled, title_of
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import LogHead
+from swarm.wire.succession import NotAuthorised, ownership_of
 
 
 class ProofFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +62,8 @@ class Proven:
         if not isinstance(manifest, RunManifest):
             return NO_MANIFEST
         try:
-            title_of(self.signed)
-        except Untitled:
+            ownership_of(self.signed)
+        except NotAuthorised:
             return NO_MANIFEST
         if self.receipt.envelope.body.run != run:
             return "verdict and run manifest belong to different runs"

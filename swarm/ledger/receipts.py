@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
 from swarm.ledger import merkle
 from swarm.ledger.client import LedgerClient, own_head
 from swarm.ledger.entries import Judged, Reinstated, decode, judged
 from swarm.ledger.state import Record
-from swarm.messages import LogHead, Verdict
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.messages import LogHead, Verdict
 
 
 @dataclass(frozen=True)

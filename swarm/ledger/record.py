@@ -54,7 +54,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarm.ledger.entries import Judged
-from swarm.manifest import RunManifest, Thresholds
+from swarm.wire.manifest import RunManifest, Thresholds
 
 Standing = Literal["held", "final", "void"]
 """Of a credited submission. Held credit may still be voided, final credit never."""

@@ -8,19 +8,19 @@ from typing import Protocol
 
 import trio
 
-from swarm.envelope import Envelope
 from swarm.errors import DECODE_ERRORS
-from swarm.identity import PeerId
 from swarm.ledger import wire
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.faults import FaultStore
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
 from swarm.ledger.sealing import sealed_size
-from swarm.lifetime import Lifetime
-from swarm.messages import Present
-from swarm.rates import TokenBucket, TokenBuckets
 from swarm.transport import Stream, Transport
+from swarm.transport.rates import TokenBucket, TokenBuckets
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Present
+from swarm.world.lifetime import Lifetime
 
 ANSWER_BYTES_MAX = 512 * 1024
 """Most bytes of entries in one answer; a single entry always fits."""
@@ -58,7 +58,7 @@ one who is refused at once asks at once again, and each refusal costs 0.2 ms."""
 
 
 class Revocations(Protocol):
-    """The log of revoked invites (implemented by `swarm.node.invites.Invites`)."""
+    """The log of revoked invites (implemented by `swarm.node.invite_records.Invites`)."""
 
     async def revoke(self, raw: bytes) -> None:
         """Log the owner's signed `InviteRevocation`; raises `ValueError`."""

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger import ruling
 from swarm.ledger.entries import (
     Carried,
@@ -23,8 +22,9 @@ from swarm.ledger.entries import (
     decode,
 )
 from swarm.ledger.record import Rules, Standing, Work, refutation
-from swarm.manifest import RunManifest
-from swarm.messages import Eviction, Reinstatement
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import Eviction, Reinstatement
 
 
 @dataclass(frozen=True)

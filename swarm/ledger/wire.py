@@ -12,11 +12,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.ledger import merkle
 from swarm.ledger.entries import ENTRY_BYTES_MAX
 from swarm.ledger.forks import ForkEvidence
-from swarm.messages import Count, Digest, Present
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX
+from swarm.wire.messages import Count, Digest, Present
 
 ENTRIES_MAX = 512
 """Most log entries in one answer."""

@@ -10,21 +10,21 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError, UserError
-from swarm.identity import KEY_FILE, check_home_identity, id_in_home, load_or_create
 from swarm.ledger import merkle
 from swarm.ledger.archive import Archive, Row
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.mirror import Origin
 from swarm.look.onlooker import ask_all
-from swarm.messages import LogHead
 from swarm.node.local import last_bootstrap, visit
 from swarm.node.node import Node
 from swarm.run.choice import choose_run
 from swarm.run.run import Run
 from swarm.terminal.interrupt import run_until_interrupted
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.identity import KEY_FILE, check_home_identity, id_in_home, load_or_create
+from swarm.wire.messages import LogHead
 from swarm.world.home_format import check_format
 
 FORMATS = ("jsonl", "csv", "parquet")

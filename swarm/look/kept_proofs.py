@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.kept_proofs import KEPT_PROOFS, KEPT_PROOFS_OF_RUN, proven_in
@@ -15,10 +14,11 @@ from swarm.ledger.state import Record
 from swarm.look.archives import home_rows
 from swarm.look.onlooker import logged_expulsion
 from swarm.look.prefixes import resolve
-from swarm.manifest import RunManifest
-from swarm.messages import Eviction, Reinstatement
 from swarm.run.choice import choose_run
 from swarm.run.run import Run
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import Eviction, Reinstatement
 from swarm.world.home_format import check_format
 
 

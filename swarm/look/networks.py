@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import trio
 
-from swarm.envelope import Envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.look.onlooker import RunStatus, status_of
 from swarm.node.joining import EntryPoints, join_dht
 from swarm.node.local import visit_network
 from swarm.node.node import Node
-from swarm.run.exchange import list_runs
 from swarm.run.manifest import run_id
+from swarm.run.manifest_exchange import list_runs
 from swarm.run.run import Run
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
 
 LIST_SECONDS = 10.0
 """Deadline for the lists of all bootstrap peers that answered."""

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import trio
 
-from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, UserError
 from swarm.look.onlooker import RunStatus
-from swarm.messages import Checkpoint
 from swarm.node.local import visit
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held
 from swarm.shardcast.mirror.folder import check_out, move_out, partial_of, watcher, writing
 from swarm.shardcast.mirror.index import Progress
+from swarm.wire.envelope import Envelope
+from swarm.wire.messages import Checkpoint
 
 ANNOUNCED_SECONDS = 30.0
 """Time in which a policy that trusted peers know of should be heard of from any peer."""

@@ -12,9 +12,7 @@ from typing import TypeVar
 
 import trio
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.ledger.client import LedgerClient, fetch_log, open_ledger
 from swarm.ledger.entries import Consumed, Evicted, Reinstated
 from swarm.ledger.epochs import base_of
@@ -23,11 +21,13 @@ from swarm.ledger.receipts import Receipt, receipts_of, reinstatement_in_log
 from swarm.ledger.serving import own_client
 from swarm.ledger.state import Authority, Base, LedgerState, Record, is_disputed, ledger_state
 from swarm.ledger.wire import Contradiction, Status
-from swarm.manifest import RunManifest
-from swarm.messages import Checkpoint, Evaluation, Eviction, Present, Reinstatement, StepOrder
 from swarm.node.node import Node
 from swarm.run.run import Run
 from swarm.sentences import numbered
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import Checkpoint, Evaluation, Eviction, Present, Reinstatement, StepOrder
 
 StateT = TypeVar("StateT", Checkpoint, StepOrder, Evaluation)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from swarm.errors import UserError
-from swarm.identity import id_in_home
+from swarm.wire.identity import id_in_home
 
 PREFIX_MIN = 4
 """Fewest characters of a hash or peer id that are looked up."""

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from blake3 import blake3
 
 from swarm.look.prefixes import resolve
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 """As in the W3C's trace context, and in OTLP."""

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Evicted, Judged, Reinstated
 from swarm.ledger.evidence import WORDS, WorkerEvidence, evidence_in
@@ -18,10 +17,11 @@ from swarm.look.dashboard.idle import why_worker
 from swarm.look.onlooker import RunStatus
 from swarm.look.prefixes import resolve
 from swarm.look.refusals import REFUSALS, UNKNOWN
-from swarm.messages import Eviction, Reinstatement, Verdict
 from swarm.run.run import Run
 from swarm.terminal.figures import figure
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.messages import Eviction, Reinstatement, Verdict
 
 
 def submission_named(archive: Archive, prefix: str) -> bytes:

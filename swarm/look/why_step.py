@@ -15,8 +15,8 @@ from swarm.ledger.entries import Consumed, Judged
 from swarm.ledger.state import Record
 from swarm.look.onlooker import RunStatus
 from swarm.look.refusals import REFUSALS, UNKNOWN
-from swarm.messages import StepOrder, Verdict
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
+from swarm.wire.messages import StepOrder, Verdict
 
 STEP_DIGITS_MAX = 6
 """A word of at most so many digits is a step; a hash that begins with digits needs more."""

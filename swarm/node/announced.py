@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sqlite3
 
-from swarm.envelope import Dropped, Envelope, open_envelope
-from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.node import Node
-from swarm.observable import Observable
 from swarm.run.run import Run
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.messages import Checkpoint, CheckpointReference
+from swarm.world.observable import Observable
 
 ANNOUNCEMENTS_MAX = 300
 """Announcements remembered: rollouts of at most 256 steps back may be trained on."""

@@ -7,9 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from swarm.envelope import Envelope, Sequencer
 from swarm.events import Events
-from swarm.identity import Identity
 from swarm.kademlia.dht import Kademlia
 from swarm.node.joining import LOOKED_FOR
 from swarm.node.line import LineService
@@ -17,6 +15,8 @@ from swarm.node.node import Expand, Node, StoredSequence, create_tables, expand_
 from swarm.run.records import record_validators
 from swarm.settings import PeerSettings
 from swarm.transport import Transport
+from swarm.wire.envelope import Envelope, Sequencer
+from swarm.wire.identity import Identity
 from swarm.world import Compute, Disk, World
 
 

@@ -6,13 +6,13 @@ import math
 
 import trio
 
-from swarm.envelope import BAN_SECONDS, Envelope
-from swarm.identity import PeerId
-from swarm.messages import Eviction
 from swarm.node.node import Node
-from swarm.observable import Observable
 from swarm.run.admission import NotAdmitted
 from swarm.run.run import Run
+from swarm.wire.envelope import BAN_SECONDS, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Eviction
+from swarm.world.observable import Observable
 
 EVICTION_NOTICE_SECONDS = 2.0
 """Delay between an eviction and the disconnection of the evicted peer, so that it can receive the

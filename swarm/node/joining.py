@@ -9,19 +9,19 @@ from typing import TypeAlias
 
 import trio
 
-from swarm.envelope import Envelope, open_envelope
 from swarm.errors import DeadlineError, PeerError, UserError
-from swarm.identity import PeerId
 from swarm.node.node import PEERS_MET, Node
 from swarm.run.admission import TRUSTED_ROLES
 from swarm.run.choice import check_joined, choose_run, joined_runs, pin_owner
-from swarm.run.exchange import list_runs
 from swarm.run.manifest import Outgrown, manifest_in
+from swarm.run.manifest_exchange import list_runs
 from swarm.run.records import run_key
 from swarm.run.run import Run
 from swarm.run.terms import terms
-from swarm.succession import title_of
 from swarm.transport import ConnectError, DialFailure, Transport
+from swarm.wire.envelope import Envelope, open_envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.succession import ownership_of
 
 BOOTSTRAP_DEADLINE_SECONDS = 60.0
 """Deadline for an answer from the bootstrap addresses. Without one, joining is an error. Where many
@@ -340,7 +340,10 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
                 node.transport, peer, addresses, node.settings.run, patience_seconds
             ):
                 held = known.get(envelope.body.run)
-                if held is None or title_of(held).precedence < title_of(envelope).precedence:
+                if (
+                    held is None
+                    or ownership_of(held).precedence < ownership_of(envelope).precedence
+                ):
                     known[envelope.body.run] = envelope
                 scope.deadline = min(scope.deadline, trio.current_time() + ENTRY_GRACE_SECONDS)
         except Outgrown as error:
@@ -376,9 +379,11 @@ async def find_run(node: Node, entry_points: EntryPoints, *, looks_on: bool = Fa
     if raw is not None:
         newer = open_envelope(raw)
         if newer.body.run == manifest.body.run:
-            manifest = max(manifest, newer, key=lambda e: title_of(e).precedence)
+            manifest = max(manifest, newer, key=lambda e: ownership_of(e).precedence)
     is_new = await pin_owner(node.disk, manifest)
-    stored = sorted(node.stored_versions(manifest.body.run), key=lambda e: title_of(e).precedence)
+    stored = sorted(
+        node.stored_versions(manifest.body.run), key=lambda e: ownership_of(e).precedence
+    )
     run = Run(stored[-1] if stored else manifest, stored[:-1])
     node.take_version(run, manifest)
     node.manifests[run.id] = run.manifest_envelope

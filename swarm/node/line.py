@@ -21,9 +21,9 @@ import trio
 from msgspec import Meta
 
 from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
-from swarm.identity import PeerId
-from swarm.rates import Charge, HourlyBytes, NetworkBudgets, Spent
 from swarm.transport import Stream, Transport
+from swarm.transport.rates import Charge, HourlyBytes, NetworkBudgets, Spent
+from swarm.wire.identity import PeerId
 from swarm.world import World
 
 PROTOCOL = "/swarm/line/1.0.0"

@@ -13,7 +13,6 @@ import trio
 
 from swarm.errors import UserError
 from swarm.events import Events, JsonLines, Lines
-from swarm.identity import KEY_FILE, home_identity
 from swarm.node.assemble import assemble
 from swarm.node.joining import (
     BOOTSTRAP_DEADLINE_SECONDS,
@@ -31,6 +30,7 @@ from swarm.transport.libp2p.addresses import default_listen
 from swarm.transport.libp2p.announced import Announced, announced
 from swarm.transport.libp2p.circuits import CircuitLimits
 from swarm.transport.libp2p.dnsaddr import check_bootstrap, expand
+from swarm.wire.identity import KEY_FILE, home_identity
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
 from swarm.world.home import make_home, sole_user

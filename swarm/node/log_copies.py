@@ -10,20 +10,20 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
-from swarm.envelope import Dropped, Envelope
 from swarm.errors import PeerError
 from swarm.gossip.gossip import Gossip
-from swarm.identity import PeerId
 from swarm.ledger.client import LedgerClient, open_ledger
 from swarm.ledger.derived import deriving
 from swarm.ledger.entries import decode, expulsions_in
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import Fork, LogMirror, Origin
-from swarm.messages import LogHead
 from swarm.node.node import Node
-from swarm.observable import Observable
 from swarm.run.run import Run
+from swarm.wire.envelope import Dropped, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import LogHead
 from swarm.world import Database
+from swarm.world.observable import Observable
 
 RESTORE_SECONDS = 2.0
 """Time in which a starting trusted peer looks for copies of its own log that have more entries than

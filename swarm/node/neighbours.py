@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import trio
 
-from swarm.envelope import Dropped, Envelope
 from swarm.errors import PeerError
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.slots import NEIGHBOURS_WANTED
-from swarm.identity import PeerId
-from swarm.messages import PeerRecord
 from swarm.node.node import Node
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.run import Run
 from swarm.transport import Reachability
+from swarm.wire.envelope import Dropped, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import PeerRecord
 
 NEIGHBOUR_SEARCH_SECONDS = 3.0
 """Interval between attempts to find more gossip neighbours."""

@@ -12,24 +12,24 @@ from typing import Protocol, TypeAlias
 import trio
 
 from swarm import __version__
-from swarm.envelope import Dropped, Envelope, Sequencer, open_envelope, seal
 from swarm.errors import PeerError
 from swarm.events import Events
-from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
 from swarm.ledger.serving import Ledger
-from swarm.manifest import RunManifest
-from swarm.messages import Message, PeerRecord
 from swarm.node.departure import Departure
 from swarm.node.searches import SEARCH_SECONDS_MAX, Search, Searches
 from swarm.run.changes import changes
-from swarm.run.exchange import serve_manifests
 from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.manifest import content_digest, manifest_in
+from swarm.run.manifest_exchange import serve_manifests
 from swarm.run.records import peer_key
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.transport import Transport
+from swarm.wire.envelope import Dropped, Envelope, Sequencer, open_envelope, seal
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import Message, PeerRecord
 from swarm.world import Compute, Database, Disk, World
 
 PEER_RECORD_LIFETIME_SECONDS = 3600.0

@@ -7,25 +7,25 @@ from typing import NamedTuple
 import trio
 from blake3 import blake3
 
-from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
-from swarm.first_error import open_guarded
-from swarm.identity import PeerId
-from swarm.messages import Checkpoint, CheckpointReference
 from swarm.node.neighbours import Neighbours
 from swarm.node.node import Node
 from swarm.node.status import Status
-from swarm.observable import Observable
 from swarm.run.records import checkpoint_key
 from swarm.run.run import Run
 from swarm.shardcast import limits
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.fetcher import Fetcher
-from swarm.shardcast.have.exchange import HaveExchange
+from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Source
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Checkpoint, CheckpointReference
+from swarm.world.first_error import open_guarded
+from swarm.world.observable import Observable
 
 SOURCES_MAX = 64
 """Number of peers considered as sources of one checkpoint."""

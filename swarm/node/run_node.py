@@ -11,15 +11,35 @@ from typing import Literal
 import trio
 
 from swarm import __version__
-from swarm.envelope import Dropped, Envelope, Gate, NeedsNewer
 from swarm.errors import UserError, leaf_errors
 from swarm.events import Rationed
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.topics import RUN
-from swarm.identity import PeerId
-from swarm.manifest import RunManifest
-from swarm.messages import (
+from swarm.node.announced import Announced
+from swarm.node.evictions import Evictions
+from swarm.node.neighbours import Neighbours
+from swarm.node.node import Node
+from swarm.node.policies import Policies
+from swarm.node.states import States
+from swarm.node.status import Status
+from swarm.node.trusted import TrustedPart
+from swarm.node.versions import Versions
+from swarm.node.waking import reconnect_after_sleep
+from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits
+from swarm.run.clock import TrustedClock
+from swarm.run.invites import check_token
+from swarm.run.lease import Lease
+from swarm.run.manifest import Outgrown
+from swarm.run.run import VERSION_REFUSED, Run
+from swarm.shardcast.service import BlobService
+from swarm.shardcast.store import CheckpointStore
+from swarm.shardcast.uploads import Uploads
+from swarm.transport import Reachability
+from swarm.wire.envelope import Dropped, Envelope, Gate, NeedsNewer
+from swarm.wire.identity import PeerId
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import (
     DOING_CHARACTERS_MAX,
     Checkpoint,
     CheckpointReference,
@@ -31,29 +51,9 @@ from swarm.messages import (
     Reinstatement,
     StepOrder,
 )
-from swarm.messenger import Messenger
-from swarm.node.announced import Announced
-from swarm.node.evictions import Evictions
-from swarm.node.neighbours import Neighbours
-from swarm.node.node import Node
-from swarm.node.policies import Policies
-from swarm.node.states import States
-from swarm.node.status import Status
-from swarm.node.trusted import TrustedPart
-from swarm.node.versions import Versions
-from swarm.node.waking import reconnect_after_sleep
-from swarm.observable import Observable
-from swarm.protocol import PROTOCOL_VERSION
-from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits
-from swarm.run.clock import TrustedClock
-from swarm.run.invites import check_token
-from swarm.run.lease import Lease
-from swarm.run.manifest import Outgrown
-from swarm.run.run import VERSION_REFUSED, Run
-from swarm.shardcast.service import BlobService
-from swarm.shardcast.store import CheckpointStore
-from swarm.shardcast.uploads import Uploads
-from swarm.transport import Reachability
+from swarm.wire.messenger import Messenger
+from swarm.wire.protocol import PROTOCOL_VERSION
+from swarm.world.observable import Observable
 
 
 def _moment(wall_seconds: float) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import trio
 
-from swarm.envelope import Envelope
-from swarm.identity import PeerId
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
 
 PAUSE_SECONDS_MIN = 5.0
 PAUSE_SECONDS_MAX = 60.0

@@ -9,11 +9,11 @@ import trio
 from blake3 import blake3
 
 from swarm.errors import PeerError
-from swarm.identity import PeerId
-from swarm.manifest import RunManifest
-from swarm.messages import StepOrder
 from swarm.rollouts.continuations import BadStates, State, decode_states, encode_states
 from swarm.transport import BlobReference, FetchError, Source
+from swarm.wire.identity import PeerId
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import StepOrder
 
 if TYPE_CHECKING:
     from swarm.node.run_node import RunNode

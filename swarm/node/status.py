@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from swarm.observable import Observable
+from swarm.world.observable import Observable
 
 IDLE_SECONDS = 30.0
 """Time without generation (a replica: without inner steps) after which a peer's rate counts as 0:

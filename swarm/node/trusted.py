@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from swarm.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, open_envelope
 from swarm.gossip.gossip import Gossip
 from swarm.ledger.derived import DerivedTables, deriving, keep_verdict
 from swarm.ledger.entries import Admitted, Entry, Evicted, Reinstated, Sealed, judged
@@ -23,17 +22,26 @@ from swarm.ledger.mirror import LogMirror, forks_in
 from swarm.ledger.serving import serving_ledger
 from swarm.ledger.state import Authority
 from swarm.ledger.wire import Contradiction
-from swarm.messages import Eviction, Heartbeat, LogHead, Present, Reinstatement, StepOrder, Verdict
-from swarm.messenger import Messenger
-from swarm.node.invites import Invites
+from swarm.node.invite_records import Invites
 from swarm.node.log_copies import LogCopies
 from swarm.node.node import Node
 from swarm.node.sealing import Sealing
-from swarm.observable import Observable
 from swarm.run.admission import Sealer
 from swarm.run.lease import GOODBYE_SECONDS
 from swarm.run.registrar import Registrar
 from swarm.run.run import Run
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Dropped, Envelope, open_envelope
+from swarm.wire.messages import (
+    Eviction,
+    Heartbeat,
+    LogHead,
+    Present,
+    Reinstatement,
+    StepOrder,
+    Verdict,
+)
+from swarm.wire.messenger import Messenger
+from swarm.world.observable import Observable
 
 EVICTION_LIFETIME_SECONDS = 30 * 24 * 3600.0
 """Evictions are gossiped to newcomers for 30 days; the ledger keeps them for ever."""

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from swarm.envelope import Envelope
 from swarm.errors import PeerError
-from swarm.identity import PeerId
-from swarm.manifest import RunManifest
-from swarm.messages import StepOrder
 from swarm.node.joining import by_peer
 from swarm.node.node import Node
-from swarm.observable import Observable
-from swarm.run.exchange import BOOTSTRAP_SECONDS, ask_for_manifests
 from swarm.run.manifest import Outgrown, content_digest
+from swarm.run.manifest_exchange import BOOTSTRAP_SECONDS, ask_for_manifests
 from swarm.run.run import Run
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import StepOrder
+from swarm.world.observable import Observable
 
 VERSION_SECONDS = 2.0
 """Interval between requests for a version of the run that a step order names."""

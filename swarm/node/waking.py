@@ -5,8 +5,8 @@ from __future__ import annotations
 import trio
 
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.node.node import Node
+from swarm.wire.identity import PeerId
 
 TICK_SECONDS = 5.0
 

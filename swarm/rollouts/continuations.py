@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from swarm.errors import DECODE_ERRORS
-from swarm.messages import ENVIRONMENTS_MAX, Count, Digest
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.seeds import digest
+from swarm.wire.messages import ENVIRONMENTS_MAX, Count, Digest
 
 STATES_MAX = 4096
 """Most states of one step."""

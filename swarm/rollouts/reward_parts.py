@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from swarm.messages import REWARD_PARTS_MAX, REWARD_VALUES_MAX, RewardParts, Rewards
+from swarm.wire.messages import REWARD_PARTS_MAX, REWARD_VALUES_MAX, RewardParts, Rewards
 
 NAME_CHARACTERS_MAX = 200
 """Longest name of a part; the rest of a longer one is cut off."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from swarm.envelope import Dropped, open_envelope
 from swarm.rollouts.rollout import TURNS_MAX, Segment
-from swarm.turns import Turn, tokens_digest, unpack
+from swarm.wire.envelope import Dropped, open_envelope
+from swarm.wire.turns import Turn, tokens_digest, unpack
 
 
 class BadTurn(ValueError):

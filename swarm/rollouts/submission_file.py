@@ -22,9 +22,7 @@ import pyarrow.parquet as pq
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.errors import DECODE_ERRORS, PeerError
-from swarm.messages import ENVIRONMENTS_MAX, Count, Key, Line, Name
 from swarm.rollouts.rollout import TURNS_MAX
 from swarm.rollouts.rollouts import (
     ENVIRONMENT,
@@ -35,6 +33,8 @@ from swarm.rollouts.rollouts import (
     Rollouts,
     check_digest,
 )
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX
+from swarm.wire.messages import ENVIRONMENTS_MAX, Count, Key, Line, Name
 
 HEADER_KEY = b"swarm"
 """Metadata key of the header, which is JSON."""

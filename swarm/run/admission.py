@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.errors import SwarmError
-from swarm.identity import PeerId
-from swarm.messages import Admission, Message
 from swarm.run.run import Run
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Admission, Message
 
 ADMISSION_LEASE_SECONDS = 60.0
 """Lifetime of an admission. Heartbeats renew it, so that cutting a peer off never depends on gossip

@@ -12,8 +12,8 @@ from operator import attrgetter
 import msgspec
 
 from swarm.errors import UserError
-from swarm.identity import InvalidPeerId, public_key_of
-from swarm.manifest import Curriculum, RunManifest
+from swarm.wire.identity import InvalidPeerId, public_key_of
+from swarm.wire.manifest import Curriculum, RunManifest
 
 SUBMISSION_ROWS_MAX = 4096
 """Largest number of completions in a submission. Their rewards, 9 bytes each, must fit the
@@ -193,8 +193,8 @@ def _check_trusted(manifest: RunManifest, where: str) -> None:
             )
     for successor in manifest.successors:
         check_peer_id(successor, f"{where}: successors")
-    if manifest.warrant:
-        raise UserError(f"{where}: warrant is not for this file; swarm run update fills it in")
+    if manifest.delegation:
+        raise UserError(f"{where}: delegation is not for this file; swarm run update fills it in")
 
 
 def _check_admissions(manifest: RunManifest, where: str) -> None:

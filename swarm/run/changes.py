@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from swarm.manifest import EnvironmentReference, RunManifest, TrustedKey
+from swarm.wire.manifest import EnvironmentReference, RunManifest, TrustedKey
 
 AT_ONCE = "at once"
 NEXT_STEP = "from the next step"
@@ -75,11 +75,11 @@ class Change:
 def changes(old: RunManifest, new: RunManifest) -> list[Change]:
     """List the fields in which two versions differ, in the manifest's order.
 
-    Leaves out `version` and `warrant`.
+    Leaves out `version` and `delegation`.
     """
     found = []
     for name in RunManifest.__struct_fields__:
-        if name not in ("version", "warrant"):
+        if name not in ("version", "delegation"):
             found += _changed(name, getattr(old, name), getattr(new, name))
     return found
 

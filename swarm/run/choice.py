@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from swarm.envelope import Envelope
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.run.manifest import run_id
+from swarm.wire.envelope import Envelope
 from swarm.world import Disk
 
 _PINS = "pinned-runs.json"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from swarm.envelope import CLOCK_SKEW_SECONDS_MAX, TRUSTED_STATE_LATE_SECONDS_MAX, Envelope
 from swarm.events import Events
-from swarm.identity import PeerId
 from swarm.run.run import Run
+from swarm.wire.envelope import CLOCK_SKEW_SECONDS_MAX, TRUSTED_STATE_LATE_SECONDS_MAX, Envelope
+from swarm.wire.identity import PeerId
 from swarm.world import World
 
 

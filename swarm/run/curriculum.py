@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from swarm.manifest import EnvironmentReference, RunManifest
-from swarm.messages import StepOrder
+from swarm.wire.manifest import EnvironmentReference, RunManifest
+from swarm.wire.messages import StepOrder
 
 
 def environments_of(manifest: RunManifest, order: StepOrder) -> list[EnvironmentReference]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from swarm.envelope import Envelope
 from swarm.events import Events
 from swarm.ledger import ruling
-from swarm.messages import Verdict
+from swarm.wire.envelope import Envelope
+from swarm.wire.messages import Verdict
 
 Key = tuple[str, bytes]
 """(worker, digest) of a submission: another worker's copy of a file has another key."""

@@ -13,11 +13,11 @@ import secrets
 from datetime import UTC, datetime
 from typing import Protocol
 
-from swarm.envelope import Dropped, Envelope, open_envelope, seal
 from swarm.errors import UserError
-from swarm.identity import Identity
-from swarm.messages import INVITE_ID_BYTES, Invite, InviteRevocation
 from swarm.run.run import Run
+from swarm.wire.envelope import Dropped, Envelope, open_envelope, seal
+from swarm.wire.identity import Identity
+from swarm.wire.messages import INVITE_ID_BYTES, Invite, InviteRevocation
 
 TOKEN_PREFIX = "swarm-invite-"
 

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.errors import PeerError
 from swarm.events import Events
-from swarm.identity import PeerId
-from swarm.messages import Admission, AdmissionRefused, AdmissionRequest, Heartbeat
-from swarm.messenger import Messenger, first
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.admission import NotAdmitted, Sealer, check_admission
 from swarm.run.run import Run
+from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Admission, AdmissionRefused, AdmissionRequest, Heartbeat
+from swarm.wire.messenger import Messenger, first
 from swarm.world import World
 
 HEARTBEAT_SECONDS = 10.0

@@ -16,11 +16,11 @@ from urllib.parse import parse_qsl, quote
 
 from blake3 import blake3
 
-from swarm.envelope import Envelope
 from swarm.errors import UserError
-from swarm.identity import InvalidPeerId, public_key_of
 from swarm.run.invites import invite_in
 from swarm.transport.libp2p.dnsaddr import check_bootstrap
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import InvalidPeerId, public_key_of
 
 SCHEME = "swarm://"
 

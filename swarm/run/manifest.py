@@ -6,7 +6,8 @@ from pathlib import Path
 
 import blake3
 
-from swarm.envelope import (
+from swarm.errors import UserError
+from swarm.wire.envelope import (
     ENVELOPE_BYTES_MAX,
     ENVELOPE_VERSION,
     Dropped,
@@ -14,10 +15,9 @@ from swarm.envelope import (
     NeedsNewer,
     open_envelope,
 )
-from swarm.errors import UserError
-from swarm.manifest import RunManifest
-from swarm.protocol import UPGRADE, protocol_problem
-from swarm.succession import Untitled, title_of
+from swarm.wire.manifest import RunManifest
+from swarm.wire.protocol import UPGRADE, protocol_problem
+from swarm.wire.succession import NotAuthorised, ownership_of
 
 MANIFEST_LIFETIME_SECONDS = 90 * 24 * 3600.0
 """A run manifest is valid for 90 days unless the owner signs a newer one."""
@@ -84,7 +84,7 @@ def check_manifest(raw: bytes, where: str) -> Envelope:
     if protocol_problem(envelope.body.run, manifest.needs) is not None:
         raise Outgrown(envelope.body.run, manifest.version, manifest.needs, envelope.sender)
     try:
-        title_of(envelope)
-    except Untitled as error:
+        ownership_of(envelope)
+    except NotAuthorised as error:
         raise UserError(f"{where} is not a valid run manifest: {error}") from error
     return envelope

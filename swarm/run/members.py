@@ -15,10 +15,10 @@ from typing import Literal
 
 import msgspec
 
-from swarm.identity import PeerId
-from swarm.messages import LOST_MAX, Heartbeat, PeerState, Presence, Present, Slot
 from swarm.run.admission import ADMISSION_LEASE_SECONDS
 from swarm.run.run import Run
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import LOST_MAX, Heartbeat, PeerState, Presence, Present, Slot
 from swarm.world import World
 
 SUSPECTED_SECONDS = 30.0

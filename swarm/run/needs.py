@@ -8,8 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from swarm.errors import UserError
-from swarm.manifest import RunManifest
-from swarm.protocol import PROTOCOL_VERSION
+from swarm.wire.manifest import RunManifest
+from swarm.wire.protocol import PROTOCOL_VERSION
 
 
 class Feature(NamedTuple):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from swarm.envelope import FUTURE_SECONDS_MAX, Dropped, Envelope, open_envelope
 from swarm.kademlia.providers import provider_key
 from swarm.kademlia.records import InvalidRecord, RecordInfo
-from swarm.manifest import RunManifest
-from swarm.messages import Message, PeerRecord
 from swarm.run.manifest import run_id
-from swarm.succession import Untitled, title_of
+from swarm.wire.envelope import FUTURE_SECONDS_MAX, Dropped, Envelope, open_envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import Message, PeerRecord
+from swarm.wire.succession import NotAuthorised, ownership_of
 
 RUN_NAMESPACE = "swarm-run"
 
@@ -63,8 +63,8 @@ class EnvelopeValidator:
             raise InvalidRecord("issued in the future")
         try:
             is_manifest = isinstance(envelope.message, RunManifest)
-            major = title_of(envelope).number if is_manifest else 0
-        except Untitled as error:
+            major = ownership_of(envelope).number if is_manifest else 0
+        except NotAuthorised as error:
             raise InvalidRecord(str(error)) from error
         return RecordInfo(version=(major << 64) | body.sequence, expires_wall_ms=body.expires_ms)
 

@@ -16,24 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 import trio
 
-from swarm.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.events import Events, Rationed
 from swarm.gossip.gossip import Gossip
-from swarm.identity import PeerId
-from swarm.messages import (
-    DOING_REPEATED_MAX,
-    Admission,
-    AdmissionRefused,
-    AdmissionRequest,
-    Heartbeat,
-    Invite,
-    Presence,
-    Present,
-    Slot,
-)
-from swarm.messenger import Messenger, first
-from swarm.protocol import UPGRADE
-from swarm.rates import TokenBuckets
 from swarm.rollouts.seeds import digest
 from swarm.run.admission import (
     ADMISSION_LEASE_SECONDS,
@@ -52,6 +36,22 @@ from swarm.run.members import (
     Members,
 )
 from swarm.run.run import Run
+from swarm.transport.rates import TokenBuckets
+from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import (
+    DOING_REPEATED_MAX,
+    Admission,
+    AdmissionRefused,
+    AdmissionRequest,
+    Heartbeat,
+    Invite,
+    Presence,
+    Present,
+    Slot,
+)
+from swarm.wire.messenger import Messenger, first
+from swarm.wire.protocol import UPGRADE
 from swarm.world import World
 
 SHARED_SECONDS = 2 * PRESENCE_SECONDS

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from swarm.envelope import Envelope
 from swarm.errors import UserError
-from swarm.manifest import RunManifest
-from swarm.messages import (
+from swarm.run.bounds import check_batch
+from swarm.run.changes import NEVER, changes, values_listed
+from swarm.run.manifest import content_digest, manifest_in, run_id
+from swarm.wire.envelope import Envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import (
     Acknowledgement,
     Admission,
     AdmissionRefused,
@@ -26,12 +29,9 @@ from swarm.messages import (
     StepOrder,
     Verdict,
 )
-from swarm.outer import OuterStatus, RoundRecord
-from swarm.run.bounds import check_batch
-from swarm.run.changes import NEVER, changes, values_listed
-from swarm.run.manifest import content_digest, manifest_in, run_id
-from swarm.succession import Title, Untitled, title, title_of
-from swarm.turns import EpisodeGrade, GradeRequest, Turn
+from swarm.wire.outer import OuterStatus, RoundRecord
+from swarm.wire.succession import NotAuthorised, Ownership, ownership, ownership_of
+from swarm.wire.turns import EpisodeGrade, GradeRequest, Turn
 
 VERSIONS_KEPT = 16
 """Number of versions of a run's manifest that a peer remembers (about 2 KB each). A step follows
@@ -52,7 +52,7 @@ class Run:
     def __init__(self, manifest: Envelope, older: Sequence[Envelope] = ()) -> None:
         """`older` holds the known earlier versions of this run, newest last."""
         self.id = run_id(manifest)
-        self._title = title_of(manifest)
+        self._title = ownership_of(manifest)
         self._envelope = manifest
         self._trusted = frozenset(self.manifest.trusted_ids())
         self._versions: dict[bytes, Envelope] = {}
@@ -102,7 +102,7 @@ class Run:
         new = manifest_in(manifest)
         if run_id(manifest) != self.id or self.refusal(manifest.sender, new) is not None:
             return False
-        new_title = title_of(manifest)
+        new_title = ownership_of(manifest)
         if new_title.precedence <= self._title.precedence:
             return False
         self._envelope, self._title = manifest, new_title
@@ -139,10 +139,10 @@ class Run:
     def refusal(self, sender: str, new: RunManifest) -> str | None:
         """Return in one sentence why a version of the manifest is refused, or None."""
         try:
-            found = title(self.id, sender, new)
-        except Untitled as error:
+            found = ownership(self.id, sender, new)
+        except NotAuthorised as error:
             return f"version {new.version} of the run: {error}"
-        known = [(manifest_in(each), title_of(each)) for each in self._versions.values()]
+        known = [(manifest_in(each), ownership_of(each)) for each in self._versions.values()]
         if any(held == new for held, _ in known):
             return None
         problem = self._usurpation(found, new)
@@ -174,7 +174,7 @@ class Run:
         problem = new.objective.problem(new.schedule)
         return None if problem is None else f"version {new.version} of the run: {problem}"
 
-    def _usurpation(self, found: Title, new: RunManifest) -> str | None:
+    def _usurpation(self, found: Ownership, new: RunManifest) -> str | None:
         """Why a manifest comes from another line of owners than this run's, or None."""
         mine, theirs = self._title.owners, found.owners
         if len(theirs) < len(mine):
@@ -207,8 +207,8 @@ class Run:
 
     def _entitles(self, sender: str, manifest: RunManifest) -> bool:
         try:
-            title(self.id, sender, manifest)
-        except Untitled:
+            ownership(self.id, sender, manifest)
+        except NotAuthorised:
             return False
         return True
 

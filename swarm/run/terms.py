@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarm.run.run import Run
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 
 def topics(run: Run) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """A run's description: the TOML file from which `swarm run create` signs a manifest.
 
-Tables and keys are the fields of `swarm.manifest.RunManifest`, without the hashes of the tokenizer
-and the environments, which are computed. `recipe` names published values for the rest
+Tables and keys are the fields of `swarm.wire.manifest.RunManifest`, without the hashes of the
+tokenizer and the environments, which are computed. `recipe` names published values for the rest
 (`swarm/run/recipes.py`).
 """
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.manifest import EnvironmentReference, Optimiser, OptionValue, RunManifest
 from swarm.run.bounds import check_manifest_numbers, check_peer_id
 from swarm.run.needs import with_needs
 from swarm.run.recipes import apply_recipe
-from swarm.tables import read_toml, struct_from_mapping
+from swarm.terminal.tables import read_toml, struct_from_mapping
+from swarm.wire.manifest import EnvironmentReference, Optimiser, OptionValue, RunManifest
 
 
 @dataclass(frozen=True)

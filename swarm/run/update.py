@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarm.envelope import Envelope, seal
 from swarm.errors import PeerError, SwarmError, UserError
-from swarm.identity import Identity, PeerId
-from swarm.manifest import VERSION_MAX, RunManifest
 from swarm.run.changes import NEVER, Change, changes, values_listed
-from swarm.run.exchange import ask_for_manifests
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, load_manifest, manifest_in
+from swarm.run.manifest_exchange import ask_for_manifests
 from swarm.run.needs import with_needs
-from swarm.succession import taken_over
 from swarm.transport import Transport
+from swarm.wire.envelope import Envelope, seal
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.manifest import VERSION_MAX, RunManifest
+from swarm.wire.succession import taken_over
 
 
 def sign_manifest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swarm.messages import Check
+from swarm.wire.messages import Check
 
 STATISTICAL = ("activations", "sampling", "sampling_bound", "selection", "evidence")
 """Checks that honest work may come near to, whose figure must not exceed the threshold."""

@@ -19,12 +19,12 @@ import trio
 
 from swarm.errors import DeadlineError, SwarmError, leaf_errors
 from swarm.events import Events
-from swarm.messages import Checkpoint, CheckpointReference
 from swarm.shardcast import limits
 from swarm.shardcast.held import Change, Held, Key, delta_key
 from swarm.shardcast.jobs import DeltaService, EncodeDelta, MakePieces, PieceToMake
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest, DeltaLink, build
 from swarm.shardcast.store import ENCODING_NAME, ROOT, CheckpointStore
+from swarm.wire.messages import Checkpoint, CheckpointReference
 from swarm.world import Compute, client
 
 DELTA_CHECKPOINT_BYTES_MIN = 4 * 1024 * 1024

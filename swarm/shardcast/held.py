@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from swarm.messages import CheckpointReference
 from swarm.shardcast.manifest import MANIFEST_NAME, CheckpointManifest
 from swarm.transport import OpenBlob
+from swarm.wire.messages import CheckpointReference
 
 Key = tuple[int, ...]
 """(lineage, step) of a checkpoint; later checkpoints supersede earlier ones. With a third element,

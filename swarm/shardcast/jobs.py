@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from swarm.messages import Digest
+from swarm.wire.messages import Digest
 from swarm.world import Job
 
 PATIENCE_SECONDS = 120.0

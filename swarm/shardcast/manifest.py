@@ -1,10 +1,10 @@
 """Checkpoint manifests: the files of a checkpoint, their pieces, and the hash of each.
 
 A manifest is a blob of msgpack, fetched by its BLAKE3 hash like any piece; the trainer signs that
-hash (`swarm.messages.Checkpoint`). Its pieces are exactly the files cut every `piece_size` bytes,
-in order, so a reader can check by itself that no pieces overlap and none is missing. A manifest may
-also name deltas, which lead to this checkpoint from earlier ones, and mirrors, which serve the
-pieces.
+hash (`swarm.wire.messages.Checkpoint`). Its pieces are exactly the files cut every `piece_size`
+bytes, in order, so a reader can check by itself that no pieces overlap and none is missing. A
+manifest may also name deltas, which lead to this checkpoint from earlier ones, and mirrors, which
+serve the pieces.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import trio
 from msgspec import Meta
 
 from swarm.errors import DECODE_ERRORS, SwarmError
-from swarm.messages import CheckpointReference, Count, Digest
 from swarm.shardcast import limits
+from swarm.wire.messages import CheckpointReference, Count, Digest
 from swarm.world import Disk
 
 CHECKPOINT_FILES_MAX = 4096

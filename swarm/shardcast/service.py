@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from swarm.identity import PeerId
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import BlobReference, OpenBlob, Refused
+from swarm.wire.identity import PeerId
 from swarm.world import Sink
 
 Admits = Callable[[PeerId | None, bytes], bool]

@@ -28,7 +28,6 @@ import trio
 
 from swarm.errors import DiskFullError, SwarmError
 from swarm.events import Events
-from swarm.messages import CheckpointReference
 from swarm.shardcast import limits
 from swarm.shardcast.held import BlobIndex, Change, Held, Key, Watcher, delta_key
 from swarm.shardcast.manifest import (
@@ -41,6 +40,7 @@ from swarm.shardcast.manifest import (
     parse,
 )
 from swarm.shardcast.recovery import COMPLETE_NAME, allocate, is_right, read_back
+from swarm.wire.messages import CheckpointReference
 from swarm.world import Disk, Sink
 
 CHECKPOINT_SYNC_BYTES = 64 * 1024 * 1024

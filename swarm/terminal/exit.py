@@ -12,7 +12,7 @@ import typer
 
 from swarm.errors import SwarmError, UserError, leaf_errors, user_error_in
 from swarm.sentences import numbered
-from swarm.untrusted import printable_lines
+from swarm.terminal.untrusted import printable_lines
 
 P = ParamSpec("P")
 

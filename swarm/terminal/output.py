@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from swarm.errors import UserError
-from swarm.strict_json import to_json
+from swarm.terminal.strict_json import to_json
 
 STANDARD_OUTPUT = Path("-")
 """File name that stands for standard output. All other output then goes to standard error."""

@@ -16,7 +16,7 @@ from typing import Protocol
 import trio
 
 from swarm.errors import PeerError
-from swarm.identity import PeerId
+from swarm.wire.identity import PeerId
 from swarm.world import Piece, Sink
 
 __all__ = [

@@ -13,7 +13,6 @@ from typing import Protocol
 import trio
 
 from swarm.errors import PeerError
-from swarm.identity import Identity, PeerId
 from swarm.transport import (
     BulkService,
     ConnectionEvent,
@@ -25,6 +24,7 @@ from swarm.transport import (
 )
 from swarm.transport.framing import ByteStream, FramedStream
 from swarm.transport.room import kept_of
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, World
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from typing import Protocol
 
 import trio
 
-from swarm.identity import PeerId
 from swarm.transport import Framing, StreamError, limits
+from swarm.wire.identity import PeerId
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from swarm.rates import TokenBuckets
 from swarm.transport import limits
+from swarm.transport.rates import TokenBuckets
 
 FILES_BESIDE_CONNECTIONS = 2560
 """Other files that a peer may have open: connections of the bulk plane, blobs, its children."""

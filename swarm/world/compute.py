@@ -12,9 +12,9 @@ import trio
 
 from swarm.errors import UserError
 from swarm.events import Events
-from swarm.first_error import open_guarded
 from swarm.world import Child, ChildDied, Setup
 from swarm.world.child import CHILD_ENVIRONMENT
+from swarm.world.first_error import open_guarded
 from swarm.world.fork_server import CHILD_REQUEST
 from swarm.world.frames import Assignment, raw
 from swarm.world.local_child import LocalChild

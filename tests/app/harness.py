@@ -14,14 +14,14 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from peers.demo.cast import demo_manifest
 from peers.demo.recipes import ENVIRONMENT
+from peers.demo.setup import demo_manifest
 from peers.engines.demo import save_tokenizer
 from peers.environments.run_probe import probe_hashes
 from swarm.commands.main import app
-from swarm.envelope import Envelope
-from swarm.identity import Identity
 from swarm.run.update import sign_manifest
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import Identity
 
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8"
 

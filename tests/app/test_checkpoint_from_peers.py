@@ -20,15 +20,11 @@ import trio
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from swarm.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.errors import DeadlineError, leaf_errors
 from swarm.gossip.topics import RUN, WORK
-from swarm.identity import Identity, PeerId, load_or_create
 from swarm.look import newest_policy
 from swarm.look.newest_policy import from_peers
 from swarm.look.onlooker import RunStatus
-from swarm.manifest import TrustedKey
-from swarm.messages import Checkpoint
 from swarm.node.local import open_node
 from swarm.node.node import Node
 from swarm.node.run_node import RunNode
@@ -38,6 +34,10 @@ from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
 from swarm.shardcast import limits
 from swarm.transport import OpenBlob, Refused
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.wire.identity import Identity, PeerId, load_or_create
+from swarm.wire.manifest import TrustedKey
+from swarm.wire.messages import Checkpoint
 from tests.app.harness import NOBODY, complaint, signed_manifest
 from tests.shardcast.harness import announcement
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from peers.engines.demo import save_tokenizer
-from swarm.envelope import open_envelope
-from swarm.identity import Identity, load_or_create
-from swarm.manifest import RunManifest
+from swarm.wire.envelope import open_envelope
+from swarm.wire.identity import Identity, load_or_create
+from swarm.wire.manifest import RunManifest
 from tests.app.harness import bootstrap_peer, complaint, signed_manifest, swarm
 
 TRAINER = Identity(bytes([1]) * 32).peer_id

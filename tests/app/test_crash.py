@@ -9,7 +9,7 @@ import trio
 
 from swarm.errors import PeerError, UserError
 from swarm.terminal.crash import FILES_KEPT, Crash, crashes_reported
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 
 async def nested(depth: int, error: BaseException) -> None:
@@ -33,7 +33,7 @@ def test_the_innermost_cause_is_said_and_the_rest_is_in_a_file(tmp_path: Path) -
 
 def test_the_line_of_our_own_is_named(tmp_path: Path) -> None:
     """Not the library's, in which the error was raised."""
-    said = r"TypeError: .* \(swarm/untrusted.py, line \d+, in printable\)"
+    said = r"TypeError: .* \(swarm/terminal/untrusted.py, line \d+, in printable\)"
     with pytest.raises(Crash, match=said), crashes_reported(tmp_path):
         printable(7)  # type: ignore[arg-type]
 

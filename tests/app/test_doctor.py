@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from peers.engines.doctor import task_of
-from swarm.identity import load_or_create
 from swarm.look.health import Pulse
-from swarm.manifest import EnvironmentReference
+from swarm.wire.identity import load_or_create
+from swarm.wire.manifest import EnvironmentReference
 from tests.app.harness import NOBODY, swarm
 
 

@@ -12,15 +12,15 @@ import trio
 
 from peers.inference.doctor import tolerated
 from swarm.events import Event
-from swarm.findings import Finding
 from swarm.look.doctor import at_start
 from swarm.look.doctor.network import Place, network_findings
 from swarm.look.onlooker import RunStatus
-from swarm.manifest import Admissions, RunManifest, Thresholds, TrustedKey
 from swarm.node.line import PROTOCOL, LineService
+from swarm.run.findings import Finding
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.transport import Stream
+from swarm.wire.manifest import Admissions, RunManifest, Thresholds, TrustedKey
 from tests.ledger.harness import OWNER, TRAINER, WORKER, Peer, Swarm, in_virtual_time
 from tests.network.harness import sealed_manifest
 from tests.worlds import WALL

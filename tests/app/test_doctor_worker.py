@@ -14,12 +14,12 @@ from peers.engines import demo
 from peers.engines.doctor import machine
 from peers.environments.registry import class_of
 from peers.inference.doctor import findings
-from swarm.findings import Work, lines
 from swarm.jobs.inference import Surveyed
 from swarm.look.doctor.machine import check_home
-from swarm.manifest import EnvironmentReference, Thresholds
+from swarm.run.findings import Work, lines
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
+from swarm.wire.manifest import EnvironmentReference, Thresholds
 from tests.app.harness import swarm
 from tests.ledger.harness import OWNER, TRAINER
 from tests.network.harness import manifest, sealed_manifest

@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from swarm.events import Event
-from swarm.identity import Identity
 from swarm.look.health import HEALTH, SILENT_SECONDS, Pulse, Unwell, beating, examine
 from swarm.node.local import open_node
 from swarm.settings import PeerSettings
+from swarm.wire.identity import Identity
 from tests.app.harness import Outcome, complaint, swarm
 
 PEER = Identity(bytes(32)).peer_id

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from swarm.identity import load_or_create
-from swarm.manifest import Admissions
-from swarm.messages import Invite
 from swarm.run.invites import invite_in
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest
+from swarm.wire.identity import load_or_create
+from swarm.wire.manifest import Admissions
+from swarm.wire.messages import Invite
 from tests.app.harness import complaint, signed_manifest, swarm
 
 

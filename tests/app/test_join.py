@@ -13,9 +13,9 @@ import pytest
 
 from swarm.commands.joining import HEAD, prepare, settings_of
 from swarm.errors import UserError
-from swarm.identity import Identity
 from swarm.run.links import Link, make_link
 from swarm.settings import load_settings
+from swarm.wire.identity import Identity
 from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 
 OWNER, OTHER = Identity(bytes(32)), Identity(bytes([9]) * 32)

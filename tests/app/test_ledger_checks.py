@@ -10,9 +10,7 @@ import pytest
 import trio
 
 from peers.owner.signing import reinstate
-from swarm.envelope import open_envelope
 from swarm.errors import UserError
-from swarm.identity import load_or_create
 from swarm.ledger import merkle, proof_file
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
@@ -31,8 +29,10 @@ from swarm.look.why import (
     submission_named,
 )
 from swarm.look.why_step import about_step, step_lines
-from swarm.messages import Check, Eviction, Evidence, LogHead, Reinstatement
 from swarm.run.run import Run
+from swarm.wire.envelope import open_envelope
+from swarm.wire.identity import load_or_create
+from swarm.wire.messages import Check, Eviction, Evidence, LogHead, Reinstatement
 from swarm.world.disk import LocalDisk
 from swarm.world.home_format import FORMAT_FILE, HOME_FORMAT
 from tests.app.harness import complaint, swarm

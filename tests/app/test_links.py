@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import UserError
-from swarm.identity import Identity
 from swarm.run import links
 from swarm.run.invites import make_invite
 from swarm.run.links import ADDRESSES_MAX, ROLES, Link, invite_of, make_link, parse_link
+from swarm.wire.identity import Identity
 from tests.app.harness import NOBODY, complaint, swarm
 from tests.app.test_invites import home as invited  # noqa: F401 (a fixture)
 

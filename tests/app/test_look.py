@@ -19,10 +19,14 @@ from swarm.commands.start import Earned
 from swarm.commands.status import status_lines, status_object
 from swarm.errors import PeerError, UserError
 from swarm.events import Event, Lines
-from swarm.identity import PeerId
 from swarm.ledger.entries import Consumed
 from swarm.look.onlooker import RunStatus, record_of, status_of
-from swarm.messages import (
+from swarm.run.members import Standing
+from swarm.run.run import Run
+from swarm.terminal.exit import exit_with
+from swarm.terminal.strict_json import to_json
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import (
     Checkpoint,
     CheckpointReference,
     EnvironmentEvaluation,
@@ -33,10 +37,6 @@ from swarm.messages import (
     Reinstatement,
     StepOrder,
 )
-from swarm.run.members import Standing
-from swarm.run.run import Run
-from swarm.strict_json import to_json
-from swarm.terminal.exit import exit_with
 from tests.app.harness import complaint, swarm
 from tests.ledger.harness import (
     ALICE,

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from swarm.identity import Identity
 from swarm.terminal.extras import EXTRAS
+from swarm.wire.identity import Identity
 from tests.app.harness import bootstrap_peer, complaint, signed_manifest
 
 REPOSITORY = Path(__file__).parents[2]

@@ -12,11 +12,11 @@ import pytest
 import trio
 
 from swarm.errors import UserError
-from swarm.identity import Identity
 from swarm.run.choice import check_joined, choose_run, joined_runs, pin_owner
 from swarm.run.manifest import run_id
 from swarm.run.run import Run
 from swarm.run.terms import terms
+from swarm.wire.identity import Identity
 from tests.app.harness import bootstrap_peer, signed_manifest
 from tests.ledger.harness import InlineDisk
 from tests.network.harness import manifest, sealed_manifest

@@ -18,14 +18,14 @@ from peers.engines.demo import make_policy
 from peers.engines.model import read_weights
 from peers.trainer.restore import copy_verified, put_in_place
 from swarm.errors import UserError
-from swarm.identity import Identity, load_or_create
-from swarm.manifest import TrustedKey
 from swarm.node.joining import LAST_BOOTSTRAP
 from swarm.node.local import LOOPBACK, open_node
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
 from swarm.shardcast.manifest import CheckpointManifest, digest_of
+from swarm.wire.identity import Identity, load_or_create
+from swarm.wire.manifest import TrustedKey
 from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 
 RUN = "me/run"

@@ -20,9 +20,7 @@ from rich.cells import cell_len
 
 from peers.engines.demo import save_tokenizer
 from peers.trainer.learning.objective import advantages
-from swarm.envelope import seal
 from swarm.errors import UserError
-from swarm.identity import Identity
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Consumed, encode
 from swarm.look.archives import write_export
@@ -41,12 +39,14 @@ from swarm.look.rollouts.seen import (
 )
 from swarm.look.rollouts.sources import open_source
 from swarm.look.rollouts.text import Decoder
-from swarm.manifest import Objective
-from swarm.messages import Verdict
 from swarm.rollouts.reward_parts import parts_of
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
+from swarm.wire.envelope import seal
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import Objective
+from swarm.wire.messages import Verdict
 from tests.app.harness import complaint, signed_manifest, swarm
 from tests.rollouts.harness import single_turns
 

@@ -14,21 +14,27 @@ import pytest
 import trio
 
 from swarm.commands.runs import run_object, table
-from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, PeerError, UserError
-from swarm.identity import Identity
 from swarm.look.networks import Listed
 from swarm.look.onlooker import RunStatus
-from swarm.manifest import Admissions
-from swarm.messages import Checkpoint, CheckpointReference, Heartbeat, Present, StepOrder
 from swarm.node.joining import runs_of
-from swarm.rates import HourlyBytes
 from swarm.run.choice import choose_run
-from swarm.run.exchange import MANIFESTS_MAX, PROTOCOL, RUNS_MAX, list_runs, serve_manifests
 from swarm.run.manifest import Outgrown, run_id
+from swarm.run.manifest_exchange import (
+    MANIFESTS_MAX,
+    PROTOCOL,
+    RUNS_MAX,
+    list_runs,
+    serve_manifests,
+)
 from swarm.run.run import Run
 from swarm.run.update import sign_manifest
 from swarm.transport import Stream, Transport
+from swarm.transport.rates import HourlyBytes
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import Admissions
+from swarm.wire.messages import Checkpoint, CheckpointReference, Heartbeat, Present, StepOrder
 from tests.app.harness import bootstrap_peer, signed_manifest, swarm
 from tests.ledger.harness import InlineDisk
 from tests.memory_network import MemoryNetwork
@@ -225,7 +231,7 @@ def test_a_peer_that_closes_the_connection_again_and_again_is_too_busy(tmp_path:
 
 
 def test_a_list_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("swarm.run.exchange.RUNS_MAX", 2 * MANIFESTS_MAX)
+    monkeypatch.setattr("swarm.run.manifest_exchange.RUNS_MAX", 2 * MANIFESTS_MAX)
     assert RUNS_MAX > 2 * MANIFESTS_MAX
     assert len(listed(named(3 * MANIFESTS_MAX), tmp_path)) == 2 * MANIFESTS_MAX
 
@@ -233,7 +239,7 @@ def test_a_list_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_a_run_beyond_the_end_of_a_list_is_found_by_its_id(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("swarm.run.exchange.RUNS_MAX", MANIFESTS_MAX)
+    monkeypatch.setattr("swarm.run.manifest_exchange.RUNS_MAX", MANIFESTS_MAX)
     manifests = named(3 * MANIFESTS_MAX)
     last = max(run_id(each) for each in manifests)
     assert last in {run_id(each) for each in listed(manifests, tmp_path, last)}
@@ -268,7 +274,7 @@ def test_lists_have_an_hourly_budget(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     manifests = named(3)
     size = sum(len(each.raw) for each in manifests)
     monkeypatch.setattr(
-        "swarm.run.exchange.HOURLY_LISTS", HourlyBytes(3 * size, 9 * size, 9 * size)
+        "swarm.run.manifest_exchange.HOURLY_LISTS", HourlyBytes(3 * size, 9 * size, 9 * size)
     )
     assert len(listed(manifests, tmp_path, times=3)) == 3
     with pytest.raises(PeerError):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from peers.engines import demo
-from swarm.manifest import Thresholds
 from swarm.run.manifest import load_manifest, manifest_in
+from swarm.wire.manifest import Thresholds
 from tests.app.harness import complaint, swarm
 from tests.app.test_commands import RUN, create
 

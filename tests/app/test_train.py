@@ -19,8 +19,8 @@ from peers.outer.learning.service import ReplicaService
 from swarm.errors import UserError
 from swarm.jobs.averaging import AverageRound, AveragingService, Exchanged
 from swarm.jobs.outer import Inner, OuterSetup, StartReplica
-from swarm.manifest import Optimiser
 from swarm.terminal.output import removed_on_failure
+from swarm.wire.manifest import Optimiser
 from swarm.world import ChildDied
 from tests.app.harness import swarm as swarm_command
 from tests.outer.averaging import InProcess, Meeting

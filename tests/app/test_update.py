@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.identity import load_or_create
 from swarm.run.manifest import load_manifest, manifest_in
+from swarm.wire.identity import load_or_create
 from tests.app.harness import bootstrap_peer, complaint, swarm
 from tests.app.test_commands import RUN, create
 

@@ -19,21 +19,21 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-import swarm.envelope
+import swarm.wire.envelope
 from peers.engines.installed import Installed, python_of, record_of
 from peers.outer.alone.averaging import Network, open_backend
 from peers.outer.backends.installed import recipe_of
-from swarm.envelope import ENVELOPE_VERSION, Envelope
 from swarm.errors import PeerError, UserError
-from swarm.identity import Identity, load_or_create
-from swarm.manifest import RunManifest
 from swarm.node.joining import NO_WAY_IN, find_run, join_network
 from swarm.node.local import open_node
-from swarm.protocol import PROTOCOL_VERSION
 from swarm.run import needs
 from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
 from swarm.terminal.exit import exit_with
+from swarm.wire.envelope import ENVELOPE_VERSION, Envelope
+from swarm.wire.identity import Identity, load_or_create
+from swarm.wire.manifest import RunManifest
+from swarm.wire.protocol import PROTOCOL_VERSION
 from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest
 
 OWNER = Identity(bytes(32))
@@ -257,7 +257,7 @@ def test_no_such_run(
 def of_the_future(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Envelope:
     """A manifest signed in the next version of the envelope."""
     with monkeypatch.context() as patch:
-        patch.setattr(swarm.envelope, "ENVELOPE_VERSION", ENVELOPE_VERSION + 1)
+        patch.setattr(swarm.wire.envelope, "ENVELOPE_VERSION", ENVELOPE_VERSION + 1)
         return signed_manifest(folder, OWNER)
 
 

@@ -12,7 +12,7 @@ from peers.calibration.workers import HandedIn, proven
 from peers.calibration.workload import Work
 from peers.engines.engine import Engine
 from peers.engines.sampling import gumbel_noise
-from swarm.manifest import Sampling
+from swarm.wire.manifest import Sampling
 
 
 @dataclass(frozen=True)

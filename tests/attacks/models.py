@@ -39,10 +39,10 @@ from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import Inspected, InspectionSetup, Judge, Judged, PrefillSetup
 from swarm.ledger.evidence import WorkerEvidence
-from swarm.manifest import Sampling
 from swarm.rollouts.rollout import Finish, Rollout, Segment
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, ReadLimits, read
+from swarm.wire.manifest import Sampling
 from tests.background import Ask
 from tests.orders import ORDER, submission_order
 from tests.rollouts.harness import single_turns

@@ -21,7 +21,7 @@ from peers.calibration.weights import int8, write_changed
 from peers.calibration.workers import Generates
 from peers.calibration.workload import Workload
 from peers.demo.recipes import THRESHOLDS
-from swarm.manifest import Sampling
+from swarm.wire.manifest import Sampling
 from tests.calibration.deep_model import make_deep_model
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower

@@ -11,7 +11,7 @@ from peers.engines import demo
 from peers.environments.interface import Grade, SingleTurn, Task, Tasks, Transcript
 from peers.environments.tasks import Generated
 from swarm.errors import UserError
-from swarm.manifest import Sampling
+from swarm.wire.manifest import Sampling
 
 SAMPLING = Sampling(max_new_tokens=8, stop_ids=[2], group_size=2, groups_per_submission=8)
 

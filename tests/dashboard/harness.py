@@ -16,11 +16,11 @@ from swarm.look.dashboard.history import History
 from swarm.look.dashboard.server import Dashboard, serve
 from swarm.look.dashboard.snapshot import Snapshot
 from swarm.look.onlooker import RunStatus
-from swarm.messages import Arrival, CheckpointReference, Heartbeat, Present, StepOrder, Verdict
 from swarm.run.members import Standing
 from swarm.run.run import Run
 from swarm.shardcast.fetch.arriving import source_mark
 from swarm.transport.http.local_server import open_listener
+from swarm.wire.messages import Arrival, CheckpointReference, Heartbeat, Present, StepOrder, Verdict
 from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, manifest, verdict_at
 from tests.network.harness import sealed_manifest
 

@@ -23,8 +23,8 @@ from swarm.look.dashboard.idle import why_trainer, why_worker
 from swarm.look.dashboard.server import PARTS
 from swarm.look.dashboard.snapshot import Head, PeerRow, Snapshot, changes
 from swarm.look.dashboard.watch import Watcher
-from swarm.messages import CheckpointReference
 from swarm.run.run import Run
+from swarm.wire.messages import CheckpointReference
 from tests.app.harness import complaint
 from tests.dashboard.harness import (
     HOSTILE,

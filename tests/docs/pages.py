@@ -40,7 +40,7 @@ def code_blocks(page: str, language: str) -> list[str]:
 # --- what a message's fields are, in words -----------------------------------------------------
 
 PEER_ID_LENGTHS = (46, 64)
-"""Of `swarm.messages.Key`."""
+"""Of `swarm.wire.messages.Key`."""
 
 
 def field_rows(struct: type[msgspec.Struct]) -> list[tuple[str, str, str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarm import manifest, messages, outer
-from swarm.kinds import KINDS
 from swarm.ledger import entries
 from swarm.rollouts.submission_file import Header
+from swarm.wire import manifest, messages, outer
+from swarm.wire.kinds import KINDS
 from tests.docs.pages import field_rows, section, table, text
 from tests.docs.vectors import computed
 

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from peers.engines.demo import EOS_ID, save_tokenizer
 from swarm.commands.main import app
 from swarm.errors import UserError
-from swarm.manifest import RunManifest
 from swarm.run.manifest import load_manifest
 from swarm.run.recipes import RECIPES
 from swarm.run.toml import RunHashes, manifest_from_toml
 from swarm.settings import load_settings
+from swarm.wire.manifest import RunManifest
 from tests.docs.pages import ROOT, text
 
 PAGES = sorted(

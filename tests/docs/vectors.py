@@ -12,10 +12,7 @@ from peers.engines.sampling import gumbel_noise, philox
 from peers.environments import task_of
 from peers.environments.interface import as_text
 from peers.environments.sort_digits import SortDigits
-from swarm.envelope import Envelope, seal
-from swarm.identity import Identity, peer_id_bytes
 from swarm.ledger import entries, merkle
-from swarm.messages import Check, LogHead, Verdict
 from swarm.rollouts import seeds
 from swarm.run.manifest import content_digest
 from swarm.run.records import checkpoint_key, peer_key, run_key
@@ -28,6 +25,9 @@ from swarm.shardcast.manifest import (
 from swarm.transport import Framing
 from swarm.transport.framing import END_FRAME, encode_credit, encode_data
 from swarm.transport.http.messages import Ask, proof_message
+from swarm.wire.envelope import Envelope, seal
+from swarm.wire.identity import Identity, peer_id_bytes
+from swarm.wire.messages import Check, LogHead, Verdict
 
 OWNER = Identity(bytes(32))
 WORKER = Identity(bytes(range(32)))

@@ -23,13 +23,15 @@ from typing import Any
 import msgspec
 import trio
 
-from peers.demo.cast import demo_manifest
 from peers.demo.local_peers import free_ports, write_config
 from peers.demo.recipes import ENVIRONMENT
+from peers.demo.setup import demo_manifest
 from peers.environments.collection import Environments
 from peers.environments.run_probe import probe_hashes
-from swarm.identity import Identity, load_or_create
-from swarm.manifest import (
+from swarm.run.allowed import ALLOWED_VARIABLE
+from swarm.run.update import sign_manifest
+from swarm.wire.identity import Identity, load_or_create
+from swarm.wire.manifest import (
     Adapter,
     EnvironmentReference,
     Limits,
@@ -38,10 +40,8 @@ from swarm.manifest import (
     TrustedKey,
     Values,
 )
-from swarm.observable import Observable
-from swarm.run.allowed import ALLOWED_VARIABLE
-from swarm.run.update import sign_manifest
 from swarm.world.child import die_with_parent
+from swarm.world.observable import Observable
 from swarm.world.process import lines_of
 from swarm.world.surroundings import FORK_SERVER_VARIABLE
 

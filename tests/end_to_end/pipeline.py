@@ -15,14 +15,14 @@ from peers.inference.engine_service import EngineService
 from peers.trainer.service import TrainerService
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
-from swarm.identity import Identity
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, InferenceSetup
-from swarm.jobs.training import AcceptedSubmission, Export, Lessons, StartTraining, TrainStep
+from swarm.jobs.training import AcceptedSubmission, Export, StartTraining, TrainingTerms, TrainStep
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, PrefillSetup
-from swarm.manifest import EnvironmentReference, Sampling
-from swarm.messages import CheckpointReference
 from swarm.rollouts.rollouts import Rollouts
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import EnvironmentReference, Sampling
+from swarm.wire.messages import CheckpointReference
 from tests.background import Ask, in_background
 
 
@@ -113,7 +113,7 @@ class Pipeline:
 
 @contextmanager
 def pipeline(
-    folder: Path, environment: EnvironmentReference, lessons: Lessons
+    folder: Path, environment: EnvironmentReference, terms: TrainingTerms
 ) -> Iterator[Pipeline]:
     """The pipeline of a run whose first policy is in `folder`/0."""
     environments = [environment]
@@ -121,13 +121,11 @@ def pipeline(
         InspectorService(InspectionSetup(environments=environments)),
         TrainerService(),
     )
-    start = StartTraining(
-        model=str(folder / "0"), lessons=lessons, environments=environments, seed=0
-    )
+    start = StartTraining(model=str(folder / "0"), terms=terms, environments=environments, seed=0)
     trio.run(trainer.start, start)
     engine = EngineService(InferenceSetup(environments=environments))
     prefill = PrefillService(PrefillSetup())
     with in_background(inspector.run) as ask:
         yield Pipeline(
-            folder, engine, inspector, prefill, trainer, ask, environment, lessons.sampling
+            folder, engine, inspector, prefill, trainer, ask, environment, terms.sampling
         )

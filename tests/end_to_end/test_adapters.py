@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from peers.engines.model import read_weights
-from swarm.manifest import Adapter
+from swarm.wire.manifest import Adapter
 from tests.end_to_end.harness import swarm
 
 ADAPTER = Adapter(rank=4, alpha=16.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarm.manifest import Values
+from swarm.wire.manifest import Values
 from tests.end_to_end.harness import swarm
 
 STEPS = 5

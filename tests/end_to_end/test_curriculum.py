@@ -13,8 +13,8 @@ import trio
 
 from swarm.look.rollouts.filters import Filters
 from swarm.look.rollouts.sources import open_source
-from swarm.manifest import Curriculum, EnvironmentReference
-from swarm.messages import StepOrder
+from swarm.wire.manifest import Curriculum, EnvironmentReference
+from swarm.wire.messages import StepOrder
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
 

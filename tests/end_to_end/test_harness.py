@@ -11,7 +11,7 @@ import trio
 
 from peers.demo.local_peers import free_ports
 from peers.endpoint import harness
-from swarm.manifest import EnvironmentReference
+from swarm.wire.manifest import EnvironmentReference
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
 

@@ -11,11 +11,11 @@ import pytest
 import trio
 
 from peers.environments.registry import class_of
-from swarm.identity import Identity
-from swarm.manifest import EnvironmentReference
 from swarm.run.allowed import ALLOWED_VARIABLE
 from swarm.run.links import Link, make_link
 from swarm.run.update import sign_manifest
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import EnvironmentReference
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Person, Swarm, swarm
 
 REFUSAL = "a run's owner is a stranger to this machine"

@@ -10,10 +10,10 @@ import torch
 import trio
 
 from peers.demo.local_peers import Setting
-from peers.trainer.learning import exchange
+from peers.trainer.learning import merging_folder as exchange
 from peers.trainer.learning.learner import Learner
 from swarm.jobs.training import Snapshot
-from swarm.manifest import Outer
+from swarm.wire.manifest import Outer
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Peer
 from tests.end_to_end.test_several_trainers import make_peers
 from tests.trainer.test_learner import SETTINGS, random_groups, teach, weights_of

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from swarm.ledger.entries import Judged
-from swarm.manifest import Limits
+from swarm.wire.manifest import Limits
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 

@@ -13,9 +13,9 @@ import trio
 
 from peers.demo.local_peers import Setting, free_ports, write_config
 from peers.engines.demo import make_policy
-from swarm.identity import Identity, load_or_create
-from swarm.manifest import Limits, Optimiser, Outer, TrustedKey
 from swarm.run.update import sign_manifest
+from swarm.wire.identity import Identity, load_or_create
+from swarm.wire.manifest import Limits, Optimiser, Outer, TrustedKey
 from swarm.world.surroundings import FORK_SERVER_VARIABLE
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Peer, tiny_manifest
 

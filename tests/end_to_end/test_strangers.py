@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from swarm.identity import Identity
 from swarm.transport import limits
+from swarm.wire.identity import Identity
 from tests.app.harness import bootstrap_peer
 from tests.end_to_end.harness import (
     START_SECONDS,

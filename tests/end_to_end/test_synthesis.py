@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from peers.engines.model import read_weights
 from swarm.commands.main import app
-from swarm.manifest import Objective
+from swarm.wire.manifest import Objective
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
 

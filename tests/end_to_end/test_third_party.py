@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 import trio
 
-from peers.demo.cast import demo_manifest
+from peers.demo.setup import demo_manifest
 from peers.engines.demo import EOS_ID, make_policy
 from peers.environments import Renderer, load, probe_hash, task_of
 from peers.environments.run_probe import probe_hashes
 from swarm.errors import UserError
-from swarm.identity import Identity, load_or_create
 from swarm.jobs import Hardware, Load
 from swarm.jobs.inference import Generate, Generated, InferenceSetup, Loaded, Probe, Probed
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup
-from swarm.manifest import EnvironmentReference
 from swarm.roles import check_tables
 from swarm.rollouts.seeds import environment_of_group
 from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
+from swarm.wire.identity import Identity, load_or_create
+from swarm.wire.manifest import EnvironmentReference
 from swarm.world.compute import LocalCompute
 from tests.app.harness import bootstrap_peer
 from tests.orders import ORDER, reference, submission_order

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 import trio
 
-from swarm.envelope import seal
 from swarm.gossip.frames import PROTOCOL
-from swarm.identity import Identity
-from swarm.messages import PeerRecord
 from swarm.transport.framing import encode_varint
+from swarm.wire.envelope import seal
+from swarm.wire.identity import Identity
+from swarm.wire.messages import PeerRecord
 from tests.end_to_end.harness import (
     START_SECONDS,
     STEP_SECONDS,

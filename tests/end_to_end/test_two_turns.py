@@ -10,8 +10,8 @@ import torch
 from peers.engines import demo
 from peers.environments.calculator import Calculator, CalculatorOptions
 from peers.trainer.warmup import Warmup, warm_up
-from swarm.jobs.training import Lessons
-from swarm.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
+from swarm.jobs.training import TrainingTerms
+from swarm.wire.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
 from tests.end_to_end.pipeline import pipeline
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
@@ -25,7 +25,7 @@ SAMPLING = Sampling(
     group_size=8,
     groups_per_submission=GROUPS,
 )
-LESSONS = Lessons(
+LESSONS = TrainingTerms(
     objective=Objective(epsilon=0.2, delta=4.0, kl_coefficient=0.0, entropy_coefficient=0.0),
     optimiser=Optimiser(learning_rate=2e-3, warmup_steps=2, gradient_norm_max=0.5),
     schedule=Schedule(steps=100, groups_per_step=GROUPS),

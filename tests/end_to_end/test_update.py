@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from peers.trainer.learning.settings import learning_rate
-from swarm.identity import load_or_create
-from swarm.manifest import RunManifest
+from swarm.wire.identity import load_or_create
+from swarm.wire.manifest import RunManifest
 from tests.end_to_end.harness import STEP_SECONDS, Event, Swarm, swarm
 
 NAMES = ("bootstrap", "relay", "trainer", "validator", "inference-1", "inference-2")

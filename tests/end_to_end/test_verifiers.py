@@ -14,9 +14,9 @@ import trio
 from peers.environments import Renderer
 from peers.environments.interface import Message
 from peers.environments.verifiers.installed import interpreter_for
-from swarm.jobs.training import Lessons
-from swarm.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
+from swarm.jobs.training import TrainingTerms
 from swarm.run.allowed import ALLOWED_VARIABLE
+from swarm.wire.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
 from swarm.world.surroundings import HOME_VARIABLE
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
@@ -80,8 +80,8 @@ def make_policy(folder: Path) -> int:
     return stop
 
 
-def lessons(stop: int, tokens: int) -> Lessons:
-    return Lessons(
+def terms(stop: int, tokens: int) -> TrainingTerms:
+    return TrainingTerms(
         objective=Objective(epsilon=0.2, delta=4.0, kl_coefficient=0.0, entropy_coefficient=0.0),
         optimiser=Optimiser(learning_rate=1e-3, warmup_steps=1, gradient_norm_max=0.5),
         schedule=Schedule(steps=100, groups_per_step=GROUPS),
@@ -106,7 +106,7 @@ def test_poems_of_the_older_interface(tmp_path: Path) -> None:
             "library": "0.3.1",
         },
     )
-    with pipeline(tmp_path, environment, lessons(stop, tokens=64)) as run:
+    with pipeline(tmp_path, environment, terms(stop, tokens=64)) as run:
         rewards = [run.take_step(step)[0] for step in range(STEPS)]
     assert all(0 < reward < 1 for reward in rewards), rewards
     assert run.learned_steps, rewards
@@ -126,7 +126,7 @@ def test_marbles_of_the_1_x_interface(tmp_path: Path) -> None:
             "tasks": TASKS,
         },
     )
-    with pipeline(tmp_path, environment, lessons(stop, tokens=96)) as run:
+    with pipeline(tmp_path, environment, terms(stop, tokens=96)) as run:
         rewards = [run.take_step(step)[0] for step in range(STEPS)]
     assert run.learned_steps, rewards
     assert max(rewards) > 0, "the rewards of the package, computed by its own simulator"

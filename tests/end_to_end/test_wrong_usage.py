@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from peers.demo.local_peers import free_ports, write_config
-from swarm.identity import Identity
 from swarm.transport import Stream
 from swarm.transport.libp2p import open_libp2p
+from swarm.wire.identity import Identity
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
 from tests.end_to_end.harness import START_SECONDS, Person, Swarm, swarm

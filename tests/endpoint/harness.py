@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import trio
 
-from peers.endpoint.app import Endpoint, Limits
+from peers.endpoint.app import Endpoint, EndpointLimits
 from peers.endpoint.driving import OwnEngine
 from peers.endpoint.gate import Keys
 from peers.endpoint.server import Options, make_endpoint, run_endpoint
@@ -63,7 +63,7 @@ async def serving(
     **limits: Any,
 ) -> AsyncIterator[Client]:
     """An endpoint and its client."""
-    options = Options(folder, "tiny", 3, "native", record=record, limits=Limits(**limits))
+    options = Options(folder, "tiny", 3, "native", record=record, limits=EndpointLimits(**limits))
     endpoint = make_endpoint(options, keys)
     urls: list[str] = []
     started = trio.Event()

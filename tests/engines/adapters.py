@@ -13,7 +13,7 @@ from peers.engines.adapter import target_names, write_adapter
 from peers.engines.adapter_config import CONFIG_FILE
 from peers.engines.model import open_weights
 from peers.engines.tokenizer import copy_tokenizer
-from swarm.manifest import ADAPTER_TARGETS
+from swarm.wire.manifest import ADAPTER_TARGETS
 
 ATTENTION = ADAPTER_TARGETS[:4]
 

@@ -21,8 +21,8 @@ from peers.tuning.service import Tuning
 from swarm.errors import UserError
 from swarm.jobs.offline import StartTuning, TuningSettings
 from swarm.jobs.training import Export
-from swarm.manifest import EnvironmentReference, Objective, Schedule
 from swarm.shardcast.manifest import build
+from swarm.wire.manifest import EnvironmentReference, Objective, Schedule
 from swarm.world.disk import LocalDisk
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}>{% endfor %}"

@@ -10,12 +10,12 @@ import msgspec
 import trio
 
 from peers.environment.service import EnvironmentPeerService
-from swarm.envelope import seal
-from swarm.identity import Identity
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.environment import DrawPrompt, PlayTurn
-from swarm.manifest import EnvironmentReference
-from swarm.turns import Turn, pack, tokens_digest
+from swarm.wire.envelope import seal
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import EnvironmentReference
+from swarm.wire.turns import Turn, pack, tokens_digest
 
 PACKAGE = '''
 from peers.environments import Episodes, Generated, Task

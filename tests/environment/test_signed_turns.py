@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from peers.environment.turns import Asker, SignedTurns
-from swarm.envelope import Envelope, seal
-from swarm.identity import Identity
-from swarm.turns import Turn
+from swarm.wire.envelope import Envelope, seal
+from swarm.wire.identity import Identity
+from swarm.wire.turns import Turn
 from swarm.world.disk import LocalDisk
 
 OWN = Identity(bytes(32))

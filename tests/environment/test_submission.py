@@ -22,14 +22,14 @@ from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.inspector import InspectorService, expected_header
 from peers.validator.parsing import Contents
-from swarm.envelope import open_envelope
-from swarm.identity import Identity
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.environment import EnvironmentSetup, GradeEpisode, PlayTurn
 from swarm.jobs.inference import AskTurns, Generate, GiveTurn, InferenceSetup, SignedPrompt
 from swarm.jobs.validation import Inspect, InspectionSetup, Report
 from swarm.rollouts.submission_file import ReadLimits, Submission, read
-from swarm.turns import Turn, unpack
+from swarm.wire.envelope import open_envelope
+from swarm.wire.identity import Identity
+from swarm.wire.turns import Turn, unpack
 from tests.background import in_background
 from tests.environment.served import ECHO, LonePeer, install, without
 from tests.orders import policy as policy_reference

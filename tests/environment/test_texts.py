@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from peers.environment.texts import Texts
-from swarm.turns import Turn, pack
+from swarm.wire.turns import Turn, pack
 
 
 def turn(sample: int, *tokens: int) -> Turn:

@@ -13,7 +13,7 @@ from peers.environments.chat import Chat, ChatOptions
 from peers.environments.episodes import EpisodeLimits, Replies
 from peers.environments.probe import probe_seed
 from peers.trainer.examples import encode_examples
-from swarm.manifest import Sampling
+from swarm.wire.manifest import Sampling
 from tests.environments.chat_families import FAMILIES
 
 CONFIG: dict[str, Any] = {

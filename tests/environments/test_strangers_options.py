@@ -21,9 +21,9 @@ from swarm.errors import UserError
 from swarm.jobs.evaluation import EvaluationSetup
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import InspectionSetup
-from swarm.manifest import EnvironmentReference, OptionValue
 from swarm.run.allowed import ALLOWED_VARIABLE
 from swarm.settings import PeerSettings
+from swarm.wire.manifest import EnvironmentReference, OptionValue
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from peers.evaluation.service import EvaluationService
 from peers.evaluation.tasks import different_tasks
 from swarm.errors import UserError
 from swarm.jobs.evaluation import DrawTasks, EvaluationSetup, PlayTasks, Sample
-from swarm.manifest import EnvironmentReference, Sampling
+from swarm.wire.manifest import EnvironmentReference, Sampling
 
 SORTING = EnvironmentReference(name="sort-digits", version="1")
 CALCULATOR = EnvironmentReference(name="calculator", version="1", options={"digits": 1})

@@ -11,16 +11,24 @@ from typing import Any
 import msgspec
 import trio
 
-from swarm.envelope import UNKNOWN_BYTES_MAX, Dropped, Envelope, open_envelope
 from swarm.errors import DECODE_ERRORS, PeerError, UserError
 from swarm.gossip import frames as gossip
-from swarm.identity import Identity
 from swarm.kademlia import wire as dht
-from swarm.kinds import KINDS, kind_of
 from swarm.ledger import entries, merkle
 from swarm.ledger import wire as ledger
 from swarm.ledger.client import LedgerClient
-from swarm.messages import (
+from swarm.run.manifest import check_manifest, content_digest, manifest_in
+from swarm.run.run import Run
+from swarm.shardcast import limits as shardcast_limits
+from swarm.shardcast import manifest as checkpoints
+from swarm.shardcast.have import messages as have
+from swarm.shardcast.mirror.index import Index
+from swarm.transport.http import messages as pieces
+from swarm.transport.http.messages import split_root
+from swarm.wire.envelope import UNKNOWN_BYTES_MAX, Dropped, Envelope, open_envelope
+from swarm.wire.identity import Identity
+from swarm.wire.kinds import KINDS, kind_of
+from swarm.wire.messages import (
     AdmissionRequest,
     Checkpoint,
     CheckpointReference,
@@ -35,14 +43,6 @@ from swarm.messages import (
     Present,
     Submission,
 )
-from swarm.run.manifest import check_manifest, content_digest, manifest_in
-from swarm.run.run import Run
-from swarm.shardcast import limits as shardcast_limits
-from swarm.shardcast import manifest as checkpoints
-from swarm.shardcast.have import messages as have
-from swarm.shardcast.mirror.index import Index
-from swarm.transport.http import messages as pieces
-from swarm.transport.http.messages import split_root
 from swarm.world import frames as children
 from tests.docs import vectors
 from tests.fuzz.target import Target

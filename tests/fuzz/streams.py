@@ -13,7 +13,6 @@ import trio.testing
 from blake3 import blake3
 from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
 
-from swarm.identity import Identity
 from swarm.transport import BlobReference, FetchError, Framing, Traffic
 from swarm.transport.framing import (
     END_FRAME,
@@ -31,6 +30,7 @@ from swarm.transport.http.server import Clients, Session
 from swarm.transport.http.serving import Serving
 from swarm.transport.http.wire import Buffers, Wire
 from swarm.transport.libp2p import negotiation, yamux
+from swarm.wire.identity import Identity
 from tests.fuzz.files import folder
 from tests.fuzz.target import Target
 from tests.transport.harness import FolderDisk, Service, Sink

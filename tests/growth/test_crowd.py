@@ -14,18 +14,18 @@ import trio
 from rich.console import Console
 
 from swarm.commands.status import status_lines
-from swarm.envelope import Envelope
 from swarm.ledger import wire
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.serving import Reporting, report
 from swarm.look.onlooker import RunStatus
-from swarm.manifest import Admissions
-from swarm.messages import Admission, Heartbeat, Presence, Present
-from swarm.messenger import first
 from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.run.members import PRESENCE_BYTES_MAX, SUSPECTED_SECONDS
 from swarm.run.registrar import Registrar
 from swarm.run.run import Run
+from swarm.wire.envelope import Envelope
+from swarm.wire.manifest import Admissions
+from swarm.wire.messages import Admission, Heartbeat, Presence, Present
+from swarm.wire.messenger import first
 from tests.network.harness import Member, in_virtual_time, running
 from tests.network.test_membership import run_with, stranger, trusted_and_worker
 

@@ -18,11 +18,11 @@ from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation
-from swarm.envelope import ENVELOPE_BYTES_MAX, Envelope
 from swarm.gossip import frames
 from swarm.ledger.entries import Consumed, decode, encode, judged
-from swarm.messages import Check, Evidence, Verdict
 from swarm.run.bounds import SUBMISSION_GROUPS_MAX, SUBMISSION_ROWS_MAX
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX, Envelope
+from swarm.wire.messages import Check, Evidence, Verdict
 from tests.ledger.harness import (
     ALICE,
     BOB,

@@ -17,10 +17,10 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event, Events
-from swarm.manifest import RunManifest
-from swarm.messages import StepOrder
 from swarm.node.status import IDLE_SECONDS, Status
 from swarm.sentences import sentence
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import StepOrder
 from tests.network.harness import in_virtual_time
 from tests.worlds import VirtualWorld
 

@@ -27,12 +27,12 @@ from peers.proofs.format import PROOF_BYTES, check_format, split
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.errors import UserError
-from swarm.identity import Identity
 from swarm.jobs import Hardware, Load
 from swarm.jobs.inference import AskUsage, Generate, Generated, InferenceSetup
 from swarm.jobs.validation import InspectionSetup, PrefillSetup
 from swarm.rollouts import seeds
 from swarm.rollouts.submission_file import Submission, read
+from swarm.wire.identity import Identity
 from swarm.world.progress import Reporter, current
 from tests.inference.files import LIMITS, tokens_of
 from tests.orders import policy as policy_reference

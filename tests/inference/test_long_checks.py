@@ -11,7 +11,7 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.manifest import Limits, Thresholds
+from swarm.wire.manifest import Limits, Thresholds
 
 LIMITS = Limits(acknowledgement_seconds=2.0, verdict_seconds=6.0, submissions_unjudged_max=1)
 SECONDS = 240.0

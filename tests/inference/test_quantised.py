@@ -7,7 +7,7 @@ import pytest
 
 from peers.inference.quantised import check_quantised
 from swarm.errors import UserError
-from swarm.manifest import Thresholds
+from swarm.wire.manifest import Thresholds
 
 TAKES_FP8 = Thresholds(quantised_weights=["fp8"])
 

@@ -10,10 +10,10 @@ import trio
 import trio.testing
 
 from simnet.clock import run_virtual
-from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.records import InvalidRecord, RecordInfo
 from swarm.kademlia.wire import Message, MessageType, Neighbour
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk
 from tests.memory_network import MemoryNetwork, MemoryTransport
 from tests.worlds import WALL, VirtualWorld

@@ -20,15 +20,15 @@ from typing import Any, cast
 import pytest
 import trio
 
-from swarm.envelope import open_envelope, seal
-from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.providers import provider_key
-from swarm.messages import PeerRecord
 from swarm.run.manifest import run_id
 from swarm.run.records import peer_key, record_validators, run_key
 from swarm.transport import Transport
 from swarm.transport.libp2p import open_libp2p
+from swarm.wire.envelope import open_envelope, seal
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.messages import PeerRecord
 from swarm.world import Disk
 from swarm.world.machine import Machine
 from tests.app.harness import bootstrap_peer, signed_manifest

@@ -7,10 +7,10 @@ from typing import cast
 
 import trio
 
-from swarm.identity import Identity
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.providers import provider_key
 from swarm.transport.libp2p import open_libp2p
+from swarm.wire.identity import Identity
 from swarm.world import Disk
 from tests.kademlia.harness import PlainValidator, good
 from tests.worlds import VirtualWorld

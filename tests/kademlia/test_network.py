@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 import trio
 
-from swarm.identity import Identity, peer_id_bytes
 from swarm.kademlia import wire
 from swarm.kademlia.dht import MAINTENANCE_SECONDS, QUORUM, Kademlia
 from swarm.kademlia.providers import PROVIDER_SECONDS, provider_key
@@ -17,6 +16,7 @@ from swarm.kademlia.requests import REQUEST_SECONDS_MAX
 from swarm.kademlia.routing_table import CONTACT_FRESH_SECONDS, key_id, node_id
 from swarm.kademlia.wire import Message, MessageType, Neighbour, Record
 from swarm.transport import ConnectError, Framing
+from swarm.wire.identity import Identity, peer_id_bytes
 from tests.kademlia.harness import Peer, closest, good, run, swarm
 
 KEY = b"/swarm-run/alice/first"

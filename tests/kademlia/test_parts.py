@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import PeerError
-from swarm.identity import Identity, PeerId
 from swarm.kademlia.lookup import LOOKUP_QUERIES_MAX, LOOKUP_SECONDS_MAX, Lookup, prefer_diverse
 from swarm.kademlia.providers import PROVIDER_SECONDS, ProviderStore, provider_key
 from swarm.kademlia.records import RECORD_SECONDS_MAX, InvalidRecord, RecordStore, StoreFull
@@ -23,6 +22,7 @@ from swarm.kademlia.routing_table import (
     node_id,
 )
 from swarm.kademlia.wire import KEY_BYTES_MAX, RECORD_BYTES_MAX, Neighbour
+from swarm.wire.identity import Identity, PeerId
 from tests.kademlia.harness import PlainValidator, good, run
 from tests.worlds import WALL
 

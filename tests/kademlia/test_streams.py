@@ -6,12 +6,12 @@ import pytest
 import trio
 from libp2p.kad_dht.pb import kademlia_pb2 as oracle
 
-from swarm.identity import peer_id_bytes
 from swarm.kademlia import serving, wire
 from swarm.kademlia.routing_table import CONTACT_FAILURES_MAX
 from swarm.kademlia.serving import INBOUND_IDLE_SECONDS
 from swarm.kademlia.wire import RECORD_BYTES_MAX, Message, MessageType
 from swarm.transport import Framing, Stream, StreamError
+from swarm.wire.identity import peer_id_bytes
 from tests.kademlia.harness import Peer, closest, good, run, swarm
 
 KEY = b"/swarm-run/alice/first"

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from libp2p.kad_dht.pb import kademlia_pb2 as oracle
 
-from swarm.identity import Identity
 from swarm.kademlia import wire
 from swarm.kademlia.wire import (
     ADDRESS_BYTES_MAX,
@@ -25,6 +24,7 @@ from swarm.kademlia.wire import (
     Record,
     WireError,
 )
+from swarm.wire.identity import Identity
 
 ALICE = Identity(bytes(32)).peer_id
 BOB = Identity(bytes([1]) * 32).peer_id

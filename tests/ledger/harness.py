@@ -10,21 +10,21 @@ from typing import Any
 import trio
 import trio.testing
 
-from swarm.envelope import Sequencer
 from swarm.events import Event, Events
 from swarm.gossip.topics import RUN, WORK
-from swarm.identity import Identity, PeerId
 from swarm.kademlia.dht import Kademlia
 from swarm.ledger.client import fetch_log, open_ledger
 from swarm.ledger.entries import Entry
 from swarm.ledger.receipts import Receipt, receipts_of
-from swarm.messages import Verdict
 from swarm.node.node import Node, StoredSequence, create_tables
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
 from swarm.run.records import record_validators
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
+from swarm.wire.envelope import Sequencer
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.messages import Verdict
 from swarm.world.disk import LocalDatabase, LocalDisk
 from tests.memory_network import MemoryNetwork
 from tests.network.harness import identity, manifest, sealed, sealed_manifest

@@ -13,10 +13,10 @@ import pytest
 import trio
 
 from swarm.errors import PeerError, leaf_errors
-from swarm.identity import Identity
 from swarm.ledger.entries import CheckpointPublished, Entry, encode
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import LogMirror
+from swarm.wire.identity import Identity
 from tests.ledger.harness import (
     ALICE,
     BOB,

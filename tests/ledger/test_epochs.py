@@ -13,7 +13,6 @@ import trio
 
 from peers.validator.records import Records
 from swarm.errors import PeerError
-from swarm.identity import Identity
 from swarm.ledger import epochs, proof_file
 from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
@@ -25,9 +24,10 @@ from swarm.ledger.sealing import SEALS_MAX, Books
 from swarm.ledger.state import Authority, Base, Frontier, Record, Totals, ledger_state
 from swarm.look.archives import fetch_archive, write_export
 from swarm.look.onlooker import record_of
-from swarm.manifest import Limits, Thresholds
-from swarm.messages import CheckpointReference, Evidence, StepOrder, Verdict
 from swarm.node import sealing
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import Limits, Thresholds
+from swarm.wire.messages import CheckpointReference, Evidence, StepOrder, Verdict
 from tests.app.harness import Outcome
 from tests.app.harness import swarm as swarm_command
 from tests.ledger.harness import (

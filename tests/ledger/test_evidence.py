@@ -8,8 +8,8 @@ from pathlib import Path
 import trio
 
 from peers.validator.records import Records
-from swarm.identity import Identity
-from swarm.messages import Evidence, Reinstatement
+from swarm.wire.identity import Identity
+from swarm.wire.messages import Evidence, Reinstatement
 from tests.ledger.harness import (
     ALICE,
     BOB,

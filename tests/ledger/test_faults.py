@@ -11,7 +11,7 @@ from swarm.errors import PeerError
 from swarm.ledger import faults
 from swarm.ledger.client import open_ledger
 from swarm.ledger.faults import FaultRecord
-from swarm.messages import CheckpointReference, Message, StepOrder, Submission
+from swarm.wire.messages import CheckpointReference, Message, StepOrder, Submission
 from tests.ledger.harness import (
     ALICE,
     OWNER,

@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from peers.validator.records import Records
-from swarm.identity import Identity
 from swarm.ledger.entries import (
     Carried,
     Entry,
@@ -22,8 +21,9 @@ from swarm.ledger.entries import (
     SealedWorker,
     encode,
 )
-from swarm.messages import Eviction, Invite, Reinstatement
 from swarm.run.invites import invite_in, make_invite, revoke
+from swarm.wire.identity import Identity
+from swarm.wire.messages import Eviction, Invite, Reinstatement
 from tests.ledger.harness import (
     ALICE,
     BOB,

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 import trio
 
-from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
-from swarm.identity import Identity
 from swarm.ledger.client import open_ledger
-from swarm.manifest import Admissions
-from swarm.messages import Admission, AdmissionRefused, AdmissionRequest, Invite
-from swarm.messenger import first
 from swarm.run.invites import check_token, invite_in, invite_problem, make_invite, revoke
 from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import Admissions
+from swarm.wire.messages import Admission, AdmissionRefused, AdmissionRequest, Invite
+from swarm.wire.messenger import first
 from tests.ledger.harness import ALICE, BOB, OWNER, WORKER, Peer, Swarm, identity, in_virtual_time
 from tests.network.harness import sealed_manifest
 from tests.worlds import WALL

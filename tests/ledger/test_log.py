@@ -9,7 +9,6 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.envelope import Envelope
 from swarm.ledger import merkle
 from swarm.ledger.entries import (
     Admitted,
@@ -22,7 +21,8 @@ from swarm.ledger.entries import (
 )
 from swarm.ledger.log import Log, Pruned
 from swarm.ledger.mirror import Fork, LogMirror
-from swarm.messages import LogHead
+from swarm.wire.envelope import Envelope
+from swarm.wire.messages import LogHead
 from swarm.world.disk import LocalDisk
 from tests.ledger.harness import ALICE, BOB, sealed
 

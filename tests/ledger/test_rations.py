@@ -10,7 +10,6 @@ import pytest
 import trio
 import trio.testing
 
-from swarm.identity import PeerId
 from swarm.ledger import serving, wire
 from swarm.ledger.serving import (
     NETWORK_READS_BURST,
@@ -22,7 +21,8 @@ from swarm.ledger.serving import (
     Answers,
     Rations,
 )
-from swarm.messages import Heartbeat, Present
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Heartbeat, Present
 
 ANSWER_BYTES = 200_000
 """About the status of a run with a thousand members."""

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.ledger.record import Rules, Work, fine, share_to_recompute
-from swarm.manifest import Thresholds
-from swarm.messages import Evidence
+from swarm.wire.manifest import Thresholds
+from swarm.wire.messages import Evidence
 from tests.ledger.test_state import judged
 
 THRESHOLDS = Thresholds()

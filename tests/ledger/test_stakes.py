@@ -11,7 +11,7 @@ import pytest
 
 from swarm.ledger.entries import decode
 from swarm.ledger.state import Authority, Record, ledger_state
-from swarm.messages import Evidence
+from swarm.wire.messages import Evidence
 from tests.ledger.harness import (
     ALICE,
     BOB,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swarm.ledger.entries import Consumed, Entry, Evicted, Judged, Reinstated
 from swarm.ledger.record import Rules
 from swarm.ledger.state import Authority, LedgerState, Record, is_disputed, ledger_state
-from swarm.messages import Eviction, Evidence, Reinstatement
+from swarm.wire.messages import Eviction, Evidence, Reinstatement
 from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, sealed
 
 VALIDATORS = [ALICE.peer_id, BOB.peer_id]

@@ -11,9 +11,7 @@ import pytest
 import trio
 
 from peers.owner.signing import reinstate
-from swarm.envelope import Envelope
 from swarm.errors import PeerError, UserError
-from swarm.identity import Identity
 from swarm.ledger.client import LedgerClient, open_ledger
 from swarm.ledger.entries import (
     Admitted,
@@ -27,8 +25,10 @@ from swarm.ledger.forks import ForkEvidence, contradiction, explained
 from swarm.ledger.log import Log
 from swarm.ledger.mirror import FORKS_MAX, Fork, LogMirror, forks_in
 from swarm.ledger.wire import PROTOCOL
-from swarm.messages import AdmissionRequest, Evidence, LogHead, Reinstatement, Verdict
 from swarm.run.run import Run
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import Identity
+from swarm.wire.messages import AdmissionRequest, Evidence, LogHead, Reinstatement, Verdict
 from tests.ledger.harness import (
     ALICE,
     BOB,

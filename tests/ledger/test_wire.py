@@ -12,7 +12,6 @@ import pytest
 import trio
 
 from swarm.errors import DeadlineError, PeerError
-from swarm.identity import Identity
 from swarm.ledger import wire
 from swarm.ledger.client import open_ledger
 from swarm.ledger.entries import Evicted
@@ -24,10 +23,11 @@ from swarm.ledger.serving import (
     STRANGERS_READS_PER_SECOND,
 )
 from swarm.ledger.wire import PROTOCOL, REQUEST_SECONDS
-from swarm.messages import LogHead
 from swarm.node.node import Node
 from swarm.node.trusted import STATUS_SECONDS
 from swarm.transport import Stream
+from swarm.wire.identity import Identity
+from swarm.wire.messages import LogHead
 from tests.ledger.harness import (
     ALICE,
     BOB,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from peers.validator.evidence.betting import gains
 from swarm.ledger.capital import PROCESSES
 from swarm.ledger.evidence import WorkerEvidence
-from swarm.messages import Evidence
+from swarm.wire.messages import Evidence
 
 MEAN = 0.01
 

@@ -16,13 +16,13 @@ import trio
 
 from swarm.errors import PeerError
 from swarm.events import Event
-from swarm.identity import PeerId
 from swarm.node.joining import find_run, join_dht, join_network
 from swarm.node.local import open_node
 from swarm.node.neighbours import Neighbours
 from swarm.node.node import Node
 from swarm.settings import PeerSettings
 from swarm.transport import BlobReference, OpenBlob, Reachability, Source
+from swarm.wire.identity import PeerId
 from tests.transport.harness import Service, Sink
 
 BLOB_BYTES = 512 * 1024

@@ -15,9 +15,9 @@ from typing import Any
 
 import trio
 
-from swarm.envelope import seal
-from swarm.identity import PeerId
 from swarm.settings import PeerSettings
+from swarm.wire.envelope import seal
+from swarm.wire.identity import PeerId
 from tests.nat.topology import BULK_PORT, PORT, Kind, Site, internet
 from tests.network.harness import identity, manifest
 

@@ -12,15 +12,19 @@ from typing import Any, Literal, TypeVar, cast
 import trio
 import trio.testing
 
-from swarm.envelope import Envelope, Gate, seal
 from swarm.errors import PeerError
 from swarm.events import Event, Events
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.topics import RUN, WORK
-from swarm.identity import Identity, PeerId
 from swarm.ledger.entries import Redeemed
-from swarm.ledger.invites import TABLES, RedeemedInvites, derive
-from swarm.manifest import (
+from swarm.ledger.redeemed_invites import TABLES, RedeemedInvites, derive
+from swarm.run.clock import TrustedClock
+from swarm.run.lease import Lease
+from swarm.run.registrar import Registrar
+from swarm.run.run import Run
+from swarm.wire.envelope import Envelope, Gate, seal
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.manifest import (
     Admissions,
     EnvironmentReference,
     RunManifest,
@@ -28,13 +32,9 @@ from swarm.manifest import (
     Schedule,
     TrustedKey,
 )
-from swarm.manifest import Objective as ObjectiveNumbers
-from swarm.messages import Heartbeat, Invite, Message, Presence
-from swarm.messenger import Messenger
-from swarm.run.clock import TrustedClock
-from swarm.run.lease import Lease
-from swarm.run.registrar import Registrar
-from swarm.run.run import Run
+from swarm.wire.manifest import Objective as ObjectiveNumbers
+from swarm.wire.messages import Heartbeat, Invite, Message, Presence
+from swarm.wire.messenger import Messenger
 from swarm.world import Disk
 from tests.memory_network import MemoryNetwork
 from tests.worlds import WALL, VirtualWorld

@@ -11,13 +11,13 @@ import pytest
 import trio
 
 from swarm.errors import PeerError
-from swarm.identity import Identity
 from swarm.node import joining
 from swarm.node.joining import join_network, keep_looking_up
-from swarm.run.exchange import BOOTSTRAP_SECONDS
+from swarm.run.manifest_exchange import BOOTSTRAP_SECONDS
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.transport import ConnectError, DialFailure
+from swarm.wire.identity import Identity
 from tests.ledger.harness import ALICE, OWNER, TRAINER, Swarm, in_virtual_time
 from tests.network.harness import identity, sealed
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.identity import PeerId
 from swarm.node.neighbours import PEERS_PER_RELAY_MAX, bridges
+from swarm.wire.identity import PeerId
 
 OWN = ["/ip4/8.8.8.8/tcp/4001/p2p/me"]
 V4 = ["/ip4/9.9.9.9/tcp/4001"]

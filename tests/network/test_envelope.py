@@ -11,7 +11,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.envelope import (
+from swarm.run.run import Run
+from swarm.wire.envelope import (
     FUTURE_SECONDS_MAX,
     SEEN_SWEPT_MIN,
     SENDER_RATE_BURST,
@@ -26,9 +27,9 @@ from swarm.envelope import (
     Sequencer,
     open_envelope,
 )
-from swarm.identity import Identity
-from swarm.manifest import RunManifest
-from swarm.messages import (
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import (
     Acknowledgement,
     Checkpoint,
     CheckpointReference,
@@ -39,7 +40,6 @@ from swarm.messages import (
     Submission,
     Verdict,
 )
-from swarm.run.run import Run
 from tests.network.harness import identity, in_virtual_time, manifest, sealed, sealed_manifest
 from tests.worlds import VirtualWorld
 

@@ -10,10 +10,10 @@ import pytest
 import trio
 import trio.testing
 
-from swarm.identity import Identity, PeerId
 from swarm.run.admission import ADMISSION_LEASE_SECONDS
 from swarm.shardcast import limits
 from swarm.transport import BlobReference, FetchError, Source
+from swarm.wire.identity import Identity, PeerId
 from tests.ledger.harness import ALICE, BOB, TRAINER, WORKER, Peer, Swarm
 
 PIECES = 4

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.envelope import Dropped, open_envelope
-from swarm.kinds import KINDS, kind_of
+from swarm.wire.envelope import Dropped, open_envelope
+from swarm.wire.kinds import KINDS, kind_of
 from tests.fuzz.messages import MESSAGES, signed
 
 Path = tuple[int | str, ...]

@@ -11,7 +11,6 @@ import pytest
 import trio
 from blake3 import blake3
 
-from swarm.envelope import INVALID_MAX
 from swarm.errors import PeerError
 from swarm.gossip.frames import PROTOCOL, Frame, Have, Hello, Push, Want, decode, encode
 from swarm.gossip.gossip import ANSWER_BYTES_PER_TICK, OUTBOX_MAX
@@ -19,8 +18,11 @@ from swarm.gossip.neighbour import KNOWN_SWEPT_MIN
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.store import EVENTS_MAX
 from swarm.gossip.topics import RUN, WORK
-from swarm.identity import Identity, PeerId
-from swarm.messages import (
+from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
+from swarm.transport import Stream, StreamError
+from swarm.wire.envelope import INVALID_MAX
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.messages import (
     Acknowledgement,
     Checkpoint,
     CheckpointReference,
@@ -30,8 +32,6 @@ from swarm.messages import (
     Message,
     StepOrder,
 )
-from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
-from swarm.transport import Stream, StreamError
 from tests.network.harness import (
     Member,
     TestRun,

@@ -13,8 +13,8 @@ import trio.testing
 from swarm.errors import PeerError
 from swarm.node import line
 from swarm.node.line import Ask, Declined, LineService, Offer, measure_line, read_clock
-from swarm.rates import HOUR
 from swarm.transport import Stream, Transport
+from swarm.transport.rates import HOUR
 from tests.memory_network import MemoryNetwork
 from tests.network.harness import identity
 from tests.transport.harness import FolderDisk

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import trio
 
-from swarm.messages import LOST_MAX, Heartbeat, Slot
 from swarm.run.admission import ADMISSION_LEASE_SECONDS
 from swarm.run.members import (
     PRESENCE_SECONDS,
@@ -14,6 +13,7 @@ from swarm.run.members import (
     Members,
 )
 from swarm.run.run import Run
+from swarm.wire.messages import LOST_MAX, Heartbeat, Slot
 from tests.network.harness import identity, in_virtual_time, manifest, sealed_manifest
 from tests.worlds import VirtualWorld
 

@@ -11,21 +11,7 @@ import msgspec
 import pytest
 import trio
 
-from swarm.envelope import Envelope
 from swarm.errors import DeadlineError, PeerError
-from swarm.identity import Identity, PeerId
-from swarm.manifest import Admissions
-from swarm.messages import (
-    Acknowledgement,
-    Admission,
-    AdmissionRefused,
-    Eviction,
-    Heartbeat,
-    PeerRecord,
-    Presence,
-    Submission,
-)
-from swarm.messenger import first
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits, check_admission
 from swarm.run.clock import TrustedClock
@@ -38,6 +24,20 @@ from swarm.run.members import (
 )
 from swarm.run.registrar import ANSWERS_BURST, SHARED_SECONDS, Registrar
 from swarm.run.run import Run
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.manifest import Admissions
+from swarm.wire.messages import (
+    Acknowledgement,
+    Admission,
+    AdmissionRefused,
+    Eviction,
+    Heartbeat,
+    PeerRecord,
+    Presence,
+    Submission,
+)
+from swarm.wire.messenger import first
 from tests.network.harness import (
     Member,
     TestRun,

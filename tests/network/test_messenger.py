@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from swarm.messages import AdmissionRequest
-from swarm.messenger import LINE_SECONDS
+from swarm.wire.messages import AdmissionRequest
+from swarm.wire.messenger import LINE_SECONDS
 from tests.network.harness import Member, identity, manifest, running, sealed_manifest
 
 OWNER, TRAINER = identity(1), identity(2)

@@ -12,10 +12,7 @@ import pytest
 import trio
 
 from swarm.errors import PeerError
-from swarm.identity import PeerId
 from swarm.kademlia.lookup import LOOKUP_SECONDS_MAX
-from swarm.manifest import RunManifest
-from swarm.messages import PeerRecord
 from swarm.node.node import RECORDS_BYTES_MAX, RECORDS_MAX
 from swarm.node.policies import SOURCES_MAX, SOURCES_NEAR_MAX
 from swarm.node.run_node import RunNode
@@ -24,6 +21,9 @@ from swarm.run.admission import admits
 from swarm.run.records import peer_key
 from swarm.shardcast import limits
 from swarm.transport import Source
+from swarm.wire.identity import PeerId
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import PeerRecord
 from tests.ledger.harness import (
     OWNER,
     TRAINER,

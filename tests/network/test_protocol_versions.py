@@ -12,11 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from swarm.envelope import INVALID_MAX, Dropped, Envelope, NeedsNewer, open_envelope
 from swarm.errors import UserError, leaf_errors
 from swarm.gossip.frames import Push
-from swarm.identity import Identity
-from swarm.manifest import (
+from swarm.node.joining import is_outgrown
+from swarm.run.admission import NotAdmitted
+from swarm.run.manifest import Outgrown, check_manifest
+from swarm.run.needs import FEATURES, features_of, with_needs
+from swarm.run.update import sign_manifest
+from swarm.wire.envelope import INVALID_MAX, Dropped, Envelope, NeedsNewer, open_envelope
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import (
     NEEDS_INDEX,
     Adapter,
     Curriculum,
@@ -28,13 +33,8 @@ from swarm.manifest import (
     TrustedKey,
     Values,
 )
-from swarm.messages import Heartbeat
-from swarm.node.joining import is_outgrown
-from swarm.protocol import PROTOCOL_OLDEST, PROTOCOL_VERSION, protocol_problem
-from swarm.run.admission import NotAdmitted
-from swarm.run.manifest import Outgrown, check_manifest
-from swarm.run.needs import FEATURES, features_of, with_needs
-from swarm.run.update import sign_manifest
+from swarm.wire.messages import Heartbeat
+from swarm.wire.protocol import PROTOCOL_OLDEST, PROTOCOL_VERSION, protocol_problem
 from tests.fuzz.messages import MESSAGES
 from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, Peer, Swarm
 from tests.network.harness import (
@@ -163,7 +163,7 @@ def test_a_build_that_left_old_versions_behind_refuses_their_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert protocol_problem(RUN_ID, PROTOCOL_OLDEST) is None
-    monkeypatch.setattr("swarm.protocol.PROTOCOL_OLDEST", 2)
+    monkeypatch.setattr("swarm.wire.protocol.PROTOCOL_OLDEST", 2)
     with pytest.raises(UserError, match=r"admits peers of protocol version 1.* raise needs to 2"):
         check_manifest(sealed_manifest(OWNER, PLAIN).raw, "a file")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.rates import HOUR, HourlyBytes, NetworkBudgets, TokenBucket, TokenBuckets
+from swarm.transport.rates import HOUR, HourlyBytes, NetworkBudgets, TokenBucket, TokenBuckets
 
 PAUSES_AND_COSTS = st.lists(st.tuples(st.floats(0, 10), st.floats(0, 5)), max_size=50)
 RATES = st.floats(0.1, 100)

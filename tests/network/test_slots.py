@@ -26,8 +26,8 @@ from swarm.gossip.slots import (
     Slots,
 )
 from swarm.gossip.topics import RUN
-from swarm.messages import Acknowledgement, Admission, Checkpoint
 from swarm.transport import StreamError
+from swarm.wire.messages import Acknowledgement, Admission, Checkpoint
 from tests.network.harness import (
     Member,
     TestRun,

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from swarm.envelope import Envelope
 from swarm.errors import UserError
-from swarm.identity import Identity
-from swarm.manifest import RunManifest, TrustedKey
 from swarm.run.manifest import check_manifest, manifest_in
 from swarm.run.records import record_validators, run_key
 from swarm.run.run import Run
-from swarm.succession import WARRANTS_MAX, inherited, taken_over, title_of
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import RunManifest, TrustedKey
+from swarm.wire.succession import DELEGATIONS_MAX, inherited, ownership_of, taken_over
 from tests.network.harness import identity, manifest, sealed
 from tests.worlds import WALL
 
@@ -36,18 +36,18 @@ FIRST = signed(
 )
 
 
-def takes_over(standby: Identity, warrant: Envelope, trainer: Identity = TRAINER) -> Envelope:
-    return signed(standby, taken_over(warrant, standby.peer_id, trainer.peer_id))
+def takes_over(standby: Identity, delegation: Envelope, trainer: Identity = TRAINER) -> Envelope:
+    return signed(standby, taken_over(delegation, standby.peer_id, trainer.peer_id))
 
 
-def succeeds(heir: Identity, held: Envelope, **fields: object) -> Envelope:
+def succeeds(successor_rank: Identity, held: Envelope, **fields: object) -> Envelope:
     before = manifest_in(held)
     new = replace(before, **{"version": before.version + 1, **fields})
-    return signed(heir, inherited(held, heir.peer_id, new))
+    return signed(successor_rank, inherited(held, successor_rank.peer_id, new))
 
 
 def updated(held: Envelope, version: int, **fields: object) -> RunManifest:
-    return replace(manifest_in(held), version=version, warrant=b"", **fields)
+    return replace(manifest_in(held), version=version, delegation=b"", **fields)
 
 
 TAKEN = takes_over(STANDBY, FIRST)
@@ -85,7 +85,7 @@ def test_all_peers_end_with_the_same_version_in_whatever_order_they_hear(
     heard = offered[:count]
     for each in heard:
         first.update(each)
-    for each in sorted(heard, key=lambda each: title_of(each).precedence):
+    for each in sorted(heard, key=lambda each: ownership_of(each).precedence):
         second.update(each)
     assert first.manifest_envelope.raw == second.manifest_envelope.raw
 
@@ -94,7 +94,7 @@ def test_the_owners_next_version_beats_a_takeover_of_any_number() -> None:
     run = Run(FIRST)
     assert run.update(BACK) and run.manifest.version == 3
     assert run.update(OWNERS_NEXT) and run.manifest.version == 2
-    assert not run.update(TAKEN), "its warrant is older"
+    assert not run.update(TAKEN), "its delegation is older"
     assert run.update(AFTER)
 
 
@@ -125,8 +125,8 @@ def test_nobody_else_signs_one() -> None:
     run = Run(FIRST)
     for forged in (
         signed(STRANGER, manifest_in(TAKEN)),
-        signed(STRANGER, replace(manifest_in(FIRST), version=2, warrant=FIRST.raw)),
-        signed(STANDBY, replace(manifest_in(TAKEN), warrant=b"no envelope")),
+        signed(STRANGER, replace(manifest_in(FIRST), version=2, delegation=FIRST.raw)),
+        signed(STANDBY, replace(manifest_in(TAKEN), delegation=b"no envelope")),
         signed(STRANGER, updated(FIRST, 2)),
     ):
         assert not run.update(forged)
@@ -134,16 +134,16 @@ def test_nobody_else_signs_one() -> None:
     own = replace(manifest_in(FIRST), standbys=[TrustedKey(peer=STRANGER.peer_id)])
     elsewhere = sealed(STRANGER, own, f"{STRANGER.peer_id}/test", lifetime_seconds=1e6)
     forged = signed(STRANGER, taken_over(elsewhere, STRANGER.peer_id, TRAINER.peer_id))
-    assert not run.update(forged), "a warrant of another run"
+    assert not run.update(forged), "a delegation of another run"
 
 
 def test_chains_are_bounded() -> None:
     last, signers = FIRST, [(STANDBY, TRAINER), (TRAINER, STANDBY)]
-    for number in range(WARRANTS_MAX):
+    for number in range(DELEGATIONS_MAX):
         standby, trainer = signers[number % 2]
         last = takes_over(standby, last, trainer)
     assert Run(FIRST).update(last)
-    standby, trainer = signers[WARRANTS_MAX % 2]
+    standby, trainer = signers[DELEGATIONS_MAX % 2]
     too_long = takes_over(standby, last, trainer)
     assert not Run(last).update(too_long)
 

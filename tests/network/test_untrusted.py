@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.events import Event, JsonLines, Lines
-from swarm.untrusted import printable, printable_lines
+from swarm.terminal.untrusted import printable, printable_lines
 
 HOSTILE = st.text(max_size=700) | st.text(st.sampled_from("\x1b\x07\x9b\r\n\t\u202e\u2066[]ab🙂"))
 """Any text, surrogates too, and much of what steers a terminal."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from blake3 import blake3
 
-from swarm.envelope import Envelope, seal
-from swarm.identity import Identity
-from swarm.messages import CheckpointReference
-from swarm.outer import GENESIS, Contribution, RoundRecord
+from swarm.wire.envelope import Envelope, seal
+from swarm.wire.identity import Identity
+from swarm.wire.messages import CheckpointReference
+from swarm.wire.outer import GENESIS, Contribution, RoundRecord
 
 RUN = "owner/run"
 TRAINERS = [Identity(bytes([number]) * 32) for number in range(1, 6)]

@@ -34,10 +34,10 @@ from simnet.scenarios.several_trainers import WORKLOAD, Agreement
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.jobs.outer import Contributed, Merged, MergeRound
-from swarm.manifest import Outer, RunManifest
-from swarm.messages import CheckpointReference
-from swarm.observable import Observable
-from swarm.outer import Contribution, RoundRecord
+from swarm.wire.manifest import Outer, RunManifest
+from swarm.wire.messages import CheckpointReference
+from swarm.wire.outer import Contribution, RoundRecord
+from swarm.world.observable import Observable
 from tests.outer.records import TRAINERS, contribution, record
 from tests.simnet.test_versions import signed
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.outer.chain import RECORDS_MAX, BadRecord, Chain, lost
-from swarm.envelope import Envelope
-from swarm.outer import GENESIS, Contribution, RoundRecord
+from swarm.wire.envelope import Envelope
+from swarm.wire.outer import GENESIS, Contribution, RoundRecord
 from tests.outer.records import RUN, TRAINERS, contribution, record
 
 STALENESS_MAX = 1

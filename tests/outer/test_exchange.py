@@ -17,10 +17,10 @@ from peers.engines.demo import make_policy
 from peers.outer.learning import state
 from peers.outer.learning.exchange_service import CHANGE, ExchangingService
 from peers.outer.learning.state import StateFile
-from peers.trainer.learning import exchange
+from peers.trainer.learning import merging_folder as exchange
 from peers.trainer.learning.learner import Learner
 from peers.trainer.learning.ranks import Ranks
-from swarm.jobs.exchange import (
+from swarm.jobs.merging_exchange import (
     AnswerSnapshot,
     ContributeSnapshot,
     LookForSnapshot,

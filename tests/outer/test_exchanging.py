@@ -13,13 +13,13 @@ from blake3 import blake3
 
 from peers.outer.settings import ReplicaSettings
 from simnet.clock import run_virtual
-from simnet.compute.exchange import AnswerNotes, SnapshotNotes
+from simnet.compute.merging_exchange import AnswerNotes, SnapshotNotes
 from simnet.scenarios.parts import SERVER, start_bootstrap
 from simnet.scenarios.several_trainers import WORKLOAD
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.errors import UserError
-from swarm.manifest import Outer
 from swarm.settings import PeerSettings
+from swarm.wire.manifest import Outer
 
 EXCHANGE = "exchange"
 OUTER = Outer(rounds=50, inner_steps=4, grace_seconds=20.0, deadline_seconds=60.0)

@@ -37,7 +37,7 @@ from swarm.jobs.outer import (
     StartReplica,
     TrainRound,
 )
-from swarm.manifest import Optimiser
+from swarm.wire.manifest import Optimiser
 from tests.trainer.ranks_harness import run_ranks
 
 TEXT = "\n".join(f"the {n % 10} small birds sing {n * 3 % 10} songs." for n in range(60))

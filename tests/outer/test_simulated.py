@@ -11,7 +11,7 @@ from simnet.scenarios.several_trainers import WORKLOAD, Agreement
 from simnet.simulate import simulate
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.manifest import Outer
+from swarm.wire.manifest import Outer
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from simnet.clock import run_virtual
 from simnet.scenarios.parts import SERVER, start_bootstrap
 from simnet.simulation import Plan, Simulation
 from swarm.errors import UserError
-from swarm.manifest import Outer, RunManifest
 from swarm.run.bounds import check_manifest_numbers
 from swarm.settings import PeerSettings
+from swarm.wire.manifest import Outer, RunManifest
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peers.proofs import toploc
 from peers.proofs.format import PRIME, ProofFormatError, check_format
-from swarm.manifest import Thresholds
+from swarm.wire.manifest import Thresholds
 
 GOLDEN = Path(__file__).parent / "toploc_golden.json"
 """Made by `golden_hidden` → `build`, and equal to toploc 0.1.6's bytes:

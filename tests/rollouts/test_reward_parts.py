@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.envelope import ENVELOPE_BYTES_MAX
-from swarm.messages import REWARD_VALUES_MAX, Check, RewardParts, Verdict
 from swarm.rollouts.reward_parts import mean_parts, parts_in, parts_of
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX
+from swarm.wire.messages import REWARD_VALUES_MAX, Check, RewardParts, Verdict
 
 PARTS = st.dictionaries(st.text(max_size=4), st.floats(-10, 10, width=32), max_size=4)
 

@@ -15,8 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.identity import Identity
-from swarm.messages import ENVIRONMENTS_MAX
 from swarm.rollouts.rollout import TURNS_MAX, Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import (
@@ -31,6 +29,8 @@ from swarm.rollouts.submission_file import (
     read_header,
     write,
 )
+from swarm.wire.identity import Identity
+from swarm.wire.messages import ENVIRONMENTS_MAX
 
 LIMITS = ReadLimits(
     bytes_max=1 << 20,

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import trio
 
-from swarm.identity import PeerId
-from swarm.messages import Checkpoint
 from swarm.shardcast import chain
 from swarm.shardcast.held import Change, Held
 from swarm.transport import Source
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Checkpoint
 from swarm.world.compute import LocalCompute
 from tests.shardcast.harness import real_peer
 

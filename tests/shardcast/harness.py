@@ -14,17 +14,17 @@ import trio
 import trio.testing
 
 from swarm.events import Event, Events
-from swarm.identity import Identity
-from swarm.messages import Checkpoint
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.fetcher import Fetcher
-from swarm.shardcast.have.exchange import HaveExchange
+from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.held import Held
 from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Source, Transport
 from swarm.transport.libp2p import open_libp2p
+from swarm.wire.identity import Identity
+from swarm.wire.messages import Checkpoint
 from swarm.world import Child, ChildError, Compute, Disk, Job, Setup, World
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine

@@ -11,8 +11,6 @@ import msgspec
 import pytest
 import trio
 
-from swarm.identity import Identity, PeerId
-from swarm.messages import Checkpoint
 from swarm.shardcast import chain as chain_module
 from swarm.shardcast import delta as delta_module
 from swarm.shardcast import limits
@@ -29,6 +27,8 @@ from swarm.shardcast.manifest import (
 )
 from swarm.shardcast.service import BlobService
 from swarm.transport import OpenBlob, Refused, Source
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.messages import Checkpoint
 from swarm.world import ChildDied
 from swarm.world.compute import LocalCompute
 from tests.memory_network import MemoryNetwork

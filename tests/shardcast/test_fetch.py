@@ -10,14 +10,14 @@ import pytest
 import trio
 
 from swarm.errors import DeadlineError, DiskFullError
-from swarm.identity import PeerId
-from swarm.messages import Arrival, CheckpointReference
 from swarm.shardcast import limits
 from swarm.shardcast.fetch import job
 from swarm.shardcast.fetch.arriving import source_mark
 from swarm.shardcast.manifest import BadManifest, digest_of
 from swarm.shardcast.store import CheckpointConflict
 from swarm.transport import Arrived, BlobReference, FetchError, OpenBlob, Refused, Source, Transport
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Arrival, CheckpointReference
 from swarm.world import Piece, Sink
 from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, run, same_files

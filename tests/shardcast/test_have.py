@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.events import Events
-from swarm.identity import PeerId
 from swarm.shardcast import limits
-from swarm.shardcast.have import announcing, exchange, messages
+from swarm.shardcast.have import announcing, messages
 from swarm.shardcast.have import messages as messages_module
+from swarm.shardcast.have import streams as exchange
 from swarm.shardcast.have.claims import Claim
-from swarm.shardcast.have.exchange import HaveExchange
 from swarm.shardcast.have.messages import PROTOCOL
+from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Stream
+from swarm.wire.identity import PeerId
 from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, run
 from tests.worlds import VirtualWorld
@@ -208,7 +209,7 @@ def test_a_tiny_checkpoint_costs_one_small_frame(monkeypatch: pytest.MonkeyPatch
                 frames.append(raw)
                 return decode(raw)
 
-            monkeypatch.setattr("swarm.shardcast.have.exchange.decode", counting)
+            monkeypatch.setattr("swarm.shardcast.have.streams.decode", counting)
             for step in range(5):
                 checkpoint = await trainer.publish(step, files(1, seed=step))
                 await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])

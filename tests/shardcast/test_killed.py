@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import trio
 
-from swarm.messages import Checkpoint
+from swarm.wire.messages import Checkpoint
 from swarm.world.compute import LocalCompute
 from tests.shardcast.fetching_peer import Errand
 from tests.shardcast.harness import Peer, real_peer

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import trio
 
-from swarm.identity import Identity, PeerId
 from swarm.shardcast.manifest import digest_of
 from swarm.shardcast.service import BlobService
 from swarm.transport import BlobReference, FetchError, Refused
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Sink
 from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, run

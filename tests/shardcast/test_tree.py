@@ -17,16 +17,16 @@ import pytest
 import trio
 
 from swarm.events import Events
-from swarm.identity import PeerId
-from swarm.messages import Checkpoint
 from swarm.shardcast import limits
 from swarm.shardcast import sources as sources_module
 from swarm.shardcast.fetch import choosing
-from swarm.shardcast.have import exchange
-from swarm.shardcast.have.exchange import HaveExchange
+from swarm.shardcast.have import streams as exchange
 from swarm.shardcast.have.messages import PROTOCOL
+from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Arrived, BlobReference, Source, Stream, Transport
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Checkpoint
 from swarm.world import Piece, Sink
 from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import Peer, peer, run

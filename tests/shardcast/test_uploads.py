@@ -9,7 +9,7 @@ import trio
 
 from swarm.shardcast import limits, store
 from swarm.shardcast import uploads as uploads_module
-from swarm.shardcast.have.exchange import HaveExchange
+from swarm.shardcast.have.streams import HaveExchange
 from swarm.transport import Refused
 from tests.memory_network import MemoryNetwork
 from tests.shardcast.harness import peer, run

@@ -14,8 +14,8 @@ from simnet.compute.setting import Fabricates, Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.manifest import Thresholds
 from swarm.node.run_node import RunNode
+from swarm.wire.manifest import Thresholds
 
 END_SECONDS = 90.0
 LIAR = "w0"

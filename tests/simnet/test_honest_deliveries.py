@@ -14,7 +14,7 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.manifest import Limits
+from swarm.wire.manifest import Limits
 
 DISTURBED_FROM, CALM_AGAIN, END = 20.0, 50.0, 75.0
 LIMITS = Limits(acknowledgement_seconds=2.0, verdict_seconds=6.0)
@@ -115,7 +115,7 @@ def test_every_number_is_judged_and_accepted(
             for name in VALIDATORS:
                 role = simulation.peers[name].roles[0]
                 assert isinstance(role, ValidatorRole)
-                wastes.extend(each.count for each in role._conduct._wastes.values())
+                wastes.extend(each.count for each in role._penalties._wastes.values())
 
     run_virtual(main, seed=3, limit_seconds=END + 10)
     assert simulation.violations == []

@@ -13,7 +13,7 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation
 from swarm.ledger.entries import Admitted, decode
-from swarm.manifest import Admissions
+from swarm.wire.manifest import Admissions
 
 ADMISSIONS = Admissions(unproven_max=24, helpers_max=24, range_max=6)
 TRUSTED = ("trainer", "v0")

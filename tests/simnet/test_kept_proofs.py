@@ -14,15 +14,15 @@ from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
-from swarm.envelope import open_envelope
 from swarm.events import Event
 from swarm.ledger import merkle, proof_file
 from swarm.ledger.entries import Sealed, decode
 from swarm.ledger.kept_proofs import KEPT_PROOFS, proven_in
 from swarm.ledger.log import Log
 from swarm.ledger.proof_file import Proven
-from swarm.manifest import Limits, Thresholds
-from swarm.messages import Eviction
+from swarm.wire.envelope import open_envelope
+from swarm.wire.manifest import Limits, Thresholds
+from swarm.wire.messages import Eviction
 from swarm.world import Database
 
 VALIDATORS = ("v0", "v1")

@@ -19,7 +19,6 @@ from simnet.links import SILENCE_SECONDS
 from simnet.network import SimulatedNetwork
 from simnet.transport import CONNECT_SECONDS
 from simnet.world import SimulatedWorld
-from swarm.identity import Identity
 from swarm.transport import (
     BlobReference,
     ConnectError,
@@ -34,6 +33,7 @@ from swarm.transport import (
     limits,
 )
 from swarm.transport.http import limits as http_limits
+from swarm.wire.identity import Identity
 
 ECHO = "/swarm/echo/1.0.0"
 ALICE, BOB, CAROL = (Identity(bytes([n]) * 32) for n in range(1, 4))

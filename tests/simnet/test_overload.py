@@ -11,7 +11,7 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.manifest import Limits, Thresholds
+from swarm.wire.manifest import Limits, Thresholds
 
 VALIDATORS = ["v0", "v1"]
 WORKERS = ["w0", "w1", "w2", "w3"]

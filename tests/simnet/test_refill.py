@@ -14,7 +14,7 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Plan, Simulation
 from swarm.events import Event
 from swarm.ledger.entries import Consumed, decode
-from swarm.manifest import Filters
+from swarm.wire.manifest import Filters
 
 STEPS = 3
 BATCH = 8

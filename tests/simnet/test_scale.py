@@ -14,12 +14,12 @@ from simnet.lines import Weather
 from simnet.network import SimulatedNetwork
 from simnet.transport import SimulatedTransport
 from simnet.world import SimulatedWorld
-from swarm.envelope import Envelope
-from swarm.identity import Identity
-from swarm.messages import Heartbeat
-from swarm.messenger import LINE_SECONDS
 from swarm.run.lease import HEARTBEAT_SECONDS
 from swarm.transport import limits
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import Identity
+from swarm.wire.messages import Heartbeat
+from swarm.wire.messenger import LINE_SECONDS
 from tests.network.harness import Member, TestRun, identity, manifest, sealed_manifest
 
 OWNER, TRAINER, VALIDATOR = (identity(n) for n in range(1, 4))

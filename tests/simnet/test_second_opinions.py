@@ -18,10 +18,10 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.jobs.validation import Judge, PrefillService
-from swarm.manifest import Thresholds
-from swarm.messages import Evidence
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS
+from swarm.wire.manifest import Thresholds
+from swarm.wire.messages import Evidence
 
 VALIDATORS = ["v0", "v1", "v2"]
 LIAR = "v0"

@@ -18,11 +18,11 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Plan, Simulation
 from swarm.errors import PeerError
 from swarm.events import Event
-from swarm.identity import PeerId
 from swarm.jobs import SubmissionOrder
-from swarm.messages import Admission, StepOrder
 from swarm.rollouts.seeds import nonce_of, rendezvous
-from swarm.turns import unpack
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Admission, StepOrder
+from swarm.wire.turns import unpack
 
 STEPS = 2
 EVICTED = "membership.peer_evicted"

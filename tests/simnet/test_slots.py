@@ -15,9 +15,9 @@ from swarm.errors import PeerError
 from swarm.events import Event
 from swarm.gossip.frames import PROTOCOL, Hello, encode
 from swarm.gossip.topics import RUN, WORK
-from swarm.identity import Identity, PeerId
 from swarm.node.run_node import RunNode
 from swarm.transport import Stream, Transport
+from swarm.wire.identity import Identity, PeerId
 
 CROWD = 40
 HOSTS = 8

@@ -27,10 +27,8 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.disk import SimulatedDisk
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
-from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.events import Event
-from swarm.identity import Identity, PeerId, sealed_for
 from swarm.ledger.entries import decode
 from swarm.ledger.log import Log
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
@@ -38,6 +36,8 @@ from swarm.look.onlooker import RunStatus
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest, sign_takeover
 from swarm.sentences import sentence
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import Identity, PeerId, sealed_for
 
 VALIDATORS = ["v0", "v1"]
 TRUSTED = ["trainer", "standby", *VALIDATORS]

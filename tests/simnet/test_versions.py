@@ -17,12 +17,12 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from simnet.world import EPOCH
-from swarm.envelope import Envelope, seal
 from swarm.events import Event
-from swarm.manifest import RunManifest, TrustedKey
-from swarm.messages import StepOrder
-from swarm.run.exchange import BOOTSTRAP_SECONDS
 from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest
+from swarm.run.manifest_exchange import BOOTSTRAP_SECONDS
+from swarm.wire.envelope import Envelope, seal
+from swarm.wire.manifest import RunManifest, TrustedKey
+from swarm.wire.messages import StepOrder
 from tests.orders import submission_order
 
 STEPS = 8

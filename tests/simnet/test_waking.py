@@ -11,7 +11,7 @@ from simnet.faults import Freeze
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.observable import Observable
+from swarm.world.observable import Observable
 
 ASLEEP_SECONDS = 900.0
 """Longer than verdicts, events and admissions last."""

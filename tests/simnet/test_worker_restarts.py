@@ -13,7 +13,7 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.observable import Observable
+from swarm.world.observable import Observable
 
 SLOW = Hardware(tokens_per_second=200.0)
 

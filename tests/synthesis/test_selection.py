@@ -27,7 +27,7 @@ from swarm.errors import UserError
 from swarm.jobs.evaluation import PromptMessage, Sample, TasksDrawn
 from swarm.jobs.offline import Reading
 from swarm.look.rollouts.seen import SeenRollout, SeenSubmission, Turn
-from swarm.manifest import EnvironmentReference
+from swarm.wire.manifest import EnvironmentReference
 
 RULES = Rules(
     reward=(1.0, math.inf), tokens=(1, math.inf), unfinished=False, per_task=2, similarity=0.8

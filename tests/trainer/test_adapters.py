@@ -19,7 +19,7 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
-from swarm.manifest import Adapter
+from swarm.wire.manifest import Adapter
 from tests.engines.adapters import change_config, save_random_adapter
 from tests.engines.families import SUPPORTED, save_random
 from tests.trainer.ranks_harness import run_ranks

@@ -13,8 +13,8 @@ from peers.trainer.alarms import (
     UNREWARDED_ADVICE,
     UNREWARDED_STEPS,
     Alarm,
+    AlarmLimits,
     Alarms,
-    Limits,
 )
 from swarm.sentences import sentence
 
@@ -84,7 +84,7 @@ def test_ordinary_noise_rings_nothing(noise: list[float]) -> None:
         {"gradient_norm": 0.1 * n, "clipped_low": 0.01 * n, "entropy": 1 + 0.05 * n, "reward": n}
         for n in noise
     ]
-    limits = Limits(reward=0.3)
+    limits = AlarmLimits(reward=0.3)
     alarms = Alarms(limits)
     assert [alarm for metrics in history for alarm in alarms.look(metrics)] == []
 

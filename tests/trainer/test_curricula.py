@@ -21,12 +21,12 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Plan, Simulation
 from swarm.errors import UserError
 from swarm.events import Event, Events
-from swarm.identity import Identity
-from swarm.manifest import Curriculum, EnvironmentReference, RunManifest, Sampling, TrustedKey
-from swarm.messages import CheckpointReference, StepOrder, Verdict
 from swarm.rollouts.reward_parts import parts_of
 from swarm.run.bounds import check_manifest_numbers
 from swarm.run.curriculum import environments_of
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import Curriculum, EnvironmentReference, RunManifest, Sampling, TrustedKey
+from swarm.wire.messages import CheckpointReference, StepOrder, Verdict
 from swarm.world.machine import Machine
 from tests.orders import submission_order
 from tests.trainer.test_role import simulate

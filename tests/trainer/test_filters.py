@@ -16,8 +16,8 @@ from peers.trainer.filters import (
     groups_to_ask_for,
     label_groups,
 )
-from swarm.manifest import EnvironmentReference
-from swarm.messages import Verdict
+from swarm.wire.manifest import EnvironmentReference
+from swarm.wire.messages import Verdict
 
 
 def verdict(

@@ -26,8 +26,8 @@ from peers.trainer.learning.scoring import Part, ScoredBatch, assemble, score
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import whole
 from swarm.jobs.training import Sharding
-from swarm.manifest import Adapter, Objective, ProcessRewards
 from swarm.rollouts.rollout import Rollout
+from swarm.wire.manifest import Adapter, Objective, ProcessRewards
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, same, settings, teach, weights_of
 from tests.trainer.test_plan import ON_CPU, WORK, held, part

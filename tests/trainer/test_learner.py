@@ -27,8 +27,8 @@ from peers.trainer.learning.scoring import assemble, score
 from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.step import GrpoStep
 from swarm.errors import UserError
-from swarm.manifest import Objective, Optimiser, Schedule
 from swarm.rollouts.rollout import Rollout
+from swarm.wire.manifest import Objective, Optimiser, Schedule
 from tests.trainer.waits import Waits
 
 SETTINGS = LearnerSettings(

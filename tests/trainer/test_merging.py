@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from simnet.simulation import Peer, Simulation
-from swarm.manifest import Adapter
+from swarm.wire.manifest import Adapter
 from tests.trainer.test_role import publishes, simulate, start_run
 
 STEPS = 12

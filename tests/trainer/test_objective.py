@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from peers.trainer.learning.objective import Tokens, Totals, advantages, describe, k3, loss
 from peers.trainer.learning.settings import LearnerSettings
 from swarm.errors import UserError
-from swarm.manifest import Objective, ProcessRewards, Schedule
+from swarm.wire.manifest import Objective, ProcessRewards, Schedule
 
 OBJECTIVE = Objective(
     kl_coefficient=0.3, entropy_coefficient=0.2, epsilon_high=0.28, weight_max=1.5, band_high=2.0

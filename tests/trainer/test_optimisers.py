@@ -19,7 +19,7 @@ from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import local
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
-from swarm.manifest import Optimiser
+from swarm.wire.manifest import Optimiser
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, run_steps, same, settings, teach, weights_of
 

@@ -27,8 +27,8 @@ from peers.trainer.learning.masks import (
 from peers.trainer.learning.objective import Tokens, Totals, loss
 from peers.trainer.learning.packing import Layout, Rows, first_fit, lay_out, lay_out_flat
 from peers.trainer.learning.scorer import Scorer
-from swarm.manifest import Objective
 from swarm.rollouts.rollout import Rollout, Segment, Span
+from swarm.wire.manifest import Objective
 from tests.trainer.waits import Waits
 
 TEMPERATURE = 0.7

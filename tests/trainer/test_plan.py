@@ -27,7 +27,7 @@ from peers.trainer.learning.sharding import local, recompute
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import Sharding
-from swarm.manifest import Adapter
+from swarm.wire.manifest import Adapter
 from tests.engines.families import SUPPORTED, save_random
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, run_steps, settings, teach

@@ -56,12 +56,12 @@ def test_passes_are_as_large_as_the_memory_allows(
     config = json.loads((base / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 512}))
     job = start(tmp_path)
-    lessons = msgspec.structs.replace(
-        job.lessons,
-        schedule=msgspec.structs.replace(job.lessons.schedule, groups_per_step=128),
-        sampling=msgspec.structs.replace(job.lessons.sampling, group_size=8),
+    terms = msgspec.structs.replace(
+        job.terms,
+        schedule=msgspec.structs.replace(job.terms.schedule, groups_per_step=128),
+        sampling=msgspec.structs.replace(job.terms.sampling, group_size=8),
     )
-    wanted = PlanTraining(start=msgspec.structs.replace(job, lessons=lessons))
+    wanted = PlanTraining(start=msgspec.structs.replace(job, terms=terms))
     found = {}
     for free_mb in (100_000, 250, 100, 4):
         (tmp_path / "meminfo").write_text(f"MemAvailable: {free_mb * 1000} kB\n")
@@ -116,16 +116,16 @@ def test_available_memory_is_the_least_of_system_and_control_group(
 def test_a_pass_is_planned_for_the_longest_sequence_or_the_batch(
     run: dict[str, Any], sharding: dict[str, Any], positions: int, world: int, tokens: int
 ) -> None:
-    lessons = start(Path()).lessons
-    sampling = msgspec.structs.replace(lessons.sampling, group_size=16, **run)
-    lessons = msgspec.structs.replace(lessons, sampling=sampling)
-    lessons = msgspec.structs.replace(
-        lessons, optimiser=msgspec.structs.replace(lessons.optimiser, optimiser_steps=1)
+    terms = start(Path()).terms
+    sampling = msgspec.structs.replace(terms.sampling, group_size=16, **run)
+    terms = msgspec.structs.replace(terms, sampling=sampling)
+    terms = msgspec.structs.replace(
+        terms, optimiser=msgspec.structs.replace(terms.optimiser, optimiser_steps=1)
     )
-    found = planning.workload_of(lessons, Sharding(**sharding), positions, world)
+    found = planning.workload_of(terms, Sharding(**sharding), positions, world)
     assert not found.process
     longest = min(positions, sampling.max_new_tokens + 1024)
-    assert found == Workload(tokens, longest, lessons.schedule.max_staleness + 2, False)
+    assert found == Workload(tokens, longest, terms.schedule.max_staleness + 2, False)
 
 
 def test_ranks_of_several_machines_share_their_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:

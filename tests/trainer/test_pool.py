@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from peers.trainer.filters import GroupLabel
 from peers.trainer.forecast import JUDGED_MAX, JUDGED_SECONDS, UNJUDGED_SECONDS, Forecast
 from peers.trainer.pool import Accepted, Pool, SubmissionKey
-from swarm.messages import Verdict
+from swarm.wire.messages import Verdict
 
 LABELS: st.SearchStrategy[list[GroupLabel]] = st.lists(
     st.sampled_from(["kept", "no_spread", "too_hard", "quarantined"]), max_size=4

@@ -17,7 +17,7 @@ from peers.validator.role import ValidatorRole
 from simnet.compute.rollouts import SimulatedRollouts
 from simnet.simulation import Peer, Simulation
 from swarm.jobs.validation import Judge, PrefillService
-from swarm.messages import Acknowledgement
+from swarm.wire.messages import Acknowledgement
 from tests.trainer.test_role import verdict
 from tests.validator.test_numbers import Hand, kinds, simulate
 from tests.validator.test_rank import ONCE, VERDICT_SECONDS, in_rank

@@ -13,13 +13,13 @@ import trio
 from peers.trainer.pool import SubmissionKey
 from peers.trainer.progress import STEPS_REMEMBERED, Progress
 from peers.trainer.store import Batch, TrainerStore
-from swarm.envelope import Envelope
 from swarm.errors import UserError
 from swarm.jobs.training import StateValue
 from swarm.ledger.entries import Consumed
-from swarm.messages import CheckpointReference, StepOrder, Verdict
 from swarm.run.manifest import content_digest
 from swarm.run.run import Run
+from swarm.wire.envelope import Envelope
+from swarm.wire.messages import CheckpointReference, StepOrder, Verdict
 from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, manifest, sealed, sealed_manifest
 

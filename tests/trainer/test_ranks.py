@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.demo.local_peers import free_ports
-from peers.trainer.learning import meeting as meeting_module
 from peers.trainer.learning import ranks as ranks_module
+from peers.trainer.learning import rendezvous as meeting_module
 from peers.trainer.learning import watch as watch_module
 from peers.trainer.learning.durable import whole_folder
 from peers.trainer.learning.lead import follow, lead

@@ -17,9 +17,9 @@ from peers.trainer.learning.groups import Group, as_accepted
 from peers.trainer.learning.ranks import Launch, Ranks
 from peers.trainer.learning.reading import read_groups
 from swarm.jobs.training import AcceptedSubmission
-from swarm.manifest import Objective
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row
+from swarm.wire.manifest import Objective
 
 NAME = bytes(range(32))
 

@@ -18,12 +18,12 @@ from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Peer, Plan, Simulation
 from swarm.events import Event
-from swarm.identity import Identity
 from swarm.ledger.entries import Consumed, Entry, Judged, decode
-from swarm.manifest import Adapter, Objective, Thresholds
-from swarm.messages import Evaluation, Evidence, Verdict
 from swarm.node.trusted import UNGRADED_MAX
 from swarm.shardcast.manifest import digest_of, parse
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import Adapter, Objective, Thresholds
+from swarm.wire.messages import Evaluation, Evidence, Verdict
 
 
 def simulate(main: Any, seed: int = 5, **workload: Any) -> list[tuple[str, Event]]:

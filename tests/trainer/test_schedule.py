@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.trainer.learning.settings import learning_rate
-from swarm.manifest import Optimiser
+from swarm.wire.manifest import Optimiser
 
 NAMES = ["constant", "cosine", "linear", "wsd"]
 

@@ -37,15 +37,15 @@ from swarm.jobs.training import (
     Export,
     FinishSave,
     Follow,
-    Lessons,
     Resume,
     Resumed,
     ScoreAhead,
     StartTraining,
     Trained,
+    TrainingTerms,
     TrainStep,
 )
-from swarm.manifest import Objective, Optimiser, Sampling, Schedule
+from swarm.wire.manifest import Objective, Optimiser, Sampling, Schedule
 from tests.rollouts.harness import single_turns
 from tests.trainer.ranks_harness import run_ranks
 
@@ -55,7 +55,7 @@ REWARDS = [[0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
 def start(base: Path, **changes: Any) -> StartTraining:
     job = StartTraining(
         model=str(base),
-        lessons=Lessons(
+        terms=TrainingTerms(
             objective=Objective(kl_coefficient=0, entropy_coefficient=0),
             optimiser=Optimiser(learning_rate=1e-3),
             schedule=Schedule(steps=4, groups_per_step=2),
@@ -183,8 +183,8 @@ def test_a_run_that_synthesises_trains_nothing(base: Path, tmp_path: Path) -> No
     """All its graded groups count as consumed, also those whose rewards are equal."""
     service = TrainerService()
     job = start(base)
-    lessons = msgspec.structs.replace(job.lessons, objective=Objective(name="synthesis"))
-    trio.run(service.start, msgspec.structs.replace(job, lessons=lessons))
+    terms = msgspec.structs.replace(job.terms, objective=Objective(name="synthesis"))
+    trio.run(service.start, msgspec.structs.replace(job, terms=terms))
     given = submission(base, tmp_path / "a", policy=0)
     trio.run(service.score, ScoreAhead(submissions=[given]))
     assert train(service, 0, given).outcomes == [["consumed", "consumed"]]
@@ -225,8 +225,8 @@ def test_what_was_scored_ahead_is_scored_again_under_a_new_version(
     service = started(base)
     given = submission(base, tmp_path / "a", policy=0)
     trio.run(service.score, ScoreAhead(submissions=[given]))
-    lessons = start(base).lessons
-    trio.run(service.follow, Follow(lessons=lessons, environments=[ENVIRONMENT]))
+    terms = start(base).terms
+    trio.run(service.follow, Follow(terms=terms, environments=[ENVIRONMENT]))
     Path(given.path).unlink()
     assert [each.index for each in train(service, 0, given).unreadable] == [0]
 
@@ -370,12 +370,12 @@ def test_a_batch_may_hold_rollouts_of_two_versions_of_the_run(base: Path, tmp_pa
         submission(base, tmp_path / str(number), 0, sampling)
         for number, sampling in enumerate((SAMPLING, cooler))
     ]
-    lessons = msgspec.structs.replace(
-        start(base).lessons,
+    terms = msgspec.structs.replace(
+        start(base).terms,
         sampling=cooler,
         optimiser=Optimiser(learning_rate=1e-4, warmup_steps=0),
     )
-    trio.run(service.follow, Follow(lessons=lessons, environments=[ENVIRONMENT]))
+    trio.run(service.follow, Follow(terms=terms, environments=[ENVIRONMENT]))
     found = train(service, 0, *submissions).figures
     assert found["learning_rate"] == pytest.approx(1e-4)
     assert found["groups"] == 4 and found["engine_log_probability_difference"] < 1e-4
@@ -385,7 +385,7 @@ def test_an_evaluation_follows_the_weights_of_the_newest_version_of_the_run(base
     without = msgspec.structs.replace(ENVIRONMENT, weight=0.0)
     service = TrainerService()
     trio.run(service.start, start(base, environments=[ENVIRONMENT, without]))
-    lessons = start(base).lessons
-    trio.run(service.follow, Follow(lessons=lessons, environments=[without, ENVIRONMENT]))
+    terms = start(base).terms
+    trio.run(service.follow, Follow(terms=terms, environments=[without, ENVIRONMENT]))
     found = trio.run(service.evaluate, Evaluate(folder=str(base), prompts=8, split="held_out"))
     assert list(found.environments) == [f"{ENVIRONMENT.name}-1"]

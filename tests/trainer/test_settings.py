@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from peers.trainer.alarms import Limits
+from peers.trainer.alarms import AlarmLimits
 from peers.trainer.settings import TrainerSettings
 from swarm.errors import UserError
 from swarm.jobs import Hardware
@@ -47,7 +47,7 @@ def test_mistakes_are_one_sentence(table: dict[str, Any], sentence: str) -> None
 
 def test_defaults() -> None:
     found = settings(model="base")
-    assert found.limits == Limits()
+    assert found.limits == AlarmLimits()
     assert found.sharding == Sharding()
     assert found.hardware == Hardware()
 

@@ -26,8 +26,8 @@ from peers.trainer.standby.following import CONTENTS, ROOT, whole_bundle
 from simnet.disk import SimulatedDisk
 from swarm.errors import DiskFullError
 from swarm.events import Events
-from swarm.identity import Identity, sealed_for
 from swarm.shardcast.store import CheckpointStore
+from swarm.wire.identity import Identity, sealed_for
 from swarm.world.disk import LocalDisk
 from tests.worlds import VirtualWorld
 

@@ -20,10 +20,10 @@ from peers.trainer.pool import Accepted
 from peers.trainer.states import StateValues, boundaries
 from simnet.simulation import Simulation
 from swarm.jobs.training import StateValue
-from swarm.manifest import Objective, ProcessRewards, Values
 from swarm.node.states import States
 from swarm.rollouts.rollout import Rollout
 from swarm.rollouts.rollouts import Rollouts
+from swarm.wire.manifest import Objective, ProcessRewards, Values
 from tests.rollouts.harness import single_turns
 from tests.trainer.test_role import simulate, start_run
 

@@ -21,8 +21,8 @@ from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.scorer import Scorer
 from peers.trainer.learning.settings import LearnerSettings
 from swarm.jobs.training import Sharding
-from swarm.manifest import Objective, Optimiser, Schedule
 from swarm.rollouts.rollout import Rollout
+from swarm.wire.manifest import Objective, Optimiser, Schedule
 from tests.trainer.test_packing import alone, scores, spread_batch
 
 pytestmark = [

@@ -9,8 +9,8 @@ from typing import Any
 
 import trio
 
-from swarm.identity import Identity
 from swarm.transport.libp2p.yamux import WINDOW_BYTES
+from swarm.wire.identity import Identity
 
 from .hostile import (
     ACK,

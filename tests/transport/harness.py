@@ -14,9 +14,9 @@ import trio.testing
 
 from simnet.clock import run_virtual
 from simnet.network import SimulatedNetwork
-from swarm.identity import Identity, PeerId
 from swarm.transport import BlobReference, OpenBlob, Refused, Transport
 from swarm.transport.libp2p import open_libp2p
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Piece
 from swarm.world.disk import LocalPiece
 from tests.memory_network import MemoryNetwork

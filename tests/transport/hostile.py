@@ -14,7 +14,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
 
-from swarm.identity import Identity
+from swarm.wire.identity import Identity
 
 DATA, WINDOW, PING, GO_AWAY = range(4)
 SYN, ACK, FIN, RST = 1, 2, 4, 8

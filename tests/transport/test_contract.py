@@ -11,7 +11,6 @@ import trio
 import trio.testing
 
 from swarm.errors import PeerError
-from swarm.identity import Identity
 from swarm.transport import (
     BlobReference,
     ConnectError,
@@ -25,6 +24,7 @@ from swarm.transport import (
     limits,
 )
 from swarm.transport.http import limits as http_limits
+from swarm.wire.identity import Identity
 
 from .harness import ALICE, BOB, CAROL, Network, Peer, Service, Sink
 

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from swarm.errors import PeerError, UserError
 from swarm.events import Event
-from swarm.identity import Identity
 from swarm.node.joining import join_network
 from swarm.node.local import open_node
 from swarm.node.node import Node
@@ -28,6 +27,7 @@ from swarm.settings import PeerSettings
 from swarm.transport import ConnectError
 from swarm.transport.libp2p import dnsaddr, require_peer
 from swarm.transport.libp2p.dnsaddr import NoRecords, check_bootstrap, expand, look_up
+from swarm.wire.identity import Identity
 
 IDS = [Identity(bytes([n]) * 32).peer_id for n in range(1, 4)]
 FIRST, SECOND = (f"/ip4/192.0.2.{n}/tcp/4001/p2p/{IDS[n]}" for n in (0, 1))

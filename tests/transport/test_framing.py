@@ -10,7 +10,6 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.identity import PeerId
 from swarm.transport import Framing, StreamError, limits
 from swarm.transport.framing import (
     END_FRAME,
@@ -22,6 +21,7 @@ from swarm.transport.framing import (
     encode_data,
     encode_varint,
 )
+from swarm.wire.identity import PeerId
 
 PEER = PeerId("12D3KooWtest")
 

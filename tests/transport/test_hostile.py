@@ -9,11 +9,11 @@ import trio
 import trio.testing
 
 from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event, Events
-from swarm.identity import Identity
 from swarm.transport import Stream, limits, room
 from swarm.transport.libp2p import connections, open_libp2p
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.yamux import WINDOW_BYTES
+from swarm.wire.identity import Identity
 from tests.worlds import VirtualWorld
 
 from . import attacks

@@ -18,7 +18,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from swarm.identity import Identity
 from swarm.transport import BlobReference, FetchError, OpenBlob, Traffic
 from swarm.transport.http import limits, server
 from swarm.transport.http.client import BulkClient
@@ -26,6 +25,7 @@ from swarm.transport.http.messages import Proof, Unreachable, proof_message
 from swarm.transport.http.pace import Uplink
 from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving
+from swarm.wire.identity import Identity
 from swarm.world import Disk, Piece
 from swarm.world.disk import LocalDisk
 

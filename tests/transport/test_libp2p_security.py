@@ -23,7 +23,6 @@ from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID, InsecureTr
 from multiaddr import Multiaddr
 
 from swarm.errors import UserError
-from swarm.identity import Identity
 from swarm.transport import (
     ConnectError,
     ConnectionEvent,
@@ -35,6 +34,7 @@ from swarm.transport import (
 )
 from swarm.transport.libp2p import Libp2pTransport, open_libp2p, parse_multiaddr, relays
 from swarm.transport.libp2p.relays import Reservations
+from swarm.wire.identity import Identity
 from tests.worlds import VirtualWorld
 
 from .harness import ALICE, BOB, CAROL, MALLORY, FolderDisk, run

@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 import pytest
 import trio
 
-from swarm.identity import Identity
 from swarm.transport import BlobReference, FetchError
 from swarm.transport.http import server
+from swarm.wire.identity import Identity
 
 from .harness import ALICE, BOB, CAROL, Service, Sink, run
 from .test_http import ask, challenge, client_of, dial, fetch, get, prove, serving

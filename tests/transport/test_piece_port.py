@@ -15,7 +15,6 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.identity import Identity, PeerId
 from swarm.transport import BlobReference, FetchError, Source, Traffic
 from swarm.transport.http import limits, server
 from swarm.transport.http.client import BulkClient
@@ -24,6 +23,7 @@ from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving
 from swarm.transport.http.table import Table
 from swarm.transport.room import NoRoom, Origin, Sizes, origin_of
+from swarm.wire.identity import Identity, PeerId
 
 from .harness import ALICE, BOB, CAROL, FolderDisk, Network, Service, Sink, run
 

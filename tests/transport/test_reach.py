@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import UserError
-from swarm.identity import PeerId
 from swarm.transport import Reachability, StreamError
 from swarm.transport.libp2p.addresses import may_be_global
 from swarm.transport.libp2p.announced import Announced, announced
@@ -28,6 +27,7 @@ from swarm.transport.libp2p.dial_back import (
     ask,
 )
 from swarm.transport.libp2p.reach import Ports, Reach
+from swarm.wire.identity import PeerId
 from tests.network.harness import identity
 from tests.transport.harness import ALICE, BOB, CAROL, run
 from tests.transport.test_libp2p_security import Peers

@@ -15,12 +15,12 @@ from libp2p.relay.circuit_v2.protocol_buffer import StatusCode
 from libp2p.utils.varint import encode_varint_prefixed
 
 from swarm.events import Event, Events
-from swarm.identity import Identity, PeerId
 from swarm.transport import ConnectError, StreamError
 from swarm.transport.libp2p.circuits import STRANGERS_SHARE, CircuitLimits, Circuits
 from swarm.transport.libp2p.notices import PROTOCOL as NOTICE_PROTOCOL
 from swarm.transport.libp2p.relays import LIFETIME_SECONDS, Relays
 from swarm.transport.limits import RELAY_RETRY_SECONDS
+from swarm.wire.identity import Identity, PeerId
 from tests.network.harness import identity
 from tests.transport.harness import ALICE, BOB, CAROL, MALLORY, run
 from tests.transport.test_libp2p_security import ECHO, Peers, echo, plaintext_host

@@ -8,8 +8,8 @@ import pytest
 
 from peers.validator.checks.announcement import Announcement, Step
 from swarm.ledger.record import Rules
-from swarm.messages import CheckpointReference, StepOrder, Submission
 from swarm.run.run import Run
+from swarm.wire.messages import CheckpointReference, StepOrder, Submission
 from tests.network.harness import identity, manifest, sealed_manifest
 
 OWNER, TRAINER, VALIDATOR, WORKER = (identity(number) for number in range(1, 5))

@@ -9,7 +9,7 @@ import pytest
 from peers.validator.cases import Outcome
 from peers.validator.docket import Docket
 from peers.validator.verdicts import bet_once
-from swarm.messages import Evidence, Verdict
+from swarm.wire.messages import Evidence, Verdict
 from tests.validator.test_docket import HERE, key_of, verdict
 
 OWN = Evidence(tokens=100, mismatches=2, sampler=[5], policy=[6], text=[7], selection=[8])

@@ -19,8 +19,8 @@ from peers.validator.recompute import judge_sampling, sampling_figures
 from swarm.jobs import Load
 from swarm.jobs.validation import Judge, Judged, PrefillSetup
 from swarm.ledger.evidence import WorkerEvidence
-from swarm.messages import CheckpointReference
 from swarm.rollouts.seeds import noise_key
+from swarm.wire.messages import CheckpointReference
 from tests.engines.harness import prefill_completions
 from tests.orders import ORDER
 from tests.orders import policy as reference

@@ -7,8 +7,8 @@ from typing import Any
 
 from peers.validator.checks import announcement, file, history, policy, standing
 from peers.validator.checks.base import Check, Finding, at_most, first_failure, run, run_all
-from swarm import messages
 from swarm.jobs.validation import Report
+from swarm.wire import messages
 
 
 class Below(Check[int]):

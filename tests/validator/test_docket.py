@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from peers.validator.cases import Slot, slot_of
 from peers.validator.docket import ORDERS_KEPT, TURNED_DOWN_KEPT, Docket
-from swarm.envelope import Envelope, seal
-from swarm.messages import (
+from swarm.run.heard_verdicts import verdict_in
+from swarm.wire.envelope import Envelope, seal
+from swarm.wire.messages import (
     Acknowledgement,
     Checkpoint,
     CheckpointReference,
@@ -20,7 +21,6 @@ from swarm.messages import (
     StepOrder,
     Verdict,
 )
-from swarm.run.heard_verdicts import verdict_in
 from tests.network.harness import identity
 
 HERE, WORKER = identity(1), identity(3)

@@ -16,11 +16,14 @@ from simnet.clock import run_virtual
 from simnet.compute.rollouts import rollouts
 from simnet.compute.setting import Hardware, Setting, Workload
 from simnet.simulation import Peer, Plan, Simulation
-from swarm.envelope import Envelope, seal
 from swarm.events import Event
 from swarm.jobs import SubmissionOrder
-from swarm.manifest import Admissions
-from swarm.messages import (
+from swarm.node.run_node import RunNode
+from swarm.rollouts.seeds import nonce_of
+from swarm.transport import BlobReference, Refused
+from swarm.wire.envelope import Envelope, seal
+from swarm.wire.manifest import Admissions
+from swarm.wire.messages import (
     Acknowledgement,
     Admission,
     AdmissionRefused,
@@ -29,9 +32,6 @@ from swarm.messages import (
     Submission,
     Verdict,
 )
-from swarm.node.run_node import RunNode
-from swarm.rollouts.seeds import nonce_of
-from swarm.transport import BlobReference, Refused
 from tests.trainer.test_role import start_run
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from peers.demo.recipes import THRESHOLDS
 from swarm.jobs.validation import Judge, Judged
 from swarm.ledger.evidence import WorkerEvidence
-from swarm.manifest import Thresholds
+from swarm.wire.manifest import Thresholds
 from tests.simnet.test_audits import run
 from tests.validator.conftest import Stage
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import trio
 
 from simnet.simulation import Peer, Simulation
-from swarm.manifest import Thresholds
-from swarm.messages import Acknowledgement, Verdict
+from swarm.wire.manifest import Thresholds
+from swarm.wire.messages import Acknowledgement, Verdict
 from tests.validator.test_numbers import Hand, kinds, simulate
 from tests.validator.test_rank import in_rank
 

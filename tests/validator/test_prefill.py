@@ -19,8 +19,8 @@ from peers.validator.recompute import Completed, recompute
 from swarm.errors import UserError
 from swarm.jobs import Load
 from swarm.jobs.validation import PrefillSetup
-from swarm.manifest import Thresholds
-from swarm.messages import CheckpointReference
+from swarm.wire.manifest import Thresholds
+from swarm.wire.messages import CheckpointReference
 from tests.orders import ORDER
 
 

@@ -22,15 +22,15 @@ from peers.validator.inbox import (
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware
 from simnet.simulation import Peer, Plan, Simulation
-from swarm.envelope import Envelope
 from swarm.events import STRANGERS_EVENTS_PER_MINUTE, Event
-from swarm.identity import PeerId
-from swarm.messages import AdmissionRefused, Submission, Verdict
 from swarm.node.run_node import RunNode
 from swarm.run.run import Run
 from swarm.transport import BlobReference, OpenBlob, Refused
 from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving
+from swarm.wire.envelope import Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import AdmissionRefused, Submission, Verdict
 from swarm.world import Sink
 from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, in_virtual_time, manifest, sealed_manifest

@@ -14,10 +14,10 @@ from peers.validator.cases import Case
 from peers.validator.docket import Docket
 from peers.validator.inbox import Inbox, path_of
 from peers.validator.queue import CaseQueue
-from swarm.envelope import seal
 from swarm.events import Event, Events
-from swarm.messages import Submission
 from swarm.run.run import Run
+from swarm.wire.envelope import seal
+from swarm.wire.messages import Submission
 from swarm.world import Database
 from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, manifest, sealed_manifest

@@ -8,9 +8,9 @@ import trio
 
 from peers.validator.precedence import ranked
 from simnet.simulation import Peer, Simulation
-from swarm.envelope import Envelope
-from swarm.manifest import Thresholds
-from swarm.messages import Acknowledgement, AdmissionRefused, Verdict
+from swarm.wire.envelope import Envelope
+from swarm.wire.manifest import Thresholds
+from swarm.wire.messages import Acknowledgement, AdmissionRefused, Verdict
 from tests.validator.test_numbers import Hand, kinds, part_of, simulate
 
 ONCE = Thresholds(second_share=0.0, measured_tokens=1)

@@ -24,11 +24,11 @@ from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.faults import Fault, FaultRecord
 from swarm.look.archives import fetch_archive
-from swarm.manifest import RunManifest
-from swarm.messages import CheckpointReference, Evidence, Reinstatement, StepOrder, Submission
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import write
 from swarm.run.run import Run
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import CheckpointReference, Evidence, Reinstatement, StepOrder, Submission
 from tests.ledger.harness import (
     ALICE,
     BOB,

@@ -28,8 +28,8 @@ from swarm.jobs.validation import (
     ProofFigures,
     SamplingFigures,
 )
-from swarm.messages import Evidence
 from swarm.rollouts.rollouts import Rollouts
+from swarm.wire.messages import Evidence
 from swarm.world import ChildDied, ChildError
 from tests.orders import policy, submission_order
 from tests.validator.conftest import Stage

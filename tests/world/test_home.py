@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import UserError
-from swarm.identity import load_or_create
+from swarm.wire.identity import load_or_create
 from swarm.world.home import holder_of, make_home, sole_user
 from tests.app.harness import NOBODY, complaint, swarm
 

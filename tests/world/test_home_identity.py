@@ -9,9 +9,9 @@ import pytest
 
 from swarm.commands.joining import HEAD, prepare, settings_of
 from swarm.errors import UserError
-from swarm.identity import Identity, home_identity, load_or_create
 from swarm.run.links import Link, make_link
 from swarm.settings import load_settings
+from swarm.wire.identity import Identity, home_identity, load_or_create
 from swarm.world.home_format import open_format
 from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 

@@ -35,7 +35,7 @@ from peers.environments.play import Observation
 from peers.environments.rows import located
 from peers.environments.tasks import Generated
 from swarm.errors import UserError
-from swarm.manifest import OptionValue
+from swarm.wire.manifest import OptionValue
 
 CALL_GRACE_SECONDS = 10.0
 """Time beyond the option `seconds` to kill an overdue harness and say so."""

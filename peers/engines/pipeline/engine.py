@@ -17,7 +17,7 @@ from torch import Tensor
 from peers.engines.architecture import describe
 from peers.engines.config import read_supported_config
 from peers.engines.decoder import check_same
-from peers.engines.ends import Ends
+from peers.engines.embedding_and_head import EmbeddingAndHead
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
 from peers.engines.fitting import check_shapes
 from peers.engines.model import StoredTensors
@@ -151,7 +151,7 @@ class PipelineEngine:
         return result
 
     def logits(self, states: Tensor) -> Tensor:
-        return self._ends.logits(states)
+        return self._embedding_and_head.logits(states)
 
     def load_weights(self, folder: Path, policy: int) -> None:
         if self._live or self._waiting:
@@ -173,7 +173,9 @@ class PipelineEngine:
         config = read_supported_config(folder)
         check_shapes(self._model, folder)
         ends = StoredTensors(folder, lambda name: not name.startswith("model.layers."), self._dtype)
-        self._ends = Ends(Weights(self._model, dict(ends), str(folder), self._device, self._dtype))
+        self._embedding_and_head = EmbeddingAndHead(
+            Weights(self._model, dict(ends), str(folder), self._device, self._dtype)
+        )
         for stage, span in zip(self._stages, self._spans, strict=True):
             own = tuple(f"model.layers.{index}." for index in span)
             tensors = StoredTensors(folder, _begins(own), self._dtype)
@@ -234,10 +236,10 @@ class PipelineEngine:
         """Final-norm hidden states [B, S, hidden]."""
         longest = max(work.lengths)
         padded = [[*row, *[0] * (longest - len(row))] for row in tokens]
-        stream = self._ends.embed(torch.tensor(padded, device=self._device))
+        stream = self._embedding_and_head.embed(torch.tensor(padded, device=self._device))
         for stage in self._stages:
             stream = stage.run(work, stream)
-        return self._ends.finish(stream.to(self._device))
+        return self._embedding_and_head.finish(stream.to(self._device))
 
     def _sample(self, rows: list[_Row]) -> None:
         """Sample each row's next token; rows with the same noise and temperature together."""

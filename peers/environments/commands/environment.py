@@ -135,7 +135,7 @@ def try_command(
     from peers.environments.commands.try_out import lines, play
     from peers.evaluation.options import Evaluation
     from swarm.look.rollouts.pager import print_lines
-    from swarm.manifest import EnvironmentReference
+    from swarm.wire.manifest import EnvironmentReference
 
     if not policy.is_dir():
         raise UserError(f"--policy {policy} is no folder; name a Hugging Face folder")

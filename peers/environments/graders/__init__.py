@@ -11,7 +11,7 @@ from typing import Any
 
 from peers.environments.graders.base import Grader, zero
 from swarm.errors import UserError
-from swarm.tables import struct_from_mapping
+from swarm.terminal.tables import struct_from_mapping
 
 GRADERS = {
     "exact": "plain:Exact",

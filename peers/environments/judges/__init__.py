@@ -101,10 +101,10 @@ class Judged(Wrapper):
 
     @cached_property
     def _judge(self) -> Judge:
-        from peers.environments.judges.judge import Judge, Limits
+        from peers.environments.judges.judge import Judge, JudgeLimits
 
         options = self.options
-        limits = Limits(options.judge_calls_per_step, options.judge_tokens_per_step)
+        limits = JudgeLimits(options.judge_calls_per_step, options.judge_tokens_per_step)
         return Judge.open(options.judge, options.judge_hash, limits)
 
 

@@ -24,13 +24,13 @@ def judge(
     """Check a judge's file, print the hash for run.toml, and try the judge."""
     from peers.environments import Task, Transcript
     from peers.environments.judges.definition import read_definition
-    from peers.environments.judges.judge import Judge, Limits
+    from peers.environments.judges.judge import Judge, JudgeLimits
 
     definition, access, path = read_definition(name)
     digest = definition.digest().hex()
     reward = None
     if completion is not None:
-        opened = Judge.open(name, digest, Limits())
+        opened = Judge.open(name, digest, JudgeLimits())
         reward = opened.score(Task(task, answer), Transcript.of(completion), 0)
     if as_json:
         print_json({"name": name, "file": str(path), "judge_hash": digest, "reward": reward})

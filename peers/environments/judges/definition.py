@@ -26,7 +26,7 @@ from msgspec import Meta
 
 from peers.environments.judges import CALL_SECONDS, JUDGE_NAME
 from swarm.errors import UserError
-from swarm.tables import read_toml, struct_from_mapping
+from swarm.terminal.tables import read_toml, struct_from_mapping
 
 FOLDER_VARIABLE = "SWARM_JUDGES"
 DEFAULT_FOLDER = "~/.swarm/judges"

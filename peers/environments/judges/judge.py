@@ -28,7 +28,7 @@ FIELD = re.compile(r"\{(task|answer|completion|transcript)\}")
 
 
 @dataclass(frozen=True)
-class Limits:
+class JudgeLimits:
     """What a rollout step may cost; 0: no bound."""
 
     calls: int = 0
@@ -51,10 +51,10 @@ class Judge:
     definition: Definition
     known: Known
     scorer: Scorer
-    limits: Limits
+    limits: JudgeLimits
 
     @classmethod
-    def open(cls, name: str, wanted_hash: str, limits: Limits) -> Judge:
+    def open(cls, name: str, wanted_hash: str, limits: JudgeLimits) -> Judge:
         """The judge NAME of this machine; raises `UserError`, `NotGradable` for another hash."""
         definition, access, path = read_definition(name)
         found = definition.digest().hex()

@@ -41,7 +41,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Library:
-    """Implements `peers.outer.alone.exchange.Backend` by a child that has the library."""
+    """Implements `peers.outer.alone.backend_interface.Backend` by a child that has the library."""
 
     name: str
     interpreter: Path

@@ -173,7 +173,7 @@ def train(
     from swarm.commands.start import become_rank
     from swarm.jobs import Hardware
     from swarm.jobs.outer import Inner, OuterSetup, StartReplica
-    from swarm.manifest import Optimiser
+    from swarm.wire.manifest import Optimiser
 
     become_rank(["replica"])
     inner = Inner(

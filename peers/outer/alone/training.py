@@ -1,9 +1,9 @@
 """`swarm train`: pre-training or fine-tuning by one trainer on this machine, in rounds.
 
 The rounds are those of several trainers (`swarm.jobs.outer`), with this one alone or with others
-(`peers.outer.alone.exchange`). Alone, with an outer learning rate of 1 and no outer momentum they
-are plain training. Each round ends with a durable state, from which `--resume` continues. The
-child computes.
+(`peers.outer.alone.backend_interface`). Alone, with an outer learning rate of 1 and no outer
+momentum they are plain training. Each round ends with a durable state, from which `--resume`
+continues. The child computes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from typing import Any
 
 import msgspec
 
-from peers.outer.alone.exchange import STATE_FILE, Alone, Averaging, Backend, Exchange, ToMerge
+from peers.outer.alone.backend_interface import (
+    STATE_FILE,
+    Alone,
+    Averaging,
+    Backend,
+    Exchange,
+    ToMerge,
+)
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Event, Events
 from swarm.jobs.outer import (

@@ -1,4 +1,4 @@
-"""The service of a replica that contributes an RL trainer's policy (`swarm.jobs.exchange`).
+"""The service of a replica that contributes an RL trainer's policy (`swarm.jobs.merging_exchange`).
 
 It takes no inner steps and holds no weights: everything is computed from files, a piece at a time.
 """
@@ -23,12 +23,18 @@ from peers.outer.learning.contribution import Contribution, Header, file_bytes_m
 from peers.outer.learning.file_jobs import FileJobs, Merging
 from peers.outer.learning.state import StateFile
 from peers.outer.learning.tensor_file import TensorFileWriter
-from peers.trainer.learning import exchange
+from peers.trainer.learning import merging_folder as exchange
 from peers.trainer.learning.durable import whole_folder
-from peers.trainer.learning.exchange import ANSWER, FACTS, SNAPSHOT, AnswerFacts, SnapshotFacts
+from peers.trainer.learning.merging_folder import (
+    ANSWER,
+    FACTS,
+    SNAPSHOT,
+    AnswerFacts,
+    SnapshotFacts,
+)
 from peers.trainer.learning.stored import StoredWeights
 from swarm.errors import UserError
-from swarm.jobs.exchange import (
+from swarm.jobs.merging_exchange import (
     AnswerSnapshot,
     ContributeSnapshot,
     ExchangeService,

@@ -36,7 +36,7 @@ from peers.trainer.learning.sharding import local, rest, whole
 from peers.trainer.learning.stored import slices_of
 from swarm.errors import UserError
 from swarm.jobs.outer import Inner, StartReplica
-from swarm.manifest import Objective, Schedule
+from swarm.wire.manifest import Objective, Schedule
 from swarm.world.progress import checkpoint, report
 
 _FEEDBACK = "feedback.safetensors"

@@ -1,4 +1,4 @@
-"""LoRA in training: thin matrices beside a model's frozen ones (`swarm.manifest.Adapter`).
+"""LoRA in training: thin matrices beside a model's frozen ones (`swarm.wire.manifest.Adapter`).
 
 Only the thin matrices are trained, saved, held as past policies and published. peft is not used:
 its wrappers rename every parameter and know neither the device `meta` nor sharding. Its file format
@@ -25,7 +25,7 @@ from peers.engines.tokenizer import copy_tokenizer
 from peers.trainer.learning.host import Weights
 from peers.trainer.learning.stored import slices_of
 from swarm.errors import UserError
-from swarm.manifest import Adapter
+from swarm.wire.manifest import Adapter
 
 MATRICES = {"lora_a": "A", "lora_b": "B"}
 """A module's thin matrices, by the ends of their parameters' names."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from peers.trainer.learning.objective import advantages
 from peers.trainer.learning.ranks import Ranks
 from peers.trainer.learning.routing import NOT_RECORDED
-from swarm.manifest import Objective
+from swarm.wire.manifest import Objective
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from peers.trainer.learning.batch import AcceptedGroups, Batch, check_rewards, share_rows
 from peers.trainer.learning.objective import advantages
 from peers.trainer.learning.ranks import Ranks
-from swarm.manifest import Objective
 from swarm.rollouts.rollout import Rollout
+from swarm.wire.manifest import Objective
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import msgspec
 import trio
 
 from peers.engines.device import find_device
-from peers.trainer.learning.meeting import meet
 from peers.trainer.learning.ranks import JOIN_SECONDS, Launch, RankError, Ranks, Store, dist
+from peers.trainer.learning.rendezvous import meet
 from peers.trainer.learning.watch import Watch
 from swarm.errors import UserError
 from swarm.jobs.training import Done, EndTraining

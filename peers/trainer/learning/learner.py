@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.trainer.learning import exchange, states
+from peers.trainer.learning import merging_folder as exchange
+from peers.trainer.learning import states
 from peers.trainer.learning.batch import AcceptedGroups
 from peers.trainer.learning.implicit import ProcessModel
 from peers.trainer.learning.past import PastPolicies

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarm.manifest import Objective
+from swarm.wire.manifest import Objective
 
 LOG_RATIO_MAX = 20.0
 """Log-ratios are clamped to ± this before exp: a clamped infinite ratio has gradient NaN."""

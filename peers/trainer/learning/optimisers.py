@@ -19,7 +19,7 @@ from peers.trainer.learning.gradients import by_mesh
 from peers.trainer.learning.host import host_tensor
 from peers.trainer.learning.sharding import local
 from swarm.errors import UserError
-from swarm.manifest import Optimiser
+from swarm.wire.manifest import Optimiser
 
 PIECE = 1 << 23
 """Elements stepped at a time: 32 MiB of each moment. A multiple of `BLOCK`."""

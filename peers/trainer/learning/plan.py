@@ -26,7 +26,7 @@ from peers.trainer.learning.tensor_parallel import divide_blank
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPart, MemoryPlan, fullest, shown, total
 from swarm.jobs.training import Sharding
-from swarm.manifest import Adapter
+from swarm.wire.manifest import Adapter
 
 GB = 10**9
 

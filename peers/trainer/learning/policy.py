@@ -27,7 +27,7 @@ from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.learning.sharding import local, rest, shard, whole
 from peers.trainer.learning.stored import StoredPart, StoredWeights, slices_of
 from swarm.errors import UserError
-from swarm.manifest import Optimiser
+from swarm.wire.manifest import Optimiser
 from swarm.world.progress import report
 
 

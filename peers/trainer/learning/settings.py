@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
-from swarm.manifest import Adapter, Objective, Optimiser, Schedule
+from swarm.wire.manifest import Adapter, Objective, Optimiser, Schedule
 
 
 @dataclass(frozen=True)

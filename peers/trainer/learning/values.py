@@ -17,7 +17,7 @@ from torch import Tensor
 from peers.trainer.learning.batch import AcceptedGroups
 from peers.trainer.learning.objective import divisor
 from swarm.jobs.training import StateValue
-from swarm.manifest import Objective
+from swarm.wire.manifest import Objective
 
 
 def give_values(given: AcceptedGroups, values: Sequence[StateValue], objective: Objective) -> None:

@@ -14,8 +14,8 @@ import threading
 import time
 from typing import NoReturn
 
-from peers.trainer.learning.meeting import Meeting
 from peers.trainer.learning.ranks import dist
+from peers.trainer.learning.rendezvous import Rendezvous
 
 ALIVE_SECONDS = 1.0
 """Time between a rank's signs of life."""
@@ -28,7 +28,7 @@ minute; this leaves half of it for the rest."""
 class Watch:
     """Reports that this rank is alive, and ends its process when another rank dies."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: Rendezvous) -> None:
         self._launch = launch = meeting.launch
         self._store = meeting.connect()
         self._lock = threading.Lock()

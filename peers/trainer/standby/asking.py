@@ -16,10 +16,10 @@ from msgspec import Meta
 
 from peers.trainer.standby.bundle import CONTENTS_BYTES_MAX
 from swarm.errors import DECODE_ERRORS, PeerError
-from swarm.identity import PeerId
-from swarm.messages import CheckpointReference, Count
 from swarm.node.run_node import RunNode
 from swarm.transport import StreamError
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import CheckpointReference, Count
 
 PROTOCOL = "/swarm/standby/1.0.0"
 

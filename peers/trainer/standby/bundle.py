@@ -23,9 +23,9 @@ from nacl.bindings import (
 from nacl.exceptions import CryptoError
 
 from swarm.errors import DECODE_ERRORS, DiskFullError, SwarmError
-from swarm.messages import Count, Digest
 from swarm.shardcast.limits import CHECKPOINT_PIECES_MAX, PIECE_BYTES_MAX
 from swarm.shardcast.manifest import CHECKPOINT_FILES_MAX, piece_size_for
+from swarm.wire.messages import Count, Digest
 from swarm.world import Disk
 
 BUNDLE_VERSION = 1

@@ -19,16 +19,16 @@ from peers.trainer.standby.bundle import (
 from peers.trainer.standby.offering import MAKING
 from peers.trainer.standby.offering import ROOT as BUNDLES
 from swarm.errors import PeerError, SwarmError
-from swarm.identity import PeerId
-from swarm.messages import Checkpoint
 from swarm.node.run_node import RunNode
-from swarm.observable import Observable
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.held import Change, Held
 from swarm.shardcast.recovery import read_back
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Source
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Checkpoint
 from swarm.world import Disk
+from swarm.world.observable import Observable
 
 ROOT = "standby"
 CONTENTS = ".contents"

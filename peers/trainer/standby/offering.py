@@ -20,12 +20,12 @@ from peers.trainer.standby.asking import (
 from peers.trainer.standby.bundle import Contents, encrypted
 from peers.trainer.store import TrainerStore
 from swarm.errors import DECODE_ERRORS, SwarmError, leaf_errors
-from swarm.identity import sealed_for
 from swarm.node.run_node import RunNode
-from swarm.observable import Observable
 from swarm.shardcast.held import Held
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Stream, StreamError
+from swarm.wire.identity import sealed_for
+from swarm.world.observable import Observable
 
 ROOT = "bundles"
 MAKING = "trainer/bundle"

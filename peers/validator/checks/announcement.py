@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peers.validator.checks.base import Check, Finding, at_most
-from swarm.envelope import Envelope
-from swarm.manifest import RunManifest
-from swarm.messages import Admission, StepOrder, Submission
 from swarm.run.admission import check_admission, is_worker
 from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
+from swarm.wire.envelope import Envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import Admission, StepOrder, Submission
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from swarm import messages
 from swarm.jobs.validation import Report
+from swarm.wire import messages
 
 Evidence = TypeVar("Evidence", contravariant=True)
 Given = TypeVar("Given")

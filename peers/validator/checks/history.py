@@ -14,7 +14,7 @@ from functools import cached_property
 from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.statistics import Duplicates, Pace, PolicyKey
 from swarm.ledger.evidence import WORDS, Standing
-from swarm.manifest import Thresholds
+from swarm.wire.manifest import Thresholds
 
 
 @dataclass

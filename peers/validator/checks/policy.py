@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from peers.validator.checks.base import Check, Finding, at_most
 from peers.validator.evidence.submission import bans
 from swarm.jobs.validation import ProofFigures, SamplingFigures
-from swarm.manifest import Thresholds
-from swarm.messages import Evidence
+from swarm.wire.manifest import Thresholds
+from swarm.wire.messages import Evidence
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from peers.validator.checks.base import Check, Finding, at_most
-from swarm.messages import Eviction
+from swarm.wire.messages import Eviction
 
 
 class NotEvicted(Check[Eviction | None]):

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from peers.validator.evidence import betting, selection
-from swarm.manifest import Thresholds
-from swarm.messages import Evidence
+from swarm.wire.manifest import Thresholds
+from swarm.wire.messages import Evidence
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import msgspec
 
 from swarm.look.alarms.catalogue import CATALOGUE, Severity
 from swarm.sentences import numbered
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 FACTS_MAX = 8
 """Facts kept of one alarm."""

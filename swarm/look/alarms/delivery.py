@@ -20,7 +20,7 @@ import trio
 from swarm.look.alarms.board import Alarm, Board, State
 from swarm.look.alarms.settings import host_of, is_local, token_of
 from swarm.settings import AlarmSettings
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 WEBHOOK_SECONDS = 10.0
 """Deadline of one request."""

@@ -11,7 +11,7 @@ from swarm.events import Event
 from swarm.look.alarms.board import Board
 from swarm.sentences import sentence
 from swarm.settings import AlarmSettings
-from swarm.untrusted import shown
+from swarm.terminal.untrusted import shown
 
 BUSY_SHARE_MIN = 0.2
 """Share of a minute below which a worker's device counts as idle."""

@@ -17,10 +17,10 @@ from swarm.look.dashboard.snapshot import (
 )
 from swarm.look.onlooker import RunStatus
 from swarm.look.refusals import REFUSALS, UNKNOWN
-from swarm.messages import Arrival, Present
 from swarm.sentences import numbered
 from swarm.shardcast.fetch.arriving import source_mark
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
+from swarm.wire.messages import Arrival, Present
 
 PROBLEMS_SHOWN = 8
 

@@ -8,7 +8,7 @@ import msgspec
 import trio
 
 from swarm.look.dashboard.snapshot import Snapshot, changes
-from swarm.observable import Observable
+from swarm.world.observable import Observable
 
 PING_SECONDS = 15.0
 """Time without a change after which the page is told so: each notices that the other has gone."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.ledger.entries import CheckpointPublished, TrainingFigures
-from swarm.messages import Evaluation, StepOrder, Verdict
+from swarm.wire.messages import Evaluation, StepOrder, Verdict
 
 STEPS_KEPT = 512
 """Steps with figures, the newest."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from swarm.look.dashboard.history import History
 from swarm.look.onlooker import RunStatus
 from swarm.look.refusals import REFUSALS, UNKNOWN
-from swarm.messages import Arrival, Heartbeat, Present, StepOrder
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
+from swarm.wire.messages import Arrival, Heartbeat, Present, StepOrder
 
 INFERENCE = "inference"
 

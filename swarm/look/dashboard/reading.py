@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from swarm.errors import PeerError
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 ROLLOUTS_SHOWN = 24
 PER_GROUP = 2

@@ -13,7 +13,7 @@ from swarm.errors import PeerError
 from swarm.ledger.state import Totals
 from swarm.look.dashboard.watch import Watcher
 from swarm.look.onlooker import record_of
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 SECONDS_MAX = 75.0
 """Deadline of one answer."""

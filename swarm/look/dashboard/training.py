@@ -9,7 +9,7 @@ from swarm.ledger import merkle
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.entries import CheckpointPublished, decode
 from swarm.ledger.wire import RECEIPTS_MAX
-from swarm.messages import LogHead
+from swarm.wire.messages import LogHead
 
 
 async def published_from(

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import trio
 
-from swarm.envelope import Envelope
 from swarm.errors import PeerError
 from swarm.ledger.client import LedgerClient, own_head
 from swarm.ledger.receipts import receipts_from
@@ -19,10 +18,11 @@ from swarm.look.dashboard.history import History
 from swarm.look.dashboard.snapshot import Snapshot
 from swarm.look.dashboard.training import published_from
 from swarm.look.onlooker import ask_all, status_of
-from swarm.messages import LogHead, StepOrder
 from swarm.node.node import Node
 from swarm.run.run import Run
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
+from swarm.wire.envelope import Envelope
+from swarm.wire.messages import LogHead, StepOrder
 
 INTERVAL_SECONDS = 2.0
 """Pause between two looks at a small run."""

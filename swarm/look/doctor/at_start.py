@@ -14,11 +14,11 @@ import trio
 
 from swarm.errors import PeerError
 from swarm.events import Event
-from swarm.findings import Finding
 from swarm.look.doctor.machine import clock, disk_speed
 from swarm.look.onlooker import status_of
 from swarm.node.node import Node
 from swarm.roles import load_role, machine_findings
+from swarm.run.findings import Finding
 from swarm.run.run import Run
 from swarm.settings import BOOTSTRAP, PeerSettings
 from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swarm.errors import SwarmError, leaf_errors
-from swarm.findings import Finding, Work
-from swarm.identity import load_or_create
 from swarm.look.doctor.machine import clock, home_and_ports, packages, program
 from swarm.look.doctor.network import Place, network_findings
 from swarm.look.onlooker import learn_expulsions, status_of
 from swarm.node.local import LOOPBACK, visit
 from swarm.roles import load_role, machine_findings
+from swarm.run.findings import Finding, Work
 from swarm.settings import BOOTSTRAP, PeerSettings
 from swarm.transport.libp2p.addresses import default_listen
+from swarm.wire.identity import load_or_create
 
 
 async def look(settings: PeerSettings, model: Path | None = None) -> list[Finding]:

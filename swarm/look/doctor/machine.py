@@ -14,11 +14,10 @@ from pathlib import Path
 
 from swarm import __version__
 from swarm.errors import UserError
-from swarm.findings import Finding, attempt
-from swarm.identity import KEY_FILE, check_home_identity, load_or_create
 from swarm.look.health import Unwell
 from swarm.look.health import examine as examine_health
 from swarm.roles import load_role
+from swarm.run.findings import Finding, attempt
 from swarm.settings import BOOTSTRAP, PeerSettings
 from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra
 from swarm.transport.libp2p.addresses import (
@@ -27,6 +26,7 @@ from swarm.transport.libp2p.addresses import (
     host_and_port,
     parse_multiaddr,
 )
+from swarm.wire.identity import KEY_FILE, check_home_identity, load_or_create
 from swarm.world.home import existing
 from swarm.world.home_format import check_format
 

@@ -10,10 +10,7 @@ from functools import partial
 import trio
 
 from swarm import __version__
-from swarm.envelope import CLOCK_SKEW_SECONDS_MAX
 from swarm.errors import PeerError, UserError
-from swarm.findings import Finding, attempt, within
-from swarm.identity import PeerId
 from swarm.look.onlooker import RunStatus
 from swarm.node.line import (
     CLOCK_SECONDS,
@@ -26,11 +23,14 @@ from swarm.node.line import (
 )
 from swarm.node.node import Node
 from swarm.run.admission import ROLES, TRUSTED_ROLES
+from swarm.run.findings import Finding, attempt, within
 from swarm.run.invites import check_token
 from swarm.run.run import Run
 from swarm.settings import BOOTSTRAP, PeerSettings
+from swarm.terminal.untrusted import printable
 from swarm.transport import Reachability
-from swarm.untrusted import printable
+from swarm.wire.envelope import CLOCK_SKEW_SECONDS_MAX
+from swarm.wire.identity import PeerId
 
 CLOCKS_ASKED_MAX = 5
 """Trusted peers whose clocks are compared."""

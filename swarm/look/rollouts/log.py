@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swarm.envelope import Dropped, open_envelope
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Consumed
 from swarm.look.archives import archive_in_home, home_rows, read_export
-from swarm.manifest import RunManifest
-from swarm.messages import Verdict
+from swarm.wire.envelope import Dropped, open_envelope
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import Verdict
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pathlib import Path
 from swarm.errors import UserError
 from swarm.look.rollouts.screen import figures, text_of, visible_lines, worker_end
 from swarm.look.rollouts.seen import SeenRollout, Turn
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 TURN_CHARACTERS_MAX = 20_000
 """Longest text of a turn on the page; exports hold all of it."""

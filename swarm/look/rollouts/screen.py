@@ -12,7 +12,7 @@ from rich.text import Text
 
 from swarm.look.rollouts.seen import SeenRollout, Turn
 from swarm.sentences import numbered
-from swarm.untrusted import printable
+from swarm.terminal.untrusted import printable
 
 TURN_CHARACTERS_MAX = 4_000
 """Longest text of a turn on the terminal; exports hold all of it."""

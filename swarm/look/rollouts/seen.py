@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from swarm.ledger.entries import Outcome
-from swarm.manifest import Objective
-from swarm.messages import Verdict
 from swarm.rollouts.reward_parts import parts_in
 from swarm.rollouts.rollout import Finish, Kind, Span
+from swarm.wire.manifest import Objective
+from swarm.wire.messages import Verdict
 
 STD_EPSILON = 1e-6
 """Added to a group's standard deviation, as the trainer does."""

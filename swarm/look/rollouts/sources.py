@@ -15,8 +15,8 @@ import blake3
 
 from swarm.errors import UserError
 from swarm.look.rollouts.filters import Filters
+from swarm.look.rollouts.harness_rewards import posted_reward
 from swarm.look.rollouts.log import RunLog, read_log
-from swarm.look.rollouts.posted import posted_reward
 from swarm.look.rollouts.seen import (
     Grades,
     SeenRollout,
@@ -26,9 +26,9 @@ from swarm.look.rollouts.seen import (
     may_be_trained_on,
 )
 from swarm.look.rollouts.text import Decoder, find_tokenizer
-from swarm.manifest import Objective
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import BadSubmission, Header, ReadLimits, decode, read_header
+from swarm.wire.manifest import Objective
 
 FILES_MAX = 100_000
 """Most files that a folder is searched for."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
-from swarm.messages import SOURCE_BYTES, Arrival
 from swarm.shardcast.fetch.job import Job
 from swarm.shardcast.held import Key, delta_key
 from swarm.shardcast.store import CheckpointStore
+from swarm.wire.messages import SOURCE_BYTES, Arrival
 
 SOURCES_SHOWN_MAX = 10_000
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swarm.identity import PeerId
 from swarm.shardcast.fetch.job import MANIFEST, Attempt, Job, Line, Request, Width
-from swarm.shardcast.have.exchange import HaveExchange
+from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.rarity import draw
 from swarm.shardcast.sources import SourceBook, source_name
+from swarm.wire.identity import PeerId
 from swarm.world import World
 
 FLOWING_SHARE = 0.8

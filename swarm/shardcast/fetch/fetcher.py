@@ -9,20 +9,20 @@ import trio
 
 from swarm.errors import DeadlineError
 from swarm.events import Events
-from swarm.identity import PeerId
-from swarm.messages import Checkpoint
 from swarm.shardcast import limits
 from swarm.shardcast.chain import Deltas
 from swarm.shardcast.fetch.arriving import Arriving
 from swarm.shardcast.fetch.choosing import Chooser
 from swarm.shardcast.fetch.job import Job, Request, Sources, Width
 from swarm.shardcast.fetch.requesting import Requester
-from swarm.shardcast.have.exchange import HaveExchange
+from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.held import Held, Key, delta_key
 from swarm.shardcast.manifest import BadManifest
 from swarm.shardcast.sources import SourceBook
 from swarm.shardcast.store import CheckpointConflict, CheckpointStore
 from swarm.transport import BlobTransport, FetchError
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Checkpoint
 from swarm.world import World
 
 LOOK_SECONDS_MIN = 0.01

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import trio
 
 from swarm.errors import SwarmError
-from swarm.messages import Checkpoint
 from swarm.shardcast.have.claims import Claim
 from swarm.shardcast.held import Held, Key
 from swarm.shardcast.rarity import bits_of
 from swarm.shardcast.sources import source_name
 from swarm.transport import BlobReference, Source
 from swarm.transport.http import limits as http_limits
+from swarm.wire.messages import Checkpoint
 
 MIRROR_PIECE_SECONDS = 1.0
 """Pause before a mirror is asked again for a piece that it lacks or has wrong, doubling."""

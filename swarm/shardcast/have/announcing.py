@@ -17,7 +17,6 @@ from math import inf
 
 import trio
 
-from swarm.identity import PeerId
 from swarm.shardcast.have.claims import Claim, Claims
 from swarm.shardcast.have.messages import (
     CLAIMS_MAX,
@@ -31,6 +30,7 @@ from swarm.shardcast.have.messages import (
 from swarm.shardcast.held import Change, Held
 from swarm.shardcast.rarity import bits_of, draw
 from swarm.shardcast.store import CheckpointStore
+from swarm.wire.identity import PeerId
 from swarm.world import World
 
 SEEDING_END_SHARE = 1 / 64

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import trio
 
-from swarm.identity import PeerId
 from swarm.shardcast.have.messages import (
     CLAIMED_PIECES_MAX,
     CLAIMS_MAX,
@@ -22,6 +21,7 @@ from swarm.shardcast.have.messages import (
     Gone,
 )
 from swarm.shardcast.rarity import Rarity, bits_of
+from swarm.wire.identity import PeerId
 
 
 @dataclass(slots=True, eq=False)

@@ -7,8 +7,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from swarm.messages import Digest
 from swarm.shardcast import limits
+from swarm.wire.messages import Digest
 
 ENTRIES_MAX = 16
 """Entries of a frame."""

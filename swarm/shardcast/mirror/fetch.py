@@ -12,8 +12,6 @@ import trio
 
 from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
-from swarm.identity import Identity, PeerId
-from swarm.messages import Checkpoint
 from swarm.shardcast import limits
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.held import Held
@@ -24,6 +22,8 @@ from swarm.shardcast.mirror.index import INDEX, Index, Progress, index_of
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Arrived, BlobReference, FetchError, Source, Traffic, fetch_one
 from swarm.transport.http.client import BulkClient
+from swarm.wire.identity import Identity, PeerId
+from swarm.wire.messages import Checkpoint
 from swarm.world import Piece, Sink
 from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine

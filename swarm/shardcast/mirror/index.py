@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from swarm.errors import UserError
-from swarm.messages import Checkpoint, CheckpointReference, Count
 from swarm.shardcast import limits
 from swarm.shardcast.manifest import CheckpointManifest, digest_of
+from swarm.wire.messages import Checkpoint, CheckpointReference, Count
 
 INDEX = "checkpoint.json"
 RUN_CHARACTERS_MAX = 200

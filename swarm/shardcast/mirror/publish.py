@@ -11,7 +11,6 @@ import msgspec
 import trio
 
 from swarm.errors import SwarmError, UserError
-from swarm.identity import PeerId
 from swarm.shardcast.manifest import (
     BASE_NAME,
     MANIFEST_NAME,
@@ -26,6 +25,7 @@ from swarm.shardcast.service import BlobService
 from swarm.transport.http.pace import Uplink
 from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving
+from swarm.wire.identity import PeerId
 from swarm.world.disk import LocalDisk
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from swarm.identity import Identity, PeerId
 from swarm.transport import Arrived, BlobReference, FetchError, Traffic
 from swarm.transport.http import limits
 from swarm.transport.http.pace import Broken, Uplink
 from swarm.transport.http.pool import Pool
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, Sink
 
 log = logging.getLogger(__name__)

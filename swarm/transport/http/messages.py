@@ -8,8 +8,8 @@ import urllib.parse
 
 import msgspec
 
-from swarm.identity import PeerId
 from swarm.transport import FetchError
+from swarm.wire.identity import PeerId
 
 BLOB_PROTOCOL = "/swarm/blob/1.0.0"
 PROOF_DOMAIN = b"swarm/1/bulk-proof\x00"

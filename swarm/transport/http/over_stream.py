@@ -9,7 +9,6 @@ from typing import NamedTuple
 import trio
 
 from swarm.errors import DECODE_ERRORS, DiskFullError
-from swarm.identity import PeerId
 from swarm.transport import (
     BlobReference,
     BulkService,
@@ -24,6 +23,7 @@ from swarm.transport.http import limits
 from swarm.transport.http.messages import Answer, Ask, decode_answer, decode_ask, encode
 from swarm.transport.http.pace import Broken, Pace
 from swarm.transport.http.serving import Serving, commit_push
+from swarm.wire.identity import PeerId
 from swarm.world import Disk, Piece, Sink
 
 STREAM_FRAME_BYTES = 64 * 1024

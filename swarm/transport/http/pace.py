@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import trio
 
-from swarm.rates import TokenBucket
 from swarm.transport.http import limits
+from swarm.transport.rates import TokenBucket
 
 PORTION_SECONDS = 0.02
 """Duration of one portion on a limited uplink: after each portion another connection may send."""

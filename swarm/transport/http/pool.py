@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 import h11
 import trio
 
-from swarm.identity import Identity, PeerId
 from swarm.transport import BUSY_STATUSES, BlobReference, FetchError, Traffic, refusal
 from swarm.transport.http import limits
 from swarm.transport.http.messages import (
@@ -27,6 +26,7 @@ from swarm.transport.http.messages import (
 )
 from swarm.transport.http.pace import Broken
 from swarm.transport.http.wire import Buffers, Wire
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Piece, Sink
 
 REASON_BYTES_MAX = 200

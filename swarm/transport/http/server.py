@@ -9,10 +9,7 @@ import secrets
 import h11
 import trio
 
-from swarm.envelope import ENVELOPE_BYTES_MAX
 from swarm.errors import DECODE_ERRORS, DiskFullError
-from swarm.identity import PeerId, verify
-from swarm.rates import TokenBuckets
 from swarm.transport import BlobReference, BulkService, Refused
 from swarm.transport.http import limits
 from swarm.transport.http.messages import (
@@ -28,7 +25,10 @@ from swarm.transport.http.pace import Broken
 from swarm.transport.http.serving import FinalRefusal, Serving, commit_push
 from swarm.transport.http.table import Table
 from swarm.transport.http.wire import Buffers, Wire
+from swarm.transport.rates import TokenBuckets
 from swarm.transport.room import Caller, NoRoom, Sizes, origin_of
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX
+from swarm.wire.identity import PeerId, verify
 from swarm.world import Sink
 
 PROOF_BYTES_MAX = ENVELOPE_BYTES_MAX + 1024

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from swarm.identity import PeerId
 from swarm.transport import BlobReference, BulkService, Refused, Traffic
 from swarm.transport.http.pace import Uplink
+from swarm.wire.identity import PeerId
 from swarm.world import Disk, Sink
 
 

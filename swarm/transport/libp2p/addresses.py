@@ -16,9 +16,9 @@ from multiaddr import Multiaddr
 from multiaddr.utils import get_network_addrs
 
 from swarm.errors import UserError
-from swarm.identity import InvalidPeerId, PeerId, public_key_of
 from swarm.transport import DialFailure
 from swarm.transport.libp2p.guard import innermost, reason_of
+from swarm.wire.identity import InvalidPeerId, PeerId, public_key_of
 
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 """Beginnings of the addresses that only peers on the same machine can use."""

@@ -24,13 +24,13 @@ from libp2p.relay.circuit_v2.resources import RelayLimits
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
 
 from swarm.events import Events, Rationed
-from swarm.identity import PeerId
-from swarm.rates import TokenBucket
 from swarm.transport import limits
 from swarm.transport.libp2p.connections import TamedSwarm
 from swarm.transport.libp2p.guard import BROKEN
 from swarm.transport.libp2p.relays import Reservations
+from swarm.transport.rates import TokenBucket
 from swarm.transport.room import Held
+from swarm.wire.identity import PeerId
 
 ANSWER_SECONDS = 15.0
 """From a peer's wish for a circuit to the other peer's consent."""

@@ -36,7 +36,6 @@ from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils import read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
-from swarm.identity import InvalidPeerId, PeerId, public_key_of
 from swarm.transport import limits
 from swarm.transport.libp2p import yamux
 from swarm.transport.libp2p.addresses import LOOPBACK, host_and_port, multiaddr
@@ -53,6 +52,7 @@ from swarm.transport.room import (
     origin_of,
     surplus,
 )
+from swarm.wire.identity import InvalidPeerId, PeerId, public_key_of
 
 log = logging.getLogger(__name__)
 

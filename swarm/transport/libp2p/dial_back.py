@@ -19,11 +19,11 @@ from libp2p.peer.id import ID
 from msgspec import Meta
 from multiaddr import Multiaddr
 
-from swarm.identity import PeerId
-from swarm.rates import TokenBuckets
 from swarm.transport import Stream, StreamError
 from swarm.transport.libp2p.guard import BROKEN
+from swarm.transport.rates import TokenBuckets
 from swarm.transport.room import origin_of
+from swarm.wire.identity import PeerId
 
 log = logging.getLogger(__name__)
 

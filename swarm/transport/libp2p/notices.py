@@ -11,8 +11,8 @@ import trio
 from msgspec import Meta
 
 from swarm.events import Events, Rationed
-from swarm.identity import PeerId
 from swarm.transport import Stream, StreamError, Transport
+from swarm.wire.identity import PeerId
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from multiaddr import Multiaddr
 
 from swarm.errors import UserError
 from swarm.events import Events
-from swarm.identity import Identity
 from swarm.transport import limits
 from swarm.transport.http.pace import Uplink
 from swarm.transport.libp2p.addresses import check_port_free, host_and_port, parse_multiaddr
@@ -29,6 +28,7 @@ from swarm.transport.libp2p.connections import HolePunching, Host, TamedSwarm, T
 from swarm.transport.libp2p.guard import Guard
 from swarm.transport.libp2p.names import Lookups
 from swarm.transport.libp2p.transport import Libp2pTransport
+from swarm.wire.identity import Identity
 from swarm.world import Disk, World
 
 HANDSHAKE_SECONDS = 10.0

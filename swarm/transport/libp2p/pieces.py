@@ -8,7 +8,6 @@ from typing import TypeVar
 import trio
 from multiaddr import Multiaddr
 
-from swarm.identity import Identity, PeerId
 from swarm.transport import (
     Arrived,
     BlobReference,
@@ -26,6 +25,7 @@ from swarm.transport.http.over_stream import StreamServer, fetch_over_stream, pu
 from swarm.transport.http.server import BulkServer
 from swarm.transport.http.serving import Serving
 from swarm.transport.libp2p.addresses import expanded, host_and_port
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Sink
 
 CONNECT_SECONDS_MIN = 1.0

@@ -11,9 +11,9 @@ from typing import Protocol
 import trio
 
 from swarm.events import Events
-from swarm.identity import PeerId
 from swarm.transport import ConnectionEvent, Reachability, Stream, StreamError
 from swarm.transport.libp2p.dial_back import PORTS_MAX, PROTOCOL, SEEN, Answer, ask
+from swarm.wire.identity import PeerId
 from swarm.world import World
 
 ASKED_MAX = 3

@@ -19,11 +19,11 @@ from libp2p.relay.circuit_v2.resources import RelayLimits, RelayResourceManager
 from libp2p.relay.circuit_v2.utils import read_delimited_msg, write_delimited_msg
 from multiaddr import Multiaddr
 
-from swarm.identity import PeerId
 from swarm.transport import ConnectError, StreamError, Transport, limits
 from swarm.transport.libp2p.addresses import CIRCUIT, require_peer
 from swarm.transport.libp2p.connections import Host
 from swarm.transport.room import Held
+from swarm.wire.identity import PeerId
 
 log = logging.getLogger(__name__)
 

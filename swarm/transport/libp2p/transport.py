@@ -19,7 +19,6 @@ from multiaddr import Multiaddr
 
 from swarm.errors import UserError
 from swarm.events import Events
-from swarm.identity import Identity, PeerId
 from swarm.transport import (
     Arrived,
     BlobReference,
@@ -64,6 +63,7 @@ from swarm.transport.libp2p.notices import Notices
 from swarm.transport.libp2p.pieces import PiecePlane
 from swarm.transport.libp2p.reach import Ports, Reach
 from swarm.transport.libp2p.relays import Relays
+from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, Piece, Sink, World
 
 log = logging.getLogger(__name__)

@@ -36,9 +36,9 @@ from libp2p.stream_muxer.exceptions import (
     MuxedStreamReset,
 )
 
-from swarm.rates import TokenBucket, TokenBuckets
 from swarm.transport import limits
 from swarm.transport.libp2p.guard import BROKEN
+from swarm.transport.rates import TokenBucket, TokenBuckets
 
 MUXER_STREAMS_MAX = 256
 """Streams that the other side of a connection may have open: a role uses ten, our protocols allow

@@ -12,9 +12,9 @@ import msgspec
 import trio
 from msgspec import Meta
 
+from swarm.terminal.untrusted import printable
 from swarm.transport.port_maps import igd
 from swarm.transport.port_maps.gateway import Gateway, Granted, MapRefused
-from swarm.untrusted import printable
 
 SECONDS_MAX = igd.SECONDS_MAX + 5.0
 """The child ends itself before this, but for a machine that is very busy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from peers.demo.cast import cast
+from peers.demo.setup import cast
 from peers.demo.state import SwarmState
 
 BOOTSTRAP = "/ip4/127.0.0.1/tcp/41230/p2p/12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8"

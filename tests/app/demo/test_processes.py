@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 
-from peers.demo.cast import PRELOAD_PEERS
 from peers.demo.processes import DEATHS_IN_A_ROW_MAX, Process, ProcessFailed, keep_alive
+from peers.demo.setup import PRELOAD_PEERS
 from swarm.world.child import CHILD_ENVIRONMENT
 
 DEADLINE_SECONDS = 30.0

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from swarm.identity import load_or_create
 from swarm.ledger.entries import Consumed, Judged, decode
 from swarm.ledger.log import Log
+from swarm.wire.identity import load_or_create
 from swarm.world.disk import LocalDisk
 from swarm.world.home import LOCK
 

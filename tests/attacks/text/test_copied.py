@@ -16,9 +16,9 @@ import pytest
 
 from peers.calibration.workers import Generates, HandedIn
 from peers.calibration.workload import Work
-from swarm.identity import Identity
 from swarm.jobs import SubmissionOrder
-from swarm.manifest import Sampling
+from swarm.wire.identity import Identity
+from swarm.wire.manifest import Sampling
 from tests.attacks.models import Arena
 from tests.orders import submission_order
 

@@ -16,7 +16,7 @@ from peers.calibration.workers import HandedIn, prove
 from peers.calibration.workload import Work
 from peers.engines.batch import generate, requests_for
 from peers.engines.engine import Engine
-from swarm.manifest import Sampling
+from swarm.wire.manifest import Sampling
 from tests.attacks.models import FP32, Arena, without_last_layer
 
 

@@ -13,7 +13,7 @@ import pytest
 from peers.calibration.workers import Generates, HandedIn, proven
 from peers.calibration.workload import Work
 from swarm.jobs import SubmissionOrder
-from swarm.manifest import Sampling
+from swarm.wire.manifest import Sampling
 from tests.attacks.models import Arena
 
 

@@ -17,7 +17,7 @@ from peers.calibration.workers import Generates, HandedIn
 from peers.calibration.workload import Work
 from peers.proofs.format import PRIME
 from swarm.jobs import SubmissionOrder
-from swarm.manifest import Sampling
+from swarm.wire.manifest import Sampling
 from tests.attacks.models import Arena
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from swarm.envelope import Dropped, open_envelope
 from swarm.ledger.entries import InviteRevoked, Redeemed
-from swarm.messages import Invite, InviteRevocation
+from swarm.wire.envelope import Dropped, open_envelope
+from swarm.wire.messages import Invite, InviteRevocation
 from swarm.world import Database
 
 TABLES = (

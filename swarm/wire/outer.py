@@ -1,7 +1,7 @@
 """Messages of several trainers: their contributions, their states, and the records of rounds.
 
 A *round record* names its parent, so records form chains, and the outer state after a record is a
-function of its chain alone (`swarm.manifest.Outer`). A record is named by the digest of its
+function of its chain alone (`swarm.wire.manifest.Outer`). A record is named by the digest of its
 envelope.
 """
 
@@ -12,9 +12,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from swarm.identity import SIGNATURE_BYTES, Identity, verify
-from swarm.manifest import TRAINERS_MAX
-from swarm.messages import CheckpointReference, Count, Digest, Key, Message, StateMessage
+from swarm.wire.identity import SIGNATURE_BYTES, Identity, verify
+from swarm.wire.manifest import TRAINERS_MAX
+from swarm.wire.messages import CheckpointReference, Count, Digest, Key, Message, StateMessage
 
 GENESIS = bytes(32)
 """Names the state before the first round, in place of a record."""

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from swarm.envelope import Dropped, Envelope, open_envelope
 from swarm.ledger.entries import Entry, InviteRevoked, Redeemed
-from swarm.ledger.invites import RedeemedInvites
-from swarm.messages import Invite, InviteRevocation
+from swarm.ledger.redeemed_invites import RedeemedInvites
 from swarm.node.node import Node
 from swarm.run.run import Run
+from swarm.wire.envelope import Dropped, Envelope, open_envelope
+from swarm.wire.messages import Invite, InviteRevocation
 from swarm.world import Database
 
 

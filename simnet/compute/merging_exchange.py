@@ -9,7 +9,7 @@ import trio
 from blake3 import blake3
 
 from simnet.compute.outer import STATE_SHARE, ContributionNotes, OuterModel, StateNotes
-from swarm.jobs import exchange
+from swarm.jobs import merging_exchange as exchange
 from swarm.jobs.training import Done
 
 

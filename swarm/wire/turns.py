@@ -17,7 +17,7 @@ import blake3
 import msgspec
 from msgspec import Meta
 
-from swarm.messages import (
+from swarm.wire.messages import (
     REWARD_PARTS_MAX,
     Count,
     Digest,

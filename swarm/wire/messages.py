@@ -1,7 +1,7 @@
-"""The messages of the protocol, as typed, bounded structures; `swarm.manifest` has the run's.
+"""The messages of the protocol, as typed, bounded structures; `swarm.wire.manifest` has the run's.
 
-A message is the payload of a signed envelope (`swarm.envelope`). *State* messages are monotone per
-sender and kind: only the highest is valid. Each *event* message is valid by itself; events are
+A message is the payload of a signed envelope (`swarm.wire.envelope`). *State* messages are monotone
+per sender and kind: only the highest is valid. Each *event* message is valid by itself; events are
 deduplicated by hash, and their durable effects are keyed by content. Sizes are bounded here, at
 decoding, so that no later code meets a list longer than it expects.
 """
@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from swarm.protocol import ProtocolVersion
+from swarm.wire.protocol import ProtocolVersion
 
 Name = Annotated[str, Meta(max_length=200)]
 Line = Annotated[str, Meta(max_length=500)]
@@ -111,7 +111,7 @@ class Heartbeat(StateMessage, frozen=True, kw_only=True):
     bytes_sent: Count = 0
     bytes_received: Count = 0
     protocol: ProtocolVersion = 1
-    """Protocol version of the peer's build (`swarm.protocol`)."""
+    """Protocol version of the peer's build (`swarm.wire.protocol`)."""
     build: Build = ""
     region: Region = ""
     arrival: Arrival | None = None

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS
 from swarm.jobs.training import SAVE_PATIENCE_SECONDS, Done
-from swarm.manifest import Compression
+from swarm.wire.manifest import Compression
 from swarm.world import Job
 
 # --- the replica's side --------------------------------------------------------------------------

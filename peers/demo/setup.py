@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from peers.demo.local_peers import LocalPeer, free_ports, write_config
 from peers.demo.options import DemoOptions
 from peers.demo.recipes import MODEL, OBJECTIVE, RECIPES, THRESHOLDS, Recipe
-from swarm.identity import load_or_create
-from swarm.manifest import RunManifest, TrustedKey
 from swarm.run.toml import RunHashes
+from swarm.wire.identity import load_or_create
+from swarm.wire.manifest import RunManifest, TrustedKey
 
 PRELOAD_COMPUTE = (
     "transformers.models.qwen2.modeling_qwen2",

@@ -8,8 +8,6 @@ import trio
 
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
-from swarm.identity import PeerId
-from swarm.rates import TokenBucket
 from swarm.shardcast.have.announcing import Announcer, Neighbour
 from swarm.shardcast.have.claims import Claims
 from swarm.shardcast.have.messages import ENTRIES_MAX, FRAME_BYTES_MAX, PROTOCOL, decode, encode
@@ -17,6 +15,8 @@ from swarm.shardcast.held import Held
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Stream, StreamError, Transport
+from swarm.transport.rates import TokenBucket
+from swarm.wire.identity import PeerId
 from swarm.world import World
 
 NEIGHBOURS = 8

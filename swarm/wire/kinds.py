@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swarm.manifest import RunManifest
-from swarm.messages import (
+from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import (
     Acknowledgement,
     Admission,
     AdmissionRefused,
@@ -23,8 +23,8 @@ from swarm.messages import (
     Submission,
     Verdict,
 )
-from swarm.outer import OuterStatus, RoundRecord
-from swarm.turns import (
+from swarm.wire.outer import OuterStatus, RoundRecord
+from swarm.wire.turns import (
     EpisodeGrade,
     EpisodeTokens,
     GradeRequest,

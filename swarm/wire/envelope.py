@@ -21,12 +21,12 @@ import msgspec
 from msgspec import Meta
 
 from swarm.errors import DECODE_ERRORS, SwarmError
-from swarm.identity import SIGNATURE_BYTES, Identity, verify
-from swarm.kinds import KINDS, kind_of
-from swarm.manifest import NEEDS_INDEX, RunManifest
-from swarm.messages import Count, Message, PeerRecord, StateMessage
-from swarm.protocol import PROTOCOL_VERSION, ProtocolVersion
-from swarm.rates import TokenBuckets
+from swarm.transport.rates import TokenBuckets
+from swarm.wire.identity import SIGNATURE_BYTES, Identity, verify
+from swarm.wire.kinds import KINDS, kind_of
+from swarm.wire.manifest import NEEDS_INDEX, RunManifest
+from swarm.wire.messages import Count, Message, PeerRecord, StateMessage
+from swarm.wire.protocol import PROTOCOL_VERSION, ProtocolVersion
 from swarm.world import World
 
 ENVELOPE_VERSION = 1

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from swarm.messages import (
+from swarm.wire.messages import (
     ENVIRONMENTS_MAX,
     LEVELS_MAX,
     Count,
@@ -23,7 +23,7 @@ from swarm.messages import (
     Seconds,
     StateMessage,
 )
-from swarm.protocol import ProtocolVersion
+from swarm.wire.protocol import ProtocolVersion
 
 VERSION_MAX = 1 << 53
 """Highest version of a run's manifest."""
@@ -542,9 +542,9 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     """Peers that hold copies of the trainer's state, and may take its place."""
     successors: Annotated[list[Key], Meta(max_length=8)] = msgspec.field(default_factory=list)
     """Keys that may own the run next. Once named, only a successor can name others."""
-    warrant: Annotated[bytes, Meta(max_length=48 << 10)] = b""
-    """The signed manifest that entitles the signer (`swarm.succession`); empty: the signer is the
-    run's first owner."""
+    delegation: Annotated[bytes, Meta(max_length=48 << 10)] = b""
+    """The signed manifest that entitles the signer (`swarm.wire.succession`); empty: the signer
+    is the run's first owner."""
 
     def order(self) -> tuple[int, ...]:
         return (self.version,)

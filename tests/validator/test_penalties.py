@@ -12,24 +12,24 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.validator.conduct import (
+from peers.validator.inbox import Client, Inbox
+from peers.validator.penalties import (
     PAUSE_SECONDS_MAX,
     PAUSE_SECONDS_MIN,
     REFUSALS_BURST,
     WASTES_FREE,
     WASTES_KEPT_SECONDS,
     WORKERS_REMEMBERED_MAX,
-    Conduct,
+    Penalties,
 )
-from peers.validator.inbox import Client, Inbox
 from peers.validator.role import ValidatorRole
 from simnet.simulation import Peer, Simulation
-from swarm.envelope import seal
 from swarm.events import Event
-from swarm.identity import PeerId
-from swarm.messages import Acknowledgement, Verdict
 from swarm.run.run import Run
 from swarm.transport import BlobReference, Refused
+from swarm.wire.envelope import seal
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Acknowledgement, Verdict
 from swarm.world.disk import LocalDisk
 from tests.network.harness import identity, in_virtual_time, manifest, sealed_manifest
 from tests.validator.test_numbers import Hand, kinds, part_of, simulate
@@ -40,19 +40,19 @@ DISK_BYTES = 64 << 20
 
 def test_the_first_wastes_are_free_and_each_further_one_doubles_the_pause() -> None:
     async def main() -> None:
-        conduct, pauses = Conduct(VirtualWorld(), identity(1).peer_id), []
+        penalties, pauses = Penalties(VirtualWorld(), identity(1).peer_id), []
         for _ in range(WASTES_FREE + 12):
-            conduct.waste("worker")
-            pauses.append(conduct.pause_seconds("worker"))
+            penalties.waste("worker")
+            pauses.append(penalties.pause_seconds("worker"))
         assert pauses[:WASTES_FREE] == [0] * WASTES_FREE
         assert pauses[WASTES_FREE : WASTES_FREE + 3] == pytest.approx(
             [PAUSE_SECONDS_MIN, 2 * PAUSE_SECONDS_MIN, 4 * PAUSE_SECONDS_MIN]
         )
         assert max(pauses) == pytest.approx(PAUSE_SECONDS_MAX)
-        assert conduct.pause_seconds("another") == 0
+        assert penalties.pause_seconds("another") == 0
         await trio.sleep(WASTES_KEPT_SECONDS + 1)
-        conduct.waste("worker")
-        assert conduct.pause_seconds("worker") == 0, "it begins anew"
+        penalties.waste("worker")
+        assert penalties.pause_seconds("worker") == 0, "it begins anew"
 
     in_virtual_time(main)
 
@@ -62,11 +62,11 @@ def test_a_worker_wastes_little_in_any_hour(gaps: list[int]) -> None:
     """Counting what it may do while it is not paused."""
 
     async def main() -> None:
-        conduct, wasted = Conduct(VirtualWorld(), identity(1).peer_id), 0
+        penalties, wasted = Penalties(VirtualWorld(), identity(1).peer_id), 0
         for gap in gaps:
             await trio.sleep(gap)
-            if conduct.pause_seconds("worker") == 0:
-                conduct.waste("worker")
+            if penalties.pause_seconds("worker") == 0:
+                penalties.waste("worker")
                 wasted += 1
         assert wasted <= WASTES_FREE + 1 + sum(gaps) / PAUSE_SECONDS_MIN
 
@@ -81,27 +81,27 @@ def test_a_refused_file_is_a_waste_and_an_accepted_one_makes_up_for_it(
     outcome: Literal["accepted", "refused"], failed: str, counts: int
 ) -> None:
     async def main() -> None:
-        conduct, worker = Conduct(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
-        conduct.waste(worker)
+        penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
+        penalties.waste(worker)
         verdict = Verdict(
             submission=bytes(32), size_bytes=1, worker=worker, lineage=0, step=0, policy=0,
             number=0, outcome=outcome, failed=failed, log_index=1,
         )  # fmt: skip
-        conduct.hear(
+        penalties.hear(
             seal(identity(1), verdict, run="owner/run", sequence=1, wall_time=1e9,
                  lifetime_seconds=60.0)
         )  # fmt: skip
-        assert conduct._wastes[worker].count == counts
+        assert penalties._wastes[worker].count == counts
 
     in_virtual_time(main)
 
 
 def test_what_is_remembered_is_bounded() -> None:
     async def main() -> None:
-        conduct = Conduct(VirtualWorld(), identity(1).peer_id)
+        penalties = Penalties(VirtualWorld(), identity(1).peer_id)
         for number in range(WORKERS_REMEMBERED_MAX + 10):
-            conduct.waste(str(number))
-        assert len(conduct._wastes) == WORKERS_REMEMBERED_MAX
+            penalties.waste(str(number))
+        assert len(penalties._wastes) == WORKERS_REMEMBERED_MAX
 
     in_virtual_time(main)
 
@@ -140,7 +140,7 @@ def test_a_restart_forgets_no_refused_file() -> None:
 def wastes(validator: Peer, worker: str) -> int:
     role = validator.roles[0]
     assert isinstance(role, ValidatorRole)
-    return round(role._conduct._wastes[worker].count)
+    return round(role._penalties._wastes[worker].count)
 
 
 def test_refusals_beyond_a_quota_are_silent() -> None:
@@ -207,7 +207,7 @@ def test_acceptances_do_not_pay_for_as_many_wastes() -> None:
     reader."""
 
     async def main() -> None:
-        conduct, worker = Conduct(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
+        penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
 
         def hear(number: int, outcome: Literal["accepted", "refused"], failed: str = "") -> None:
             verdict = Verdict(
@@ -215,7 +215,7 @@ def test_acceptances_do_not_pay_for_as_many_wastes() -> None:
                 step=0, policy=0, number=number, outcome=outcome, failed=failed, log_index=number,
             )  # fmt: skip
             now = VirtualWorld().wall_time()
-            conduct.hear(
+            penalties.hear(
                 seal(identity(1), verdict, run="owner/run", sequence=number, wall_time=now,
                      lifetime_seconds=60.0)
             )  # fmt: skip
@@ -223,7 +223,7 @@ def test_acceptances_do_not_pay_for_as_many_wastes() -> None:
         for number in range(0, 40, 2):
             hear(number, "accepted")
             hear(number + 1, "refused", "schema")
-        assert conduct.pause_seconds(worker) > 60
+        assert penalties.pause_seconds(worker) > 60
 
     in_virtual_time(main)
 
@@ -235,21 +235,21 @@ def test_a_file_that_ends_the_children_is_a_waste() -> None:
     """
 
     async def main() -> None:
-        conduct, worker = Conduct(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
+        penalties, worker = Penalties(VirtualWorld(), identity(1).peer_id), identity(2).peer_id
         for failed, counts in (("crash", 1), ("internal", 1), ("environment", 1)):
             verdict = Verdict(
                 submission=bytes(32), size_bytes=1, worker=worker, lineage=0, step=0, policy=0,
                 number=0, outcome="quarantined", failed=failed, log_index=1,
             )  # fmt: skip
-            conduct.hear(
+            penalties.hear(
                 seal(identity(1), verdict, run="owner/run", sequence=1, wall_time=1e9,
                      lifetime_seconds=60.0)
             )  # fmt: skip
-            assert conduct._wastes[worker].count == counts, failed
-        conduct.hear(
+            assert penalties._wastes[worker].count == counts, failed
+        penalties.hear(
             seal(identity(3), msgspec.structs.replace(verdict, failed="crash"), run="owner/run",
                  sequence=1, wall_time=1e9, lifetime_seconds=60.0)
         )  # fmt: skip
-        assert conduct._wastes[worker].count == 1
+        assert penalties._wastes[worker].count == 1
 
     in_virtual_time(main)

@@ -18,7 +18,10 @@ import msgspec
 import trio
 from msgspec import Meta
 
-from swarm.envelope import (
+from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
+from swarm.events import Events
+from swarm.transport import Stream, StreamError, Transport
+from swarm.wire.envelope import (
     BAN_SECONDS,
     ENVELOPE_BYTES_MAX,
     FORGED,
@@ -28,12 +31,9 @@ from swarm.envelope import (
     Gate,
     open_envelope,
 )
-from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
-from swarm.events import Events
-from swarm.identity import PeerId
-from swarm.lifetime import Lifetime
-from swarm.messages import Message, StateMessage
-from swarm.transport import Stream, StreamError, Transport
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import Message, StateMessage
+from swarm.world.lifetime import Lifetime
 
 REQUEST_DEADLINE_SECONDS = 10.0
 """Default deadline for the reply to a request."""

@@ -1,4 +1,4 @@
-"""The exchange folder's files (`swarm.jobs.exchange` has its layout).
+"""The exchange folder's files (`swarm.jobs.merging_exchange` has its layout).
 
 Snapshots are Hugging Face folders in fp32; answers are safetensors with a change of each weight.
 """

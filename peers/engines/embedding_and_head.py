@@ -11,7 +11,7 @@ from peers.engines.logits import adjust_logits
 from peers.engines.weights import Weights, fast_layout, replace
 
 
-class Ends:
+class EmbeddingAndHead:
     """Embedding, final norm and head, ready to compute."""
 
     def __init__(self, weights: Weights) -> None:
@@ -31,7 +31,7 @@ class Ends:
     @torch.no_grad()
     def replace(self, weights: Weights) -> None:
         """Take other weights of the same shapes, in place."""
-        replace(self, Ends(weights))
+        replace(self, EmbeddingAndHead(weights))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-Means = Literal["bubblewrap", "namespaces"]
+Isolation = Literal["bubblewrap", "namespaces"]
 
 INSIDE = Path(__file__).with_name("inside.py")
 
@@ -72,7 +72,7 @@ def bubblewrap_path() -> str | None:
     return shutil.which("bwrap")
 
 
-def launcher(means: Means, control: int, spec: int, files_bytes: int) -> list[str]:
+def launcher(means: Isolation, control: int, spec: int, files_bytes: int) -> list[str]:
     """The command that builds the walls, given the two inherited file descriptors."""
     found = root()
     arguments = [str(control), str(spec)]

@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """One start of all ranks."""
 
     launch: Launch
@@ -35,7 +35,7 @@ class Meeting:
         return dist.PrefixStore(self.name, _connect(self.launch))
 
 
-def meet(launch: Launch) -> Meeting:
+def meet(launch: Launch) -> Rendezvous:
     """Wait until all ranks of this start are there.
 
     Raises `UserError` without `torchrun`'s environment, and `RuntimeError` if the store or a rank
@@ -44,7 +44,7 @@ def meet(launch: Launch) -> Meeting:
     store = _connect(launch, is_master=launch.rank == 0)
     me = uuid.uuid4().hex
     name = _accept(store, launch, me) if launch.rank else _invite(store, launch, me)
-    return Meeting(launch, dist.PrefixStore(name, store), name)
+    return Rendezvous(launch, dist.PrefixStore(name, store), name)
 
 
 def _invite(store: Store, launch: Launch, me: str) -> str:

@@ -13,9 +13,9 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from swarm.envelope import Envelope
-from swarm.rates import TokenBucket, TokenBuckets
 from swarm.run.heard_verdicts import verdict_in
+from swarm.transport.rates import TokenBucket, TokenBuckets
+from swarm.wire.envelope import Envelope
 from swarm.world import World
 
 NO_WASTE = ("stale", "admission")
@@ -51,7 +51,7 @@ class _Wastes:
     paused_until: float = 0.0
 
 
-class Conduct:
+class Penalties:
     """Counts wastes, and rations refusals. Its times are wall times, so that a restarted validator
     finds the same from its log."""
 

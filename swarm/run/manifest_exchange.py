@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import trio
 
-from swarm.envelope import ENVELOPE_BYTES_MAX, Envelope
 from swarm.errors import DeadlineError, PeerError, UserError
-from swarm.identity import PeerId
-from swarm.messenger import REQUEST_DEADLINE_SECONDS
-from swarm.rates import HourlyBytes, NetworkBudgets
 from swarm.run.manifest import Outgrown, check_manifest, run_id
 from swarm.transport import Stream, Transport
+from swarm.transport.rates import HourlyBytes, NetworkBudgets
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX, Envelope
+from swarm.wire.identity import PeerId
+from swarm.wire.messenger import REQUEST_DEADLINE_SECONDS
 
 MANIFESTS_MAX = 64
 """Most run manifests in one answer."""

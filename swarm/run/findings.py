@@ -9,9 +9,9 @@ from typing import Any, Literal
 import trio
 
 from swarm.errors import SwarmError, leaf_errors
-from swarm.messages import Checkpoint, StepOrder
 from swarm.run.run import Run
 from swarm.sentences import numbered
+from swarm.wire.messages import Checkpoint, StepOrder
 
 State = Literal["fine", "advice", "problem"]
 
