@@ -131,6 +131,7 @@ class SavedStates:
         return (
             step - self.newest >= settings.save_steps
             or step >= manifest.schedule.steps
+            or bool(settings.states_every and step % settings.states_every == 0)
             or self.world.now() - self.saved_at >= 60 * min(limits)
         )
 
