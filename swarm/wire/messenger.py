@@ -21,11 +21,15 @@ from msgspec import Meta
 from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
 from swarm.events import Events
 from swarm.transport import Stream, StreamError, Transport
+from swarm.transport.rates import TokenBuckets
 from swarm.wire.envelope import (
     BAN_SECONDS,
     ENVELOPE_BYTES_MAX,
     FORGED,
     INVALID_MAX,
+    SENDER_RATE_BURST,
+    SENDER_RATE_PER_SECOND,
+    SENDERS_REMEMBERED_MAX,
     Dropped,
     Envelope,
     Gate,
@@ -87,6 +91,9 @@ class Messenger:
         self._lines: dict[PeerId, _Line] = {}
         self._opening: dict[PeerId, trio.Lock] = {}
         self._nursery: trio.Nursery | None = None
+        self._rates = TokenBuckets(
+            SENDER_RATE_PER_SECOND, SENDER_RATE_BURST, SENDERS_REMEMBERED_MAX
+        )
 
     @asynccontextmanager
     async def answering(self, handlers: Mapping[type[Message], Handler]) -> AsyncIterator[None]:
@@ -219,6 +226,7 @@ class Messenger:
         async with trio.open_nursery() as nursery:
             try:
                 while (raw := await stream.receive()) is not None:
+                    await self._turn(stream.peer)
                     limit.acquire_nowait()
                     nursery.start_soon(answer, _decoder.decode(raw))
             except (StreamError, *DECODE_ERRORS, trio.WouldBlock) as error:
@@ -227,6 +235,15 @@ class Messenger:
                 )
                 nursery.cancel_scope.cancel()
                 await stream.reset()
+
+    async def _turn(self, peer: PeerId) -> None:
+        """Wait until a peer may make its next request. Beyond its rate the gate would drop it, and
+        an empty reply at once would be followed by the next request at once."""
+        if not self._gate.trusts(peer):
+            now, rate = trio.current_time(), self._rates.of(peer)
+            rate.borrow(1, now)
+            if seconds := rate.debt_seconds(now):
+                await trio.sleep(seconds)
 
     async def _answer(
         self, peer: PeerId, raws: list[bytes], forged: list[str]

@@ -131,6 +131,7 @@ def test_an_export_can_be_interrupted_and_mends_what_is_damaged(
     assert damaged.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_fetch_goes_on_where_it_was_and_wrong_blobs_are_not_taken(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def test_create_needs_a_tokenizer(tmp_path: Path) -> None:
     assert "tokenizer.json cannot be read" in complaint(*arguments, tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_show_asks_a_bootstrap_peer(tmp_path: Path) -> None:
     envelope = signed_manifest(tmp_path, Identity(bytes(32)), "asked-for")
     (tmp_path / "run.manifest").write_bytes(envelope.raw)

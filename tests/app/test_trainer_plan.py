@@ -58,6 +58,7 @@ def test_a_program_reads_the_plan_as_json(config: Path) -> None:
     assert {part["memory"] for part in found["parts"]} == {"device", "host"}
 
 
+@pytest.mark.slow
 def test_settings_of_the_layout_are_planned(config: Path) -> None:
     layout = ("--tensor-parallel", "4", "--keep-products", "--context", "1024")
     outcome = swarm("trainer", "plan", "--model", config, *EIGHT_H100, *layout, "--json")

@@ -90,6 +90,7 @@ def test_every_named_attack_can_run(policy: Path, tmp_path: Path) -> None:
     assert {f"older policy {policy.name}", "top-p 0.95", "best of 4", "int8 weights"} <= set(names)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_thresholds(policy: Path, tmp_path: Path) -> None:
     out, plot = tmp_path / "thresholds.toml", tmp_path / "roc.png"
     arguments = ["--model", policy, "--environment", "sort-digits@1", "--tokens", "8"]

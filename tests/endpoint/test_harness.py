@@ -160,6 +160,7 @@ def test_a_reward_is_never_silently_0(tmp_path: Path) -> None:
         grade(environment, task, Transcript.of("dice", said, "x"))
 
 
+@pytest.mark.slow
 def test_requests_that_no_run_can_serve_are_refused(tmp_path: Path) -> None:
     def first_words(program: str, **options: Any) -> str:
         with pytest.raises(UserError) as error:

@@ -383,6 +383,7 @@ def test_disjoint_paths_survive_liars():
     run(main)
 
 
+@pytest.mark.slow
 def test_clients_use_the_dht_and_enter_no_table():
     async def main():
         async with swarm() as net:

@@ -638,6 +638,7 @@ async def ask(
     return refusal.message if refusal is not None else None  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 def test_hundreds_of_peers_with_long_words_are_all_told_of_page_by_page() -> None:
     count = 400
     admissions = Admissions(unproven_max=2 * count, further_roles=["x" * 20, "y" * 20])

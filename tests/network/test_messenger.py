@@ -6,6 +6,7 @@ import pytest
 import trio
 import trio.testing
 
+from swarm.wire.envelope import SENDER_RATE_BURST, SENDER_RATE_PER_SECOND
 from swarm.wire.messages import AdmissionRequest
 from swarm.wire.messenger import LINE_SECONDS
 from tests.network.harness import Member, identity, manifest, running, sealed_manifest
@@ -40,3 +41,31 @@ def test_a_peer_outlives_connections_that_end_while_its_machine_sleeps(
                 await trio.sleep(LINE_SECONDS)
 
     trio.run(main, clock=clock)
+
+
+def test_requests_without_end_are_read_at_a_peers_rate_whatever_their_answer() -> None:
+    """An empty reply at once would be followed by the next request at once."""
+    seconds = 30.0
+    replied = 0
+
+    async def main() -> None:
+        async with running(sealed_manifest(OWNER, manifest([TRAINER], []))) as run:
+            flood, other = await run.add(identity(3)), await run.add(identity(4))
+            await flood.reach(other.id)
+            request = await flood.seal(AdmissionRequest(roles=["inference"]), 600.0)
+
+            async def ask_again() -> None:
+                nonlocal replied
+                while replied < 10_000:
+                    await flood.messenger.request(other.id, request)
+                    replied += 1
+
+            with trio.move_on_after(seconds):
+                async with trio.open_nursery() as nursery:
+                    for _ in range(4):
+                        nursery.start_soon(ask_again)
+            await ask(await run.add(identity(5)), other)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    most = SENDER_RATE_BURST + seconds * SENDER_RATE_PER_SECOND
+    assert 0.8 * most < replied <= most + 4

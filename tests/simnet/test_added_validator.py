@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from simnet.clock import run_virtual
@@ -11,6 +12,7 @@ from simnet.simulation import Plan, Simulation
 from swarm.events import Event
 
 
+@pytest.mark.slow
 def test_a_second_validator_judges_at_once_and_workers_keep_their_calm() -> None:
     """Its children take seconds to start: what is pushed meanwhile must not use up the quota."""
     heard: list[tuple[float, str, Event]] = []

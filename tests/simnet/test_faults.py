@@ -64,6 +64,7 @@ def test_a_schedule_for_other_peers_is_one_sentence() -> None:
         simulate("mixed", seed=1, faults=strange)
 
 
+@pytest.mark.slow
 def test_newcomers_find_the_network_through_a_bootstrap_peer_that_was_away() -> None:
     """It comes back knowing nobody, and all others have given it up."""
     schedule: Schedule = [

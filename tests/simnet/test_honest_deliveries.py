@@ -70,7 +70,7 @@ async def nothing(simulation: Simulation) -> None:
     ("disturb", "prefill_tokens_per_second"),
     [
         (worker_crashes, 40_000.0),
-        (connection_breaks, 40_000.0),
+        pytest.param(connection_breaks, 40_000.0, marks=pytest.mark.slow),
         (validators_restart, 40_000.0),
         (validators_part, 40_000.0),
         (nothing, 60.0),

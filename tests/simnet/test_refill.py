@@ -100,6 +100,7 @@ def test_a_batch_is_filled_with_groups_that_teach(workers: int) -> None:
     assert last["left_out_no_spread"] == given_up > 5 * BATCH
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_filled_is_trained_on_after_its_deadline() -> None:
     heard, entries = train(Filters(fill="refill", refill_seconds=40.0), workers=1, reward=0.004)
     counts = consumed_by_step(entries)

@@ -149,6 +149,7 @@ def test_a_validator_that_refuses_one_worker_is_contradicted() -> None:
     assert about == {simulation.identity(VICTIM).peer_id}
 
 
+@pytest.mark.slow
 def test_a_second_opinion_is_given_after_a_restart() -> None:
     """A validator is killed as soon as another one has judged, and before it checks that."""
     simulation = Simulation(3, workload=Workload(model_bytes=500_000, completion_tokens_mean=64))

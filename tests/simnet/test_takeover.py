@@ -144,7 +144,7 @@ def named(scene: Scene, name: str) -> list[str]:
     return part.run.manifest.trainer_ids()
 
 
-@pytest.mark.parametrize("after_seconds", [2.0, 23.9])
+@pytest.mark.parametrize("after_seconds", [2.0, pytest.param(23.9, marks=pytest.mark.slow)])
 def test_the_standby_goes_on_and_the_trainer_stands_by_when_it_returns(
     after_seconds: float,
 ) -> None:

@@ -132,6 +132,7 @@ def test_without_rollouts_it_says_whom_it_waits_for_and_goes_on() -> None:
         assert fields["seconds"] >= fields["train_seconds"] + fields["idle_weights_seconds"] - 1e-6
 
 
+@pytest.mark.slow
 def test_it_publishes_a_policy_while_the_next_step_trains() -> None:
     """Once rollouts are there, nothing waits for its writing and publishing."""
 
@@ -617,6 +618,7 @@ def test_what_it_has_no_room_to_hear_while_it_loads_it_reads_in_the_logs(
     assert not [event for _, event in said if event.name == "trainer.starved"]
 
 
+@pytest.mark.slow
 def test_it_remembers_only_what_is_young_and_logs_the_rest_once() -> None:
     """Also after a restart, when every verdict that has not expired is heard again."""
     remembered: list[int] = []

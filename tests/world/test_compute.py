@@ -626,6 +626,7 @@ def test_several_calls_run_at_once(compute: LocalCompute, tmp_path: Path) -> Non
     assert finished == ["second", "first"]
 
 
+@pytest.mark.slow
 def test_work_that_reports_progress_may_take_longer_than_the_callers_patience(
     compute: LocalCompute, tmp_path: Path
 ) -> None:

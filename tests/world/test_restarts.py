@@ -56,6 +56,7 @@ def test_a_killed_child_is_started_again_and_said_to_be() -> None:
     assert owner.deaths() == [1, 2]
 
 
+@pytest.mark.slow
 def test_after_so_many_deaths_in_a_row_the_last_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "DEATHS_MAX", 3)
     owner = Owner()
@@ -65,6 +66,7 @@ def test_after_so_many_deaths_in_a_row_the_last_is_raised(monkeypatch: pytest.Mo
     assert owner.deaths() == [1, 2]
 
 
+@pytest.mark.slow
 def test_work_done_in_between_forgives_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "DEATHS_MAX", 2)
     owner = Owner()
