@@ -17,7 +17,7 @@ import numpy as np
 from peers.calibration.workers import HandedIn
 from peers.proofs.toploc import ChunkResult
 from peers.validator.recompute import Found
-from swarm import __version__
+from swarm.version import __version__
 
 _T = TypeVar("_T")
 

@@ -25,8 +25,8 @@ from peers.engines.noise import NoisePool
 from peers.engines.pace import Fixed, Pace
 from peers.engines.prefill import Prefiller
 from peers.engines.rows import Admitted, Row, Rows
-from swarm import __version__
 from swarm.errors import UserError
+from swarm.version import __version__
 
 ENTRIES_MAX = 1 << 22
 """Rows times vocabulary sampled at once on a CPU: each entry takes some 16 bytes."""

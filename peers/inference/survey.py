@@ -15,8 +15,8 @@ from peers.engines.device import (
     unused_gpu,
 )
 from peers.engines.installed import NATIVE
-from swarm import __version__
 from swarm.jobs.inference import InferenceSetup, Surveyed
+from swarm.version import __version__
 
 
 def survey(setup: InferenceSetup) -> Surveyed:

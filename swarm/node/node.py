@@ -11,7 +11,6 @@ from typing import Protocol, TypeAlias
 
 import trio
 
-from swarm import __version__
 from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.kademlia.dht import Kademlia
@@ -26,6 +25,7 @@ from swarm.run.records import peer_key
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.transport import Transport
+from swarm.version import __version__
 from swarm.wire.envelope import Dropped, Envelope, Sequencer, open_envelope, seal
 from swarm.wire.identity import Identity, PeerId
 from swarm.wire.manifest import RunManifest
@@ -142,6 +142,11 @@ class Node:
     @property
     def peer_id(self) -> PeerId:
         return self.identity.peer_id
+
+    @property
+    def addresses(self) -> list[str]:
+        """The multiaddrs at which others reach this peer."""
+        return list(self.transport.addresses())
 
     @property
     def bootstrap(self) -> list[str]:

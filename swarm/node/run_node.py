@@ -10,7 +10,6 @@ from typing import Literal
 
 import trio
 
-from swarm import __version__
 from swarm.errors import UserError, leaf_errors
 from swarm.events import Rationed
 from swarm.gossip.gossip import Gossip
@@ -36,6 +35,7 @@ from swarm.shardcast.service import BlobService
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Reachability
+from swarm.version import __version__
 from swarm.wire.envelope import Dropped, Envelope, Gate, NeedsNewer
 from swarm.wire.identity import PeerId
 from swarm.wire.manifest import RunManifest

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from swarm import __version__
 from swarm.errors import UserError
+from swarm.version import __version__
 
 Bootstrap = Annotated[
     list[str] | None,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from swarm import __version__
 from swarm.errors import UserError
+from swarm.version import __version__
 from swarm.world.disk import replace_file
 
 FORMAT_FILE = "format"

@@ -24,8 +24,8 @@ from peers.engines.model import StoredTensors
 from peers.engines.pipeline.stage import Stage, Work, split_layers
 from peers.engines.sampling import gumbel_noise, sample
 from peers.engines.weights import Weights
-from swarm import __version__
 from swarm.errors import UserError
+from swarm.version import __version__
 from swarm.world.progress import checkpoint
 
 PROMPT_ROWS_MAX = 128

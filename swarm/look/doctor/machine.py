@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from swarm import __version__
 from swarm.errors import UserError
 from swarm.look.health import Unwell
 from swarm.look.health import examine as examine_health
@@ -26,6 +25,7 @@ from swarm.transport.libp2p.addresses import (
     host_and_port,
     parse_multiaddr,
 )
+from swarm.version import __version__
 from swarm.wire.identity import KEY_FILE, check_home_identity, load_or_create
 from swarm.world.home import existing
 from swarm.world.home_format import check_format

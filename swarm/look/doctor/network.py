@@ -9,7 +9,6 @@ from functools import partial
 
 import trio
 
-from swarm import __version__
 from swarm.errors import PeerError, UserError
 from swarm.look.onlooker import RunStatus
 from swarm.node.line import (
@@ -29,6 +28,7 @@ from swarm.run.run import Run
 from swarm.settings import BOOTSTRAP, PeerSettings
 from swarm.terminal.untrusted import printable
 from swarm.transport import Reachability
+from swarm.version import __version__
 from swarm.wire.envelope import CLOCK_SKEW_SECONDS_MAX
 from swarm.wire.identity import PeerId
 

@@ -22,10 +22,10 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from swarm import __version__
 from swarm.events import Event
 from swarm.look.refusals import REFUSALS
 from swarm.transport import Reachability, Traffic
+from swarm.version import __version__
 
 Handler = Callable[[Mapping[str, Any]], None]
 """Takes the fields of one event."""

@@ -1,0 +1,213 @@
+"""The programs of docs/library.md, each in a process of its own, as a person would run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+import trio
+
+import peers
+import simnet
+import swarm
+from peers.engines.demo import make_policy
+from swarm import library
+from swarm.node.joining import LAST_BOOTSTRAP
+from swarm.node.local import open_node
+from swarm.node.run_node import RunNode
+from swarm.run.run import Run
+from swarm.settings import PeerSettings
+from swarm.wire.identity import Identity
+from tests.app.harness import NOBODY, signed_manifest
+from tests.app.test_rollouts import a_submission
+from tests.docs.pages import code_blocks, section, text
+
+PAGE = text("docs/library.md")
+LINES_MAX = 20
+
+
+def program(heading: str) -> list[str]:
+    """The arguments of Python for the program under a heading."""
+    (found,) = code_blocks(section(PAGE, heading), "python")
+    assert len(found.splitlines()) <= LINES_MAX
+    return [sys.executable, "-W", "error", "-c", found]
+
+
+def output(heading: str, folder: Path) -> str:
+    done = subprocess.run(program(heading), cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout
+
+
+@asynccontextmanager
+async def trusted_peer(folder: Path) -> AsyncIterator[str]:
+    """The validator of a run, which is also its bootstrap peer; yields its address."""
+    home = folder / "validator"
+    home.mkdir(mode=0o700)
+    (home / "identity.key").touch(mode=0o600)
+    (home / "identity.key").write_text(bytes([2] * 32).hex())
+    envelope = signed_manifest(folder, Identity(bytes(32)), "sorting", seed=1)
+    settings = PeerSettings(
+        role=["validator"], listen=["/ip4/127.0.0.1/tcp/0"], map_ports=False, home=str(home)
+    )
+    async with open_node(settings, events_sink=lambda event: None) as node:
+        node.manifests[envelope.body.run] = envelope
+        async with RunNode(node, Run(envelope)).joined():
+            yield node.addresses[0]
+
+
+def test_look_at_a_run(tmp_path: Path) -> None:
+    """The network is the one that a peer of this user joined last."""
+
+    async def main() -> str:
+        async with trusted_peer(tmp_path) as address:
+            (tmp_path / ".swarm").mkdir()
+            (tmp_path / ".swarm" / LAST_BOOTSTRAP).write_text(address)
+            environment = os.environ | {"HOME": str(tmp_path)}
+            done = await trio.run_process(
+                program("Look at a run"), capture_stdout=True, env=environment
+            )
+            return str(done.stdout.decode())
+
+    first, *lines = trio.run(main).splitlines()
+    owner, validator = (Identity(bytes([n] * 32)).peer_id for n in (0, 2))
+    assert first == f"{owner}/sorting of 10 steps"
+    assert lines[0] == "newest policy: none yet"
+    assert lines[1] == f"{validator} ['validator'] live"
+    assert lines[2].startswith("manifest")
+
+
+def test_a_value_in_the_dht(tmp_path: Path) -> None:
+    key, value = output("A value in the DHT", tmp_path).splitlines()
+    assert key.startswith("/swarm-value/12D3KooW") and key.endswith("/learning-rate")
+    assert value == "b'3e-4'"
+
+
+def test_a_checkpoint_from_one_node_to_another(tmp_path: Path) -> None:
+    make_policy(tmp_path / "policy")
+    said = output("A checkpoint from one node to another", tmp_path)
+    assert said.startswith("experiment 3 ")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "copy" / name).read_bytes() == (tmp_path / "policy" / name).read_bytes()
+
+
+def test_rollouts_of_a_submission(tmp_path: Path) -> None:
+    make_policy(tmp_path / "policy")
+    a_submission(tmp_path / "submission.parquet")
+    said = output("Rollouts of a submission", tmp_path).splitlines()
+    assert said[0] == "2 rollouts of ['sort-digits']"
+    assert said[1] == "prompt '<bos>21>' [1, 6, 5, 14]"
+    assert said[2] == "model '12<eos>' [5, 6, 2]"
+
+
+@pytest.mark.slow  # only the import of torch and transformers takes long
+def test_completions_and_their_loss(tmp_path: Path) -> None:
+    """The engine's log-probabilities are the model's, so the ratio is 1; equal seeds, equal
+    texts."""
+    make_policy(tmp_path / "policy")
+    said = output("Completions and their loss", tmp_path)
+    assert len(said.splitlines()) == 9
+    assert said.endswith("ratio 1.0000\n")
+
+
+def test_the_loss_is_that_of_the_formula(tmp_path: Path) -> None:
+    """On the policy that generated, the ratio is 1: the loss is the mean of −A over the tokens."""
+    make_policy(tmp_path)
+    policy = peers.load_policy(tmp_path, dtype="float32")
+    prompts = ["21>", "4321>"]
+    groups = policy.generate(prompts, count=4, max_new_tokens=24, seed=3)
+    assert groups == policy.generate(prompts, count=4, max_new_tokens=24, seed=3)
+    assert groups != policy.generate(prompts, count=4, max_new_tokens=24, seed=4)
+    greedy = policy.generate(prompts, count=2, temperature=0, max_new_tokens=4)
+    assert all(first.text == second.text for first, second in greedy)
+    rewards = [[0.0, 1.0, 0.5, 0.25], [1.0, 0.0, 0.0, 0.0]]
+    model = peers.load_model(tmp_path)
+    objective = peers.Objective(kl_coefficient=0.0, entropy_coefficient=0.0)
+    value, metrics = peers.loss(model, groups, rewards, objective=objective)
+    tokens = [[len(each.tokens) for each in group] for group in groups]
+    weighted = [
+        (mean(given) - reward) / (stdev(given) + 1e-6) * count
+        for given, counts in zip(rewards, tokens, strict=True)
+        for reward, count in zip(given, counts, strict=True)
+    ]
+    assert len({count for counts in tokens for count in counts}) > 1
+    assert float(value.detach()) == pytest.approx(sum(weighted) / sum(map(sum, tokens)), abs=1e-4)
+    assert metrics["kl_generation"] < 1e-8
+    value.backward()
+    assert all(bool(each.grad.isfinite().all()) for each in model.parameters())
+
+
+@pytest.mark.slow
+def test_simulate_a_broadcast(tmp_path: Path) -> None:
+    said = output("Simulate a broadcast", tmp_path)
+    assert "nothing violated" in said
+    assert (tmp_path / "broadcast.png").stat().st_size > 10_000
+
+
+def test_under_trio(tmp_path: Path) -> None:
+    assert output("Under trio", tmp_path) == "b'hello'\n"
+
+
+def test_every_name_is_there_and_an_import_loads_none() -> None:
+    for module in (swarm, peers, simnet):
+        assert all(getattr(module, name) is not None for name in module.__all__)
+        assert set(module.__all__) <= set(dir(module))
+        with pytest.raises(AttributeError, match=f"'{module.__name__}' has no attribute 'nothing'"):
+            module.nothing  # noqa: B018
+    heavy = "{'trio', 'torch', 'msgspec', 'libp2p', 'swarm.library', 'peers.library'}"
+    check = f"import sys, swarm, peers, simnet; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+    with swarm.open_node() as node:
+        with pytest.raises(swarm.UserError, match=r"the key '/x/y' is none that put returned"):
+            swarm.get(node, "/x/y")
+        with pytest.raises(swarm.UserError, match="has 20,000 bytes, and the DHT takes 16,384"):
+            swarm.put(node, "large", bytes(20_000))
+        with pytest.raises(swarm.UserError, match="must have between 1 and 128 bytes"):
+            swarm.put(node, "", b"")
+    with pytest.raises(swarm.PeerError, match="no bootstrap peer can be reached"):
+        swarm.open_node(NOBODY).__enter__()
+    with pytest.raises(swarm.UserError, match="nowhere is no folder"):
+        swarm.publish(tmp_path / "nowhere").__enter__()
+    with pytest.raises(swarm.UserError, match="the source is 'policy'; give the address"):
+        swarm.fetch("policy", tmp_path / "out")
+    with pytest.raises(swarm.UserError, match="unknown scenario 'nix'"):
+        simnet.run_scenario("nix")
+    with pytest.raises(swarm.UserError, match=r"plot x\.txt must end with"):
+        simnet.run_scenario("broadcast", plot="x.txt")
+    make_policy(tmp_path / "policy")
+    policy = peers.load_policy(tmp_path / "policy")
+    with pytest.raises(swarm.UserError, match="prompts is the text '12>'; give a list"):
+        policy.generate("12>")
+    with pytest.raises(swarm.UserError, match="a prompt cannot be answered: 132 positions"):
+        policy.generate(["12>"])
+    with pytest.raises(swarm.UserError, match="there is no completion to learn from"):
+        peers.loss(peers.load_model(tmp_path / "policy"), [], [])
+
+
+def test_a_plain_function_does_not_block_trio() -> None:
+    async def main() -> None:
+        async with library.open_node() as node:
+            with pytest.raises(swarm.UserError, match="await the one of the same name"):
+                swarm.put(node, "x", b"")
+
+    trio.run(main)
+
+
+def test_a_value_that_nobody_keeps_is_no_success(tmp_path: Path) -> None:
+    """The peers of a run refuse what is no manifest and no address."""
+
+    async def main() -> None:
+        async with trusted_peer(tmp_path) as address, library.open_node(address) as node:
+            with pytest.raises(swarm.PeerError, match="no peer of this network keeps the value"):
+                await library.put(node, "x", b"y")
+
+    trio.run(main)
