@@ -6,6 +6,7 @@ alive between two calls, or two cells of a notebook, whose own loop is left alon
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -103,9 +104,12 @@ class _Open(AbstractContextManager[T]):
                 await trio.sleep_forever()
 
         self._task = _Task(hold)
-        return self._task.result()
+        found = self._task.result()
+        atexit.register(self._task.cancel)  # a notebook may end without leaving it
+        return found
 
     def __exit__(self, *raised: object) -> None:
+        atexit.unregister(self._task.cancel)
         try:
             self._task.cancel()
         except Exception:  # it had failed meanwhile, which explains what the block has raised, too

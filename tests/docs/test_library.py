@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from statistics import mean, stdev
+from textwrap import indent
 
 import pytest
 import trio
@@ -16,7 +20,7 @@ import trio
 import peers
 import simnet
 import swarm
-from peers.engines.demo import make_policy
+from peers.engines.demo import make_policy, save_tokenizer
 from swarm import library
 from swarm.node.joining import LAST_BOOTSTRAP
 from swarm.node.local import open_node
@@ -83,6 +87,37 @@ def test_look_at_a_run(tmp_path: Path) -> None:
     assert lines[2].startswith("manifest")
 
 
+def test_a_cell_of_a_notebook(tmp_path: Path) -> None:
+    """A notebook's own loop runs in the main thread; a node may be left open when it ends."""
+    cell = "import swarm\nkey = swarm.put(node, 'x', b'y')\nprint(swarm.get(node, key))"
+    lines = [
+        "import asyncio, contextlib, swarm",
+        "node = contextlib.ExitStack().enter_context(swarm.open_node())",
+        f"async def cell():\n{indent(cell, ' ')}",
+        "asyncio.run(cell())",
+    ]
+    command = [sys.executable, "-W", "error", "-c", "\n".join(lines)]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("b'y'\n", "")
+    assert not list(tmp_path.iterdir()), "the node's folder is removed"
+
+
+def test_ctrl_c_ends_a_wait(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{Identity(bytes(32)).peer_id}"
+        command = [sys.executable, "-c", f"import swarm; swarm.visit('{address}').__enter__()"]
+        environment = os.environ | {"TMPDIR": str(tmp_path)}
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+            connection, _ = silent.accept()
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate()
+            connection.close()
+    assert said.decode().splitlines()[-1] == "KeyboardInterrupt"
+    assert process.returncode == -signal.SIGINT
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_value_in_the_dht(tmp_path: Path) -> None:
     key, value = output("A value in the DHT", tmp_path).splitlines()
     assert key.startswith("/swarm-value/12D3KooW") and key.endswith("/learning-rate")
@@ -90,15 +125,16 @@ def test_a_value_in_the_dht(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_from_one_node_to_another(tmp_path: Path) -> None:
-    make_policy(tmp_path / "policy")
+    save_tokenizer(tmp_path / "policy")
+    (tmp_path / "policy" / "model.safetensors").write_bytes(Random(0).randbytes(300_000))
     said = output("A checkpoint from one node to another", tmp_path)
     assert said.startswith("experiment 3 ")
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    for name in ("model.safetensors", "tokenizer.json"):
         assert (tmp_path / "copy" / name).read_bytes() == (tmp_path / "policy" / name).read_bytes()
 
 
 def test_rollouts_of_a_submission(tmp_path: Path) -> None:
-    make_policy(tmp_path / "policy")
+    save_tokenizer(tmp_path / "policy")
     a_submission(tmp_path / "submission.parquet")
     said = output("Rollouts of a submission", tmp_path).splitlines()
     assert said[0] == "2 rollouts of ['sort-digits']"
