@@ -42,7 +42,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'peers' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "peers.library")), name)
+    home = _HOMES.get(name, "peers.library")
+    if home == "peers.library":
+        from swarm.terminal.extras import require_extra
+
+        require_extra("infer", f"peers.{name}")
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -58,9 +58,7 @@ _Panel = Callable[["Axes"], None]
 
 def draw(observations: Observations, report: dict[str, Any], path: Path) -> None:
     """Write the picture; raises `UserError` if that fails."""
-    import matplotlib
-
-    matplotlib.use("Agg")
+    import matplotlib  # never pyplot, which would take a notebook's backend from it
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

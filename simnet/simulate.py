@@ -19,6 +19,7 @@ from simnet.scenarios import Scenario
 from simnet.simulation import Simulation
 from simnet.watch import Watch
 from swarm.errors import UserError, user_error_in
+from swarm.terminal.extras import require_extra
 
 VIRTUAL_SECONDS_MAX = 7 * 24 * 3600.0
 
@@ -38,6 +39,8 @@ def simulate(
 
     `name` may be a scenario that has no file. Raises `UserError`, or `Deadlock`.
     """
+    if plot_path is not None:
+        require_extra("plots", "the plot")
     scenario = _scenario(name, peers, model_bytes)
     watch = watch or Watch()
     simulation = Simulation(seed, weather=scenario.weather, workload=scenario.workload)

@@ -34,6 +34,7 @@ from swarm.settings import PeerSettings
 from swarm.shardcast.manifest import CheckpointManifest
 from swarm.shardcast.mirror import fetch as mirrors
 from swarm.shardcast.mirror.publish import serve
+from swarm.terminal.extras import require_extra
 from swarm.world.first_error import open_guarded
 
 FETCH_SECONDS = 3600.0
@@ -220,6 +221,7 @@ def read_rollouts(
     for texts. The others filter; ranges are inclusive. Warns of files that cannot be read. Raises
     `UserError`.
     """
+    require_extra("infer", "swarm.read_rollouts")
     import pyarrow
 
     from swarm.look.rollouts.export import ROLLOUTS

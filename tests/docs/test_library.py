@@ -29,6 +29,7 @@ from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.wire.identity import Identity
 from tests.app.harness import NOBODY, signed_manifest
+from tests.app.test_checkpoint_from_peers import same, trainer
 from tests.app.test_rollouts import a_submission
 from tests.docs.pages import code_blocks, section, text
 
@@ -227,6 +228,36 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         policy.generate(["12>"])
     with pytest.raises(swarm.UserError, match="there is no completion to learn from"):
         peers.loss(peers.load_model(tmp_path / "policy"), [], [])
+
+
+def test_a_missing_package_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "pyarrow", "matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for use, what, extra in (
+        (lambda: peers.load_policy, "peers.load_policy needs torch, pyarrow", "infer"),
+        (lambda: swarm.read_rollouts("x"), "swarm.read_rollouts needs torch, pyarrow", "infer"),
+        (
+            lambda: simnet.run_scenario("join", plot=tmp_path / "x.png"),
+            "the plot needs matplotlib",
+            "plots",
+        ),
+    ):
+        with pytest.raises(swarm.UserError) as found:
+            use()
+        assert str(found.value) == (
+            f"{what}, which this environment lacks; type: pip install 'swarm-rl[{extra}]'"
+        )
+
+
+@pytest.mark.slow
+def test_the_newest_policy_of_a_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with trainer(tmp_path) as one:
+            manifest = await library.fetch(one.address, tmp_path / "out", run="fetched")
+            assert (manifest.step, manifest.run.split("/")[1]) == (4, "fetched")
+            assert same(one.folder, tmp_path / "out")
+
+    trio.run(main)
 
 
 def test_a_plain_function_does_not_block_trio() -> None:
