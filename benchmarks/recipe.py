@@ -29,11 +29,11 @@ from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, task_of
 from peers.environments.collection import Environments
 from peers.environments.episodes import grade_segments
+from peers.learning.groups import Group, as_accepted
+from peers.learning.learner import Learner
+from peers.learning.settings import LearnerSettings
 from peers.trainer.child import EVALUATION_PROMPTS
 from peers.trainer.evaluation import mean_reward
-from peers.trainer.learning.groups import Group, as_accepted
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.settings import LearnerSettings
 from peers.trainer.warmup import prepare_base
 from swarm.rollouts.seeds import (
     digest,

@@ -36,9 +36,9 @@ from torch import Tensor
 
 from benchmarks.common import spread
 from peers.engines.demo import BOS_ID, EOS_ID, VOCABULARY, save_tokenizer
-from peers.trainer.learning.groups import Group, as_accepted
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.settings import LearnerSettings
+from peers.learning.groups import Group, as_accepted
+from peers.learning.learner import Learner
+from peers.learning.settings import LearnerSettings
 from swarm.rollouts.rollout import Rollout
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Objective, Optimiser, Schedule

@@ -21,12 +21,12 @@ from peers.environments import play
 from peers.environments.interface import Environment, Grade, Prompt, Split, Task, Transcript
 from peers.environments.registry import load_any
 from peers.environments.renderer import Renderer
-from peers.trainer.learning import objective as objectives
-from peers.trainer.learning.groups import Group, make_batch
-from peers.trainer.learning.objective import Tokens, Totals
-from peers.trainer.learning.packing import lay_out
-from peers.trainer.learning.policy import score_passes
-from peers.trainer.learning.scorer import Scorer
+from peers.learning import objective as objectives
+from peers.learning.groups import Group, make_batch
+from peers.learning.objective import Tokens, Totals
+from peers.learning.packing import lay_out
+from peers.learning.policy import score_passes
+from peers.learning.scorer import Scorer
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.rollouts.rollout import Rollout

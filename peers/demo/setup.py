@@ -15,7 +15,7 @@ from swarm.wire.manifest import RunManifest, TrustedKey
 
 PRELOAD_COMPUTE = (
     "transformers.models.qwen2.modeling_qwen2",
-    "peers.inference.engine_service",
+    "peers.engines.service",
     "peers.validator.inspector",
     "peers.validator.prefill",
     "peers.trainer.service",

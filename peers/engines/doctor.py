@@ -35,7 +35,7 @@ from swarm.wire.messages import CheckpointReference
 from swarm.world import client
 from swarm.world.compute import LocalCompute
 
-SERVICE = "peers.inference.engine_service:EngineService"
+SERVICE = "peers.engines.service:EngineService"
 """The service that can survey a machine, for every role that computes."""
 
 PYTHON_SECONDS = 10.0

@@ -21,7 +21,7 @@ FOLDER = "outbox"
 
 UNFINISHED = ".finished"
 """End of the name of a file with the finished rollouts of a submission that was interrupted
-(`peers.inference.finished`)."""
+(`peers.engines.finished`)."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class InferenceRole:
 
     topics: ClassVar[tuple[str, ...]] = (RUN,)
     Settings: ClassVar[type[InferenceSettings]] = InferenceSettings
-    service: ClassVar[str] = "peers.inference.engine_service:EngineService"
+    service: ClassVar[str] = "peers.engines.service:EngineService"
     """The service in this role's child."""
     machine = staticmethod(sandbox_findings)
     doctor = staticmethod(doctor.findings)

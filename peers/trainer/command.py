@@ -137,7 +137,7 @@ def plan_command(
     if model is not None and model.is_file() and model.name != "config.json":
         raise UserError(f"--model is the file {model}; give a folder or its config.json")
     from peers.engines.config import read_supported_config
-    from peers.trainer.learning import plan as planning  # it imports torch
+    from peers.learning import plan as planning  # it imports torch
 
     if model is not None:
         folder = model.parent if model.is_file() else model
@@ -180,8 +180,8 @@ def plan_command(
 
 def _plan_of_run(run: Path, config: Path) -> MemoryPlan:
     """What the trainer of a run with these settings plans here; raises `UserError`."""
+    from peers.learning.ranks import Ranks
     from peers.trainer.child import start_training
-    from peers.trainer.learning.ranks import Ranks
     from peers.trainer.planning import plan_training
     from peers.trainer.settings import TrainerSettings
     from swarm.run.toml import unhashed_manifest

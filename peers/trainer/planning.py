@@ -10,8 +10,8 @@ import torch
 
 from peers.engines.config import read_supported_config
 from peers.engines.device import find_dtype
-from peers.trainer.learning import packing
-from peers.trainer.learning.plan import (
+from peers.learning import packing
+from peers.learning.plan import (
     CONTEXT_BYTES,
     PROCESS_BYTES,
     Machine,
@@ -20,7 +20,7 @@ from peers.trainer.learning.plan import (
     fit,
     read_model,
 )
-from peers.trainer.learning.ranks import Ranks
+from peers.learning.ranks import Ranks
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import Sharding, StartTraining, TrainingTerms
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import trio
 
+from peers.learning.state_format import STATES
 from peers.trainer.saving import INHERITED, RESTORED, RESTORING
 from peers.trainer.standby.following import ROOT as BUNDLE
 from peers.trainer.standby.following import whole_bundle
-from peers.trainer.state_format import STATES
 from peers.trainer.takeover import GONE_SECONDS, ask_all_trusted, last_sign_of_life
 from swarm.errors import DeadlineError, DiskFullError, PeerError, UserError
 from swarm.ledger.client import LedgerClient, fetch_log

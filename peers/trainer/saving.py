@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from peers.learning.state_format import STATES
 from peers.trainer.child import TrainerChild
 from peers.trainer.progress import Progress
 from peers.trainer.settings import TrainerSettings
-from peers.trainer.state_format import STATES
 from swarm.jobs.training import Snapshot
 from swarm.shardcast.mirror.folder import partial_name
 from swarm.wire.messages import StepOrder

@@ -15,19 +15,19 @@ import trio
 from peers.demo.recipes import recipe_of
 from peers.engines.device import use_hardware
 from peers.environments.collection import Environments
-from peers.trainer import metrics
+from peers.learning import merging_folder as exchange
+from peers.learning import metrics
+from peers.learning.batch import AcceptedGroups
+from peers.learning.compiling import check_compiler
+from peers.learning.lead import lead
+from peers.learning.learner import Learner
+from peers.learning.masks import why_not
+from peers.learning.ranks import Ranks
+from peers.learning.reading import check_file, read_groups
+from peers.learning.settings import LearnerSettings
+from peers.learning.thread import LearnerThread
+from peers.learning.values import give_values
 from peers.trainer.evaluation import evaluate
-from peers.trainer.learning import merging_folder as exchange
-from peers.trainer.learning.batch import AcceptedGroups
-from peers.trainer.learning.compiling import check_compiler
-from peers.trainer.learning.lead import lead
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.masks import why_not
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.reading import check_file, read_groups
-from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.thread import LearnerThread
-from peers.trainer.learning.values import give_values
 from peers.trainer.planning import plan_training, sharding_of
 from peers.trainer.warmup import prepare_base
 from swarm.errors import UserError

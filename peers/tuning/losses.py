@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from peers.trainer.learning.batch import Batch
+from peers.learning.batch import Batch
 from swarm.jobs.offline import Validated
 from swarm.rollouts.rollout import Rollout
 

@@ -20,17 +20,17 @@ from torch import Tensor
 from peers.engines import model as policy_model
 from peers.engines.architecture import describe
 from peers.environments import load as load_environment
-from peers.trainer.examples import Encoder, draw_tasks, epochs
-from peers.trainer.learning.batch import Batch
-from peers.trainer.learning.durable import whole_folder
-from peers.trainer.learning.groups import Group, make_batch
-from peers.trainer.learning.masks import fastest_attention
-from peers.trainer.learning.packing import lay_out, lay_out_flat
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.scorer import Scorer
-from peers.trainer.learning.settings import learning_rate
-from peers.trainer.learning.sharding import shard
-from peers.trainer.records import Records
+from peers.learning.batch import Batch
+from peers.learning.durable import whole_folder
+from peers.learning.examples import Encoder, draw_tasks, epochs
+from peers.learning.groups import Group, make_batch
+from peers.learning.masks import fastest_attention
+from peers.learning.packing import lay_out, lay_out_flat
+from peers.learning.ranks import Ranks
+from peers.learning.records import Records
+from peers.learning.scorer import Scorer
+from peers.learning.settings import learning_rate
+from peers.learning.sharding import shard
 from peers.tuning.losses import Answers, Example, Loss, Preferences
 from peers.tuning.state import read_state, write_state
 from swarm.errors import UserError

@@ -44,7 +44,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     "swarm.shardcast.delta:DeltaService": DELTAS,
     "peers.environment.service:EnvironmentPeerService": ENVIRONMENT,
     "peers.evaluation.service:EvaluationService": EVALUATION,
-    "peers.inference.engine_service:EngineService": ENGINE,
+    "peers.engines.service:EngineService": ENGINE,
     "peers.validator.inspector:InspectorService": INSPECTOR,
     "peers.validator.prefill:PrefillService": PREFILL,
     "peers.trainer.service:open_service": TRAINER,

@@ -26,7 +26,7 @@ SWAP_CHANCES = 8
 
 
 class EngineModel:
-    """Cost model of `peers.inference.engine_service.EngineService`: submissions are generated one
+    """Cost model of `peers.engines.service.EngineService`: submissions are generated one
     after the other, and the proofs and the file of one beside the next."""
 
     BESIDE: ClassVar[frozenset[str]] = frozenset({"generate", "usage", "swap", "turns", "give"})

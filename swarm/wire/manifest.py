@@ -190,7 +190,7 @@ class Objective(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         "dppo",
         "synthesis",
     ] = "grpo"
-    """Formula and source of each: `peers/trainer/learning/objective.py`. `synthesis` trains
+    """Formula and source of each: `peers/learning/objective.py`. `synthesis` trains
     nothing: the policy stays as it is, and the trainer keeps the consumed rollouts."""
     epsilon_high: Finite = 0.0
     """The upper clip of the ratio is 1 + epsilon_high; 0 means epsilon."""

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from peers.engines.demo import save_tokenizer
-from peers.trainer.learning.objective import advantages
+from peers.learning.objective import advantages
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
 from swarm.ledger.entries import Consumed, encode

@@ -27,11 +27,11 @@ from peers.demo.recipes import ENVIRONMENT, OPTIMISER, SAMPLING, THRESHOLDS
 from peers.engines.demo import make_policy
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
+from peers.engines.service import EngineService
 from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.environments.episodes import grade_segments
 from peers.environments.prompt_room import PromptRoom
-from peers.inference.engine_service import EngineService
 from peers.trainer.warmup import Warmup, warm_up
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService

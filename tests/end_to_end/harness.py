@@ -60,7 +60,7 @@ PRELOAD = (
     "torch",
     "transformers.models.qwen2.modeling_qwen2",
     "peers.trainer.service",
-    "peers.inference.engine_service",
+    "peers.engines.service",
     "peers.validator.prefill",
 )
 

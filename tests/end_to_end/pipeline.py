@@ -11,7 +11,7 @@ import trio
 from blake3 import blake3
 
 from peers.demo.recipes import THRESHOLDS
-from peers.inference.engine_service import EngineService
+from peers.engines.service import EngineService
 from peers.trainer.service import TrainerService
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService

@@ -10,8 +10,8 @@ import torch
 import trio
 
 from peers.demo.local_peers import Setting
-from peers.trainer.learning import merging_folder as exchange
-from peers.trainer.learning.learner import Learner
+from peers.learning import merging_folder as exchange
+from peers.learning.learner import Learner
 from swarm.jobs.training import Snapshot
 from swarm.wire.manifest import Outer
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Peer

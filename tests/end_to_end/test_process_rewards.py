@@ -9,8 +9,8 @@ import trio
 from msgspec.structs import replace
 
 from peers.demo.recipes import OBJECTIVE
-from peers.trainer.learning import states
-from peers.trainer.learning.implicit import PREFIX
+from peers.learning import states
+from peers.learning.implicit import PREFIX
 from swarm.wire.manifest import ProcessRewards
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged

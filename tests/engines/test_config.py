@@ -12,7 +12,7 @@ import trio
 
 from peers.engines.config import why_unsupported
 from peers.engines.registry import make_engine
-from peers.trainer.learning.scorer import Scorer
+from peers.learning.scorer import Scorer
 from peers.tuning.service import Tuning
 from swarm.errors import UserError
 from swarm.jobs.offline import StartTuning, TuningSettings

@@ -14,9 +14,9 @@ from peers.engines.demo import make_policy
 from peers.engines.model import load
 from peers.engines.tokenizer import BYTES_MAX, copy_tokenizer
 from peers.environments import Renderer, Task
-from peers.trainer.examples import encode_examples
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.settings import LearnerSettings
+from peers.learning.examples import encode_examples
+from peers.learning.learner import Learner
+from peers.learning.settings import LearnerSettings
 from peers.tuning.service import Tuning
 from swarm.errors import UserError
 from swarm.jobs.offline import StartTuning, TuningSettings

@@ -14,10 +14,10 @@ import trio
 from blake3 import blake3
 
 from peers.engines import demo
+from peers.engines.service import EngineService
 from peers.environment.service import EnvironmentPeerService
 from peers.environments import Renderer
 from peers.environments.episodes import EpisodeLimits
-from peers.inference.engine_service import EngineService
 from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, Inspection
 from peers.validator.inspector import InspectorService, expected_header

@@ -12,7 +12,7 @@ from peers.environments import Episodes, Message, Renderer, Task, TaskList, Task
 from peers.environments.chat import Chat, ChatOptions
 from peers.environments.episodes import EpisodeLimits, Replies
 from peers.environments.probe import probe_seed
-from peers.trainer.examples import encode_examples
+from peers.learning.examples import encode_examples
 from swarm.wire.manifest import Sampling
 from tests.environments.chat_families import FAMILIES
 

@@ -10,11 +10,11 @@ import pytest
 
 from peers.engines import demo
 from peers.engines.doctor import task_of
+from peers.engines.service import EngineService
 from peers.environments.collection import Environments
 from peers.environments.registry import BUILT_IN, class_of, load_named
 from peers.environments.run_probe import probe_hashes
 from peers.evaluation.service import EvaluationService
-from peers.inference.engine_service import EngineService
 from peers.inference.settings import InferenceSettings
 from peers.validator.inspector import InspectorService
 from swarm.errors import UserError

@@ -8,9 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from peers.engines import finished
+from peers.engines import service as engine_service
 from peers.engines.engine import Piece, Request
 from peers.engines.native import NativeEngine
-from peers.inference import engine_service, finished
 from swarm.jobs.inference import InferenceSetup
 
 FAILURE = "SWARM_TEST_FAILURE"

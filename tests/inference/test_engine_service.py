@@ -20,9 +20,9 @@ from peers.engines import demo
 from peers.engines.engine import Piece
 from peers.engines.episodes import Player, Playing, finish
 from peers.engines.native import NativeEngine
+from peers.engines.service import EngineService, sharing
 from peers.environments import Renderer, task_of
 from peers.environments import load as load_environment
-from peers.inference.engine_service import EngineService, sharing
 from peers.proofs.format import PROOF_BYTES, check_format, split
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService

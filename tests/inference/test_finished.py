@@ -11,8 +11,8 @@ import trio
 
 from peers.engines import demo
 from peers.engines.episodes import SpanStates
-from peers.inference.engine_service import EngineService
-from peers.inference.finished import FinishedRollouts
+from peers.engines.finished import FinishedRollouts
+from peers.engines.service import EngineService
 from swarm.events import Event, Events
 from swarm.jobs import Load
 from swarm.jobs.inference import Generate, Generated, InferenceService, InferenceSetup

@@ -15,9 +15,9 @@ import trio
 
 from peers.demo.recipes import THRESHOLDS
 from peers.engines import demo
+from peers.engines.finished import FinishedRollouts
+from peers.engines.service import EngineService
 from peers.environments.calculator import Calculator
-from peers.inference.engine_service import EngineService
-from peers.inference.finished import FinishedRollouts
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.errors import UserError

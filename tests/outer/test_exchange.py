@@ -14,12 +14,12 @@ import trio
 from torch import Tensor
 
 from peers.engines.demo import make_policy
+from peers.learning import merging_folder as exchange
+from peers.learning.learner import Learner
+from peers.learning.ranks import Ranks
 from peers.outer.learning import state
 from peers.outer.learning.exchange_service import CHANGE, ExchangingService
 from peers.outer.learning.state import StateFile
-from peers.trainer.learning import merging_folder as exchange
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.ranks import Ranks
 from swarm.jobs.merging_exchange import (
     AnswerSnapshot,
     ContributeSnapshot,

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from peers.engines.demo import make_policy
 from peers.engines.model import load, read_weights
+from peers.learning.ranks import Ranks
 from peers.outer.learning import contribution, state
 from peers.outer.learning.contribution import Contribution
 from peers.outer.learning.draw import Draw, Permutation
 from peers.outer.learning.replica import Replica
 from peers.outer.learning.service import ReplicaService
-from peers.trainer.learning.ranks import Ranks
 from swarm.errors import UserError
 from swarm.jobs.outer import (
     CheckState,

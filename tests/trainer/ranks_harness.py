@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from peers.trainer.learning.ranks import Launch, Ranks
+from peers.learning.ranks import Launch, Ranks
 
 DEADLINE_SECONDS = 120.0
 

@@ -13,10 +13,10 @@ import torch
 from peers.engines.adapter import WEIGHTS_FILE
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
-from peers.trainer.learning.groups import make_batch
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.settings import LearnerSettings
+from peers.learning.groups import make_batch
+from peers.learning.learner import Learner
+from peers.learning.ranks import Ranks
+from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from swarm.wire.manifest import Adapter

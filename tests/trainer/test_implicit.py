@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.engines.model import load as load_model
-from peers.trainer.learning import packing
-from peers.trainer.learning.groups import Group, as_accepted
-from peers.trainer.learning.implicit import ProcessModel, completions_of, process_advantages
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.objective import advantages
-from peers.trainer.learning.plan import plan, read_model
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.scoring import Part, ScoredBatch, assemble, score
-from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.sharding import whole
+from peers.learning import packing
+from peers.learning.groups import Group, as_accepted
+from peers.learning.implicit import ProcessModel, completions_of, process_advantages
+from peers.learning.learner import Learner
+from peers.learning.objective import advantages
+from peers.learning.plan import plan, read_model
+from peers.learning.ranks import Ranks
+from peers.learning.scoring import Part, ScoredBatch, assemble, score
+from peers.learning.settings import LearnerSettings
+from peers.learning.sharding import whole
 from swarm.jobs.training import Sharding
 from swarm.rollouts.rollout import Rollout
 from swarm.wire.manifest import Adapter, Objective, ProcessRewards

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from peers.engines.model import load as load_model
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
-from peers.trainer.learning import packing
-from peers.trainer.learning.batch import Batch
-from peers.trainer.learning.groups import Group, as_accepted, make_batch
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.packing import lay_out
-from peers.trainer.learning.scorer import Scorer
-from peers.trainer.learning.scoring import assemble, score
-from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.step import GrpoStep
+from peers.learning import packing
+from peers.learning.batch import Batch
+from peers.learning.groups import Group, as_accepted, make_batch
+from peers.learning.learner import Learner
+from peers.learning.packing import lay_out
+from peers.learning.scorer import Scorer
+from peers.learning.scoring import assemble, score
+from peers.learning.settings import LearnerSettings
+from peers.learning.step import GrpoStep
 from swarm.errors import UserError
 from swarm.rollouts.rollout import Rollout
 from swarm.wire.manifest import Objective, Optimiser, Schedule

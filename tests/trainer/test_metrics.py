@@ -11,10 +11,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from peers.engines.model import load
-from peers.trainer.learning.groups import Group
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.work import model_flops
-from peers.trainer.metrics import Metrics, idle_shares, speed
+from peers.learning.groups import Group
+from peers.learning.learner import Learner
+from peers.learning.metrics import Metrics, idle_shares, speed
+from peers.learning.work import model_flops
 from swarm.errors import UserError
 from swarm.rollouts.rollout import Rollout
 from tests.trainer.test_learner import SETTINGS, random_groups, settings, teach

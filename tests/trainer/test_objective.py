@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from peers.trainer.learning.objective import Tokens, Totals, advantages, describe, k3, loss
-from peers.trainer.learning.settings import LearnerSettings
+from peers.learning.objective import Tokens, Totals, advantages, describe, k3, loss
+from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.wire.manifest import Objective, ProcessRewards, Schedule
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from peers.trainer.learning import optimisers
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.optimisers import BLOCK, make_optimiser
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.sharding import local
+from peers.learning import optimisers
+from peers.learning.learner import Learner
+from peers.learning.optimisers import BLOCK, make_optimiser
+from peers.learning.ranks import Ranks
+from peers.learning.settings import LearnerSettings
+from peers.learning.sharding import local
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from swarm.wire.manifest import Optimiser

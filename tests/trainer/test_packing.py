@@ -14,19 +14,19 @@ from torch.overrides import TorchFunctionMode
 
 from peers.engines.model import load as load_model
 from peers.engines.native import NativeEngine
-from peers.trainer.learning import packing, scorer
-from peers.trainer.learning.batch import Batch
-from peers.trainer.learning.groups import Group, make_batch
-from peers.trainer.learning.masks import (
+from peers.learning import packing, scorer
+from peers.learning.batch import Batch
+from peers.learning.groups import Group, make_batch
+from peers.learning.masks import (
     attention_arguments,
     block_mask,
     fastest_attention,
     flex_mask,
     why_not,
 )
-from peers.trainer.learning.objective import Tokens, Totals, loss
-from peers.trainer.learning.packing import Layout, Rows, first_fit, lay_out, lay_out_flat
-from peers.trainer.learning.scorer import Scorer
+from peers.learning.objective import Tokens, Totals, loss
+from peers.learning.packing import Layout, Rows, first_fit, lay_out, lay_out_flat
+from peers.learning.scorer import Scorer
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.wire.manifest import Objective
 from tests.trainer.waits import Waits

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from peers.engines.model import load as load_model
-from peers.trainer.learning.groups import make_batch
-from peers.trainer.learning.host import PAGE_BYTES, HostMemory, host_tensor
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.scorer import Scorer
+from peers.learning.groups import make_batch
+from peers.learning.host import PAGE_BYTES, HostMemory, host_tensor
+from peers.learning.learner import Learner
+from peers.learning.scorer import Scorer
 from swarm.jobs.training import Sharding
 from tests.trainer.test_learner import (
     SETTINGS,

@@ -16,14 +16,14 @@ from torch import Tensor
 from transformers import GemmaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from peers.engines.model import blank
-from peers.trainer.learning.activations import Pass, activations
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.live import LiveMemory
-from peers.trainer.learning.packing import Rows
-from peers.trainer.learning.plan import GB, Machine, Thin, Workload, plan, read_model
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.scorer import Scorer
-from peers.trainer.learning.sharding import local, recompute
+from peers.learning.activations import Pass, activations
+from peers.learning.learner import Learner
+from peers.learning.live import LiveMemory
+from peers.learning.packing import Rows
+from peers.learning.plan import GB, Machine, Thin, Workload, plan, read_model
+from peers.learning.ranks import Ranks
+from peers.learning.scorer import Scorer
+from peers.learning.sharding import local, recompute
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import Sharding

@@ -12,11 +12,11 @@ import pytest
 import torch
 import trio
 
+from peers.learning import packing
+from peers.learning.learner import Learner
+from peers.learning.plan import Workload
+from peers.learning.ranks import Launch, Ranks
 from peers.trainer import planning
-from peers.trainer.learning import packing
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.plan import Workload
-from peers.trainer.learning.ranks import Launch, Ranks
 from peers.trainer.service import TrainerService
 from swarm.errors import UserError
 from swarm.jobs.training import PlanTraining, Sharding

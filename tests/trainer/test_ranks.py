@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.demo.local_peers import free_ports
-from peers.trainer.learning import ranks as ranks_module
-from peers.trainer.learning import rendezvous as meeting_module
-from peers.trainer.learning import watch as watch_module
-from peers.trainer.learning.durable import whole_folder
-from peers.trainer.learning.lead import follow, lead
-from peers.trainer.learning.ranks import Launch, RankError, Ranks, dist
+from peers.learning import ranks as ranks_module
+from peers.learning import rendezvous as meeting_module
+from peers.learning import watch as watch_module
+from peers.learning.durable import whole_folder
+from peers.learning.lead import follow, lead
+from peers.learning.ranks import Launch, RankError, Ranks, dist
 from swarm.errors import UserError
 from swarm.jobs.training import Done, EndTraining
 from swarm.world import Job

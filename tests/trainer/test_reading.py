@@ -12,10 +12,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from peers.demo.recipes import SAMPLING
-from peers.trainer.learning.batch import AcceptedGroups
-from peers.trainer.learning.groups import Group, as_accepted
-from peers.trainer.learning.ranks import Launch, Ranks
-from peers.trainer.learning.reading import read_groups
+from peers.learning.batch import AcceptedGroups
+from peers.learning.groups import Group, as_accepted
+from peers.learning.ranks import Launch, Ranks
+from peers.learning.reading import read_groups
 from swarm.jobs.training import AcceptedSubmission
 from swarm.rollouts.rollout import Rollout, Segment, Span
 from swarm.rollouts.rollouts import Rollouts, Row

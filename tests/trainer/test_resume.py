@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from peers.engines.model import read_weights
-from peers.trainer.learning.learner import Learner
+from peers.learning.learner import Learner
 from swarm.errors import DiskFullError
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import random_groups, settings, teach

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 import trio
 
+from peers.learning.state_format import STATES
 from peers.trainer import collector
 from peers.trainer.accepted import KEPT
 from peers.trainer.role import TrainerRole
-from peers.trainer.state_format import STATES
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap

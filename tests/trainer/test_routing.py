@@ -16,14 +16,14 @@ from torch import Tensor
 
 from peers.engines.demo import make_policy
 from peers.engines.model import load
-from peers.trainer.learning import packing
-from peers.trainer.learning.batch import AcceptedGroups, Batch
-from peers.trainer.learning.groups import Group, as_accepted
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.packing import Rows, lay_out, lay_out_flat
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.scoring import assemble, score
-from peers.trainer.learning.settings import LearnerSettings
+from peers.learning import packing
+from peers.learning.batch import AcceptedGroups, Batch
+from peers.learning.groups import Group, as_accepted
+from peers.learning.learner import Learner
+from peers.learning.packing import Rows, lay_out, lay_out_flat
+from peers.learning.ranks import Ranks
+from peers.learning.scoring import assemble, score
+from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from tests.engines.families import SUPPORTED, save_random

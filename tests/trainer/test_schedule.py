@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.trainer.learning.settings import learning_rate
+from peers.learning.settings import learning_rate
 from swarm.wire.manifest import Optimiser
 
 NAMES = ["constant", "cosine", "linear", "wsd"]

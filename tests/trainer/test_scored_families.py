@@ -11,10 +11,10 @@ from torch import Tensor
 
 from peers.engines.architecture import describe
 from peers.engines.model import blank, load
-from peers.trainer.learning.batch import Batch
-from peers.trainer.learning.packing import Rows, lay_out, lay_out_flat
-from peers.trainer.learning.scorer import Scorer
-from peers.trainer.learning.stored import StoredWeights, slices_of
+from peers.learning.batch import Batch
+from peers.learning.packing import Rows, lay_out, lay_out_flat
+from peers.learning.scorer import Scorer
+from peers.learning.stored import StoredWeights, slices_of
 from swarm.errors import UserError
 from tests.engines.families import SUPPORTED, WINDOW, save_random
 from tests.trainer.test_packing import TEMPERATURE, spread_batch

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from peers.trainer.learning.groups import as_accepted
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.scoring import ScoredBatch, assemble, score
+from peers.learning.groups import as_accepted
+from peers.learning.learner import Learner
+from peers.learning.scoring import ScoredBatch, assemble, score
 from tests.trainer.test_learner import (
     SETTINGS,
     random_groups,

@@ -20,9 +20,9 @@ from peers.environments import Renderer, Task, Tasks, Transcript, split_of, task
 from peers.environments import load as load_environment
 from peers.environments.interface import Split, as_text
 from peers.environments.sort_digits import SortDigits
+from peers.learning.masks import ATTENTIONS
+from peers.learning.ranks import Ranks
 from peers.trainer.evaluation import mean_reward
-from peers.trainer.learning.masks import ATTENTIONS
-from peers.trainer.learning.ranks import Ranks
 from peers.trainer.service import TrainerService
 from peers.trainer.settings import Attention
 from peers.trainer.warmup import Warmup, warm_up

@@ -15,12 +15,12 @@ from peers.engines.demo import make_policy
 from peers.engines.model import load as load_model
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
-from peers.trainer.learning import packing
-from peers.trainer.learning import sharding as sharding_module
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.settings import LearnerSettings
-from peers.trainer.learning.sharding import whole
+from peers.learning import packing
+from peers.learning import sharding as sharding_module
+from peers.learning.learner import Learner
+from peers.learning.ranks import Ranks
+from peers.learning.settings import LearnerSettings
+from peers.learning.sharding import whole
 from swarm.errors import UserError
 from swarm.jobs.training import Sharding
 from tests.engines.families import SUPPORTED, save_random

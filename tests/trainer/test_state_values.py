@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from peers.demo.recipes import OBJECTIVE, SAMPLING, SCHEDULE
-from peers.trainer.learning.groups import Group, as_accepted
-from peers.trainer.learning.objective import advantages
-from peers.trainer.learning.values import give_values, token_advantages
+from peers.learning.groups import Group, as_accepted
+from peers.learning.objective import advantages
+from peers.learning.values import give_values, token_advantages
 from peers.trainer.pool import Accepted
 from peers.trainer.states import StateValues, boundaries
 from simnet.simulation import Simulation

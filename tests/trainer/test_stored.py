@@ -14,12 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from peers.engines.model import blank, read_weights
 from peers.engines.model import load as load_model
-from peers.trainer.learning.host import PAGE_BYTES
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.live import LiveMemory
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.sharding import local, whole
-from peers.trainer.learning.stored import StoredPart, StoredWeights
+from peers.learning.host import PAGE_BYTES
+from peers.learning.learner import Learner
+from peers.learning.live import LiveMemory
+from peers.learning.ranks import Ranks
+from peers.learning.sharding import local, whole
+from peers.learning.stored import StoredPart, StoredWeights
 from swarm.errors import UserError
 from tests.trainer.ranks_harness import run_ranks
 from tests.trainer.test_learner import SETTINGS, random_groups, settings, teach

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from peers.trainer.learning.batch import AcceptedGroups
-from peers.trainer.learning.groups import Group, as_accepted
-from peers.trainer.learning.learner import Learner
+from peers.learning.batch import AcceptedGroups
+from peers.learning.groups import Group, as_accepted
+from peers.learning.learner import Learner
 from swarm.rollouts.rollout import Rollout, Span
 from tests.trainer.test_learner import SETTINGS, random_groups
 

@@ -12,14 +12,14 @@ import torch.distributed as dist
 
 from peers.engines.device import find_device
 from peers.engines.model import load as load_model
-from peers.trainer.learning.groups import Group, as_accepted
-from peers.trainer.learning.host import HostMemory, host_tensor
-from peers.trainer.learning.learner import Learner
-from peers.trainer.learning.masks import why_not
-from peers.trainer.learning.packing import lay_out_flat
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.scorer import Scorer
-from peers.trainer.learning.settings import LearnerSettings
+from peers.learning.groups import Group, as_accepted
+from peers.learning.host import HostMemory, host_tensor
+from peers.learning.learner import Learner
+from peers.learning.masks import why_not
+from peers.learning.packing import lay_out_flat
+from peers.learning.ranks import Ranks
+from peers.learning.scorer import Scorer
+from peers.learning.settings import LearnerSettings
 from swarm.jobs.training import Sharding
 from swarm.rollouts.rollout import Rollout
 from swarm.wire.manifest import Objective, Optimiser, Schedule

@@ -21,7 +21,7 @@ from peers.engines.demo import EOS_ID
 from peers.engines.model import load as load_model
 from peers.engines.model import read_weights
 from peers.environments import Renderer
-from peers.trainer.examples import epochs, read_examples, stop_id
+from peers.learning.examples import epochs, read_examples, stop_id
 from peers.tuning.losses import Example
 from peers.tuning.service import Tuning, batch_of, read_job
 from swarm.commands.main import app

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from peers.demo.recipes import THRESHOLDS
 from peers.engines import demo
-from peers.inference.engine_service import EngineService
+from peers.engines.service import EngineService
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from peers.engines import demo
-from peers.inference.engine_service import EngineService
+from peers.engines.service import EngineService
 from peers.validator.inspector import InspectorService
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import InspectionSetup

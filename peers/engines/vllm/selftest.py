@@ -10,9 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from peers.engines import service  # noqa: F401 (can all that a child needs be imported?)
 from peers.engines.vllm.check import check_engine_agrees
 from peers.engines.vllm.engine import VllmEngine
-from peers.inference import engine_service  # noqa: F401 (can all that a child needs be imported?)
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 

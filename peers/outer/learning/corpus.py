@@ -21,8 +21,8 @@ import torch
 from peers.engines.config import read_config
 from peers.environments import Renderer
 from peers.environments.rows import SUFFIXES, Rows, located
-from peers.trainer.examples import read_examples, stop_id
-from peers.trainer.learning.batch import Batch
+from peers.learning.batch import Batch
+from peers.learning.examples import read_examples, stop_id
 from peers.tuning.service import as_batch
 from swarm.errors import UserError
 from swarm.jobs.offline import Reading

@@ -17,22 +17,22 @@ from torch import Tensor
 
 from peers.engines import model as policy_model
 from peers.engines.device import use_hardware
-from peers.outer.learning import contribution, state
-from peers.outer.learning.compression import VALUE_MAX, BadContribution
-from peers.outer.learning.contribution import Contribution, Header, file_bytes_max, pieces
-from peers.outer.learning.file_jobs import FileJobs, Merging
-from peers.outer.learning.state import StateFile
-from peers.outer.learning.tensor_file import TensorFileWriter
-from peers.trainer.learning import merging_folder as exchange
-from peers.trainer.learning.durable import whole_folder
-from peers.trainer.learning.merging_folder import (
+from peers.learning import merging_folder as exchange
+from peers.learning.durable import whole_folder
+from peers.learning.merging_folder import (
     ANSWER,
     FACTS,
     SNAPSHOT,
     AnswerFacts,
     SnapshotFacts,
 )
-from peers.trainer.learning.stored import StoredWeights
+from peers.learning.stored import StoredWeights
+from peers.outer.learning import contribution, state
+from peers.outer.learning.compression import VALUE_MAX, BadContribution
+from peers.outer.learning.contribution import Contribution, Header, file_bytes_max, pieces
+from peers.outer.learning.file_jobs import FileJobs, Merging
+from peers.outer.learning.state import StateFile
+from peers.outer.learning.tensor_file import TensorFileWriter
 from swarm.errors import UserError
 from swarm.jobs.merging_exchange import (
     AnswerSnapshot,

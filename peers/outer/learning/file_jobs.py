@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import torch
 
 from peers.engines import model as policy_model
+from peers.learning.durable import whole_folder
+from peers.learning.stored import StoredWeights
 from peers.outer.learning import contribution, flat, state
 from peers.outer.learning.compression import BadContribution
 from peers.outer.learning.contribution import Contribution
 from peers.outer.learning.state import Given, OuterOptimiser, StateFile
 from peers.outer.learning.tensor_file import Shapes
-from peers.trainer.learning.durable import whole_folder
-from peers.trainer.learning.stored import StoredWeights
 from swarm.errors import UserError
 from swarm.jobs.outer import (
     CheckState,

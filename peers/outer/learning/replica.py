@@ -18,6 +18,15 @@ import torch
 from torch import Tensor
 
 from peers.engines.device import find_dtype
+from peers.learning import states
+from peers.learning.durable import whole_folder
+from peers.learning.gradients import clip_gradients
+from peers.learning.packing import Rows
+from peers.learning.policy import TrainedPolicy, blank_model
+from peers.learning.ranks import Ranks
+from peers.learning.settings import LearnerSettings, learning_rate
+from peers.learning.sharding import local, rest, whole
+from peers.learning.stored import slices_of
 from peers.outer.learning import contribution
 from peers.outer.learning.compression import VALUE_MAX
 from peers.outer.learning.contribution import Header
@@ -25,15 +34,6 @@ from peers.outer.learning.corpus import Corpus, read_corpus
 from peers.outer.learning.draw import Draw
 from peers.outer.learning.state import StateFile
 from peers.outer.learning.tensor_file import Shapes, TensorFile, TensorFileWriter
-from peers.trainer.learning import states
-from peers.trainer.learning.durable import whole_folder
-from peers.trainer.learning.gradients import clip_gradients
-from peers.trainer.learning.packing import Rows
-from peers.trainer.learning.policy import TrainedPolicy, blank_model
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.settings import LearnerSettings, learning_rate
-from peers.trainer.learning.sharding import local, rest, whole
-from peers.trainer.learning.stored import slices_of
 from swarm.errors import UserError
 from swarm.jobs.outer import Inner, StartReplica
 from swarm.wire.manifest import Objective, Schedule

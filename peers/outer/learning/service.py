@@ -7,16 +7,16 @@ from typing import Any
 
 from peers.engines import model as policy_model
 from peers.engines.device import use_hardware
+from peers.learning.durable import delete_unfinished, whole_folder
+from peers.learning.lead import lead
+from peers.learning.ranks import Ranks
+from peers.learning.thread import LearnerThread
 from peers.outer.learning import state
 from peers.outer.learning.contribution import file_bytes_max
 from peers.outer.learning.file_jobs import FileJobs, Merging
 from peers.outer.learning.flat import elements_of
 from peers.outer.learning.replica import Replica
 from peers.outer.learning.state import StateFile
-from peers.trainer.learning.durable import delete_unfinished, whole_folder
-from peers.trainer.learning.lead import lead
-from peers.trainer.learning.ranks import Ranks
-from peers.trainer.learning.thread import LearnerThread
 from swarm.errors import UserError
 from swarm.jobs.outer import (
     AloneService,

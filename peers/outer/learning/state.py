@@ -21,9 +21,9 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
+from peers.learning.stored import Slices
 from peers.outer.learning.contribution import Contribution, pieces
 from peers.outer.learning.tensor_file import Shapes, TensorFile, TensorFileWriter
-from peers.trainer.learning.stored import Slices
 from swarm.errors import UserError
 from swarm.world.progress import report
 

@@ -18,7 +18,7 @@ import safetensors
 from blake3 import blake3
 from torch import Tensor
 
-from peers.trainer.learning.stored import Slices
+from peers.learning.stored import Slices
 from swarm.errors import UserError
 from swarm.world.disk import sync_path
 

@@ -15,7 +15,7 @@ import pytest
 from peers.calibration import weights
 from peers.calibration.workers import Generates
 from peers.engines import demo
-from peers.inference.engine_service import EngineService
+from peers.engines.service import EngineService
 from swarm.jobs.inference import InferenceSetup
 from tests.attacks.models import FP32, Arena
 from tests.validator.conftest import generate, load

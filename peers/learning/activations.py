@@ -1,0 +1,143 @@
+"""Memory of a forward and backward pass, counted on fake tensors, which hold no data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface
+
+from peers.learning.live import LiveMemory
+from peers.learning.packing import Rows
+from peers.learning.scorer import LOGITS_MAX, Scorer
+from peers.learning.sharding import recompute
+
+LAYERS_RUN = 3
+"""Layers of a deeper model that are run; memory grows by the same amount with each further one."""
+
+FUSED = "fused-causal"
+"""Name under which transformers finds `_fused_attention`."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of one pass, without parameters, their gradients and copies."""
+
+    kept: int
+    """Kept for the backward pass, logits included."""
+    training: int
+    """Most at once in a pass with gradients."""
+    scoring: int
+    """Most at once in a pass without."""
+
+    def further(self, less: Activations, layers: int) -> Activations:
+        """Of a model with `layers` more layers, where `less` is of one with one layer less."""
+        return Activations(
+            kept=self.kept + layers * (self.kept - less.kept),
+            training=self.training + layers * (self.training - less.training),
+            scoring=self.scoring + layers * (self.scoring - less.scoring),
+        )
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass whose memory is asked for."""
+
+    tokens: int
+    """In one row; all but the first are completion tokens."""
+    dtype: torch.dtype
+    checkpointing: bool
+    device: str
+    """`cuda` or `cpu`: they take different numbers of logits at a time."""
+    keep_products: bool = False
+    """As `Sharding.keep_products`."""
+    attention: str = FUSED
+    """An attention implementation: `eager` keeps all scores, `FUSED` what fused kernels keep."""
+
+
+def activations(model: Any, asked: Pass) -> Activations:
+    """Count the memory of a pass; `model` is blank, and unusable afterwards."""
+    if asked.dtype == torch.float32 and hasattr(model.config, "num_experts"):
+        # The kernel for experts cannot be counted in fp32, which takes twice the memory.
+        half = activations(model, replace(asked, dtype=torch.bfloat16))
+        return Activations(2 * half.kept, 2 * half.training, 2 * half.scoring)
+    AttentionInterface.register(FUSED, _fused_attention)
+    AttentionMaskInterface.register(FUSED, lambda *_, **__: None)
+    model.set_attn_implementation("eager")  # which scores every model
+    scorer = Scorer(model)
+    model.set_attn_implementation(asked.attention)
+    scorer.logits_max = LOGITS_MAX[asked.device]
+    body = model.model
+    layers, body.layers = list(body.layers), torch.nn.ModuleList()
+    found: list[Activations] = []
+    deep = len(layers) > LAYERS_RUN
+    for count in (LAYERS_RUN - 1, LAYERS_RUN) if deep else (len(layers),):
+        body.layers = torch.nn.ModuleList(layers[:count])
+        model.config.num_hidden_layers = count
+        found.append(_run(scorer, asked))
+    return found[-1].further(found[0], max(0, len(layers) - LAYERS_RUN))
+
+
+def _run(scorer: Scorer, asked: Pass) -> Activations:
+    """Count the memory of one forward and backward pass of the scorer as it is."""
+    model = scorer.model
+    forwards = {layer: layer.forward for layer in model.model.layers}
+    if asked.checkpointing:
+        for layer in forwards:
+            recompute(layer, asked.keep_products)
+    # A GPU multiplies 16-bit numbers into fp32 logits; a CPU copies the head to fp32 for it.
+    half_on_gpu = asked.device == "cuda" and asked.dtype != torch.float32
+    ignored = model.get_output_embeddings().weight.numel() * 4 if half_on_gpu else -1
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        _fake(model, asked.dtype)
+        flat = torch.zeros(asked.tokens, dtype=torch.int64)
+        row = torch.zeros(1, asked.tokens, dtype=torch.int64)
+        rows = Rows(row, row, row, False, flat, flat, flat, flat, flat, flat)
+        known = [*model.parameters(), *model.buffers(), flat, row]
+        with LiveMemory(known, ignored) as live:
+            log_pi, entropy = scorer(rows, entropy_gradient=True)
+            kept = live.now
+            (log_pi.sum() + entropy.sum()).backward()
+        del log_pi, entropy
+        with LiveMemory(known, ignored) as alone, torch.no_grad():
+            scorer(rows, entropy=False)
+    for layer, forward in forwards.items():
+        layer.forward = forward
+    return Activations(kept, live.peak, alone.peak)
+
+
+def _fused_attention(module: Any, *tensors: Any, **named: Any) -> Any:
+    """Causal attention by a fused kernel, as on GPUs: no mask, no scores.
+
+    transformers' own would make a mask, because it takes fake tensors for a compiler's.
+    """
+    query, key, value = tensors[:3]
+    scaling = named.get("scaling")
+    return sdpa_attention_forward(module, query, key, value, None, scaling=scaling, is_causal=True)
+
+
+def _fake(model: Any, dtype: torch.dtype) -> None:
+    """Replace parameters and buffers by fake tensors; gradients are dropped as they appear."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                empty = torch.empty(parameter.shape, dtype=dtype)
+                fake: Any = torch.nn.Parameter(empty, parameter.requires_grad)
+                if parameter.requires_grad:
+                    fake.register_post_accumulate_grad_hook(_drop)
+                made[id(parameter)] = made[id(fake)] = fake
+            module._parameters[name] = made[id(parameter)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+
+
+def _drop(parameter: torch.Tensor) -> None:
+    parameter.grad = None

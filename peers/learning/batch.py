@@ -1,0 +1,251 @@
+"""Batches: the tensors of the judged rollouts that have something to teach.
+
+No rank holds a whole batch. The sequences of each submission are divided over the ranks on their
+own, so that a submission can be scored before the rest of its batch has arrived.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peers.learning.objective import advantages
+from peers.learning.ranks import Ranks
+from peers.learning.routing import NOT_RECORDED
+from swarm.wire.manifest import Objective
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences, each with all tokens of a rollout, concatenated without padding.
+
+    Results per token are flat, rollout by rollout: [n], n = completion tokens, which the model
+    sampled. Tokens of prompts and environments are inputs only.
+    """
+
+    tokens: Tensor
+    """Token ids, int64 [T]."""
+    sampled: Tensor
+    """The loss mask, bool [T]: false for a sequence's first token, true for its last."""
+    lengths: Tensor
+    """Tokens of each sequence, int64 [B]."""
+    completion_lengths: Tensor
+    """Sampled tokens of each sequence, int64 [B]."""
+    advantage: Tensor
+    """Advantage of each sequence, fp32 [B]."""
+    temperature: Tensor
+    """Sampling temperature of each sequence, fp64 [B]."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def token_count(self) -> int:
+        """The number n of completion tokens."""
+        return int(self.completion_lengths.sum())
+
+    def per_token(self, values: Tensor) -> Tensor:
+        """Values [B] of sequences → [n] of their completion tokens."""
+        return values.repeat_interleave(self.completion_lengths)
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        """Values [T] → B views, one per sequence."""
+        parts = values.split(self.lengths.tolist())  # type: ignore[no-untyped-call]
+        return list(parts)
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """One batch of the sequences of several, in order."""
+    return Batch(*(torch.cat([vars(each)[name] for each in batches]) for name in _FIELDS))
+
+
+_FIELDS = tuple(Batch.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class Completions:
+    """N completions on all ranks together, the same on each; B of them are this rank's."""
+
+    reward: Tensor
+    """fp32 [N]"""
+    group: Tensor
+    """Index of each one's group, int64 [N]."""
+    here: Tensor
+    """Indices of this rank's, int64 [B], ascending."""
+
+
+@dataclass(eq=False)
+class AcceptedGroups:
+    """The groups of one accepted submission, and this rank's share of their sequences.
+
+    Groups that have nothing to teach count in the metrics, but no rank holds their sequences. B is
+    the number of this rank's sequences, n of their completion tokens.
+    """
+
+    name: str
+    """The submission's digest, in hexadecimal; empty outside a run."""
+    policies: Sequence[int]
+    """The policies that sampled the rollouts, ascending; the same on all ranks."""
+    temperature: float
+    """Sampling temperature: log-probabilities are of logits / temperature."""
+    rewards: Sequence[Sequence[float]]
+    """[groups][G] From the validator's verdict; the worker's own rewards are never read."""
+    kept: Sequence[bool]
+    """[groups] False if the online filter excludes the group."""
+    ungraded: Sequence[int] = field(default_factory=list, kw_only=True)
+    """Indices of groups whose rewards mean nothing."""
+    all_completion_lengths: Tensor
+    """Sampled tokens of every sequence of the submission, int64 [all]."""
+    rows: Tensor
+    """This rank's sequences, as indices among all, int64 [B], ascending."""
+    tokens: Tensor
+    """Token ids of this rank's sequences, int [T]."""
+    sampled: Tensor
+    """Whether the model sampled each token, bool [T]."""
+    lengths: Tensor
+    """Tokens of each sequence, int64 [B]."""
+    token_policies: Tensor
+    """The policy that sampled each completion token, int64 [n]."""
+    reported: Tensor
+    """Log-probabilities that the worker's engine reported, else NaN, fp32 [n]; never trained on."""
+    log_mu: Tensor | None = None
+    """log μ of each completion token, under the policy that sampled it, fp32 [n]; None until
+    scored."""
+    scored: set[int] = field(default_factory=set)
+    """The policies whose tokens `log_mu` is complete for."""
+    log_reference: Tensor | None = None
+    """Log-probabilities under the reference, fp32 [n]; None until scored."""
+    token_advantage: Tensor | None = None
+    """Advantage of each completion token, fp32 [n], in host memory; None: each has its
+    completion's, which follows from the group's rewards."""
+    experts: Tensor | None = None
+    """Experts that the generating policy chose for each token, int16 [T, layers, k]; None unless
+    they are replayed, and until scored. `NOT_RECORDED` for tokens of a policy not in `scored`."""
+
+    def __post_init__(self) -> None:
+        self.informative = informative(self.rewards, self.kept)
+        """Indices of the groups to train on."""
+        self._group = _group_of_row(self.rewards)
+        self._completion_lengths = self.all_completion_lengths[self.rows]
+
+    @property
+    def oldest(self) -> int:
+        """The oldest policy that sampled a token: the rollouts' age is its age."""
+        return self.policies[0]
+
+    def add_log_mu(self, policy: int, values: Tensor) -> None:
+        """Take the log-probabilities [n] under a policy as μ of the tokens that it sampled."""
+        own = (self.token_policies == policy).to(values.device)
+        kept = torch.zeros_like(values) if self.log_mu is None else self.log_mu
+        self.log_mu = torch.where(own, values, kept)
+        self.scored.add(policy)
+
+    def add_experts(self, policy: int, experts: Tensor) -> None:
+        """Take the experts [T, layers, k] that a policy chose for the tokens that it sampled; the
+        oldest policy's for those of prompts and environments, too."""
+        own = ~self.sampled if policy == self.policies[0] else torch.zeros_like(self.sampled)
+        own[self.sampled] = self.token_policies == policy
+        if self.experts is None:
+            self.experts = torch.full_like(experts, NOT_RECORDED)
+        self.experts[own] = experts[own]
+
+    def tokens_in(self, groups: Collection[int]) -> int:
+        """Completion tokens of some groups, on all ranks together."""
+        return int(self.all_completion_lengths[_among(self._group, groups)].sum())
+
+    def batch(self, groups: Collection[int], objective: Objective) -> Batch:
+        """This rank's sequences of some of the informative groups."""
+        here = _among(self._group[self.rows], groups)
+        in_tokens = here.repeat_interleave(self.lengths)
+        advantage = torch.zeros(len(self._group))
+        for group in groups:
+            rewards = torch.tensor(self.rewards[group]).float()
+            advantage[self._group == group] = advantages(rewards, objective)
+        return Batch(
+            tokens=self.tokens[in_tokens].long(),
+            sampled=self.sampled[in_tokens],
+            lengths=self.lengths[here],
+            completion_lengths=self._completion_lengths[here],
+            advantage=advantage[self.rows[here]],
+            temperature=torch.full((int(here.sum()),), self.temperature, dtype=torch.float64),
+        )
+
+    def completions(self, groups: Collection[int]) -> Completions:
+        """All completions of some groups, whichever rank holds them."""
+        chosen = _among(self._group, groups)
+        rewards = torch.tensor([reward for group in self.rewards for reward in group])
+        here = self.rows[_among(self._group[self.rows], groups)]
+        return Completions(
+            reward=rewards[chosen], group=self._group[chosen], here=(chosen.cumsum(0) - 1)[here]
+        )
+
+    def experts_of(self, groups: Collection[int]) -> Tensor | None:
+        """The experts of the tokens of some groups."""
+        if self.experts is None:
+            return None
+        here = _among(self._group[self.rows], groups)
+        return self.experts[here.repeat_interleave(self.lengths)]
+
+    def of(self, groups: Collection[int], values: Tensor) -> Tensor:
+        """Values [n] of this rank's completion tokens → those of some groups."""
+        here = _among(self._group[self.rows], groups)
+        tokens = here.repeat_interleave(self._completion_lengths).nonzero()[:, 0]
+        return values[tokens.to(values.device)]
+
+
+def informative(rewards: Sequence[Sequence[float]], kept: Sequence[bool]) -> list[int]:
+    """Indices of the groups to train on: kept by the filter, and with rewards that differ.
+
+    In the other groups every advantage, and so the gradient, is 0.
+    """
+    return [
+        index
+        for index, (group, keep) in enumerate(zip(rewards, kept, strict=True))
+        if keep and max(group) > min(group)
+    ]
+
+
+def check_rewards(rewards: Sequence[Sequence[float]], kept: Sequence[bool], rollouts: int) -> None:
+    """Raise `ValueError` unless every rollout has a finite reward, and every group a label."""
+    count = sum(map(len, rewards))
+    if count != rollouts or not count or not all(map(len, rewards)):
+        raise ValueError(f"{count} rewards for {rollouts} rollouts")
+    if len(kept) != len(rewards):
+        raise ValueError(f"{len(kept)} labels for {len(rewards)} groups")
+    if not all(math.isfinite(reward) for group in rewards for reward in group):
+        raise ValueError("a reward is not finite")
+
+
+def share_rows(
+    name: str,
+    rewards: Sequence[Sequence[float]],
+    kept: Sequence[bool],
+    lengths: Tensor,
+    ranks: Ranks,
+) -> Tensor:
+    """Indices of a submission's sequences that this rank computes: int64, ascending.
+
+    `lengths`: tokens of each sequence, int64 [all]. Groups are divided one after the other, since
+    an optimiser step may train on some of them only. Every rank computes the same division, and
+    different submissions begin it at different ranks.
+    """
+    group = _group_of_row(rewards)
+    rows = _among(group, informative(rewards, kept)).nonzero()[:, 0]
+    order = rows[torch.argsort(lengths[rows], descending=True, stable=True)]
+    order = order[torch.argsort(group[order], stable=True)]
+    mine = ranks.share(lengths[order].tolist(), first=zlib.crc32(name.encode()))
+    return order[mine].sort().values
+
+
+def _group_of_row(rewards: Sequence[Sequence[float]]) -> Tensor:
+    """Index of each sequence's group, int64 [all]."""
+    sizes = torch.tensor([len(group) for group in rewards])
+    return torch.arange(len(rewards)).repeat_interleave(sizes)
+
+
+def _among(group: Tensor, groups: Collection[int]) -> Tensor:
+    return torch.isin(group, torch.tensor(sorted(groups), dtype=torch.int64))

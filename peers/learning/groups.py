@@ -1,0 +1,123 @@
+"""Groups whose rollouts are in memory, as fine-tuning, benchmarks and tests make them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peers.learning.batch import AcceptedGroups, Batch, check_rewards, share_rows
+from peers.learning.objective import advantages
+from peers.learning.ranks import Ranks
+from swarm.rollouts.rollout import Rollout
+from swarm.wire.manifest import Objective
+
+
+@dataclass(frozen=True)
+class Group:
+    """One task and its G rollouts."""
+
+    rollouts: Sequence[Rollout]
+    rewards: Sequence[float]
+    """One per rollout."""
+    policy: int
+    """The policy that generated the rollouts, except those whose spans name several."""
+    kept: bool = True
+    """False: the online filter leaves the group out; it still counts in the metrics."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+
+    def __post_init__(self) -> None:
+        check_rewards([self.rewards], [self.kept], len(self.rollouts))
+
+
+def make_batch(groups: Sequence[Group], objective: Objective) -> Batch:
+    """Make a batch with one sequence per rollout, groups in order; `ValueError` if none."""
+    if not groups:
+        raise ValueError("a batch needs a group")
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    temperatures = [group.temperature for group in groups for _ in group.rollouts]
+    return Batch(
+        tokens=_tokens(rollouts),
+        sampled=_sampled(rollouts),
+        lengths=_lengths(rollouts),
+        completion_lengths=_completion_lengths(rollouts),
+        advantage=torch.cat(
+            [advantages(torch.tensor(g.rewards).float(), objective) for g in groups]
+        ),
+        temperature=torch.tensor(temperatures, dtype=torch.float64),
+    )
+
+
+def as_accepted(
+    groups: Sequence[Group], name: str = "", ranks: Ranks | None = None
+) -> list[AcceptedGroups]:
+    """This rank's share of the groups, as if they were submissions: one per policy and
+    temperature."""
+    found: dict[tuple[int, float], list[Group]] = {}
+    for group in groups:
+        found.setdefault((group.policy, group.temperature), []).append(group)
+    return [_accepted(some, name, ranks or Ranks()) for some in found.values()]
+
+
+def _accepted(groups: Sequence[Group], name: str, ranks: Ranks) -> AcceptedGroups:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards, kept = [group.rewards for group in groups], [group.kept for group in groups]
+    rows = share_rows(name, rewards, kept, _lengths(rollouts), ranks)
+    mine = [rollouts[row] for row in rows.tolist()]
+    policy = groups[0].policy
+    return AcceptedGroups(
+        name=name,
+        policies=sorted(set(_policies(rollouts, policy).tolist())),
+        temperature=groups[0].temperature,
+        rewards=rewards,
+        kept=kept,
+        all_completion_lengths=_completion_lengths(rollouts),
+        rows=rows,
+        tokens=_tokens(mine),
+        sampled=_sampled(mine),
+        lengths=_lengths(mine),
+        token_policies=_policies(mine, policy),
+        reported=_reported(mine),
+    )
+
+
+def _tokens(rollouts: Sequence[Rollout]) -> Tensor:
+    return torch.tensor([token for rollout in rollouts for token in rollout.tokens]).long()
+
+
+def _sampled(rollouts: Sequence[Rollout]) -> Tensor:
+    flat = (segment for rollout in rollouts for segment in rollout.segments)
+    return torch.tensor([each.kind == "model" for each in flat for _ in each.tokens]).bool()
+
+
+def _policies(rollouts: Sequence[Rollout], policy: int) -> Tensor:
+    """The policy of each completion token, int64 [n]; `policy` where a rollout has only one."""
+    numbers: list[int] = []
+    for rollout in rollouts:
+        spans = rollout.spans
+        if len(spans) > 1:
+            numbers += [span.policy for span in spans for _ in range(span.tokens)]
+        else:
+            numbers += [policy] * len(rollout.model_tokens)
+    return torch.tensor(numbers).long()
+
+
+def _lengths(rollouts: Sequence[Rollout]) -> Tensor:
+    return torch.tensor([len(rollout.tokens) for rollout in rollouts]).long()
+
+
+def _completion_lengths(rollouts: Sequence[Rollout]) -> Tensor:
+    return torch.tensor([len(rollout.model_tokens) for rollout in rollouts]).long()
+
+
+def _reported(rollouts: Sequence[Rollout]) -> Tensor:
+    """The engines' own log-probabilities, fp32 [n]; NaN for rollouts without them."""
+    values: list[float] = []
+    for rollout in rollouts:
+        found = rollout.log_probabilities
+        values += [math.nan] * len(rollout.model_tokens) if found is None else found
+    return torch.tensor(values).float()

@@ -1,0 +1,107 @@
+"""Attention of packed rows: which kernels can do it, and the masks that keep sequences apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peers.learning.packing import Rows
+
+ATTENTIONS = ("flash_attention_2", "flex_attention", "sdpa", "eager")
+"""Attention implementations for packed rows, by their names in transformers, fastest first. The
+first two skip the masked blocks; the others compute and mask them."""
+
+
+def fastest_attention(
+    device: torch.device, half_precision: bool = False, capped: bool = False
+) -> str:
+    """The first of `ATTENTIONS` that a policy can be trained with on a device."""
+    return next(each for each in ATTENTIONS if not why_not(each, device, half_precision, capped))
+
+
+def why_not(
+    attention: str, device: torch.device, half_precision: bool = False, capped: bool = False
+) -> str:
+    """Why a policy cannot be trained with one of `ATTENTIONS` on a device; empty: it can.
+
+    `half_precision`: the policy computes in 16 bits. `capped`: the model caps attention scores.
+    """
+    if attention == "eager":
+        return ""
+    if attention == "sdpa":
+        return f"{attention} cannot cap attention scores, as this model does" if capped else ""
+    if device.type != "cuda":
+        return f"{attention} has no backward pass on a {device.type}"
+    if attention == "flash_attention_2":
+        from transformers.utils import is_flash_attn_2_available
+
+        if not half_precision:
+            return f"{attention} computes in 16 bits only"
+        if not is_flash_attn_2_available():
+            return f"{attention} needs the package flash-attn, at least 2.3.3"
+    return ""
+
+
+def block_mask(rows: Rows, window: int | None = None) -> Tensor:
+    """Attention mask, bool [R, 1, S, S]: true where a query (dim 2) may see a key (dim 3).
+
+    A token sees itself and the earlier tokens of its own sequence, with a window only that many
+    tokens. Padding sees padding, so that no softmax is empty.
+    """
+    width = rows.tokens.shape[1]
+    same = rows.sequence[:, :, None] == rows.sequence[:, None, :]
+    seen = torch.ones(width, width, dtype=torch.bool, device=same.device).tril()
+    if window is not None:
+        seen = seen.triu(1 - window)
+    return (same & seen)[:, None]
+
+
+def attention_arguments(
+    implementation: str, rows: Rows, windows: Mapping[str, int | None]
+) -> dict[str, Any]:
+    """Arguments of a transformers model that keep sequences apart with this attention.
+
+    `windows`: the window of each kind of layer that the model has.
+    """
+    if not rows.packed:
+        return {}  # one sequence per row, then padding: plain causal attention
+    arguments: dict[str, Any] = {"position_ids": rows.positions}
+    if implementation.startswith("flash_attention"):
+        if len(rows.tokens) != 1:
+            raise ValueError("flash attention takes packed sequences in a single row")
+        arguments |= {"cu_seq_lens_q": rows.starts, "cu_seq_lens_k": rows.starts}
+        arguments |= {"max_length_q": rows.longest, "max_length_k": rows.longest}
+        return arguments  # the model itself passes its windows to this kernel
+    masks = {kind: _mask(implementation, rows, window) for kind, window in windows.items()}
+    # Only models whose layers differ take a mask for each kind of layer.
+    arguments["attention_mask"] = masks if len(masks) > 1 else next(iter(masks.values()))
+    return arguments
+
+
+def _mask(implementation: str, rows: Rows, window: int | None) -> Any:
+    if implementation == "flex_attention":
+        return flex_mask(rows, window)
+    mask = block_mask(rows, window)
+    if implementation != "eager":
+        return mask
+    lowest = torch.finfo(torch.float32).min
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, lowest)
+
+
+def flex_mask(rows: Rows, window: int | None = None) -> Any:
+    """The same mask as `block_mask`, as flex attention's sparse blocks."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    sequence = rows.sequence
+    count, width = sequence.shape
+
+    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        near = query >= key if window is None else (query >= key) & (query - key < window)
+        return near & (sequence[row, query] == sequence[row, key])
+
+    return create_block_mask(
+        visible, B=count, H=None, Q_LEN=width, KV_LEN=width, device=sequence.device.type
+    )

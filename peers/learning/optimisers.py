@@ -1,0 +1,224 @@
+"""AdamW, with its moments on the device in fp32 or in 8 bits, or in host memory.
+
+The two that save memory take a step piece by piece. A piece's moments become fp32 on the device,
+torch's fused AdamW steps them, and they return to where they are kept. So every choice computes the
+same formula, and `offloaded` the same numbers as `adamw`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, TypedDict
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
+
+from peers.learning.gradients import by_mesh
+from peers.learning.host import host_tensor
+from peers.learning.sharding import local
+from swarm.errors import UserError
+from swarm.wire.manifest import Optimiser
+
+PIECE = 1 << 23
+"""Elements stepped at a time: 32 MiB of each moment. A multiple of `BLOCK`."""
+
+BLOCK = 256
+"""Elements that share one scale in 8 bits, as in bitsandbytes."""
+
+QUANTISED_MIN = 4096
+"""Tensors with fewer elements keep fp32 moments, as in bitsandbytes: they are norms and biases."""
+
+EPSILON = 1e-8
+"""AdamW's ε, torch's default."""
+
+MOMENTS = {"exp_avg": True, "exp_avg_sq": False}
+"""AdamW's moments, and whether each is signed."""
+
+State = dict[str, Tensor]
+"""One parameter's tensors: `step`, and each moment or what stands for it."""
+
+
+class Memory(Protocol):
+    """How the moments of one parameter are kept."""
+
+    def begin(self, parameter: Tensor) -> State:
+        """Make moments of zero."""
+
+    def read(self, state: State, moment: str, piece: slice, device: torch.device) -> Tensor:
+        """A piece of a moment, flat, in fp32 on `device`."""
+
+    def write(self, state: State, moment: str, piece: slice, value: Tensor) -> None:
+        """Keep a piece of a moment."""
+
+
+class HostMoments:
+    """Moments in host memory, fp32, laid out as their parameter."""
+
+    def begin(self, parameter: Tensor) -> State:
+        state = {}
+        for moment in MOMENTS:
+            zeros = torch.zeros_like(parameter, device="cpu")
+            part = local(parameter)
+            memory = host_tensor(part.numel(), zeros.dtype, part.device).view(part.shape).zero_()
+            if isinstance(zeros, DTensor):
+                zeros._local_tensor = memory
+            state[moment] = zeros if isinstance(zeros, DTensor) else memory
+        return state
+
+    def read(self, state: State, moment: str, piece: slice, device: torch.device) -> Tensor:
+        return local(state[moment]).view(-1)[piece].to(device, non_blocking=True)
+
+    def write(self, state: State, moment: str, piece: slice, value: Tensor) -> None:
+        local(state[moment]).view(-1)[piece].copy_(value, non_blocking=True)
+
+
+class QuantisedMoments:
+    """Moments in 8 bits with a scale per block (Dettmers et al. 2021, 2110.02861), by torchao.
+
+    torchao's own AdamW is not used: it compiles a program for each shape, and its states are a
+    class of tensors that cannot be written as safetensors.
+    """
+
+    def __init__(self) -> None:
+        """Raises `UserError` where torchao is missing."""
+        try:
+            from torchao.optim import quant_utils
+        except ImportError as error:
+            raise UserError(
+                "trainer.optimiser is adamw8bit, which needs torchao; type: pip install "
+                "'swarm-rl[adamw8bit]'"
+            ) from error
+        self._torchao: Any = quant_utils
+        self._maps: dict[tuple[str, torch.device], Tensor] = {}
+
+    def begin(self, parameter: Tensor) -> State:
+        part = local(parameter).detach()
+        if part.numel() < QUANTISED_MIN or part.numel() % BLOCK:
+            return {moment: torch.zeros_like(parameter) for moment in MOMENTS}
+        state = {}
+        for moment in MOMENTS:
+            state[f"{moment}.codes"] = torch.zeros_like(part, dtype=torch.uint8)
+            state[f"{moment}.scales"] = torch.zeros(part.numel() // BLOCK, device=part.device)
+        return state
+
+    def read(self, state: State, moment: str, piece: slice, device: torch.device) -> Tensor:
+        if moment in state:
+            return local(state[moment]).view(-1)[piece]
+        codes, scales = self._pieces(state, moment, piece)
+        value: Tensor = self._torchao.dequant_with_qmap(codes, self._map(moment, device), scales)
+        return value
+
+    def write(self, state: State, moment: str, piece: slice, value: Tensor) -> None:
+        if moment in state:
+            return  # it was stepped where it is kept
+        codes, scales = self._pieces(state, moment, piece)
+        new_codes, new_scales = self._quantise(moment, value)
+        codes.copy_(new_codes)
+        scales.copy_(new_scales)
+
+    def _quantise(self, moment: str, value: Tensor) -> tuple[Tensor, Tensor]:
+        scaled, scales = self._torchao.scale_tensor(value, BLOCK)
+        map_ = self._map(moment, value.device)
+        return self._torchao.quantize_8bit_with_qmap(scaled, map_), scales
+
+    def _pieces(self, state: State, moment: str, piece: slice) -> tuple[Tensor, Tensor]:
+        blocks = slice(piece.start // BLOCK, piece.stop // BLOCK)
+        return state[f"{moment}.codes"].view(-1)[piece], state[f"{moment}.scales"][blocks]
+
+    def _map(self, moment: str, device: torch.device) -> Tensor:
+        """The 256 values of a moment's codes, ascending."""
+        key = (moment, device)
+        if key not in self._maps:
+            values = self._torchao.create_dynamic_map(signed=MOMENTS[moment])
+            self._maps[key] = torch.tensor(values, device=device)
+        return self._maps[key]
+
+
+class _Numbers(TypedDict):
+    lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+
+
+class PiecewiseAdamW(torch.optim.Optimizer):
+    """AdamW whose moments are kept elsewhere, or in another dtype, than where it computes."""
+
+    def __init__(self, parameters: Iterable[Tensor], memory: Memory, **numbers: Any) -> None:
+        super().__init__(parameters, numbers)
+        self.memory = memory
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step every parameter that has a gradient."""
+        devices = set()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step(parameter, group)
+                    devices.add(local(parameter).device)
+        for device in devices:
+            if device.type == "cuda":  # moments copied to host memory may be read from now on
+                torch.cuda.current_stream(device).synchronize()
+
+    def _step(self, parameter: Tensor, numbers: dict[str, Any]) -> None:
+        state: State = self.state[parameter]
+        part = local(parameter)
+        if not state:
+            state["step"] = torch.zeros((), device=part.device)
+            state.update(self.memory.begin(parameter))
+        assert parameter.grad is not None
+        weights, gradients = part.view(-1), local(parameter.grad).reshape(-1)
+        beta1, beta2 = numbers["betas"]
+        for piece in _pieces(part.numel()):
+            moments = [self.memory.read(state, moment, piece, part.device) for moment in MOMENTS]
+            adamw(
+                [weights[piece]],
+                [gradients[piece]],
+                [moments[0]],
+                [moments[1]],
+                [],
+                [state["step"].clone()],  # each piece would count it
+                fused=True,
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=numbers["lr"],
+                weight_decay=numbers["weight_decay"],
+                eps=EPSILON,
+                maximize=False,
+            )
+            for moment, value in zip(MOMENTS, moments, strict=True):
+                self.memory.write(state, moment, piece, value)
+        state["step"] += 1
+
+
+def _pieces(count: int) -> Iterator[slice]:
+    for start in range(0, count, PIECE):
+        yield slice(start, min(count, start + PIECE))
+
+
+def make_optimiser(
+    name: str, parameters: Iterable[Tensor], numbers: Optimiser
+) -> torch.optim.Optimizer:
+    """The optimiser of this name in the trainer's settings; raises `UserError`."""
+    chosen = _Numbers(
+        lr=numbers.learning_rate,
+        betas=(numbers.beta1, numbers.beta2),
+        weight_decay=numbers.weight_decay,
+    )
+    if name == "adamw8bit":
+        return PiecewiseAdamW(parameters, QuantisedMoments(), **chosen)
+    if name == "offloaded":
+        return PiecewiseAdamW(parameters, HostMoments(), **chosen)
+    groups = [{"params": group} for group in by_mesh(parameters)]
+    return torch.optim.AdamW(groups, **chosen, eps=EPSILON, fused=True)
+
+
+def begin_state(optimiser: torch.optim.Optimizer, parameter: Tensor) -> State:
+    """The state that the optimiser's first step would make for a parameter, of zeros."""
+    step = torch.zeros((), device=local(parameter).device)
+    if isinstance(optimiser, PiecewiseAdamW):
+        return {"step": step, **optimiser.memory.begin(parameter)}
+    return {"step": step, **{moment: torch.zeros_like(parameter) for moment in MOMENTS}}

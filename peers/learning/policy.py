@@ -1,0 +1,300 @@
+"""The policy in training, with its AdamW optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from peers.engines import model as policy_model
+from peers.engines.architecture import describe
+from peers.learning import adapters
+from peers.learning.batch import Batch
+from peers.learning.durable import whole_folder
+from peers.learning.host import Weights
+from peers.learning.masks import fastest_attention
+from peers.learning.optimisers import begin_state, make_optimiser
+from peers.learning.packing import Rows, empty_rows, lay_out, lay_out_flat
+from peers.learning.ranks import Ranks
+from peers.learning.routing import NOT_RECORDED
+from peers.learning.scorer import Scorer
+from peers.learning.settings import LearnerSettings
+from peers.learning.sharding import local, rest, shard, whole
+from peers.learning.stored import StoredPart, StoredWeights, slices_of
+from swarm.errors import UserError
+from swarm.wire.manifest import Optimiser
+from swarm.world.progress import report
+
+
+def blank_model(base: Path, settings: LearnerSettings, ranks: Ranks) -> Any:
+    """The model in the Hugging Face folder `base`, to be sharded, still without weights.
+
+    With the run's adapters, if it trains any: all other parameters are then frozen.
+    """
+    # eval: dropout would make the ratio between two passes over the same weights differ from 1.
+    model: Any = policy_model.blank(base, StoredWeights(base).dtype()).eval()
+    capped = describe(model.config.to_dict()).attention_cap is not None
+    model.set_attn_implementation(
+        settings.attention
+        or fastest_attention(ranks.device, settings.sharding.mixed_precision, capped)
+    )
+    if settings.adapter.rank:
+        if settings.sharding.tensor_parallel > 1:
+            raise UserError(
+                f"trainer.tensor_parallel is {settings.sharding.tensor_parallel}, and the run "
+                "trains adapters, which cannot be divided; omit it"
+            )
+        adapters.adapt(model, settings.adapter)
+    return model
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A policy as it was, in host memory."""
+
+    mine: Weights
+    """Whole trained parameters that this rank writes."""
+    owners: dict[str, int]
+    """The rank that writes each parameter."""
+    is_base: bool
+    """Whether it is the policy that training began with."""
+
+
+class TrainedPolicy:
+    """A model with fp32 master weights, its scorer and its optimiser.
+
+    If the run trains adapters (`adapters`), they are all that is trained, held and written.
+    """
+
+    def __init__(self, model: Any, base: Path, settings: LearnerSettings, ranks: Ranks) -> None:
+        """Shard `model` over the ranks, and read the weights of its Hugging Face folder `base`."""
+        self.ranks = ranks
+        self.published_dtype: torch.dtype = model.dtype
+        """The dtype of exported policies."""
+        self.model = model
+        self.scorer = Scorer(model)
+        shard(self.scorer, model.model.layers, ranks, settings.sharding)
+        self._base = base
+        self._adapter, self._seed = settings.adapter, settings.seed
+        self._read_base()
+        self.optimiser = make_optimiser(
+            settings.sharding.optimiser, self.trained().values(), settings.optimiser
+        )
+        self._pass_tokens = settings.sharding.pass_tokens
+        self._flat = ranks.device.type == "cuda" or settings.flat
+
+    def follow(self, numbers: Optimiser) -> None:
+        """Use another version of the run's optimiser settings from now on."""
+        for group in self.optimiser.param_groups:
+            group.update(betas=(numbers.beta1, numbers.beta2), weight_decay=numbers.weight_decay)
+
+    def passes(self, batch: Batch, merge: bool = True) -> list[Rows]:
+        """The forward passes over a batch, on this rank's device.
+
+        `merge`: compute identical sequences once. Every rank makes the same number of passes, since
+        each pass is a collective: a rank with fewer rows adds empty passes.
+        """
+        passes: list[Rows] = []
+        if len(batch):
+            lay = lay_out_flat if self._flat else lay_out
+            passes = lay(batch, tokens_max=self._pass_tokens, merge=merge)
+        (most,) = self.ranks.max([len(passes)])
+        passes += [empty_rows()] * (int(most) - len(passes))
+        return [rows.to(self.ranks.device) for rows in passes]
+
+    def score(
+        self, passes: Sequence[Rows], experts: Sequence[Tensor | None] | None = None
+    ) -> Tensor:
+        """Log-probabilities of a batch's completion tokens under the weights as they are.
+
+        `experts`: those to replay in each pass.
+        """
+        return score_passes(self.scorer, passes, experts)
+
+    # --- weights -----------------------------------------------------------------------------
+
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are trained, by name: all of them, or the adapters."""
+        named = self.model.named_parameters()
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+    def weights(self) -> Weights:
+        """This rank's fp32 weights, as far as they are trained; not a copy."""
+        return {name: local(value).detach() for name, value in self.trained().items()}
+
+    def read_weights(self, folder: Path) -> Mapping[str, Tensor]:
+        """This rank's part of a published policy, in the published dtype; whole models are read at
+        each access.
+
+        Raises `UserError` if the policy is of another model.
+        """
+        if self._adapter.rank:
+            found = adapters.read_adapter(folder, self.trained(), self._adapter, self._seed)
+            return {name: value.to(self.published_dtype) for name, value in found.items()}
+        stored = StoredWeights(folder)
+        self.check_fit(stored.shapes, folder)
+        return StoredPart(stored, self.trained(), self.published_dtype)
+
+    @torch.no_grad()
+    def _read_base(self) -> None:
+        self.assign(self.read_weights(self._base))
+        if self._adapter.rank:
+            stored, frozen = StoredWeights(self._base), dict(self.model.named_parameters())
+            for name in self.trained():
+                del frozen[name]
+            self.check_fit(stored.shapes, self._base, frozen)
+            for name, value in StoredPart(stored, frozen, self.published_dtype).items():
+                local(frozen[name]).copy_(value)
+
+    @torch.no_grad()
+    def assign(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite the trained parameters."""
+        for name, parameter in self.trained().items():
+            local(parameter).copy_(weights[name])
+
+    def check_fit(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        folder: Path,
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Raise `UserError` unless the tensors of `folder` have the names and shapes of
+        `parameters`; None: of the trained ones."""
+        for name, parameter in (parameters or self.trained()).items():
+            found = shapes.get(name)
+            if found != tuple(parameter.shape):
+                model = "its config.json" if folder == self._base else str(self._base)
+                raise UserError(
+                    f"{folder} holds another model than {model}: {name} has shape {found}, "
+                    f"not {tuple(parameter.shape)}"
+                )
+
+    @torch.no_grad()
+    def add(self, change: Mapping[str, Tensor]) -> None:
+        """Add to this rank's part of some of the trained parameters."""
+        trained = self.trained()
+        for name in change:
+            report()
+            part = local(trained[name])
+            part.add_(change[name].to(part.device))
+
+    def snapshot(self, *, is_base: bool = False, dtype: torch.dtype | None = None) -> Snapshot:
+        """Copy the policy to host memory, in the base's dtype or in `dtype`, for `write`.
+
+        With several ranks each gathers all parameters and keeps its share of them; adapters are
+        rank 0's. `is_base`: it is the policy that training began with.
+        """
+        mine: Weights = {}
+        owners: dict[str, int] = {}
+        loads = [0] * self.ranks.world
+        for name, parameter in self.trained().items():
+            owners[name] = 0 if self._adapter.rank else loads.index(min(loads))
+            loads[owners[name]] += parameter.numel()
+            full = whole(parameter.detach().to(dtype or self.published_dtype))
+            if owners[name] == self.ranks.rank:
+                mine[name] = full.to("cpu", copy=True)
+        return Snapshot(mine, owners, is_base)
+
+    def write(
+        self,
+        folder: Path,
+        snapshot: Snapshot,
+        add_files: Callable[[Path], None] = lambda folder: None,
+    ) -> None:
+        """Write a snapshot as a plain Hugging Face folder, or an adapter's, durably; in the thread
+        that saves. `add_files`: adds more files to the folder, on rank 0."""
+        with whole_folder(folder, self.ranks, saving=True) as aside:
+            if self.ranks.rank == 0:
+                add_files(aside)
+            if self._adapter.rank:
+                if self.ranks.rank == 0:
+                    self._write_adapter(aside, snapshot)
+                return
+            policy_model.save_share(
+                snapshot.mine,
+                aside,
+                self.model.config,
+                self._base,
+                self.ranks.rank,
+                snapshot.owners,
+            )
+
+    def _write_adapter(self, folder: Path, snapshot: Snapshot) -> None:
+        """Write the adapter, or, before the first step, the whole model that it adapts."""
+        if snapshot.is_base:
+            adapters.write_base(folder, self._base)
+        else:
+            adapters.write(folder, snapshot.mine, self._adapter, self._base)
+
+    # --- training state ----------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and optimiser by their names in a training state; a load fills them in place."""
+        trained = self.trained()
+        state: dict[str, Tensor] = {f"model.{name}": value for name, value in trained.items()}
+        for name, parameter in trained.items():
+            for key, value in self.optimiser.state[parameter].items():
+                state[f"optimiser.{name}.{key}{_part(parameter, key)}"] = value
+        return state
+
+    def make_optimiser_state(self, names: Collection[str], folder: Path) -> None:
+        """Create the tensors that the optimiser creates in its first step, for a load to fill.
+
+        `names`: those of the tensors in the training state `folder`. Raises `UserError` if they are
+        another optimiser's.
+        """
+        for parameter in self.trained().values():
+            self.optimiser.state[parameter] = begin_state(self.optimiser, parameter)
+        missing = [name for name in self.state() if name not in names]
+        if missing:
+            raise UserError(
+                f"trainer state {folder} has no {missing[0]}; resume it with the trainer.optimiser "
+                "that wrote it, and if that is adamw8bit with as many ranks"
+            )
+
+
+def _part(parameter: Tensor, key: str) -> str:
+    """The mark of a tensor that belongs to one rank's part of a parameter: its codes or scales."""
+    if not isinstance(parameter, DTensor) or not key.endswith((".codes", ".scales")):
+        return ""
+    return f"[{','.join(f'{each.start}:{each.stop}' for each in slices_of(parameter))}]"
+
+
+@torch.no_grad()
+def score_passes(
+    scorer: Scorer, passes: Sequence[Rows], experts: Sequence[Tensor | None] | None = None
+) -> Tensor:
+    """Log-probabilities of the passes' completion tokens with a scorer's weights, fp32 [n].
+
+    `experts`: those to replay in each pass.
+    """
+    values = torch.empty(sum(len(rows.index) for rows in passes), device=passes[0].index.device)
+    for rows, chosen in zip(passes, experts or [None] * len(passes), strict=True):
+        report()
+        with scorer.routing.replaying(chosen, rows.index.device):
+            values[rows.index] = scorer(rows, entropy=False)[0]
+    rest(scorer)
+    return values
+
+
+@torch.no_grad()
+def record_passes(scorer: Scorer, passes: Sequence[Rows], tokens: int) -> tuple[Tensor, Tensor]:
+    """The log-probabilities of `score_passes`, and the experts that the scorer's model chose for
+    each of the batch's `tokens` tokens: int16 [tokens, layers, k], in host memory."""
+    values = torch.empty(sum(len(rows.index) for rows in passes), device=passes[0].index.device)
+    found: list[tuple[Tensor, Tensor]] = []
+    for rows in passes:
+        report()
+        with scorer.routing.recording() as chosen:
+            values[rows.index] = scorer(rows, entropy=False)[0]
+        found.append((rows.input, torch.stack(chosen, dim=1).to(torch.int16)))
+    rest(scorer)
+    experts = torch.full((tokens, *found[0][1].shape[1:]), NOT_RECORDED, dtype=torch.int16)
+    for index, here in ((index.cpu(), here.cpu()) for index, here in found):
+        experts[index[index >= 0]] = here[index >= 0]
+    return values, experts

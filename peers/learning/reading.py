@@ -1,0 +1,88 @@
+"""Reads this rank's share of an accepted submission's rollouts.
+
+The file is on a disk that every rank can access. One rank reads and checks all of it; every other
+rank reads the offsets, and the tokens of its own sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from torch import Tensor
+
+from peers.learning.batch import AcceptedGroups, check_rewards, share_rows
+from peers.learning.ranks import Ranks
+from swarm.jobs.training import AcceptedSubmission
+from swarm.rollouts.rollouts import MODEL, Rollouts, check_digest
+
+
+def check_file(submission: AcceptedSubmission) -> None:
+    """Check a submission's whole file, on behalf of all ranks.
+
+    A trusted validator wrote it, but on another machine: the copy may be damaged. Raises `OSError`
+    or `ValueError`.
+    """
+    raw = Path(submission.path).read_bytes()
+    check_digest(raw, submission.rollouts_digest)
+    Rollouts.from_bytes(raw)
+
+
+def read_groups(submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGroups:
+    """This rank's share of an accepted submission, whose file `check_file` has found right.
+
+    Raises `OSError`, or `ValueError` unless each row has exactly one reward.
+    """
+    try:
+        with safetensors.safe_open(submission.path, framework="numpy") as file:
+            return _read(file, submission, ranks)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"these bytes are no rollouts ({error})") from error
+
+
+def _read(file: Any, submission: AcceptedSubmission, ranks: Ranks) -> AcceptedGroups:
+    token_offsets, model_offsets, segment_offsets, span_offsets = (
+        file.get_tensor(f"{name}_offsets") for name in ("token", "model", "segment", "span")
+    )
+    rewards, kept, name = submission.rewards, submission.kept, submission.digest.hex()
+    check_rewards(rewards, kept, len(token_offsets) - 1)
+    lengths = torch.from_numpy(np.diff(token_offsets))
+    rows = share_rows(name, rewards, kept, lengths, ranks)
+
+    def mine(array: str, offsets: Any) -> Tensor:
+        """The rows' values in a flat array; neighbouring rows are read together."""
+        flat = file.get_slice(array)
+        parts = [flat[int(offsets[low]) : int(offsets[high])] for low, high in _runs(rows)]
+        return torch.from_numpy(np.concatenate(parts) if parts else flat[:0])
+
+    kinds = mine("segment_kinds", segment_offsets) == MODEL
+    return AcceptedGroups(
+        name=name,
+        policies=np.unique(file.get_tensor("span_policies")).tolist(),
+        temperature=submission.sampling.temperature,
+        rewards=rewards,
+        kept=kept,
+        ungraded=submission.ungraded,
+        all_completion_lengths=torch.from_numpy(np.diff(model_offsets)),
+        rows=rows,
+        tokens=mine("tokens", token_offsets),
+        sampled=kinds.repeat_interleave(mine("segment_lengths", segment_offsets)),
+        lengths=lengths[rows],
+        token_policies=mine("span_policies", span_offsets)
+        .long()
+        .repeat_interleave(mine("span_lengths", span_offsets)),
+        reported=mine("log_probabilities", model_offsets),
+    )
+
+
+def _runs(rows: Tensor) -> Iterator[tuple[int, int]]:
+    """Ascending indices as ranges (first, behind the last)."""
+    if not len(rows):
+        return
+    ends = (rows.diff() != 1).nonzero()[:, 0] + 1
+    for run in rows.tensor_split(ends):
+        yield int(run[0]), int(run[-1]) + 1

@@ -1,0 +1,123 @@
+"""Sharding of a policy over ranks by FSDP2, with mixed precision, checkpointing and offload.
+
+Parameters stay in fp32: they are the master weights that AdamW steps. Mixed precision only changes
+the dtype of gathering and computing. Several replicas (`Ranks.make_mesh`) make it HSDP.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import fully_shard as fsdp2
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from peers.learning.compiling import compile_layer
+from peers.learning.expert_parallel import divide_experts
+from peers.learning.ranks import Ranks
+from peers.learning.tensor_parallel import divide
+from swarm.errors import UserError
+from swarm.jobs.training import Sharding
+
+_aten = torch.ops.aten
+PRODUCTS = [
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+]
+"""The operations that `Sharding.keep_products` keeps: most of a layer's work."""
+
+
+def shard(module: Any, layers: Iterable[Any], ranks: Ranks, how: Sharding) -> None:
+    """Shard a module over the ranks, in place, and make its parameters fp32 (`_make_masters`).
+
+    Its `layers` are gathered one at a time, all other parameters together while `module` runs. A
+    single process without mixed precision or offload only moves the module to its device.
+    Parameters on the device `meta` get memory for this rank's part, not yet filled.
+    """
+    layers = list(layers)
+    if how.expert_parallel and how.compile:
+        raise UserError("trainer.compile cannot be used with trainer.expert_parallel; omit one")
+    for layer in layers:
+        if how.compile:
+            compile_layer(layer)
+        if how.activation_checkpointing:
+            recompute(layer, how.keep_products)
+    if ranks.world > 1 or how.mixed_precision or how.cpu_offload:
+        mesh = ranks.mesh or ranks.make_mesh(how.replicas, how.tensor_parallel)
+        if how.tensor_parallel > 1:
+            divide(module.model, mesh["tensor"])
+            mesh = mesh["replicate", "shard"]
+        precision = (
+            MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            if how.mixed_precision
+            else MixedPrecisionPolicy()
+        )
+        offload = OffloadPolicy()
+        if how.cpu_offload:
+            offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+        policies: Any = {"mp_policy": precision, "offload_policy": offload}
+        if how.expert_parallel and mesh["shard"].size() > 1:
+            divide_experts(layers, mesh, **policies)
+        for each in (*layers, module):
+            fsdp2(each, mesh=mesh, **policies)
+        _make_masters(module, how)  # only now, so that a rank never holds it all in fp32
+        _allocate(module, torch.device("cpu") if how.cpu_offload else ranks.device)
+    else:
+        module.float()
+        _allocate(module, ranks.device)
+        module.to(ranks.device)
+
+
+def _make_masters(module: Any, how: Sharding) -> None:
+    """Make the parameters fp32. Under mixed precision a frozen base keeps its dtype: it is computed
+    with in bf16 anyway, and its adapters are fp32 already."""
+    is_trained = {parameter.requires_grad for parameter in module.parameters()}
+    if not how.mixed_precision or len(is_trained) < 2:
+        module.float()
+
+
+def recompute(layer: Any, keep_products: bool) -> None:
+    """Have a layer keep only its inputs for the backward pass, and perhaps `PRODUCTS`."""
+    kept: dict[str, Any] = {}
+    if keep_products:
+        kept["context_fn"] = functools.partial(create_selective_checkpoint_contexts, PRODUCTS)
+    layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, **kept)
+
+
+def _allocate(module: Any, device: torch.device) -> None:
+    """Give memory on `device` to parameters on `meta`; tied ones stay tied."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for each in module.modules():
+        for name, parameter in each._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            if id(parameter) not in made:
+                empty = torch.empty_like(parameter, device=device)
+                made[id(parameter)] = torch.nn.Parameter(empty, parameter.requires_grad)
+            each._parameters[name] = made[id(parameter)]
+
+
+def rest(module: Any) -> None:
+    """Free parameters gathered by a pass without gradient, so that weights can be assigned."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a parameter."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole parameter, on every rank: a collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
