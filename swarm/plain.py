@@ -7,6 +7,7 @@ alive between two calls, or two cells of a notebook, whose own loop is left alon
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -34,6 +35,9 @@ def _loop() -> trio.lowlevel.TrioToken:
 
     Thread(target=trio.run, args=(main,), name="swarm", daemon=True).start()
     return started.result()
+
+
+os.register_at_fork(after_in_child=_loop.cache_clear)  # a child has none of its parent's threads
 
 
 class _Task(Generic[T]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from peers.learning.follower import run
+from peers.trainer.follower import run
 
 if __name__ == "__main__":
     sys.exit(run("peers.outer.learning.service:ReplicaService"))

@@ -104,6 +104,19 @@ def test_a_cell_of_a_notebook(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "the node's folder is removed"
 
 
+def test_a_forked_process_has_a_loop_of_its_own(tmp_path: Path) -> None:
+    lines = [
+        "import os, swarm",
+        "for who in ('parent', 'child'):",
+        " with swarm.open_node() as node:",
+        "  print(who, swarm.get(node, swarm.put(node, 'x', b'y')), flush=True)",
+        " if who == 'parent' and (child := os.fork()): os._exit(os.waitpid(child, 0)[1])",
+    ]
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "parent b'y'\nchild b'y'\n"
+
+
 def test_ctrl_c_ends_a_wait(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{Identity(bytes(32)).peer_id}"
