@@ -1,24 +1,19 @@
 """Adversaries: malicious peers, each a role like the honest roles, on the same seam.
 
 An adversary knows everything that an admitted peer knows, and runs the production code to get that
-far; then it makes one attack. Each file is one kind, called by the file's name: its class's or its
-own docstring says how the attack ends, and its `KIND` registers it for scenarios and tests.
+far; then it makes one attack. Its class's docstring, or the comment at its kind, says how the
+attack ends. The `KINDS` of each file register them for scenarios and tests.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import pkgutil
-from importlib import import_module
 
+from simnet.adversaries import identities, relays, workers
 from simnet.adversaries.base import Kind
 from simnet.simulation import Plan
 
-KINDS: dict[str, Kind] = {
-    module.name.replace("_", "-"): import_module(f"{__name__}.{module.name}").KIND
-    for module in pkgutil.iter_modules(__path__)
-    if module.name != "base"
-}
+KINDS: dict[str, Kind] = {**identities.KINDS, **relays.KINDS, **workers.KINDS}
 """All kinds of adversaries, by name."""
 
 

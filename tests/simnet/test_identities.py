@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import trio
 
-from simnet.adversaries.idle_identities import IdleIdentities
+from simnet.adversaries.identities import IdleIdentities
 from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
