@@ -16,7 +16,7 @@ import msgspec
 from peers.environments.chat import Chat, ChatOptions
 from peers.environments.deadline import limited
 from peers.environments.interface import Environment, SingleTurn
-from peers.environments.judges import Judged, JudgeOptions
+from peers.environments.judges import JudgedEnvironment, JudgeOptions
 from peers.environments.length import LengthOptions, LengthTargets
 from peers.environments.play import described, shown
 from swarm.errors import UserError
@@ -64,7 +64,7 @@ class Shared:
 
 
 SHARED = (
-    Shared(JudgeOptions, Judged),
+    Shared(JudgeOptions, JudgedEnvironment),
     Shared(LengthOptions, LengthTargets),
     Shared(ChatOptions, Chat),
 )

@@ -14,7 +14,7 @@ from peers.outer.asking import ask
 from peers.outer.chain import ROUNDS_KEPT, BadRecord, Link, lost
 from peers.outer.child import ReplicaChild
 from peers.outer.loop import OuterLoop
-from peers.outer.store import OuterStore, State
+from peers.outer.store import OuterState, OuterStore
 from swarm.errors import PeerError, SwarmError
 from swarm.shardcast.manifest import BadManifest, CheckpointManifest
 from swarm.wire.envelope import Envelope
@@ -42,7 +42,7 @@ class _Offer(NamedTuple):
     """An outer state that another trainer offers."""
 
     trainer: str
-    state: State
+    state: OuterState
     reference: CheckpointReference
 
 
@@ -68,7 +68,7 @@ class Following:
     def __init__(self, loop: OuterLoop, store: OuterStore) -> None:
         self._loop = loop
         self._store = store
-        self._states: dict[bytes, State] = {}
+        self._states: dict[bytes, OuterState] = {}
         """States on this disk, by record."""
         self._record: bytes | None = None
         self._held: tuple[int, int] | None = None
@@ -93,7 +93,7 @@ class Following:
     # --- the position ------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> OuterState:
         """The present outer state."""
         assert self._record is not None
         return self._states[self._record]
@@ -182,10 +182,10 @@ class Following:
             self._hold(max(self._states.values(), key=lambda state: state.round))
         else:
             made = await child.first_state(self._loop.artifacts.new_state_folder(GENESIS))
-            await self._reach(State(GENESIS, 0, made.digest))
+            await self._reach(OuterState(GENESIS, 0, made.digest))
         self.since = self._loop.peer.node.world.now()
 
-    async def _reach(self, state: State) -> None:
+    async def _reach(self, state: OuterState) -> None:
         """Make a state the present one; it is durable on return."""
         await self._store.reach(state)
         self._states[state.record] = state
@@ -193,7 +193,7 @@ class Following:
         self.since = self._loop.peer.node.world.now()
         self._loop.changed.touch()
 
-    def _hold(self, state: State) -> None:
+    def _hold(self, state: OuterState) -> None:
         """Make a state the present one, which a fetch never deletes to make room."""
         store = self._loop.peer.store
         store.pin(state_key(*state[:2]))
@@ -473,7 +473,7 @@ class Following:
             state = self.folder(link.record.parent)
             assert state is not None
             merged = await child.merge(state, parts, self._loop.peer.run.manifest, folder)
-        await self._reach(State(link.digest, link.round, merged.digest))
+        await self._reach(OuterState(link.digest, link.round, merged.digest))
         self._events.emit(
             "outer.merged",
             round=link.round,
@@ -560,4 +560,4 @@ class Following:
         claims = self._claims(record)
         if claims[digest] < max(claims.values(), default=0):
             return None
-        return _Offer(trainer, State(record, reference.lineage, digest), reference)
+        return _Offer(trainer, OuterState(record, reference.lineage, digest), reference)

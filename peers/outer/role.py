@@ -34,7 +34,7 @@ from peers.outer.gathering import Gathering
 from peers.outer.loop import OuterLoop
 from peers.outer.presence import STATUS_LIFETIME_SECONDS, STATUS_SECONDS, Presence
 from peers.outer.settings import ReplicaSettings
-from peers.outer.store import OuterStore, Own, State
+from peers.outer.store import OuterState, OuterStore, Own
 from swarm.errors import UserError
 from swarm.gossip.topics import RUN, WORK
 from swarm.jobs.merging_exchange import ExchangeService
@@ -290,7 +290,13 @@ class ReplicaRole:
         await self._following.publish()
 
     async def _publish(
-        self, folder: str, number: int, base: State, tokens: int, begun: float, figures: Figures
+        self,
+        folder: str,
+        number: int,
+        base: OuterState,
+        tokens: int,
+        begun: float,
+        figures: Figures,
     ) -> None:
         """Publish a contribution that is durable in a folder."""
         held = await self._loop.artifacts.publish_contribution(folder, base.record, base.round)

@@ -28,7 +28,7 @@ OWN_KEPT = 100
 """Own contributions remembered, so that no restart makes a second one from the same base."""
 
 
-class State(NamedTuple):
+class OuterState(NamedTuple):
     """An outer state on this disk."""
 
     record: bytes
@@ -84,7 +84,7 @@ class OuterStore:
             raise _other_version(ValueError("contributions were not signed"))
         return found
 
-    async def reach(self, state: State) -> None:
+    async def reach(self, state: OuterState) -> None:
         """Note a state that is durable, as the newest one."""
 
         def reach(connection: sqlite3.Connection) -> None:
@@ -97,10 +97,10 @@ class OuterStore:
 
         await self._database.transact(reach)
 
-    def states(self) -> list[State]:
+    def states(self) -> list[OuterState]:
         """The states that were reached, by round."""
         return [
-            State(*row)
+            OuterState(*row)
             for row in self._database.read(
                 "SELECT record, round, digest FROM states ORDER BY round, record"
             )

@@ -28,7 +28,7 @@ from swarm.node.waking import reconnect_after_sleep
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits
 from swarm.run.clock import TrustedClock
 from swarm.run.invites import check_token
-from swarm.run.lease import Lease
+from swarm.run.lease import LeaseKeeper
 from swarm.run.manifest import Outgrown
 from swarm.run.run import VERSION_REFUSED, Run
 from swarm.shardcast.service import BlobService
@@ -135,7 +135,7 @@ class RunNode:
         )
         self.blobs = BlobService(self.admits, store=self.store, uploads=self.uploads)
         self.states = States(self)
-        self.lease: Lease | None = None
+        self.lease: LeaseKeeper | None = None
         self._granted: Envelope | None = None
         """The newest admission."""
         self._credential_at = -math.inf
@@ -162,7 +162,7 @@ class RunNode:
                 has_work=self._has_work,
             )
         else:
-            self.lease = Lease(
+            self.lease = LeaseKeeper(
                 run,
                 self.messenger,
                 node.world,

@@ -32,7 +32,7 @@ SILENT_SECONDS = 60.0
 costs a search in the DHT, which asks twenty peers and more, and delays the heartbeat meanwhile."""
 
 
-class Lease:
+class LeaseKeeper:
     """This peer's admission to a run, obtained and renewed."""
 
     def __init__(

@@ -70,7 +70,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Lease:
+class LeaseInForce:
     """A lease in force, granted by any trusted peer."""
 
     peer: str
@@ -111,13 +111,13 @@ class Members:
         """Time of the newest digest, and of the beginning."""
         self.digest_seconds = PRESENCE_SECONDS
         """Seconds from the newest digest to the next."""
-        self._listed: dict[str, Lease] | None = None
+        self._listed: dict[str, LeaseInForce] | None = None
         """Leases in force at `_listed_at`, by peer, and those granted here since."""
         self._listed_at = -math.inf
 
     # --- leases ------------------------------------------------------------------------------
 
-    def lease_of(self, peer: str) -> Lease | None:
+    def lease_of(self, peer: str) -> LeaseInForce | None:
         """Return a peer's lease in force, whichever trusted peer renewed it; None without one.
 
         If two trusted peers admitted it at once, the earlier admission counts for both; one as a
@@ -140,9 +140,9 @@ class Members:
         slots = [slot for _, slot, _ in found]
         first = min(slots, key=lambda slot: (not slot.entry, slot.admitted_ms, slot.entry))
         slot = msgspec.structs.replace(newest, admitted_ms=first.admitted_ms, entry=first.entry)
-        return Lease(peer, slot, renewed_here)
+        return LeaseInForce(peer, slot, renewed_here)
 
-    def leases(self) -> list[Lease]:
+    def leases(self) -> list[LeaseInForce]:
         """List the leases in force, as they were less than `LISTED_SECONDS` ago, and those that
         this peer has granted since."""
         if self._listed is None or self._world.now() >= self._listed_at + LISTED_SECONDS:

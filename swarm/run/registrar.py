@@ -31,7 +31,7 @@ from swarm.run.members import (
     GONE_SECONDS,
     PRESENCE_SECONDS,
     SUSPECTED_SECONDS,
-    Lease,
+    LeaseInForce,
     Member,
     Members,
 )
@@ -227,7 +227,7 @@ class Registrar:
         return [await self._seal(admission, ADMISSION_LEASE_SECONDS)]
 
     def _renew(
-        self, peer: str, heartbeat: Heartbeat, lease: Lease | None, network: str, stake: int
+        self, peer: str, heartbeat: Heartbeat, lease: LeaseInForce | None, network: str, stake: int
     ) -> Member:
         """Make or update the member; a peer with a lease keeps its entry and its idleness.
 
@@ -259,7 +259,7 @@ class Registrar:
             self._members.grant(peer)
         return member
 
-    def _lease_shown(self, peer: str, shown: Envelope | None) -> Lease | None:
+    def _lease_shown(self, peer: str, shown: Envelope | None) -> LeaseInForce | None:
         """Return the lease that a peer shows, which may be newer than the digests known here."""
         if shown is None or self._members.has_lost(peer):
             return None
@@ -267,7 +267,7 @@ class Registrar:
             return None
         admission = shown.expect(Admission)
         slot = Slot(admitted_ms=admission.admitted_ms, entry=admission.entry)
-        return Lease(peer, slot, None)
+        return LeaseInForce(peer, slot, None)
 
     def _is_by_invite(self, peer: str) -> bool:
         manifest = self._run.manifest
@@ -282,7 +282,7 @@ class Registrar:
         return AdmissionRefused(peer=peer, reason=problem[:500]) if problem else None
 
     def _refusal(
-        self, peer: str, heartbeat: Heartbeat, stake: int, network: str, lease: Lease | None
+        self, peer: str, heartbeat: Heartbeat, stake: int, network: str, lease: LeaseInForce | None
     ) -> AdmissionRefused | None:
         """Return why a peer is not admitted, or None. May take an idle member's slot for it."""
         roles = heartbeat.roles
@@ -349,7 +349,7 @@ class Registrar:
         else:
             return ""
 
-        def idle(lease: Lease) -> bool:
+        def idle(lease: LeaseInForce) -> bool:
             crowded = taken[lease.slot.network] > taken[network] + 1 and not lease.slot.stake
             trial = admissions.trial_seconds
             patience = min(CROWDED_SECONDS, trial) if crowded else trial
@@ -363,7 +363,7 @@ class Registrar:
         self._events.emit("membership.place_lost", remote=loser.peer)
         return ""
 
-    def _is_free(self, held: Sequence[Lease], bound: int) -> bool:
+    def _is_free(self, held: Sequence[LeaseInForce], bound: int) -> bool:
         """Whether this trusted peer may give away one more of `bound` slots.
 
         New slots become known to the other trusted peers with the next digests. Until then each

@@ -14,7 +14,7 @@ import trio
 
 from peers.environments import Grade, NotGradable, Task, Transcript, grade, load, task_of
 from peers.environments.interface import Environment
-from peers.environments.judges import Judged, judge
+from peers.environments.judges import JudgedEnvironment, judge
 from peers.environments.judges.definition import read_definition
 from swarm.errors import UserError
 from swarm.ledger.ruling import contradictions
@@ -214,7 +214,7 @@ def test_a_worker_needs_no_judge(machine: Machine) -> None:
     environment = judged(lengths=[8])  # the folder of judges does not exist
     assert task_of(environment, b"1").target_length == 8
     inner = environment.inner  # type: ignore[attr-defined]
-    assert isinstance(inner, Judged)
+    assert isinstance(inner, JudgedEnvironment)
     with pytest.raises(NotGradable, match="is not known on this machine"):
         grade(environment, TASK, Transcript.of("1"))
     for options, words in (

@@ -16,7 +16,7 @@ from peers.engines.installed import Installed, python_of, record_of
 from peers.environments import load, task_of
 from peers.environments.verifiers.child.__main__ import Child
 from peers.environments.verifiers.child.episode import Episode, EpisodeOver, Spoken, Unplayable
-from peers.environments.verifiers.host import Host, Limits, PlayError
+from peers.environments.verifiers.host import Host, HostLimits, PlayError
 from peers.environments.verifiers.installed import (
     CHILD_NEEDS,
     RECIPES,
@@ -79,7 +79,7 @@ def test_a_package_that_cannot_be_loaded_is_a_sentence(home: Path) -> None:
 
 
 def test_a_child_that_hangs_dies_or_does_not_start_is_a_sentence(tmp_path: Path) -> None:
-    opening, limits = Open("p", {}, 1), Limits(seconds=60.0, memory_bytes=1 << 28)
+    opening, limits = Open("p", {}, 1), HostLimits(seconds=60.0, memory_bytes=1 << 28)
 
     def python(program: str) -> Path:
         return script(tmp_path / "python", program)

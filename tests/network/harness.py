@@ -19,7 +19,7 @@ from swarm.gossip.topics import RUN, WORK
 from swarm.ledger.entries import Redeemed
 from swarm.ledger.redeemed_invites import TABLES, RedeemedInvites, derive
 from swarm.run.clock import TrustedClock
-from swarm.run.lease import Lease
+from swarm.run.lease import LeaseKeeper
 from swarm.run.registrar import Registrar
 from swarm.run.run import Run
 from swarm.wire.envelope import Envelope, Gate, seal
@@ -197,8 +197,8 @@ class Member:
                 raise PeerError(f"no address of {peer}")
             await self.transport.connect(peer, address)
 
-    def lease(self) -> Lease:
-        return Lease(
+    def lease(self) -> LeaseKeeper:
+        return LeaseKeeper(
             self.run,
             self.messenger,
             self.world,

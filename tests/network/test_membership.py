@@ -15,7 +15,7 @@ from swarm.errors import DeadlineError, PeerError
 from swarm.rollouts.seeds import rendezvous
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits, check_admission
 from swarm.run.clock import TrustedClock
-from swarm.run.lease import GOODBYE_SECONDS, Lease
+from swarm.run.lease import GOODBYE_SECONDS, LeaseKeeper
 from swarm.run.members import (
     GONE_SECONDS,
     PRESENCE_BYTES_MAX,
@@ -160,7 +160,7 @@ def test_a_goodbye_is_heard_at_once_and_replaying_it_changes_nothing(
     in_virtual_time(main)
 
 
-async def kept(lease: Lease, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+async def kept(lease: LeaseKeeper, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
     """Keep a lease until the scope that the task starts with is cancelled."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:

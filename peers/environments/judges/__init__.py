@@ -35,7 +35,7 @@ CALL_SECONDS = 330.0
 """Longest call of a judge, its retries included, with time to start a model's process."""
 
 DATA = "judge"
-"""Key in `Task.data` of what `Judged` notes for its grades."""
+"""Key in `Task.data` of what `JudgedEnvironment` notes for its grades."""
 
 JUDGE_NAME = r"^[a-z][a-z0-9-]{0,39}\Z"
 
@@ -60,7 +60,7 @@ class JudgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of the judge for a rollout step, likewise."""
 
 
-class Judged(Wrapper):
+class JudgedEnvironment(Wrapper):
     """An environment whose answers a judge grades."""
 
     def __init__(self, inner: Environment, options: JudgeOptions) -> None:

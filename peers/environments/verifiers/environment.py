@@ -24,7 +24,7 @@ from peers.environments.interface import (
 )
 from peers.environments.tasks import split_of
 from peers.environments.verifiers import messages
-from peers.environments.verifiers.host import OPEN_SECONDS, Host, Limits, PlayError
+from peers.environments.verifiers.host import OPEN_SECONDS, Host, HostLimits, PlayError
 from peers.environments.verifiers.installed import install_command, interpreter_for
 from swarm.errors import UserError
 from swarm.rollouts.seeds import digest
@@ -122,7 +122,7 @@ class Verifiers(Episodes):
             )
         # The first call starts the child, and a task may take several; each has its own deadline.
         self.call_seconds = OPEN_SECONDS + 4 * options.seconds
-        limits = Limits(options.seconds, options.memory_mib << 20)
+        limits = HostLimits(options.seconds, options.memory_mib << 20)
         opening = messages.Open(options.package, self._arguments(), options.tasks)
         self._host = Host(interpreter_for(options.library), opening, limits)
 

@@ -52,7 +52,7 @@ class PlayError(SwarmError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class HostLimits:
     """What one child may use."""
 
     seconds: float
@@ -63,7 +63,7 @@ class Limits:
 class Host:
     """A child process with one environment. Calls may come from several threads."""
 
-    def __init__(self, interpreter: Path, opening: Open, limits: Limits) -> None:
+    def __init__(self, interpreter: Path, opening: Open, limits: HostLimits) -> None:
         """Nothing is started before the first call."""
         self._interpreter = interpreter
         self._opening = opening
