@@ -25,7 +25,7 @@ from peers.proofs.toploc import ChunkResult
 from peers.validator.evidence.submission import Recomputed
 from peers.validator.recompute import Found
 from swarm.wire.manifest import Sampling
-from tests.app.harness import swarm
+from tests.commands.harness import swarm
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
 

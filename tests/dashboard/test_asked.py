@@ -26,7 +26,6 @@ from swarm.look.dashboard.reading import (
 )
 from swarm.look.dashboard.requests import KEPT_MAX, KEPT_SECONDS, SECONDS_MAX, WAITING_MAX, Kept
 from swarm.settings import PeerSettings
-from tests.app.test_rollouts import a_header, a_submission
 from tests.dashboard.harness import (
     event_stream,
     example,
@@ -37,6 +36,7 @@ from tests.dashboard.harness import (
     verdict,
 )
 from tests.ledger.harness import ALICE, BOB, TRAINER, Swarm, in_virtual_time
+from tests.rollouts.test_shown import a_header, a_submission
 
 
 def test_an_answer_is_given_again_for_a_while_and_few_are_kept() -> None:

@@ -25,7 +25,7 @@ from swarm.look.dashboard.snapshot import Head, PeerRow, Snapshot, changes
 from swarm.look.dashboard.watch import Watcher
 from swarm.run.run import Run
 from swarm.wire.messages import CheckpointReference
-from tests.app.harness import complaint
+from tests.commands.harness import complaint
 from tests.dashboard.harness import (
     HOSTILE,
     REFUSED,

@@ -28,10 +28,10 @@ from swarm.node.run_node import RunNode
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.wire.identity import Identity
-from tests.app.harness import NOBODY, signed_manifest
-from tests.app.test_checkpoint_from_peers import same, trainer
-from tests.app.test_rollouts import a_submission
+from tests.commands.harness import NOBODY, signed_manifest
+from tests.commands.test_checkpoint_from_peers import same, trainer
 from tests.docs.pages import code_blocks, section, text
+from tests.rollouts.test_shown import a_submission
 
 PAGE = text("docs/library.md")
 LINES_MAX = 20

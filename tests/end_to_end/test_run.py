@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from tests.app.harness import swarm as command
+from tests.commands.harness import swarm as command
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
 

@@ -13,7 +13,7 @@ import trio
 
 from swarm.transport import limits
 from swarm.wire.identity import Identity
-from tests.app.harness import bootstrap_peer
+from tests.commands.harness import bootstrap_peer
 from tests.end_to_end.harness import (
     START_SECONDS,
     STEP_SECONDS,

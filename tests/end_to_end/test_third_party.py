@@ -27,7 +27,7 @@ from swarm.settings import PeerSettings
 from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import EnvironmentReference
 from swarm.world.compute import LocalCompute
-from tests.app.harness import bootstrap_peer
+from tests.commands.harness import bootstrap_peer
 from tests.orders import ORDER, reference, submission_order
 
 PACKAGE = '''

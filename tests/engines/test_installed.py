@@ -30,7 +30,7 @@ from peers.engines.installed import (
     why_unusable,
 )
 from swarm.errors import UserError
-from tests.app.harness import complaint, swarm
+from tests.commands.harness import complaint, swarm
 
 ROOT = Path(__file__).parents[2]
 CHECK = "import swarm, peers, sys; print('runs', sys.prefix)"

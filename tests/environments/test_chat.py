@@ -17,9 +17,9 @@ from peers.environments.interface import Conversation, Message, Prompt
 from peers.environments.probe import probe_seed
 from swarm.errors import UserError
 from swarm.rollouts.rollout import Segment, Span
-from tests.app.harness import complaint, swarm
-from tests.app.test_commands import RUN
-from tests.app.test_impossible_runs import describe
+from tests.commands.harness import complaint, swarm
+from tests.commands.test_commands import RUN
+from tests.commands.test_impossible_runs import describe
 from tests.environments.chat_families import CHATML, FAMILIES
 
 HI = (Message("user", "hi"),)

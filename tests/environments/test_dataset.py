@@ -11,9 +11,9 @@ from peers.environments import Transcript, grade, load, task_of
 from peers.environments.interface import Message, UnusableTask, messages_of
 from peers.environments.probe import probe_seed
 from swarm.errors import UserError
-from tests.app.harness import complaint, swarm
-from tests.app.test_commands import RUN
-from tests.app.test_impossible_runs import describe
+from tests.commands.harness import complaint, swarm
+from tests.commands.test_commands import RUN
+from tests.commands.test_impossible_runs import describe
 from tests.environments.test_rows import write
 
 SUMS: list[dict[str, Any]] = [

@@ -19,9 +19,9 @@ from peers.environments.prompt_room import PromptRoom
 from peers.environments.tasks import indexed
 from swarm.errors import UserError
 from swarm.run.allowed import allowed_environments
-from tests.app.harness import complaint, swarm
-from tests.app.test_commands import RUN
-from tests.app.test_impossible_runs import describe
+from tests.commands.harness import complaint, swarm
+from tests.commands.test_commands import RUN
+from tests.commands.test_impossible_runs import describe
 
 TEMPLATE = (
     "{% for message in messages %}"

@@ -25,7 +25,7 @@ from peers.environments.verifiers.installed import (
 from peers.environments.verifiers.messages import Graded, Open, Said
 from swarm.errors import UserError
 from swarm.world.surroundings import HOME_VARIABLE
-from tests.app.harness import complaint
+from tests.commands.harness import complaint
 from tests.engines.test_installed import ROOT
 
 

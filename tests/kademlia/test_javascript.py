@@ -31,7 +31,7 @@ from swarm.wire.identity import Identity, PeerId
 from swarm.wire.messages import PeerRecord
 from swarm.world import Disk
 from swarm.world.machine import Machine
-from tests.app.harness import bootstrap_peer, signed_manifest
+from tests.commands.harness import bootstrap_peer, signed_manifest
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol" / "kademlia.md"
 PROGRAM = Path(__file__).with_name("javascript_node.mjs")

@@ -28,8 +28,8 @@ from swarm.node import sealing
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import Limits, Thresholds
 from swarm.wire.messages import CheckpointReference, Evidence, StepOrder, Verdict
-from tests.app.harness import Outcome
-from tests.app.harness import swarm as swarm_command
+from tests.commands.harness import Outcome
+from tests.commands.harness import swarm as swarm_command
 from tests.ledger.harness import (
     ALICE,
     BOB,

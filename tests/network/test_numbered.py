@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.sentences import numbered, sentence
-from tests.app.harness import swarm
+from tests.commands.harness import swarm
 from tests.docs.pages import ROOT
 
 VERBS = {"does", "follows", "goes", "has", "includes", "is", "makes", "refuses", "this", "was"}

@@ -14,7 +14,7 @@ import pytest
 from swarm.errors import UserError
 from swarm.wire.identity import load_or_create
 from swarm.world.home import holder_of, make_home, sole_user
-from tests.app.harness import NOBODY, complaint, swarm
+from tests.commands.harness import NOBODY, complaint, swarm
 
 HOLDER = """
 import subprocess, sys, time
@@ -90,7 +90,7 @@ def test_a_key_where_nothing_can_be_written_is_a_sentence(tmp_path: Path) -> Non
 def test_an_owner_key_of_earlier_is_not_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.app.test_commands import create
+    from tests.commands.test_commands import create
 
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,7 @@ from swarm.run.links import Link, make_link
 from swarm.settings import load_settings
 from swarm.wire.identity import Identity, home_identity, load_or_create
 from swarm.world.home_format import open_format
-from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
+from tests.commands.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 
 OWNER = Identity(bytes(32))
 RUN = f"{OWNER.peer_id}/test"

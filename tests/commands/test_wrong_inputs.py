@@ -34,7 +34,7 @@ from swarm.wire.envelope import ENVELOPE_VERSION, Envelope
 from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import RunManifest
 from swarm.wire.protocol import PROTOCOL_VERSION
-from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest
+from tests.commands.harness import NOBODY, bootstrap_peer, complaint, signed_manifest
 
 OWNER = Identity(bytes(32))
 

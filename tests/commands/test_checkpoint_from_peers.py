@@ -38,7 +38,7 @@ from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import Identity, PeerId, load_or_create
 from swarm.wire.manifest import TrustedKey
 from swarm.wire.messages import Checkpoint
-from tests.app.harness import NOBODY, complaint, signed_manifest
+from tests.commands.harness import NOBODY, complaint, signed_manifest
 from tests.shardcast.harness import announcement
 
 SEED = 7

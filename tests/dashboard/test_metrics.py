@@ -30,7 +30,7 @@ from swarm.look.metrics.server import listening
 from swarm.node.local import open_node
 from swarm.settings import PeerSettings
 from swarm.transport.http import limits
-from tests.app.harness import complaint
+from tests.commands.harness import complaint
 from tests.docs.metrics_page import PAGE, ROLES, page, rows, watched
 from tests.docs.pages import ROOT
 

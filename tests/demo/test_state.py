@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from peers.demo.state import SwarmState
 from peers.demo.view import compose
-from tests.app.demo.recorded import (
+from tests.demo.recorded import (
     SECONDS_PER_STEP,
     TRAINING_SINCE,
     fresh,

@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.run.links import Link, make_link
 from swarm.settings import load_settings
 from swarm.wire.identity import Identity
-from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
+from tests.commands.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 
 OWNER, OTHER = Identity(bytes(32)), Identity(bytes([9]) * 32)
 RUN = f"{OWNER.peer_id}/test"

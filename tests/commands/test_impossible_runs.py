@@ -15,8 +15,8 @@ from peers.environments import Generated, Renderer, Task, Tasks
 from peers.environments.run_probe import check_prompts_fit
 from peers.environments.sort_digits import SortDigits
 from swarm.errors import UserError
-from tests.app.harness import complaint, swarm
-from tests.app.test_commands import RUN, TRAINER, VALIDATOR, create
+from tests.commands.harness import complaint, swarm
+from tests.commands.test_commands import RUN, TRAINER, VALIDATOR, create
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen2",

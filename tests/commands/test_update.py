@@ -9,8 +9,8 @@ import pytest
 
 from swarm.run.manifest import load_manifest, manifest_in
 from swarm.wire.identity import load_or_create
-from tests.app.harness import bootstrap_peer, complaint, swarm
-from tests.app.test_commands import RUN, create
+from tests.commands.harness import bootstrap_peer, complaint, swarm
+from tests.commands.test_commands import RUN, create
 
 NEXT = RUN.replace("version = 3", "version = 4")
 

@@ -15,8 +15,8 @@ from swarm.run import links
 from swarm.run.invites import make_invite
 from swarm.run.links import ADDRESSES_MAX, ROLES, Link, invite_of, make_link, parse_link
 from swarm.wire.identity import Identity
-from tests.app.harness import NOBODY, complaint, swarm
-from tests.app.test_invites import home as invited  # noqa: F401 (a fixture)
+from tests.commands.harness import NOBODY, complaint, swarm
+from tests.commands.test_invites import home as invited  # noqa: F401 (a fixture)
 
 OWNER, OTHER = Identity(bytes(32)), Identity(bytes([9]) * 32)
 RUN = f"{OWNER.peer_id}/sorting"

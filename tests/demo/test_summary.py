@@ -12,7 +12,7 @@ from rich.console import Console
 from peers.demo.state import SwarmState
 from peers.demo.summary import draw_rewards, page, summarise
 from swarm.terminal.output import write_json
-from tests.app.demo.recorded import TRAINING_SINCE, fresh, say, trained
+from tests.demo.recorded import TRAINING_SINCE, fresh, say, trained
 
 PROMISED = {
     "reward_first",

@@ -37,7 +37,7 @@ from swarm.wire.messages import (
     Reinstatement,
     StepOrder,
 )
-from tests.app.harness import complaint, swarm
+from tests.commands.harness import complaint, swarm
 from tests.ledger.harness import (
     ALICE,
     BOB,

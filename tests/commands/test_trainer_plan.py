@@ -15,8 +15,8 @@ from peers.trainer.settings import TrainerSettings
 from swarm.jobs.training import PlanTraining
 from swarm.run.toml import unhashed_manifest
 from swarm.settings import load_settings
-from tests.app.harness import complaint, swarm
-from tests.app.test_commands import RUN
+from tests.commands.harness import complaint, swarm
+from tests.commands.test_commands import RUN
 from tests.trainer.test_plan import QWEN_32B
 
 EIGHT_H100 = ("--gpus", "8", "--memory-gb", "80", "--activation-checkpointing")

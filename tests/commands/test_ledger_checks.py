@@ -35,7 +35,7 @@ from swarm.wire.identity import load_or_create
 from swarm.wire.messages import Check, Eviction, Evidence, LogHead, Reinstatement
 from swarm.world.disk import LocalDisk
 from swarm.world.home_format import FORMAT_FILE, HOME_FORMAT
-from tests.app.harness import complaint, swarm
+from tests.commands.harness import complaint, swarm
 from tests.ledger.harness import (
     ALICE,
     BOB,

@@ -18,7 +18,7 @@ import pytest
 
 from swarm.terminal.extras import EXTRAS
 from swarm.wire.identity import Identity
-from tests.app.harness import bootstrap_peer, complaint, signed_manifest
+from tests.commands.harness import bootstrap_peer, complaint, signed_manifest
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = ("swarm", "peers", "simnet")

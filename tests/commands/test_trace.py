@@ -9,7 +9,7 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.look.trace import as_otlp, trace_of
-from tests.app.harness import complaint, swarm
+from tests.commands.harness import complaint, swarm
 
 HASH, OTHER = "ab" * 32, "cd" * 32
 

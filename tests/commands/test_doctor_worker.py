@@ -20,7 +20,7 @@ from swarm.run.findings import Work, lines
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.wire.manifest import EnvironmentReference, Thresholds
-from tests.app.harness import swarm
+from tests.commands.harness import swarm
 from tests.ledger.harness import OWNER, TRAINER
 from tests.network.harness import manifest, sealed_manifest
 

@@ -12,7 +12,7 @@ from swarm.run.update import sign_manifest
 from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import VERSION_MAX
 from swarm.wire.succession import ownership_of
-from tests.app.harness import bootstrap_peer, complaint, signed_manifest, swarm
+from tests.commands.harness import bootstrap_peer, complaint, signed_manifest, swarm
 
 OWNER = Identity(bytes([7]) * 32)
 

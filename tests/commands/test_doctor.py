@@ -12,7 +12,7 @@ from peers.engines.doctor import task_of
 from swarm.look.health import Pulse
 from swarm.wire.identity import load_or_create
 from swarm.wire.manifest import EnvironmentReference
-from tests.app.harness import NOBODY, swarm
+from tests.commands.harness import NOBODY, swarm
 
 
 def doctor(*arguments: str | Path) -> dict[str, str]:

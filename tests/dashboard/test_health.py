@@ -16,7 +16,7 @@ from swarm.look.health import HEALTH, SILENT_SECONDS, Pulse, Unwell, beating, ex
 from swarm.node.local import open_node
 from swarm.settings import PeerSettings
 from swarm.wire.identity import Identity
-from tests.app.harness import Outcome, complaint, swarm
+from tests.commands.harness import Outcome, complaint, swarm
 
 PEER = Identity(bytes(32)).peer_id
 

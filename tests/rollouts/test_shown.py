@@ -47,7 +47,7 @@ from swarm.wire.envelope import seal
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import Objective
 from swarm.wire.messages import Verdict
-from tests.app.harness import complaint, signed_manifest, swarm
+from tests.commands.harness import complaint, signed_manifest, swarm
 from tests.rollouts.harness import single_turns
 
 WORKER = Identity(bytes([2]) * 32).peer_id

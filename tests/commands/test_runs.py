@@ -35,7 +35,7 @@ from swarm.wire.envelope import Envelope
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import Admissions
 from swarm.wire.messages import Checkpoint, CheckpointReference, Heartbeat, Present, StepOrder
-from tests.app.harness import bootstrap_peer, signed_manifest, swarm
+from tests.commands.harness import bootstrap_peer, signed_manifest, swarm
 from tests.ledger.harness import InlineDisk
 from tests.memory_network import MemoryNetwork
 from tests.network.harness import in_virtual_time, manifest, sealed_manifest

@@ -15,7 +15,7 @@ from swarm.run.update import sign_manifest
 from swarm.wire.identity import load_or_create
 from swarm.wire.manifest import Admissions
 from swarm.wire.messages import Invite
-from tests.app.harness import complaint, signed_manifest, swarm
+from tests.commands.harness import complaint, signed_manifest, swarm
 
 
 @pytest.fixture

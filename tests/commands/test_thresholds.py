@@ -10,8 +10,8 @@ import pytest
 from peers.engines import demo
 from swarm.run.manifest import load_manifest, manifest_in
 from swarm.wire.manifest import Thresholds
-from tests.app.harness import complaint, swarm
-from tests.app.test_commands import RUN, create
+from tests.commands.harness import complaint, swarm
+from tests.commands.test_commands import RUN, create
 
 MEASURED = """
 [thresholds]

@@ -22,7 +22,7 @@ from swarm.jobs.outer import Inner, OuterSetup, StartReplica
 from swarm.terminal.output import removed_on_failure
 from swarm.wire.manifest import Optimiser
 from swarm.world import ChildDied
-from tests.app.harness import swarm as swarm_command
+from tests.commands.harness import swarm as swarm_command
 from tests.outer.averaging import InProcess, Meeting
 
 

@@ -26,7 +26,7 @@ from swarm.settings import PeerSettings
 from swarm.shardcast.manifest import CheckpointManifest, digest_of
 from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import TrustedKey
-from tests.app.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
+from tests.commands.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 
 RUN = "me/run"
 SOON = {"restore": ("--deadline", "2"), "takeover": ()}

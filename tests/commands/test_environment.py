@@ -13,7 +13,7 @@ from peers.engines.demo import make_policy
 from peers.environments import registry
 from peers.environments.registry import load_any
 from swarm.errors import UserError
-from tests.app.harness import complaint, swarm
+from tests.commands.harness import complaint, swarm
 
 CODE = """
 import ctypes, os, time

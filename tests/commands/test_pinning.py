@@ -17,7 +17,7 @@ from swarm.run.manifest import run_id
 from swarm.run.run import Run
 from swarm.run.terms import terms
 from swarm.wire.identity import Identity
-from tests.app.harness import bootstrap_peer, signed_manifest
+from tests.commands.harness import bootstrap_peer, signed_manifest
 from tests.ledger.harness import InlineDisk
 from tests.network.harness import manifest, sealed_manifest
 

@@ -19,7 +19,7 @@ from peers.demo.view import (
     plot,
 )
 from swarm.terminal.figures import readable_bytes, readable_seconds
-from tests.app.demo.recorded import JOIN_LINE, fresh, identifier, say, trained
+from tests.demo.recorded import JOIN_LINE, fresh, identifier, say, trained
 from tests.network.test_untrusted import HOSTILE, controls
 
 SIZES = [(80, 24), (120, 40), (100, 30), (60, 16), (200, 60), (40, 12)]

@@ -14,7 +14,7 @@ from peers.engines.demo import save_tokenizer
 from swarm.wire.envelope import open_envelope
 from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import RunManifest
-from tests.app.harness import bootstrap_peer, complaint, signed_manifest, swarm
+from tests.commands.harness import bootstrap_peer, complaint, signed_manifest, swarm
 
 TRAINER = Identity(bytes([1]) * 32).peer_id
 VALIDATOR = Identity(bytes([2]) * 32).peer_id
