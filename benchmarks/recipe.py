@@ -24,17 +24,17 @@ import torch
 from msgspec.structs import replace
 
 from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe
+from peers.demo.warmup import prepare_base
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, task_of
 from peers.environments.collection import Environments
 from peers.environments.episodes import grade_segments
+from peers.evaluation.accuracy import mean_reward
 from peers.learning.groups import Group, as_accepted
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
 from peers.trainer.child import EVALUATION_PROMPTS
-from peers.trainer.evaluation import mean_reward
-from peers.trainer.warmup import prepare_base
 from swarm.rollouts.seeds import (
     digest,
     environment_of_group,

@@ -31,11 +31,11 @@ from msgspec import structs
 from benchmarks.common import at_least, load_average, spread
 from benchmarks.recipe import Sampler
 from peers.demo.recipes import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
+from peers.demo.warmup import prepare_base
 from peers.environments import load as load_environment
 from peers.learning.groups import as_accepted
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
-from peers.trainer.warmup import prepare_base
 from swarm.rollouts.seeds import digest, submission_seed
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Objective, Optimiser, Schedule

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from peers.trainer.mixture import EnvironmentFigures
+from peers.trainer.environments import EnvironmentFigures
 from peers.trainer.pool import UNCOUNTED, Accepted
 from peers.trainer.progress import FollowedVersions
 from peers.trainer.settings import TrainerSettings

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 import trio
 
-from peers.trainer.accepted import AcceptedSubmissions, path_of
-from peers.trainer.forecast import UNJUDGED_SECONDS, Forecast
+from peers.trainer.accepted import AcceptedSubmissions, Outcomes, path_of
 from peers.trainer.missed import MissedVerdicts
-from peers.trainer.outcomes import Outcomes
+from peers.trainer.orders import UNJUDGED_SECONDS, Forecast
 from peers.trainer.precedence import Precedence
 from peers.trainer.progress import Pause, Progress
 from swarm.errors import PeerError

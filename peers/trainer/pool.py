@@ -1,13 +1,93 @@
-"""Accepted submissions that wait to be trained on, in the order in which they are consumed."""
+"""Accepted submissions that wait to be trained on: the online filter labels their groups, and the
+pool keeps them in the order in which they are consumed.
+
+Imports no torch, since the network process uses it while it collects. The learner trains on the
+groups labelled `kept`, except those in which every advantage is 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from peers.trainer.filters import GroupLabel
+from swarm.wire.manifest import EnvironmentReference
 from swarm.wire.messages import Verdict
+
+GroupLabel = Literal[
+    "kept",
+    "quarantined",
+    "continuation",
+    "no_spread",
+    "length_only",
+    "too_hard",
+    "too_easy",
+    "too_old",
+]
+"""What the filter says of a group: worth training on; not graded by its validator; made for the
+value of a state; all rewards equal; rewards that differ only by length penalties; mean task reward
+below or above the bounds; older than its environment allows."""
+
+SPREAD_MIN = 1e-9
+"""Rewards closer than this are equal."""
+
+
+def label_groups(
+    verdict: Verdict, environments: Sequence[EnvironmentReference], *, learns: bool = True
+) -> list[GroupLabel]:
+    """Label each group of an accepted submission by its own environment's bounds.
+
+    Where the run does not learn, every group that has grades is kept.
+
+    Spread and accuracy refer to the task's reward. A group whose rewards differ only by length
+    penalties is kept only where that environment's `spread` is "total".
+    """
+    found: list[GroupLabel] = []
+    for index, rewards in enumerate(verdict.rewards):
+        filters = environments[environment_of(verdict, index)]
+        total = max(rewards) - min(rewards)
+        if verdict.task_means:
+            mean, spread = verdict.task_means[index], verdict.task_spreads[index]
+        else:
+            mean, spread = sum(rewards) / len(rewards), total
+        if index in verdict.quarantined:
+            found.append("quarantined")
+        elif verdict.continues(index):
+            found.append("continuation")
+        elif not learns:
+            found.append("kept")
+        elif total <= SPREAD_MIN:
+            found.append("no_spread")
+        elif spread <= SPREAD_MIN and filters.spread == "task":
+            found.append("length_only")
+        elif mean < filters.accuracy_min:
+            found.append("too_hard")
+        elif mean > filters.accuracy_max:
+            found.append("too_easy")
+        else:
+            found.append("kept")
+    return found
+
+
+def label_old(
+    labels: Sequence[GroupLabel],
+    verdict: Verdict,
+    environments: Sequence[EnvironmentReference],
+    step: int,
+) -> list[GroupLabel]:
+    """The labels at training step `step`, at which groups may be older than allowed."""
+    found: list[GroupLabel] = []
+    for index, label in enumerate(labels):
+        allowed = environments[environment_of(verdict, index)].max_staleness
+        old = label == "kept" and 0 <= allowed < step - verdict.policy
+        found.append("too_old" if old else label)
+    return found
+
+
+def environment_of(verdict: Verdict, group: int) -> int:
+    """Index of a group's environment in the run's list."""
+    return verdict.environments[group] if verdict.environments else 0
+
 
 UNCOUNTED: frozenset[GroupLabel] = frozenset({"quarantined", "continuation"})
 """Labels of groups that other groups must replace in a batch."""

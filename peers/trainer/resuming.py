@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from peers.trainer.accepted import AcceptedSubmissions
+from peers.trainer.accepted import AcceptedSubmissions, Outcomes
 from peers.trainer.child import TrainerChild
-from peers.trainer.outcomes import Outcomes
 from peers.trainer.progress import Progress
 from peers.trainer.publishing import NotAsLogged, Publisher
 from peers.trainer.saving import SavedStates, State

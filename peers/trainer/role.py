@@ -22,7 +22,7 @@ import trio
 
 from peers.engines.doctor import compute_findings
 from peers.evaluation.during import Evaluations
-from peers.trainer.accepted import AcceptedSubmissions
+from peers.trainer.accepted import AcceptedSubmissions, Outcomes
 from peers.trainer.alarms import (
     RECENT_STEPS,
     UNREWARDED,
@@ -30,27 +30,23 @@ from peers.trainer.alarms import (
     Alarm,
     Alarms,
 )
-from peers.trainer.background import Background
-from peers.trainer.batches import Batches
 from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
 from peers.trainer.collector import Collector
-from peers.trainer.curricula import Curricula
-from peers.trainer.forecast import Forecast
+from peers.trainer.environments import Curricula
 from peers.trainer.merging import Merging
-from peers.trainer.orders import Orders
-from peers.trainer.outcomes import Outcomes
+from peers.trainer.orders import Forecast, Orders
 from peers.trainer.pool import Pool
 from peers.trainer.precedence import Precedence
 from peers.trainer.progress import STEPS_REMEMBERED, Pause, Progress
-from peers.trainer.publishing import Publisher
+from peers.trainer.publishing import Background, Publisher
 from peers.trainer.refusals import Refusals
 from peers.trainer.resuming import Resumption
 from peers.trainer.saving import SavedStates, State
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.standby.following import StandingBy, holds_bundle
 from peers.trainer.standby.offering import Offering
-from peers.trainer.states import StateValues
-from peers.trainer.steps import Steps, StepTimes
+from peers.trainer.state_values import StateValues
+from peers.trainer.steps import Batches, Steps, StepTimes
 from peers.trainer.store import TrainerStore
 from swarm.errors import SwarmError, UserError
 from swarm.gossip.topics import RUN, WORK

@@ -13,8 +13,10 @@ import torch
 import trio
 
 from peers.demo.recipes import recipe_of
+from peers.demo.warmup import prepare_base
 from peers.engines.device import use_hardware
 from peers.environments.collection import Environments
+from peers.evaluation.accuracy import evaluate
 from peers.learning import merging_folder as exchange
 from peers.learning import metrics
 from peers.learning.batch import AcceptedGroups
@@ -27,9 +29,7 @@ from peers.learning.reading import check_file, read_groups
 from peers.learning.settings import LearnerSettings
 from peers.learning.thread import LearnerThread
 from peers.learning.values import give_values
-from peers.trainer.evaluation import evaluate
 from peers.trainer.planning import plan_training, sharding_of
-from peers.trainer.warmup import prepare_base
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import (

@@ -24,6 +24,7 @@ from peers.calibration.weights import Change, write_changed
 from peers.calibration.workers import Generates, HandedIn, Worker
 from peers.calibration.workload import Work
 from peers.demo.recipes import ENVIRONMENT, OPTIMISER, SAMPLING, THRESHOLDS
+from peers.demo.warmup import Warmup, warm_up
 from peers.engines.demo import make_policy
 from peers.engines.model import read_weights
 from peers.engines.native import NativeEngine
@@ -32,7 +33,6 @@ from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.environments.episodes import grade_segments
 from peers.environments.prompt_room import PromptRoom
-from peers.trainer.warmup import Warmup, warm_up
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder

@@ -69,9 +69,9 @@ def make_base(folder: Path) -> None:
     """Make a policy that sometimes sorts six digits, so that rewards differ within groups."""
     import torch
 
+    from peers.demo.warmup import Warmup, warm_up
     from peers.engines.demo import make_policy
     from peers.environments import load
-    from peers.trainer.warmup import Warmup, warm_up
 
     torch.set_num_threads(1)
     make_policy(folder, seed=0)

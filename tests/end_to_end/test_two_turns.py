@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from peers.demo.warmup import Warmup, warm_up
 from peers.engines import demo
 from peers.environments.calculator import Calculator, CalculatorOptions
-from peers.trainer.warmup import Warmup, warm_up
 from swarm.jobs.training import TrainingTerms
 from swarm.wire.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
 from tests.end_to_end.pipeline import pipeline

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from peers.demo.recipes import ENVIRONMENT
+from peers.demo.warmup import Warmup, warm_up
 from peers.engines.demo import save_tokenizer
 from peers.engines.vllm.selftest import make_tiny
 from peers.environments import load
-from peers.trainer.warmup import Warmup, warm_up
 from tests.end_to_end.harness import REPOSITORY, STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
 

@@ -1,13 +1,16 @@
-"""The pool of accepted submissions, and the forecast of what will come into it."""
+"""The pool of accepted submissions, and the labels of their groups."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.trainer.filters import GroupLabel
-from peers.trainer.forecast import JUDGED_MAX, JUDGED_SECONDS, UNJUDGED_SECONDS, Forecast
-from peers.trainer.pool import Accepted, Pool, SubmissionKey
+from peers.trainer.pool import Accepted, GroupLabel, Pool, SubmissionKey, label_groups
+from swarm.wire.manifest import EnvironmentReference
 from swarm.wire.messages import Verdict
 
 LABELS: st.SearchStrategy[list[GroupLabel]] = st.lists(
@@ -86,105 +89,71 @@ def test_two_files_for_the_same_work_have_one_key() -> None:
     assert SubmissionKey.of(accepted(2, [], refill=False).verdict).number == 2
 
 
-# --- the forecast ----------------------------------------------------------------------------
-
-OFFER = ("worker", b"digest")
+# --- labels ----------------------------------------------------------------------------------
 
 
-def test_groups_are_coming_from_the_announcement_until_they_are_settled() -> None:
-    forecast = Forecast()
-    assert forecast.announce(OFFER, 4, now=0.0, has_stake=True)
-    assert forecast.announce(OFFER, 9, now=1.0, has_stake=True), "the first word on a file counts"
-    assert forecast.coming() == 4
-    forecast.judge(OFFER, "accepted", now=0.0)
-    assert forecast.coming() == 4, "its file is being fetched"
-    forecast.settle(OFFER)
-    assert forecast.coming() == 0
-
-
-def test_an_acknowledgement_after_the_verdict_is_not_waited_for() -> None:
-    forecast = Forecast()
-    forecast.judge(OFFER, "accepted", now=0.0)
-    assert not forecast.announce(OFFER, 4, now=0.0, has_stake=True)
-    forecast.judge(("worker", b"later"), "accepted", now=1.0)
-    forecast.forget_late(JUDGED_SECONDS)
-    assert not forecast.announce(OFFER, 4, now=JUDGED_SECONDS, has_stake=True)
-    forecast.forget_late(JUDGED_SECONDS + 0.5)
-    assert forecast.announce(OFFER, 4, now=JUDGED_SECONDS + 0.5, has_stake=True), (
-        "no acknowledgement comes so late"
+def verdict(
+    rewards: list[list[float]],
+    means: list[float] | None = None,
+    spreads: list[float] | None = None,
+) -> Verdict:
+    return Verdict(
+        submission=bytes(32),
+        size_bytes=1,
+        worker="Q" * 46,
+        lineage=0,
+        step=0,
+        policy=0,
+        number=0,
+        outcome="accepted",
+        rewards=rewards,
+        task_means=means or [],
+        task_spreads=spreads or [],
     )
-    assert not forecast.announce(("worker", b"later"), 4, now=JUDGED_SECONDS + 0.5, has_stake=True)
 
 
-def test_so_many_judged_submissions_are_remembered() -> None:
-    forecast = Forecast()
-    forecast.judge(OFFER, "accepted", now=0.0)
-    for number in range(JUDGED_MAX):
-        forecast.judge(("worker", number.to_bytes(4, "big")), "accepted", now=0.0)
-    assert forecast.announce(OFFER, 4, now=0.0, has_stake=True), "the oldest is forgotten"
+def test_a_group_that_was_not_graded_is_never_kept() -> None:
+    judged = msgspec.structs.replace(verdict([[1.0, 0.0], [1.0, 0.0]]), quarantined=[1])
+    assert label_groups(judged, bounds()) == ["kept", "quarantined"]
 
 
-def test_what_is_not_judged_for_long_leaves_the_forecast_as_wasted() -> None:
-    forecast = Forecast()
-    forecast.announce(OFFER, 4, now=0.0, has_stake=True)
-    forecast.announce(("worker", b"later"), 2, now=1.0, has_stake=True)
-    assert forecast.forget_late(UNJUDGED_SECONDS) == 0
-    assert not forecast.quota_spent(refill=False)
-    assert forecast.forget_late(UNJUDGED_SECONDS + 0.5) == 1
-    assert forecast.coming() == 2
-    assert forecast.quota_spent(refill=False)
+def bounds(**fields: Any) -> list[EnvironmentReference]:
+    """A run's one environment, with these bounds."""
+    return [EnvironmentReference(name="sort-digits", version="1", **fields)]
 
 
-def test_quota_is_spent_by_what_serves_no_batch_until_the_next_order() -> None:
-    forecast = Forecast()
-    forecast.judge(OFFER, "accepted", now=0.0)
-    assert not forecast.quota_spent(refill=False)
-    assert forecast.quota_spent(refill=True), "what was accepted may fill nothing"
-    forecast.judge(OFFER, "refused", now=0.0)
-    assert forecast.quota_spent(refill=False)
-    forecast.order_issued()
-    assert not forecast.quota_spent(refill=True)
-    forecast.waste(1)
-    assert forecast.quota_spent(refill=False)
+BOUNDS = bounds(accuracy_min=0.2, accuracy_max=0.8)
 
 
-def test_nothing_is_expected_of_a_worker_that_was_refused_until_it_is_accepted() -> None:
-    """Or it could hold up a step, or have more asked of everybody, as often as it likes."""
-    forecast = Forecast()
-    forecast.judge(("worker", b"0"), "refused", now=0.0)
-    assert forecast.quota_spent(refill=False), "the first one is made up for at once"
-    forecast.order_issued()
-    for number in range(1, 9):
-        offer = ("worker", b"%d" % number)
-        assert not forecast.announce(offer, 4, now=0.0, has_stake=True)
-        forecast.judge(offer, "refused", now=0.0)
-    assert forecast.coming() == 0 and not forecast.quota_spent(refill=True)
-    assert forecast.announce(("another", b"0"), 4, now=0.0, has_stake=True)
-    forecast.judge(("worker", b"9"), "accepted", now=0.0)
-    assert forecast.announce(("worker", b"10"), 4, now=0.0, has_stake=True)
-    forecast.judge(("worker", b"10"), "quarantined", now=0.0)
-    assert forecast.quota_spent(refill=False), "a validator's fault is made up for"
-    assert forecast.announce(("worker", b"11"), 4, now=0.0, has_stake=True)
+@pytest.mark.parametrize(
+    ("rewards", "environments", "expected"),
+    [
+        ([1.0, 0.0, 1.0, 0.0], BOUNDS, "kept"),
+        ([1.0, 1.0, 1.0, 1.0], BOUNDS, "no_spread"),
+        ([0.0, 0.0], bounds(), "no_spread"),
+        ([1.0, *[0.0] * 9], BOUNDS, "too_hard"),
+        ([0.0, *[1.0] * 9], BOUNDS, "too_easy"),
+        ([0.0, *[1.0] * 9], bounds(), "kept"),
+    ],
+)
+def test_spread_and_accuracy(
+    rewards: list[float], environments: list[EnvironmentReference], expected: str
+) -> None:
+    assert label_groups(verdict([rewards]), environments) == [expected]
 
 
-def test_files_of_workers_without_a_record_are_not_expected() -> None:
-    """An acknowledgement says that a file has arrived, not that anything is in it."""
-    forecast = Forecast()
-    for number in range(4):
-        assert not forecast.announce((f"new-{number}", b"1"), 4, now=0.0, has_stake=False)
-    assert forecast.coming() == 0
-    forecast.judge(("new-0", b"1"), "accepted", 1.0)
-    assert forecast.announce(("new-0", b"2"), 4, now=1.0, has_stake=False)
-    forecast.judge(("new-0", b"3"), "refused", 2.0)
-    assert not forecast.announce(("new-0", b"4"), 4, now=2.0, has_stake=True)
-    assert forecast.coming() == 4
+def test_each_group_is_judged_by_its_own_environment() -> None:
+    judged = msgspec.structs.replace(verdict([[1.0, *[0.0] * 9]] * 3), environments=[1, 0, 1])
+    environments = bounds() + bounds(accuracy_min=0.2)
+    assert label_groups(judged, environments) == ["too_hard", "kept", "too_hard"]
 
 
-def test_checks_that_take_minutes_stay_in_the_forecast() -> None:
-    forecast = Forecast()
-    forecast.announce(OFFER, 4, now=0.0, has_stake=True)
-    assert forecast.forget_late(UNJUDGED_SECONDS + 1) == 1
-    forecast.judge(OFFER, "accepted", now=120.0)
-    forecast.announce(("worker", b"later"), 4, now=120.0, has_stake=True)
-    assert forecast.forget_late(120.0 + 300.0) == 0 and forecast.coming() == 4
-    assert forecast.forget_late(120.0 + 400.0) == 1
+def test_groups_alive_through_their_length_only_are_told_apart() -> None:
+    """With a length penalty nearly every group has a spread; the task's is what counts."""
+    judged = verdict(
+        [[0.99, 0.98], [0.9, -0.1], [0.5, 0.5]], means=[1.0, 0.5, 0.5], spreads=[0.0, 1.0, 0.0]
+    )
+    assert label_groups(judged, bounds()) == ["length_only", "kept", "no_spread"]
+    assert label_groups(judged, bounds(spread="total")) == ["kept", "kept", "no_spread"]
+    # Accuracy is the task's too: 0.4 with the penalty, 0.5 without.
+    assert label_groups(judged, bounds(accuracy_min=0.45))[1] == "kept"

@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.recipe import run
 from peers.demo.recipes import RECIPES
+from peers.demo.warmup import prepare_base
 from peers.engines.demo import EOS_ID, UNKNOWN, VOCABULARY, save_tokenizer
 from peers.environments import Renderer, task_of
 from peers.environments.collection import Environments
 from peers.environments.episodes import demonstrate
-from peers.trainer.warmup import prepare_base
 
 UNKNOWN_ID = VOCABULARY.index(UNKNOWN)
 

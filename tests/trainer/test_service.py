@@ -12,6 +12,7 @@ import trio
 from blake3 import blake3
 
 from peers.demo.recipes import ENVIRONMENT, SAMPLING
+from peers.demo.warmup import Warmup, warm_up
 from peers.engines.batch import generate, requests_for
 from peers.engines.demo import BOS_ID
 from peers.engines.model import read_weights
@@ -20,12 +21,11 @@ from peers.environments import Renderer, Task, Tasks, Transcript, split_of, task
 from peers.environments import load as load_environment
 from peers.environments.interface import Split, as_text
 from peers.environments.sort_digits import SortDigits
+from peers.evaluation.accuracy import mean_reward
 from peers.learning.masks import ATTENTIONS
 from peers.learning.ranks import Ranks
-from peers.trainer.evaluation import mean_reward
 from peers.trainer.service import TrainerService
 from peers.trainer.settings import Attention
-from peers.trainer.warmup import Warmup, warm_up
 from swarm.errors import UserError
 from swarm.jobs.training import (
     AcceptedSubmission,

@@ -17,7 +17,7 @@ from peers.learning.groups import Group, as_accepted
 from peers.learning.objective import advantages
 from peers.learning.values import give_values, token_advantages
 from peers.trainer.pool import Accepted
-from peers.trainer.states import StateValues, boundaries
+from peers.trainer.state_values import StateValues, boundaries
 from simnet.simulation import Simulation
 from swarm.jobs.training import StateValue
 from swarm.node.states import States

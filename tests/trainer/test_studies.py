@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.studies import Curve, Variant, band, learn
-from peers.trainer.warmup import prepare_base
+from peers.demo.warmup import prepare_base
 
 
 def test_a_policy_that_was_twice_as_good_has_collapsed() -> None:

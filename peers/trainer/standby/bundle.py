@@ -4,6 +4,11 @@ Each file is encrypted by XChaCha20-Poly1305 (libsodium's IETF construction) in 
 key is a keyed hash of its content, so a file that has not changed is encrypted to the same bytes,
 and its pieces are not sent again. Who gets a piece, even a relay, learns its size only. The secret
 from which the keys follow is in the bundle's *contents*, sealed to each standby's own key.
+
+A standby asks its trainer for one on `/swarm/standby/1.0.0`, framing SWARM: a request is one frame
+`[lineage, step]`, the state that the standby has (-1, -1: none). The answer is one frame, an
+`Offer`, once the trainer has a bundle of a newer state, or just the end after `ANSWER_SECONDS`. A
+standby asks again at once. So a trainer makes bundles no faster than its standbys take them.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections import Counter
 from typing import Annotated
 
 import msgspec
+import trio
 from blake3 import blake3
 from msgspec import Meta
 from nacl.bindings import (
@@ -22,10 +28,13 @@ from nacl.bindings import (
 )
 from nacl.exceptions import CryptoError
 
-from swarm.errors import DECODE_ERRORS, DiskFullError, SwarmError
+from swarm.errors import DECODE_ERRORS, DiskFullError, PeerError, SwarmError
+from swarm.node.run_node import RunNode
 from swarm.shardcast.limits import CHECKPOINT_PIECES_MAX, PIECE_BYTES_MAX
 from swarm.shardcast.manifest import CHECKPOINT_FILES_MAX, piece_size_for
-from swarm.wire.messages import Count, Digest
+from swarm.transport import StreamError
+from swarm.wire.identity import PeerId
+from swarm.wire.messages import CheckpointReference, Count, Digest
 from swarm.world import Disk
 
 BUNDLE_VERSION = 1
@@ -196,3 +205,49 @@ async def _put(disk: Disk, path: str, offset: int, data: bytes) -> None:
         await sink.commit(sink.finish())
     finally:
         sink.abandon()
+
+
+PROTOCOL = "/swarm/standby/1.0.0"
+
+ANSWER_SECONDS = 60.0
+REACH_SECONDS = 15.0
+FRAME_BYTES_MAX = CONTENTS_BYTES_MAX + 4096
+
+
+class Asked(msgspec.Struct, array_like=True, frozen=True):
+    """The state that a standby has."""
+
+    lineage: Annotated[int, Meta(ge=-1, le=2**53)]
+    step: Annotated[int, Meta(ge=-1, le=2**53)]
+
+
+class Offer(msgspec.Struct, array_like=True, frozen=True):
+    """A bundle, fetched as a checkpoint is: its pieces are named by their hashes."""
+
+    reference: CheckpointReference
+    total_bytes: Count
+    sealed: Annotated[bytes, Meta(max_length=CONTENTS_BYTES_MAX)]
+    """Its contents (`bundle.Contents`), sealed to this standby's key."""
+
+
+async def ask(peer: RunNode, trainer: PeerId, asked: Asked) -> Offer | None:
+    """Wait for a bundle that is newer than `asked`; None: there is none yet. Raises `PeerError`."""
+    try:
+        with trio.fail_after(REACH_SECONDS):
+            await peer.node.reach(trainer)
+            stream = await peer.node.transport.open_stream(trainer, PROTOCOL)
+        try:
+            with trio.fail_after(ANSWER_SECONDS + REACH_SECONDS):
+                await stream.send(msgspec.msgpack.encode(asked))
+                await stream.end()
+                raw = await stream.receive()
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await stream.reset()
+        return None if raw is None else msgspec.msgpack.decode(raw, type=Offer)
+    except trio.TooSlowError as error:
+        raise PeerError(f"{trainer} did not answer in time") from error
+    except StreamError as error:
+        raise PeerError(f"{trainer} broke off ({error})") from error
+    except DECODE_ERRORS as error:
+        raise PeerError(f"{trainer} offered a malformed bundle: {error}") from error

@@ -8,10 +8,13 @@ from contextlib import contextmanager, suppress
 import trio
 
 from peers.trainer.saving import INHERITED, ORDER, UNPACKING, State
-from peers.trainer.standby.asking import REACH_SECONDS, Asked, Offer, ask
 from peers.trainer.standby.bundle import (
+    REACH_SECONDS,
+    Asked,
     BadBundle,
     Contents,
+    Offer,
+    ask,
     decrypted,
     parse_contents,
     sealed_sizes,

@@ -9,15 +9,16 @@ import msgspec
 import trio
 
 from peers.trainer.saving import SavedStates, State
-from peers.trainer.standby.asking import (
+from peers.trainer.standby.bundle import (
     ANSWER_SECONDS,
     FRAME_BYTES_MAX,
     PROTOCOL,
     REACH_SECONDS,
     Asked,
+    Contents,
     Offer,
+    encrypted,
 )
-from peers.trainer.standby.bundle import Contents, encrypted
 from peers.trainer.store import TrainerStore
 from swarm.errors import DECODE_ERRORS, SwarmError, leaf_errors
 from swarm.node.run_node import RunNode

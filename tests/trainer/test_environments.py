@@ -13,10 +13,8 @@ from peers.environments import Renderer
 from peers.environments.collection import Environments
 from peers.environments.interface import as_text
 from peers.environments.prompt_room import PromptRoom
-from peers.trainer.curricula import Curricula
-from peers.trainer.filters import label_old
-from peers.trainer.mixture import environment_figures
-from peers.trainer.pool import Accepted
+from peers.trainer.environments import Curricula, environment_figures
+from peers.trainer.pool import Accepted, label_old
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Plan, Simulation
 from swarm.errors import UserError

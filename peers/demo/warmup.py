@@ -21,8 +21,8 @@ from peers.engines.demo import EOS_ID, make_policy
 from peers.environments import Environment, Renderer, task_of
 from peers.environments.collection import Environments
 from peers.environments.episodes import demonstrate
+from peers.evaluation.accuracy import evaluate
 from peers.trainer.child import EVALUATION_PROMPTS
-from peers.trainer.evaluation import evaluate
 from swarm.jobs.training import BasePrepared, Evaluate
 from swarm.rollouts.seeds import digest, environment_of_group
 from swarm.world.progress import report
