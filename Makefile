@@ -4,8 +4,8 @@
 # make test-long those for which CI has no time: run them before a release
 # make test-verifiers  the tests that need verifiers: installs two versions of it in build/verifiers
 # make test-vllm the tests that need vLLM: installs its CPU build in build/vllm first (3.5 GB)
-# make test-hivemind, make test-torchft  the tests that need these backends of the outer loop:
-#                installs each in build/backends first (1 GB)
+# make test-hivemind  the test that needs this backend of the outer loop: installs it in
+#                build/backends first (1 GB)
 # make test-lm-eval  the test that needs lm-eval: installs it in build/lm-eval first
 # make test-deploy  checks of deploy/ by validators, which it installs first
 # make test-browser  the dashboard's page in Chromium; skipped without one
@@ -22,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist wo
 # The tests start hundreds of Pythons: compiled modules are kept, though the shell may say not to.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo test test-slow test-long test-verifiers test-vllm test-hivemind test-torchft test-lm-eval test-deploy test-browser test-nat test-upgrade test-gpu lint clean
+.PHONY: install demo test test-slow test-long test-verifiers test-vllm test-hivemind test-lm-eval test-deploy test-browser test-nat test-upgrade test-gpu lint clean
 
 install: .venv/installed
 
@@ -58,9 +58,9 @@ test-vllm: .venv/installed
 	$(VLLM) -m pytest -m vllm -W default $(VLLM_TESTS) $(ARGS)
 	$(BIN)/python -m pytest -m vllm tests/end_to_end tests/benchmarks $(ARGS)
 
-test-hivemind test-torchft: test-%: .venv/installed
-	$(BIN)/swarm backend install $* --home build/backends
-	$(BIN)/python -m pytest -n0 -m $* tests/end_to_end/test_backends.py $(ARGS)
+test-hivemind: .venv/installed
+	$(BIN)/swarm backend install hivemind --home build/backends
+	$(BIN)/python -m pytest -n0 -m hivemind tests/end_to_end/test_backends.py $(ARGS)
 
 # Beside this environment's packages, whose versions it shares.
 test-lm-eval: .venv/installed

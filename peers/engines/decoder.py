@@ -75,8 +75,7 @@ class Decoder:
             return
         check_shapes(self.model, folder)
         weights = self._weights(folder)
-        # In place, tensor by tensor: a device need not hold both policies, and recorded CUDA graphs
-        # read the new one.
+        # In place, tensor by tensor: a device need not hold both policies.
         self._embedding_and_head.replace(weights)
         self._layers.replace(weights)
         weights.check_all_taken()

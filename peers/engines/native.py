@@ -20,7 +20,6 @@ from peers.engines.decoder import Decoder
 from peers.engines.device import available_bytes, is_out_of_memory, upload
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
 from peers.engines.flat import FlatAttention, Fresh, Further, Part
-from peers.engines.graphs import Drawn, Graphs, capture_graph
 from peers.engines.noise import NoisePool
 from peers.engines.pace import Fixed, Pace
 from peers.engines.prefill import Prefiller
@@ -36,6 +35,10 @@ ENTRIES_MAX_GPU = 1 << 26
 
 SLOTS = 256
 """Most rows generated at once, if memory allows them."""
+
+
+Drawn = tuple[Row, int, float]
+"""A row, its next token, and that token's log-probability."""
 
 
 @dataclass
@@ -63,15 +66,13 @@ class NativeEngine:
         slots: int = 0,
         memory_share: float = 0.5,
         merge: bool = True,
-        cuda_graphs: bool = True,
     ) -> None:
         """Load the policy in `folder`, whose number is `policy`.
 
         `dtype` is the precision to compute in; None: the weights' stored dtype. At most `slots`
         rows are generated at once (0: `SLOTS` or half, as measured), with caches of at most
         `memory_share` of the memory that is free once the weights are loaded. `merge` is as in
-        `Decoder`. `cuda_graphs`: whether a GPU decodes with them. Raises `UserError` for an
-        unsupported model.
+        `Decoder`. Raises `UserError` for an unsupported model.
         """
         self._decoder = decoder = Decoder(folder, device, dtype, merge=merge)
         self._prefiller = Prefiller(decoder)
@@ -104,8 +105,6 @@ class NativeEngine:
         self._rows = Rows(cache, noise, slots or SLOTS, self._pace)
         on_gpu = decoder.device.type == "cuda"
         self._entries_max = ENTRIES_MAX_GPU if on_gpu else ENTRIES_MAX
-        capture = capture_graph(decoder.device) if on_gpu and cuda_graphs else None
-        self._graphs = Graphs(decoder, cache, self._entries_max, capture)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -119,12 +118,9 @@ class NativeEngine:
         """
         self._decoder.load_weights(folder)
         self._policy = policy
-        if not self._decoder.merge:  # an unmerged adapter has tensors of its own
-            self._graphs.clear()
         with torch.inference_mode():
             self._rows.restart()
-            if not self._graphs.recording:
-                self._rows.cache.clear()
+            self._rows.cache.clear()
 
     def submit(self, request: Request) -> None:
         if request.id in self._rows:
@@ -147,9 +143,7 @@ class NativeEngine:
                 self._rows.check_room()
                 return []
             try:
-                drawn = None if admitted.rows() else self._graphs.draw()
-                if drawn is None:
-                    drawn = self._sample(*self._advance(admitted))
+                drawn = self._sample(*self._advance(admitted))
                 if not admitted.rows():
                     self._pace.note(len(drawn), self._pace.clock() - started)
                 return self._append(drawn)
@@ -253,7 +247,6 @@ class NativeEngine:
             if log_probability != log_probability:
                 self._rows.restart()
                 self._rows.cache.clear()  # what is not a number would spoil even masked columns
-                self._graphs.clear()
                 raise UserError(
                     f"policy {self._policy} gives logits that are not numbers (row "
                     f"{row.request.row}, position {row.position}); its weights are broken"
@@ -280,7 +273,6 @@ class NativeEngine:
         for row in live:
             row.length = min(row.length, row.fed_length - 1)  # its newest token is fed again
         rows.requeue([row for index, row in enumerate(live) if index >= rows.slots or row in new])
-        self._graphs.clear()
         while rows.free_memory():
             pass
 

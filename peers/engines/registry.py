@@ -66,7 +66,6 @@ def native_engine(folder: Path, policy: int, hardware: Hardware) -> Engine:
         slots=hardware.slots,
         memory_share=hardware.memory_share,
         merge=merges(hardware, dtype),
-        cuda_graphs=hardware.cuda_graphs != "off",
     )
 
 

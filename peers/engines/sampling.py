@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from peers.engines.device import upload
-from peers.engines.noise_kernel import noise_kernel
 
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
@@ -92,12 +91,6 @@ def keyed_noise(keys: Tensor, rows: Tensor, positions: Tensor, vocabulary_size: 
 
     Reads no number on the host, so that a GPU's queue goes on. `rows` and `positions` are [n].
     """
-    kernel = None if rows.device.type == "cpu" else noise_kernel(rows.device, noise_by_torch)
-    return (kernel or noise_by_torch)(keys, rows, positions, vocabulary_size)
-
-
-def noise_by_torch(keys: Tensor, rows: Tensor, positions: Tensor, vocabulary_size: int) -> Tensor:
-    """`keyed_noise` by torch's operations, on any device."""
     quads = torch.arange(-(-vocabulary_size // 4), device=rows.device)
     zero = torch.zeros_like(quads[:1])
     key = (keys[:, :1], keys[:, 1:])

@@ -38,9 +38,8 @@ class InferenceSettings(ComputeSettings):
     proofs_kept_bytes: int = pydantic.Field(default=64 * 2**20, ge=0)
     """Room in the home for receipts and proofs of this peer's own work, and those under a seal; the
     oldest make way. A proof takes a few kilobytes. 0: keep none."""
-    cuda_graphs: Literal["auto", "on", "off"] = "auto"
-    """Decode with CUDA graphs on a GPU, which launch a step's kernels at once. auto: native only;
-    on: vLLM, too."""
+    cuda_graphs: bool = False
+    """vLLM: decode with CUDA graphs, which launch a step's kernels at once."""
     quantise: Literal["none", "fp8"] = "none"
     """vLLM: round weights to this format after loading. Only in a run whose
     `thresholds.quantised_weights` names it."""

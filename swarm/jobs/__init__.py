@@ -36,7 +36,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """Longest sequence; 0: the model's context length."""
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
-    cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    cuda_graphs: bool = False
     quantise: str = "none"
     """Format to which weights are rounded after loading."""
     devices: list[str] = []

@@ -28,8 +28,7 @@ class AveragingSetup(Setup, frozen=True, kw_only=True):
     state_bytes: Annotated[int, Meta(ge=1)]
     """Size of a state's file."""
     join: tuple[str, ...] = ()
-    """hivemind: multiaddresses of other trainers; empty: this one is the first. torchft: the
-    lighthouse's address."""
+    """Multiaddresses of other trainers; empty: this one is the first."""
     host: str = "127.0.0.1"
     """Address of this machine at which the other trainers reach it."""
     port: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0

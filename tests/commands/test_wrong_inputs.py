@@ -420,9 +420,9 @@ def test_fine_tuning_flags(arguments: list[str], sentence: str, tmp_path: Path) 
         (["--run", "x"], "--run is 'x', but without --bootstrap there is no run; add it"),
         (["--bootstrap", NOBODY], "--steps has no effect with --bootstrap: the run's manifest"),
         (["--backend", "hivemind"], "backend 'hivemind' is not installed in"),
-        (["--backend", "torchft"], "type: swarm backend install torchft"),
+        (["--backend", "hivemind"], "type: swarm backend install hivemind"),
         (["--backend", "hivemind", "--trainer", "3"], "--trainer is 3, but --trainers is 2"),
-        (["--join", "x"], "--join is for --backend hivemind or torchft; add --backend"),
+        (["--join", "x"], "--join is for --backend hivemind; add --backend"),
         (["--resume"], "progress.json cannot be read"),
         ([], "exists already; choose another folder, or continue the training in it with --resume"),
     ],
@@ -453,8 +453,6 @@ def test_the_trainers_of_a_run_exchange_by_shardcast(
 @pytest.mark.parametrize(
     ("name", "network", "sentence"),
     [
-        ("torchft", Network("t", [], "127.0.0.1", 0, 2, 9), "--join names 0 addresses"),
-        ("torchft", Network("t", ["/ip4/x"], "127.0.0.1", 0, 2, 9), "is no address for torchft"),
         ("hivemind", Network("t", ["http://x"], "127.0.0.1", 0, 2, 9), "no address for hivemind"),
         ("hivemind", Network("t.", [], "127.0.0.1", 0, 2, 9), "--run is 't.'; use at most 100"),
     ],
@@ -471,7 +469,7 @@ def test_addresses_of_a_backend(name: str, network: Network, sentence: str, tmp_
 
 def test_backends_that_cannot_be_installed(tmp_path: Path) -> None:
     said = complaint("backend", "install", "gossip", "--home", tmp_path)
-    assert "backend 'gossip' cannot be installed; there are: hivemind, torchft" in said
+    assert "backend 'gossip' cannot be installed; there are: hivemind, and" in said
 
 
 def test_fine_tuning_replaces_nothing(tmp_path: Path) -> None:

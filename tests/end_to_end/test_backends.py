@@ -1,5 +1,4 @@
-"""Trainers that average by hivemind and torchft, as processes on loopback: `make test-hivemind`,
-`make test-torchft`."""
+"""Trainers that average by hivemind, as processes on loopback: `make test-hivemind`."""
 
 from __future__ import annotations
 
@@ -9,29 +8,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
 import pytest
 
-from peers.demo.local_peers import free_ports
 from peers.engines.demo import make_policy
-from peers.outer.backends.installed import recipe_of
 
 HOME = Path("build/backends").absolute()
-"""Where `make test-hivemind` and `make test-torchft` install the backends."""
+"""Where `make test-hivemind` installs it."""
 
 SECONDS = 240.0
 """Longest wait for the next line of a trainer."""
 
 TEXT = "\n".join(f"the {n % 10} small birds sing {n * 3 % 10} songs." for n in range(200))
-
-BACKENDS = [
-    pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("hivemind", "torchft")
-]
 
 
 class Trainer:
@@ -78,27 +70,14 @@ class Trainer:
         self.process.stdout.close()
 
 
-@contextmanager
-def lighthouse(backend: str) -> Iterator[list[str]]:
-    """The arguments by which all trainers find each other."""
-    if backend == "hivemind":
-        yield []
-        return
-    (port,) = free_ports(1)
-    program = recipe_of(backend).folder(HOME) / "bin" / "torchft_lighthouse"
-    command = [str(program), "--bind", f"127.0.0.1:{port}", "--min_replicas", "1"]
-    with subprocess.Popen([*command, "--join_timeout_ms", "120000"]) as process:
-        yield ["--join", f"http://127.0.0.1:{port}"]
-        process.kill()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_trainers_average_die_and_join_late(backend: str, tmp_path: Path) -> None:
+@pytest.mark.hivemind
+def test_trainers_average_die_and_join_late(tmp_path: Path) -> None:
     make_policy(tmp_path / "base", seed=3)
     (tmp_path / "birds.txt").write_text(TEXT)
-    common = ["--backend", backend, "--trainers", "2", "--outer-learning-rate", "0.7"]
+    common = ["--backend", "hivemind", "--trainers", "2", "--outer-learning-rate", "0.7"]
     common += ["--outer-momentum", "0.9", "--wait", "120", "--steps", "400", "--validation", "4"]
-    with ExitStack() as stack, lighthouse(backend) as join:
+    with ExitStack() as stack:
+        join: list[str] = []
 
         def start(number: int, *arguments: str) -> Trainer:
             trainer = Trainer(tmp_path, number, *common, *join, *arguments)
@@ -106,8 +85,7 @@ def test_trainers_average_die_and_join_late(backend: str, tmp_path: Path) -> Non
             return trainer
 
         first = start(1)
-        if backend == "hivemind":
-            join += ["--join", first.until("reachable")["at"]]
+        join += ["--join", first.until("reachable")["at"]]
         second = start(2)
         first.until("trained", trainers=2)
         second.until("trained", trainers=2)

@@ -106,7 +106,7 @@ def test_a_settings_table_reaches_vllms_arguments(tiny: Path) -> None:
         "length_max": 128,
         "tensor_parallel": 2,
         "pipeline_parallel": 3,
-        "cuda_graphs": "on",
+        "cuda_graphs": True,
         "quantise": "fp8",
     }
     settings = PeerSettings(tables={"inference": table}).of("inference", InferenceSettings)

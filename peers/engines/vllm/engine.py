@@ -277,7 +277,7 @@ def engine_arguments(
         "quantization": None if hardware.quantise == "none" else hardware.quantise,
         "kv_cache_dtype": "auto",
         "speculative_config": None,
-        "enforce_eager": on_cpu or hardware.cuda_graphs != "on",
+        "enforce_eager": on_cpu or not hardware.cuda_graphs,
         "enable_prefix_caching": config["hidden_size"] >= TOP_VALUES,
         "max_model_len": hardware.length_max or config["max_position_embeddings"],
         "tensor_parallel_size": hardware.tensor_parallel,

@@ -20,7 +20,6 @@ from swarm.terminal.output import say_event, say_json
 class BackendName(StrEnum):
     shardcast = "shardcast"
     hivemind = "hivemind"
-    torchft = "torchft"
 
 
 class Objective(StrEnum):
@@ -66,14 +65,13 @@ def train(
         BackendName,
         typer.Option(
             help="How trainers exchange what they learned. shardcast: through a run (--bootstrap). "
-            "hivemind, torchft: those libraries, on a network where all trust each other."
+            "hivemind: that library, on a network where all trust each other."
         ),
     ] = BackendName.shardcast,
     join: Annotated[
         list[str] | None,
         typer.Option(
-            help="hivemind: multiaddress of another trainer, repeatable; none for the first. "
-            "torchft: address of the lighthouse."
+            help="hivemind: multiaddress of another trainer, repeatable; none for the first."
         ),
     ] = None,
     host: Annotated[
@@ -242,9 +240,7 @@ def _check_alone(context: typer.Context) -> None:
     for name in ("join", "host", "port", "trainers", "trainer", "wait", "backends"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise UserError(
-                f"--{name} is for --backend hivemind or torchft; add --backend, or remove it"
-            )
+            raise UserError(f"--{name} is for --backend hivemind; add --backend, or remove it")
 
 
 def _join(bootstrap: list[str], run: str | None, home: Path, settings: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ app = typer.Typer(help="Other libraries by which trainers can average.", no_args
 @app.command("install")
 @exits
 def install_command(
-    name: Annotated[str, typer.Argument(help="hivemind or torchft.")],
+    name: Annotated[str, typer.Argument(help="hivemind.")],
     home: Annotated[Path, typer.Option(help="Folder of keys and state of the peer.")] = Path(
         "~/.swarm"
     ),

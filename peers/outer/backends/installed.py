@@ -12,7 +12,6 @@ from swarm.errors import UserError
 
 SERVICES = {
     "hivemind": "peers.outer.backends.hivemind_service:HivemindService",
-    "torchft": "peers.outer.backends.torchft_service:TorchftService",
 }
 """The service of each library's child."""
 
@@ -26,7 +25,7 @@ RECIPES = {
         disk_bytes=6 << 30,
         kind="backend",
     )
-    for name, version in (("hivemind", "1.1.12"), ("torchft", "0.2.0"))
+    for name, version in (("hivemind", "1.1.12"),)
 }
 
 

@@ -24,17 +24,6 @@ async def check(name: str, folder: Path) -> None:
     """Raises what fails."""
     module, _, service = SERVICES[name].partition(":")
     setup = AveragingSetup(run="selftest", elements=ELEMENTS, state_bytes=8, trainers=1)
-    if name == "torchft":
-        from torchft.coordination import LighthouseServer
-
-        lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1)
-        setup = AveragingSetup(
-            run="selftest",
-            elements=ELEMENTS,
-            state_bytes=8,
-            trainers=1,
-            join=(lighthouse.address(),),
-        )
     update = np.linspace(-1, 1, ELEMENTS, dtype="<f4")
     update.tofile(folder / "update")
     (folder / "state").write_bytes(bytes(8))
