@@ -145,7 +145,6 @@ def choice(folder: Path) -> float:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--policies", type=Path, required=True, help="folder of policies by step")
     parser.add_argument("--steps", type=several(at_least(0)), default=[0, 100, 200, 250])

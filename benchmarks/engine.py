@@ -264,7 +264,6 @@ def shares(parts: Sequence[float], wholes: Sequence[float]) -> list[float]:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
     parser.add_argument("--batches", type=several(at_least(1)), default=[1, 16, 64])

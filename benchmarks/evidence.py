@@ -452,7 +452,6 @@ def report(bench: Bench, measured: dict[tuple[str, str, str], list[Sample]]) -> 
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--keep", type=Path, required=True, help="folder of what was measured")

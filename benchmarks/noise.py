@@ -99,7 +99,6 @@ def measure(width: int, vocabulary: int, layers: int, rounds: int) -> dict[str, 
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--widths", type=several(at_least(64)), default=[128, 2048])
     parser.add_argument("--vocabularies", type=several(at_least(8)), default=[64, 32_000, 150_000])

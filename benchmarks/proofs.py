@@ -93,7 +93,6 @@ def measure_proofs(tokens: int, width: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=at_least(32), default=4096)
     parser.add_argument("--widths", type=several(at_least(4)), default=[1024, 4096])

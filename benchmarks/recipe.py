@@ -1,22 +1,25 @@
-"""The demo's recipe in one process, without a network: do policy, sampler and learner learn?
+"""A recipe in one process, without a network: do policy, sampler and learner learn?
 
     python -m benchmarks.recipe --environment sort-digits --seeds 2
+    python -m benchmarks.recipe --run run.toml --seeds 1
 
-Prints one JSON object: accuracies on 512 held-out prompts before and after, the mean reward of
-every tenth of the steps, and seconds by part (wall clock; on a busy machine compare with the CPU
-seconds). The environment is one of the demo's; 250 GRPO steps of 32 × 8 completions, every policy
-two steps stale when it generates, old = generation, one thread.
+Prints one JSON object: accuracies on 512 (`--prompts`) held-out prompts before and after, the mean
+reward of every tenth of the steps, and seconds by part (wall clock; on a busy machine compare with
+the CPU seconds). The environment is one of the demo's; 250 GRPO steps of 32 × 8 completions, every
+policy two steps stale when it generates, old = generation, one thread. With `--run`, model,
+environments and settings are those of a run's TOML file, and engines compute in fp32.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from msgspec.structs import replace
 
 from peers.demo.recipes import OBJECTIVE, RECIPES, Recipe
 from peers.demo.warmup import prepare_base
+from peers.engines.adapter_config import is_adapter
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
 from peers.environments import Environment, Renderer, task_of
@@ -35,15 +39,13 @@ from peers.learning.groups import Group, as_accepted
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
 from peers.trainer.child import EVALUATION_PROMPTS
-from swarm.rollouts.seeds import (
-    digest,
-    environment_of_group,
-    noise_key,
-    submission_seed,
-    task_seed,
-)
+from swarm.errors import UserError
+from swarm.rollouts import seeds
+from swarm.rollouts.seeds import digest, submission_seed
+from swarm.run.toml import unhashed_manifest
+from swarm.shardcast.manifest import BASE_NAME
 from swarm.terminal.output import print_json
-from swarm.wire.manifest import Sampling, Schedule
+from swarm.wire.manifest import Adapter, RunManifest, Sampling, Schedule
 
 
 class Clock:
@@ -59,14 +61,6 @@ class Clock:
         self._since = now
 
 
-@dataclass
-class Sampled:
-    """Groups that worker and validator would make, and the task rewards of all completions."""
-
-    groups: list[Group] = field(default_factory=list)
-    task_rewards: list[float] = field(default_factory=list)
-
-
 class Sampler:
     """Generates with a policy, and grades; `folder` holds policy 0."""
 
@@ -75,30 +69,33 @@ class Sampler:
         folder: Path,
         environments: Sequence[Environment],
         sampling: Sampling,
-        engine: type[NativeEngine] = NativeEngine,
+        engine: Callable[[Path], NativeEngine] = NativeEngine,
         weights: Sequence[float] = (1.0,),
+        spread_only: bool = False,
     ) -> None:
-        """`weights`: the environments' shares of the groups, relative to the sum."""
+        """`weights`: the environments' shares of the groups, relative to the sum. `spread_only`: no
+        group of equal rewards is kept."""
         self.engine, self._renderer = engine(folder), Renderer(folder)
         self._environments, self._weights = environments, weights
-        self._sampling = sampling
+        self._sampling, self._spread_only = sampling, spread_only
 
-    def sample(self, seed: bytes, policy: int, count: int) -> Sampled:
-        """Make `count` groups like worker and validator."""
+    def sample(self, seed: bytes, policy: int, count: int) -> tuple[list[Group], list[float]]:
+        """Make `count` groups like worker and validator; also the task rewards of all."""
         sampling, size = self._sampling, self._sampling.group_size
         chosen = [
-            self._environments[environment_of_group(seed, group, self._weights)]
+            self._environments[seeds.environment_of_group(seed, group, self._weights)]
             for group in range(count)
         ]
         tasks = [
-            (environment, task_of(environment, task_seed(seed, group)))
+            (environment, task_of(environment, seeds.task_seed(seed, group)))
             for group, environment in enumerate(chosen)
         ]
         work = [each for each in tasks for _ in range(size)]
         rows = range(count * size)
-        key = noise_key(seed)
+        key = seeds.noise_key(seed)
         played = play(self.engine, self._renderer, work, rows, key, sampling).rollouts
-        made = Sampled()
+        groups: list[Group] = []
+        task_rewards: list[float] = []
         for index, (environment, task) in enumerate(tasks):
             mine = played[index * size : (index + 1) * size]
             graded = [
@@ -108,13 +105,14 @@ class Sampler:
                 for rollout in mine
             ]
             lengths = [len(rollout.model_tokens) for rollout in mine]
-            made.task_rewards += graded
+            task_rewards += graded
             rewards = [
                 reward - task.length_penalty(length)
                 for reward, length in zip(graded, lengths, strict=True)
             ]
-            made.groups.append(Group(mine, rewards, policy))
-        return made
+            kept = not self._spread_only or max(rewards) > min(rewards)
+            groups.append(Group(mine, rewards, policy, kept))
+        return groups, task_rewards
 
 
 def run(
@@ -122,56 +120,81 @@ def run(
     steps: int,
     old: str = "generation",
     keep: Path | None = None,
-    engine: type[NativeEngine] = NativeEngine,
+    engine: Callable[[Path], NativeEngine] = NativeEngine,
     recipe: Recipe = RECIPES["sort-digits"],
+    of_run: RunManifest | None = None,
+    prompts: int = EVALUATION_PROMPTS,
 ) -> dict[str, Any]:
     """Run the whole recipe; return accuracies, rewards, and seconds by part.
 
     `keep` is a folder for copies of all policies, by step; `engine` generates.
+    `of_run`: take the model, the objective and the adapter from a run.
     """
     clock, cpu = Clock(), time.process_time()
-    loaded = Environments(recipe.environments)
+    named = {each.name for each in recipe.environments}  # in the user's own file
+    loaded = Environments(recipe.environments, allowed=named)
     environments = [loaded.of(reference) for reference in recipe.environments]
     weights = [reference.weight for reference in recipe.environments]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        before = prepare_base(folder / "0", seed, recipe)
+        before = None
+        if of_run is None:
+            base = prepare_base(folder / "0", seed, recipe)
+            before = [base.sampled, base.greedy]
+        else:
+            shutil.copytree(of_run.model, folder / "0")
+        schedule = replace(recipe.schedule, steps=steps, old=old)
+        settings = LearnerSettings(
+            of_run.objective if of_run else OBJECTIVE,
+            schedule,
+            seed,
+            optimiser=recipe.optimiser,
+            adapter=of_run.adapter if of_run else Adapter(),
+        )
+        sampler = Sampler(folder / "0", environments, recipe.sampling, engine, weights)
+
+        def accuracies(policy: int) -> list[float]:
+            """Sampled and greedy."""
+            here, sampling = folder / str(policy), recipe.sampling
+            sampler.engine.load_weights(here, policy)
+            return [
+                statistics.fmean(
+                    (
+                        mean_reward(
+                            sampler.engine, each, here, sampling, prompts=prompts, greedy=greedy
+                        )
+                        for each in environments
+                    ),
+                    weights,
+                )
+                for greedy in (False, True)
+            ]
+
+        before = before or accuracies(0)
         clock.spent("prepare")
         if keep is not None:
             shutil.copytree(folder / "0", keep / "0")
-        schedule = replace(recipe.schedule, steps=steps, old=old)
-        settings = LearnerSettings(OBJECTIVE, schedule, seed, optimiser=recipe.optimiser)
         learner = Learner(folder / "0", settings)
-        sampler = Sampler(folder / "0", environments, recipe.sampling, engine, weights)
-        figures = train(learner, sampler, folder, seed, schedule, clock=clock, keep=keep)
-        sampler.engine.load_weights(folder / str(steps), steps)
-        sampled, greedy = (
-            sum(
-                weight
-                / sum(weights)
-                * mean_reward(
-                    sampler.engine,
-                    environment,
-                    folder / str(steps),
-                    recipe.sampling,
-                    prompts=EVALUATION_PROMPTS,
-                    greedy=greedy,
-                )
-                for environment, weight in zip(environments, weights, strict=True)
-            )
-            for greedy in (False, True)
-        )
+        rewards, metrics = train(learner, sampler, folder, seed, schedule, clock=clock, keep=keep)
+        after = accuracies(steps)
         clock.spent("evaluate")
+    tenth = max(1, steps // 10)
     return {
         "seed": seed,
-        "sft_steps": before.sft_steps,
-        "sampled_accuracy_before": before.sampled,
-        "sampled_accuracy_after": sampled,
-        "greedy_accuracy_before": before.greedy,
-        "greedy_accuracy_after": greedy,
-        **figures,
-        "generate_ms_per_step": 1000 * clock.seconds["generate"] / steps,
-        "train_ms_per_step": 1000 * clock.seconds["train"] / steps,
+        "sampled_accuracy_before": before[0],
+        "sampled_accuracy_after": after[0],
+        "greedy_accuracy_before": before[1],
+        "greedy_accuracy_after": after[1],
+        "reward_by_tenth": [
+            round(statistics.fmean(rewards[start : start + tenth]), 3)
+            for start in range(0, steps, tenth)
+        ],
+        "zero_advantage_share": statistics.fmean(
+            each["groups_zero_advantage"] / schedule.groups_per_step for each in metrics
+        ),
+        "engine_log_probability_difference": max(
+            each.get("engine_log_probability_difference", 0.0) for each in metrics
+        ),
         "seconds": sum(clock.seconds.values()),
         "cpu_seconds": time.process_time() - cpu,
         **{f"{part}_seconds": value for part, value in clock.seconds.items()},
@@ -185,71 +208,85 @@ def train(
     seed: int,
     schedule: Schedule,
     *,
-    clock: Clock,
-    keep: Path | None,
-) -> dict[str, Any]:
-    """Take all steps; return the rewards, the share of groups without advantage, and how far the
-    engine's log-probabilities were from the learner's."""
-    difference = zero_advantage = 0.0
-    rewards: list[float] = []
+    name: str = "recipe",
+    clock: Clock | None = None,
+    keep: Path | None = None,
+) -> tuple[list[float], list[dict[str, float]]]:
+    """Take all steps; return mean task rewards and metrics. `name` decides the tasks."""
+    clock = clock or Clock()
+    rewards, metrics = [], []
     for step in range(schedule.steps):
         policy = max(0, step - schedule.asynchrony)
         sampler.engine.load_weights(folder / str(policy), policy)
-        nonce = digest("swarm/1/recipe", seed.to_bytes(8, "big"), step.to_bytes(8, "big"))
-        drawn = submission_seed("recipe", nonce, "me", 0)
-        made = sampler.sample(drawn, policy, schedule.groups_per_step)
-        rewards.append(statistics.fmean(made.task_rewards))
+        nonce = digest(f"swarm/1/{name}", *(n.to_bytes(8, "big") for n in (seed, step)))
+        drawn = submission_seed(name, nonce, "me", 0)
+        groups, task_rewards = sampler.sample(drawn, policy, schedule.groups_per_step)
+        rewards.append(statistics.fmean(task_rewards))
+        print(f"step {step}: mean reward {rewards[-1]:.3f}", file=sys.stderr, flush=True)
         clock.spent("generate")
-        metrics = learner.train_step(as_accepted(made.groups), step)
-        difference = max(difference, metrics.get("engine_log_probability_difference", 0.0))
-        zero_advantage += metrics["groups_zero_advantage"] / (
-            schedule.groups_per_step * schedule.steps
-        )
+        metrics.append(learner.train_step(as_accepted(groups), step))
         clock.spent("train")
         learner.export(folder / str(step + 1))
+        if is_adapter(folder / str(step + 1)):
+            (folder / str(step + 1) / BASE_NAME).write_text("../0")
         if keep is not None:
             shutil.copytree(folder / str(step + 1), keep / str(step + 1))
         if policy > 1:  # the learner holds policy 0 as its base
             shutil.rmtree(folder / str(policy - 1))
         clock.spent("publish")
-    tenth = max(1, schedule.steps // 10)
-    return {
-        "reward_by_tenth": [
-            round(statistics.fmean(rewards[start : start + tenth]), 3)
-            for start in range(0, len(rewards), tenth)
-        ],
-        "zero_advantage_share": zero_advantage,
-        "engine_log_probability_difference": difference,
-    }
+    return rewards, metrics
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--environment", choices=list(RECIPES), default="sort-digits")
+    parser.add_argument("--run", type=Path, help="a run's TOML file, instead of a demo")
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--old", choices=["generation", "step_start"], default="generation")
+    parser.add_argument("--steps", type=int, help="default: the recipe's, 250 of a demo")
+    parser.add_argument("--old", choices=["generation", "step_start"])
+    parser.add_argument("--prompts", type=int, default=EVALUATION_PROMPTS, help="held-out")
     parser.add_argument("--keep", type=Path, help="new folder for all policies, as SEED/STEP")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     torch.set_num_threads(1)
-    keep: Path | None = arguments.keep
+    recipe, of_run = RECIPES[arguments.environment], None
+    engine: Callable[[Path], NativeEngine] = NativeEngine
+    if arguments.run is not None:
+        try:
+            of_run = unhashed_manifest(arguments.run)
+            if not Path(of_run.model).is_dir():
+                raise UserError(
+                    f"{arguments.run}: model is {of_run.model}; there is no such folder"
+                )
+        except UserError as error:
+            parser.error(str(error))
+        engine = functools.partial(NativeEngine, dtype=torch.float32)  # as workers on CPUs
+        recipe = Recipe(
+            title=of_run.name,
+            environments=tuple(of_run.environments),
+            sampling=of_run.sampling,
+            schedule=of_run.schedule,
+            optimiser=of_run.optimiser,
+        )
+    steps = arguments.steps or recipe.schedule.steps
     results = [
         run(
             seed,
-            arguments.steps,
-            arguments.old,
-            keep / str(seed) if keep else None,
-            recipe=RECIPES[arguments.environment],
+            steps,
+            arguments.old or recipe.schedule.old,
+            arguments.keep / str(seed) if arguments.keep else None,
+            engine=engine,
+            recipe=recipe,
+            of_run=of_run,
+            prompts=arguments.prompts,
         )
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     ]
     figures = ["sampled_accuracy_before", "sampled_accuracy_after", "greedy_accuracy_after"]
     print_json(
         {
-            "environment": arguments.environment,
-            "steps": arguments.steps,
-            "old": arguments.old,
+            "environment": str(arguments.run or arguments.environment),
+            "steps": steps,
             "median": {
                 name: round(statistics.median(run[name] for run in results), 4) for name in figures
             },

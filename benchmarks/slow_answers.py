@@ -114,7 +114,6 @@ def _cpu_seconds() -> float:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--answers", type=at_least(1), default=10_000)
     parser.add_argument("--seed", type=at_least(0), default=1)

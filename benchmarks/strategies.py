@@ -279,7 +279,6 @@ def table(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=at_least(1), default=400)
     parser.add_argument("--seeds", type=at_least(1), default=20)

@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,12 @@ import torch
 from msgspec import structs
 
 from benchmarks.common import at_least, load_average, spread
-from benchmarks.recipe import Sampler
+from benchmarks.recipe import Sampler, train
 from peers.demo.recipes import ENVIRONMENT, OBJECTIVE, OPTIMISER, SAMPLING, SCHEDULE
 from peers.demo.warmup import prepare_base
 from peers.environments import load as load_environment
-from peers.learning.groups import as_accepted
 from peers.learning.learner import Learner
 from peers.learning.settings import LearnerSettings
-from swarm.rollouts.seeds import digest, submission_seed
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Objective, Optimiser, Schedule
 
@@ -92,7 +90,7 @@ STUDIES = {
 class Curve:
     """Figures of one training, step by step."""
 
-    reward: list[float] = field(default_factory=list)
+    reward: list[float]
     """Mean task reward of everything generated for the step."""
     effective_share: list[float] = field(default_factory=list)
     gradient_norm: list[float] = field(default_factory=list)
@@ -112,30 +110,19 @@ class Curve:
 def learn(base: Path, seed: int, variant: Variant, steps: int) -> Curve:
     """Train from the policy in `base`; groups without a spread of rewards are left out."""
     environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
-    curve = Curve()
+    settings = variant.settings(seed, steps)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(base, folder / "0")
-        learner = Learner(folder / "0", variant.settings(seed, steps))
-        sampler = Sampler(folder / "0", [environment], SAMPLING)
-        for step in range(steps):
-            policy = max(0, step - variant.staleness)
-            sampler.engine.load_weights(folder / str(policy), policy)
-            nonce = digest("swarm/1/study", *(n.to_bytes(8, "big") for n in (seed, step)))
-            drawn = submission_seed("study", nonce, "me", 0)
-            batch = sampler.sample(drawn, policy, SCHEDULE.groups_per_step)
-            groups = [
-                replace(group, kept=max(group.rewards) > min(group.rewards))
-                for group in batch.groups
-            ]
-            metrics = learner.train_step(as_accepted(groups), step)
-            learner.export(folder / str(step + 1))
-            if policy > 1:  # the learner holds policy 0 as its base
-                shutil.rmtree(folder / str(policy - 1), ignore_errors=True)
-            curve.reward.append(statistics.fmean(batch.task_rewards))
-            curve.effective_share.append(metrics.get("effective_share", 1.0))
-            curve.gradient_norm.append(metrics.get("gradient_norm", 0.0))
-    return curve
+        learner = Learner(folder / "0", settings)
+        sampler = Sampler(folder / "0", [environment], SAMPLING, spread_only=True)
+        schedule = settings.schedule
+        rewards, metrics = train(learner, sampler, folder, seed, schedule, name="study")
+    return Curve(
+        rewards,
+        [each.get("effective_share", 1.0) for each in metrics],
+        [each.get("gradient_norm", 0.0) for each in metrics],
+    )
 
 
 def band(curves: Sequence[Sequence[float]], points: int = 20) -> dict[str, list[float]]:

@@ -108,7 +108,6 @@ def measure(folder: Path, given: argparse.Namespace, name: str) -> dict[str, Any
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["0.23", "20"])
     parser.add_argument("--batch", type=at_least(8), default=16)

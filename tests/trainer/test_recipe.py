@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.recipe import run
+from benchmarks.recipe import main, run
 from peers.demo.recipes import RECIPES
 from peers.demo.warmup import prepare_base
-from peers.engines.demo import EOS_ID, UNKNOWN, VOCABULARY, save_tokenizer
+from peers.engines.adapter_config import is_adapter
+from peers.engines.demo import EOS_ID, UNKNOWN, VOCABULARY, make_policy, save_tokenizer
 from peers.environments import Renderer, task_of
 from peers.environments.collection import Environments
 from peers.environments.episodes import demonstrate
+from swarm.wire.identity import Identity
 
+TRUSTED = Identity(bytes([1]) * 32).peer_id
 UNKNOWN_ID = VOCABULARY.index(UNKNOWN)
 
 
@@ -30,6 +34,32 @@ def test_a_demo_can_write_and_fit_its_answers(name: str, tmp_path: Path) -> None
             assert UNKNOWN_ID not in tokens
             assert len(tokens) <= recipe.positions
             assert sum(model) <= recipe.sampling.max_new_tokens
+
+
+def test_a_run_with_an_adapter_is_tried_without_a_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_policy(tmp_path / "model", 0)
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f"""
+        name = "tried"
+        version = 1
+        model = "{tmp_path}/model"
+        trainers = ["{TRUSTED}"]
+        validators = ["{TRUSTED}"]
+        environments = [{{name = "sort-digits", version = "1"}}]
+        adapter = {{rank = 2}}
+        optimiser = {{warmup_steps = 1}}
+        sampling = {{max_new_tokens = 8, stop_ids = [{EOS_ID}], group_size = 4}}
+        schedule = {{steps = 3, groups_per_step = 2}}
+        """
+    )
+    main(["--run", str(file), "--seeds=1", "--prompts=4", f"--keep={tmp_path / 'kept'}"])
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert len(found["reward_by_tenth"]) == 3
+    assert found["engine_log_probability_difference"] < 1e-4
+    assert is_adapter(tmp_path / "kept" / "0" / "3")
 
 
 @pytest.mark.slow
