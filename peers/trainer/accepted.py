@@ -13,9 +13,8 @@ from peers.trainer.pool import Accepted, Pool, SubmissionKey, label_groups, labe
 from peers.trainer.progress import Progress
 from peers.trainer.refusals import Refusals
 from peers.trainer.state_values import StateValues
-from peers.trainer.store import TrainerStore
-from swarm.events import Events
-from swarm.ledger.entries import Consumed, Entry, Outcome, decode
+from peers.trainer.store import Batch, TrainerStore
+from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, Outcome, decode
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
 from swarm.wire.envelope import Envelope
@@ -43,10 +42,9 @@ class AcceptedSubmissions:
     store: TrainerStore
     progress: Progress
     forecast: Forecast
-    outcomes: Outcomes
-    refusals: Refusals
-    pool: Pool
+    log: TrainerLog
     state_values: StateValues
+    pool: Pool = field(default_factory=Pool)
     in_hand: list[Accepted] = field(default_factory=list)
     """The batch in training."""
     _unsaved: dict[int, list[Accepted]] = field(default_factory=dict)
@@ -69,6 +67,7 @@ class AcceptedSubmissions:
     def __post_init__(self) -> None:
         self._disk = self.peer.node.disk
         self._events = self.peer.node.events
+        self.refusals = Refusals(self.peer, self.log.trusted, self.progress)
 
     # --- taking in ---------------------------------------------------------------------------
 
@@ -98,7 +97,7 @@ class AcceptedSubmissions:
         """Add a submission whose file is on this disk; durable on return."""
         if self.is_second(verdict) or self.refusals.bind(verdict):
             await self._disk.remove(path_of(verdict.submission))
-            await self.outcomes.stale([verdict])
+            await self.log.stale([verdict])
             return
         self._taken[SubmissionKey.of(verdict)] = verdict.submission
         await self.store.keep_accepted(verdict, envelope)
@@ -219,6 +218,10 @@ class AcceptedSubmissions:
         self.progress.training_groups = max(groups, before - self.pool.groups)
         return self.in_hand
 
+    async def record(self, step: int, batch: Batch) -> None:
+        """Record the batch that `step` has trained on; durable on return."""
+        await self.store.keep_batch(self.progress.lineage, step, batch)
+
     def trained(self, step: int) -> None:
         """Note that `step` has trained on the batch in hand."""
         self._unsaved[step] = self.in_hand
@@ -256,7 +259,7 @@ class AcceptedSubmissions:
                 self.pool.add(accepted)
         self._swept = None  # the returned submissions missed the last check
         self.progress.training_groups = 0
-        await self.outcomes.lost([accepted.verdict for accepted in lost], "unreadable")
+        await self.log.lost([accepted.verdict for accepted in lost], "unreadable")
         await self.discard(lost)
 
     # --- giving up ---------------------------------------------------------------------------
@@ -275,7 +278,7 @@ class AcceptedSubmissions:
                 self.pool.remove(accepted.digest)
                 self.state_values.withdraw(accepted.digest)
             if stale:
-                await self.outcomes.stale([accepted.verdict for accepted in stale])
+                await self.log.stale([accepted.verdict for accepted in stale])
                 await self.discard(stale)
 
     async def _retire(self, consumed: list[Accepted]) -> None:
@@ -318,7 +321,7 @@ class AcceptedSubmissions:
         self._known = {
             known: at
             for known, at in self._known.items()
-            if at >= youngest or not self.outcomes.settled(known)
+            if at >= youngest or not self.log.settled(known)
         }
         await self.store.drop_keys_before(*youngest)
         self.refusals.forget_before(*youngest)
@@ -329,11 +332,14 @@ LOG_ENTRIES_READ = 1000
 
 
 @dataclass(eq=False)
-class Outcomes:
-    """Logs submissions as consumed, carried, stale or unreadable; durable on return."""
+class TrainerLog:
+    """Logs each policy, and submissions as consumed, carried, stale or unreadable.
 
+    What is logged is durable on return.
+    """
+
+    peer: RunNode
     trusted: TrustedPart
-    events: Events
     progress: Progress
     forecast: Forecast
     left_out: Counter[str] = field(default_factory=Counter)
@@ -347,6 +353,23 @@ class Outcomes:
             for raw in log.entries(start, LOG_ENTRIES_READ):
                 yield decode(raw)
 
+    async def newest_policy(self) -> tuple[int, int] | None:
+        """(lineage, step) of the newest policy that any trusted peer's log lists as published."""
+        await self.trusted.restored()
+        manifest = self.peer.run.manifest
+        await self.trusted.catch_up([*manifest.trainer_ids(), *manifest.standby_ids()])
+        logged = [
+            (entry.lineage, entry.step)
+            for owner in self.peer.run.manifest.trusted_ids()
+            for entry in self.entries(PeerId(owner))
+            if isinstance(entry, CheckpointPublished)
+        ]
+        return max(logged, default=None)
+
+    async def published(self, policy: CheckpointPublished) -> None:
+        """Log a policy as published."""
+        await self.trusted.append([policy])
+
     def settled(self, submission: bytes) -> bool:
         """Whether a log holds a submission's final outcome; `carried` is not final."""
         return self.trusted.tables.is_used(submission)
@@ -359,7 +382,7 @@ class Outcomes:
         """Log submissions trained on before a crash that came after the state, before the log."""
         if missing:
             await self.consumed(missing)
-            self.events.emit("trainer.log_completed", submissions=len(missing))
+            self.peer.node.events.emit("trainer.log_completed", submissions=len(missing))
 
     async def carried(self, submissions: Sequence[Accepted]) -> None:
         """Log the submissions that the pool still holds when the run ends."""
@@ -368,7 +391,7 @@ class Outcomes:
     async def stale(self, verdicts: Sequence[Verdict]) -> None:
         """Log submissions that may no longer be trained on, mostly because they are too old."""
         await self.lost(verdicts, "stale")
-        self.events.emit("trainer.stale_dropped", submissions=len(verdicts))
+        self.peer.node.events.emit("trainer.stale_dropped", submissions=len(verdicts))
 
     async def lost(
         self, verdicts: Sequence[Verdict], outcome: Literal["stale", "unreadable"]

@@ -82,6 +82,10 @@ class Alarms:
 
     def __init__(self, limits: AlarmLimits | None = None) -> None:
         self._limits = limits or AlarmLimits()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all steps: an older policy is trained on."""
         self._history: dict[str, deque[float]] = {}
         self._lowest_entropy = float("inf")
         self._best_reward = float("-inf")

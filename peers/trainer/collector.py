@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import trio
 
-from peers.trainer.accepted import AcceptedSubmissions, Outcomes, path_of
+from peers.trainer.accepted import AcceptedSubmissions, TrainerLog, path_of
 from peers.trainer.missed import MissedVerdicts
 from peers.trainer.orders import UNJUDGED_SECONDS, Forecast
 from peers.trainer.precedence import Precedence
-from peers.trainer.progress import Pause, Progress
+from peers.trainer.progress import Progress, hold
 from swarm.errors import PeerError
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import UNGRADED, UNGRADED_MAX
@@ -38,10 +38,9 @@ class Collector:
     peer: RunNode
     progress: Progress
     forecast: Forecast
-    outcomes: Outcomes
+    log: TrainerLog
     accepted: AcceptedSubmissions
     precedence: Precedence
-    pause: Pause
 
     def __post_init__(self) -> None:
         self._node = node = self.peer.node
@@ -109,8 +108,8 @@ class Collector:
                 offer = (verdict.worker, verdict.submission)
                 self.forecast.judge(offer, verdict.outcome, self._node.world.now())
                 reason = self._grading.look(envelope, verdict)
-                if reason and not self.pause:
-                    nursery.start_soon(self.pause.hold, reason)
+                if reason and not self.progress.paused:
+                    nursery.start_soon(hold, self.peer, self.progress, reason)
                 if verdict.outcome == "accepted" and self._is_new(verdict):
                     self.accepted.expect(verdict)
                     self._fetching.add(verdict.submission)
@@ -123,7 +122,7 @@ class Collector:
         digest = verdict.submission
         if self.accepted.knows(digest) or digest in self._fetching:
             return False
-        return not (self.progress.too_old(verdict) and self.outcomes.settled(digest))
+        return not (self.progress.too_old(verdict) and self.log.settled(digest))
 
     async def _copy(self, envelope: Envelope, verdict: Verdict) -> None:
         try:
@@ -138,7 +137,7 @@ class Collector:
                     number=verdict.number,
                 )
             else:
-                await self.outcomes.stale([verdict])
+                await self.log.stale([verdict])
             self._settle(verdict)
         finally:
             self._fetching.discard(verdict.submission)

@@ -17,8 +17,7 @@ import trio
 
 from peers.trainer.environments import Curricula
 from peers.trainer.pool import GroupLabel, Pool
-from peers.trainer.progress import STEPS_REMEMBERED, Pause, Progress
-from peers.trainer.publishing import Publisher
+from peers.trainer.progress import STEPS_REMEMBERED, Progress
 from peers.trainer.state_values import StateValues
 from peers.trainer.store import TrainerStore
 from swarm.node.run_node import RunNode
@@ -214,8 +213,6 @@ class Orders:
     progress: Progress
     forecast: Forecast
     pool: Pool
-    publisher: Publisher
-    pause: Pause
     curricula: Curricula
     state_values: StateValues
     _newest: StepOrder | None = None
@@ -226,6 +223,23 @@ class Orders:
     def opened(self) -> bool:
         """Whether this process has opened a step."""
         return self._newest is not None
+
+    def continue_lineage(self, lineage: int) -> None:
+        """Restore the lineage and the version of the run that each of its steps follows."""
+        if lineage != self.progress.lineage:
+            self.progress.versions.clear()
+        self.progress.lineage = lineage
+        self.progress.versions.restore(self.store.newest_orders(lineage, STEPS_REMEMBERED))
+
+    async def restore_states(self) -> None:
+        """Read the states that the orders of an earlier process name."""
+        orders = self.store.newest_orders(self.progress.lineage, STEPS_REMEMBERED)
+        await self.state_values.restore(orders)
+
+    def restore_levels(self, inherited: StepOrder | None) -> None:
+        """Continue with the levels of an inherited order, or else of the newest one here."""
+        newest = self.store.newest_orders(self.progress.lineage, 1)
+        self.curricula.restore(newest if inherited is None else [inherited])
 
     async def open_first(self) -> None:
         """Open the first step or, after a restart, the step that was open before it."""
@@ -253,7 +267,7 @@ class Orders:
         with trio.CancelScope(shield=True):
             async with self._issuing:
                 order = self._order()
-                if self.missing_groups(order.step) > 0 and not self.pause:
+                if self.missing_groups(order.step) > 0 and not self.progress.paused:
                     await self._issue(order.step, order)
 
     @asynccontextmanager
@@ -325,12 +339,12 @@ class Orders:
         order = self._order()
         if order.final:
             return False
-        if self.pause:
+        if self.progress.paused:
             if order.groups_wanted == 0:
                 return False
             await self._close(order)
             return True
-        if not self.publisher.published:
+        if not self.progress.published:
             return False  # the child died while a new lineage began
         missing = self.missing_groups(order.step)
         following = order.step + 1
@@ -371,21 +385,27 @@ class Orders:
         lineage = self.progress.lineage
         before = order.policy if order is not None and order.lineage == lineage else 0
         asynchrony = self.progress.versions.manifest_of(step).schedule.asynchrony
-        return max(min(self.publisher.published), step - asynchrony, before)
+        return max(min(self.progress.published), step - asynchrony, before)
 
     async def _choose_states(
         self, step: int, followed: Envelope, levels: list[int], groups: int
     ) -> tuple[bytes, int]:
         """The states that a new step continues, of steps before it that drew their tasks alike."""
         lineage, version = self.progress.lineage, content_digest(followed)
-        steps = {each.verdict.step for each in self.pool.oldest_first()}
+        waiting = self.pool.oldest_first()
+        steps = {each.verdict.step for each in waiting}
         orders = [self.store.order(lineage, each) for each in sorted(steps)]
         alike = {
             each.step
             for each in orders
             if each is not None and each.run_digest == version and each.levels == levels
         }
-        return await self.state_values.choose(step, manifest_in(followed), alike, groups)
+        return await self.state_values.choose(
+            step,
+            manifest_in(followed),
+            [each for each in waiting if each.verdict.step in alike],
+            groups,
+        )
 
     async def _close(self, order: StepOrder) -> None:
         """Revise an order to want no more groups."""
@@ -399,7 +419,7 @@ class Orders:
         """Sign and announce an order, durable before it is announced: a restart keeps its nonce."""
         policy = revised.policy if revised else self._policy_for(step)
         levels = revised.levels if revised else self.curricula.levels_for(step)
-        checkpoint = self.publisher.published[policy]
+        checkpoint = self.progress.published[policy]
         followed = self.progress.versions.follow(step)
         manifest = manifest_in(followed)
         await self.peer.versions.store()  # before the order names a version

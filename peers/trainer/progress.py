@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NoReturn
 
 import trio
@@ -13,7 +12,7 @@ from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
 from swarm.wire.envelope import Envelope
 from swarm.wire.manifest import RunManifest
-from swarm.wire.messages import StepOrder, Verdict
+from swarm.wire.messages import CheckpointReference, StepOrder, Verdict
 from swarm.world.observable import Observable
 
 STEPS_REMEMBERED = 512
@@ -59,7 +58,7 @@ class FollowedVersions:
 
 
 class Progress:
-    """The lineage and the newest published policy."""
+    """The lineage, its published policies, and the step in work."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -67,6 +66,10 @@ class Progress:
         self.lineage = 0
         self.policy = -1
         """Newest policy published."""
+        self.published: dict[int, CheckpointReference] = {}
+        """Policies of this lineage that are, or lately were, on this disk."""
+        self.paused = ""
+        """Why the open step is closed and training has stopped; empty: it goes on."""
         self.step = 0
         """The step in work; also the number of the policy that the learner holds. It is ahead of
         `policy` while a policy is being saved and published."""
@@ -115,24 +118,11 @@ class Progress:
         return verdict.policy < self.oldest_policy()
 
 
-@dataclass(eq=False)
-class Pause:
-    """Closes the open step and stops training; falsy while not paused."""
-
-    peer: RunNode
-    progress: Progress
-    _reason: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self._reason)
-
-    async def hold(self, reason: str) -> NoReturn:
-        """Pause, and repeat the reason until cancelled."""
-        self._reason = reason
-        self.peer.status.doing = f"paused: {reason}"[:200]
-        self.progress.changed.touch()
-        while True:
-            self.peer.node.events.emit(
-                "trainer.paused", reason=reason, remedy="restart it with --resume"
-            )
-            await trio.sleep(REMINDER_SECONDS)
+async def hold(peer: RunNode, progress: Progress, reason: str) -> NoReturn:
+    """Pause: close the open step, stop training, and repeat the reason until cancelled."""
+    progress.paused = reason
+    peer.status.doing = f"paused: {reason}"[:200]
+    progress.changed.touch()
+    while True:
+        peer.node.events.emit("trainer.paused", reason=reason, remedy="restart it with --resume")
+        await trio.sleep(REMINDER_SECONDS)

@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 
 import trio
 
+from peers.trainer.accepted import AcceptedSubmissions, TrainerLog
 from peers.trainer.child import TrainerChild
+from peers.trainer.figures import StepReports, logged_figures
+from peers.trainer.merging import Merging
 from peers.trainer.progress import STEPS_REMEMBERED, Progress
+from peers.trainer.saving import SavedStates, State
+from peers.trainer.steps import StepTimes, TrainedStep
 from swarm.errors import SwarmError
-from swarm.ledger.entries import CheckpointPublished, TrainingFigures
+from swarm.jobs.training import Figures, Snapshot
+from swarm.ledger.entries import CheckpointPublished, Consumed, TrainingFigures
 from swarm.node.run_node import RunNode
-from swarm.node.trusted import TrustedPart
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS
 from swarm.wire.messages import Checkpoint, CheckpointReference
 
@@ -72,11 +77,10 @@ class Publisher:
     """Publishes policies, each once per lineage and step."""
 
     peer: RunNode
-    trusted: TrustedPart
+    log: TrainerLog
     progress: Progress
+    states: SavedStates
     mirrors: Sequence[str]
-    published: dict[int, CheckpointReference] = field(default_factory=dict)
-    """Policies of this lineage that are, or lately were, on this disk."""
     _logged: dict[int, bytes] = field(default_factory=dict)
     """Policies logged as published, and the digests of their manifests."""
     _exported: str = ""
@@ -92,7 +96,7 @@ class Publisher:
         for lineage, step in self.peer.store.complete():
             held = self.peer.store.held((lineage, step))
             if held is not None and lineage == self.progress.lineage:
-                self.published[step] = held.reference
+                self.progress.published[step] = held.reference
 
     def recall(self, entry: CheckpointPublished) -> None:
         """Note a policy that the log lists as published."""
@@ -102,7 +106,7 @@ class Publisher:
     @property
     def newest(self) -> int:
         """The newest policy of this lineage that is on this disk, or logged as published."""
-        return max({*self.published, *self._logged})
+        return max({*self.progress.published, *self._logged})
 
     def is_logged(self, step: int) -> bool:
         """Whether the log lists a policy of this lineage as published."""
@@ -110,12 +114,12 @@ class Publisher:
 
     def forget_lineage(self) -> None:
         """Begin a lineage in which no policy is published yet."""
-        self.published.clear()
+        self.progress.published.clear()
         self._logged.clear()
 
     def _forget_before(self, step: int) -> None:
         """Forget old policies. A trainer that repeats steps publishes the oldest ones first."""
-        for known in (self.published, self._logged):
+        for known in (self.progress.published, self._logged):
             for old in [each for each in known if each < step]:
                 del known[old]
 
@@ -130,7 +134,7 @@ class Publisher:
         self.peer.status.doing = "fetching policies that were deleted"
         async with trio.open_nursery() as nursery:
             for reference in named.values():
-                if reference.step not in self.published:
+                if reference.step not in self.progress.published:
                     nursery.start_soon(self._fetch_back, reference)
         self._take_over()
 
@@ -150,7 +154,7 @@ class Publisher:
         """Folders of the policies of this lineage that are on this disk, by step."""
         return {
             step: held.folder
-            for step in self.published
+            for step in self.progress.published
             if (held := self.peer.store.held((self.progress.lineage, step))) is not None
         }
 
@@ -170,9 +174,29 @@ class Publisher:
         await self.peer.node.disk.remove(folder)
         return folder
 
-    def exported(self, step: int) -> None:
-        """Note that this process has written policy `step`, durably."""
+    async def begin_save(
+        self,
+        child: TrainerChild,
+        step: int,
+        state: State | None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        """Begin to write policy `step`, which the child holds, and this state and snapshot of it,
+        if any."""
+        folder = await self.clear_export(step)
+        await self.states.begin(child, folder, state, snapshot)
+
+    async def finish_save(self, child: TrainerChild, step: int, state: State | None) -> None:
+        """Wait until they are durable. Announce nothing before."""
+        await self.states.finish(child, state)
         self._exported = self.export_folder(step)
+
+    async def publish_first(self, child: TrainerChild, step: int) -> None:
+        """Write the state of policy `step`, which begins a lineage, and publish it."""
+        state = State(self.progress.lineage, step)
+        await self.begin_save(child, step, state)
+        await self.finish_save(child, step, state)
+        await self.publish(child, step, reward=0.0)
 
     async def _export(self, child: TrainerChild, step: int) -> str:
         """Write policy `step`, which the child holds, unless it is written already."""
@@ -208,12 +232,15 @@ class Publisher:
         *,
         reward: float,
         figures: TrainingFigures | None = None,
+        consumed: Sequence[Consumed] = (),
     ) -> None:
-        """Make policy `step` a checkpoint, log it, announce it.
+        """Log `consumed`, make policy `step` a checkpoint, log it, announce it.
 
         `reward`: mean reward of the batch that produced it. `figures` are logged with it. Raises
         `NotAsLogged` if it was published before and comes out with another manifest.
         """
+        if consumed:
+            await self.log.consumed(consumed)
         lineage = self.progress.lineage
         held = self.peer.store.held((lineage, step))
         if held is None or not held.complete:
@@ -232,15 +259,15 @@ class Publisher:
             entry = CheckpointPublished(
                 lineage=lineage, step=step, manifest=held.digest, figures=figures
             )
-            await self.trusted.append([entry])
+            await self.log.published(entry)
             self._logged[step] = held.digest
-        self.published[step] = held.reference
+        self.progress.published[step] = held.reference
         self._forget_before(step - STEPS_REMEMBERED)
         self.progress.reach(step)
         self.peer.status.policy = step
         base = self.peer.store.base_of(held)
         checkpoint = Checkpoint(
-            reference=self.published[step],
+            reference=self.progress.published[step],
             total_bytes=held.manifest.total_bytes,
             reward=reward,
             base_bytes=base.manifest.total_bytes if base is not None else 0,
@@ -254,3 +281,63 @@ class Publisher:
             bytes=held.manifest.total_bytes,
         )
         self.progress.changed.touch()
+
+
+@dataclass(eq=False)
+class Handover:
+    """Hands each new policy over: it is written and published beside the next step's training."""
+
+    peer: RunNode
+    progress: Progress
+    accepted: AcceptedSubmissions
+    publisher: Publisher
+    merging: Merging
+    reports: StepReports
+    published: Callable[[], None]
+    """Called after each published step."""
+    background: Background = field(init=False)
+    """Runs what is done beside the next step's training; a new one for each child."""
+
+    async def hand_over(
+        self, child: TrainerChild, step: int, trained: TrainedStep, times: StepTimes
+    ) -> None:
+        """Copy the new policy, and have it written and published beside the next step."""
+        await self.accepted.record(step, trained.record)
+        self.accepted.trained(step)
+        self.progress.advance(step + 1)
+        await self.background.idle()
+        state = None
+        if self.publisher.states.due(step + 1):
+            state = State(self.progress.lineage, step + 1)
+        snapshot = await self.merging.due(child, step + 1)
+        await self.publisher.begin_save(child, step + 1, state, snapshot)
+        times.handed_over = self.peer.node.world.now()
+        figures = self.reports.figures(step, trained, times)
+        self.background.start(
+            lambda: self._publish(child, step, trained, figures, state, times.handed_over)
+        )
+
+    async def _publish(
+        self,
+        child: TrainerChild,
+        step: int,
+        trained: TrainedStep,
+        figures: Figures,
+        state: State | None,
+        began: float,
+    ) -> None:
+        """Wait until the policy after `step` is durable, then log the step and publish it."""
+        await self.publisher.finish_save(child, step + 1, state)
+        await self.publisher.publish(
+            child,
+            step + 1,
+            reward=trained.record.reward,
+            figures=logged_figures(figures),
+            consumed=trained.record.consumed,
+        )
+        self.published()
+        figures["publish_seconds"] = self.peer.node.world.now() - began
+        await self.reports.report(child, step, trained, figures)
+        if state is not None:
+            await self.accepted.saved(state.step)
+            await self.merging.saved(child, state.step)

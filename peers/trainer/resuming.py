@@ -1,20 +1,39 @@
-"""Resuming: continue from a training state, and repeat the recorded steps that it lacks."""
+"""Resuming: continue from a training state.
+
+`Resumption` repeats the recorded steps that the state lacks. `Lineages` abandons them and goes on
+from the state in a new lineage. `Place` finds out whether another trainer went on meanwhile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
-from peers.trainer.accepted import AcceptedSubmissions, Outcomes
+import trio
+
+from peers.trainer.accepted import AcceptedSubmissions, TrainerLog
+from peers.trainer.alarms import Alarms
 from peers.trainer.child import TrainerChild
+from peers.trainer.figures import logged_figures
+from peers.trainer.orders import Orders
 from peers.trainer.progress import Progress
-from peers.trainer.publishing import NotAsLogged, Publisher
-from peers.trainer.saving import SavedStates, State
-from peers.trainer.steps import Steps, StepTimes, TrainedStep, logged_figures
+from peers.trainer.publishing import Handover, NotAsLogged, Publisher
+from peers.trainer.saving import State
+from peers.trainer.steps import Steps, StepTimes, TrainedStep
 from peers.trainer.store import Batch, TrainerStore
+from swarm.errors import SwarmError, UserError
 from swarm.ledger.entries import CheckpointPublished, Consumed
 from swarm.node.run_node import RunNode
 from swarm.wire.manifest import RunManifest
+from swarm.wire.messages import Checkpoint, StepOrder
+
+LINEAGES_LEFT = 15
+"""Lineages that a takeover leaves out: the trainer before may have rolled back unheard."""
+
+LOOKS_SECONDS = (5.0, 30.0, 120.0)
+"""Pauses before this trainer looks, after each new version of the run, whether a standby had its
+place meanwhile: that one may still publish a policy until it hears of the version."""
 
 
 @dataclass(eq=False)
@@ -24,11 +43,10 @@ class Resumption:
     peer: RunNode
     progress: Progress
     store: TrainerStore
-    states: SavedStates
-    outcomes: Outcomes
     accepted: AcceptedSubmissions
     publisher: Publisher
     steps: Steps
+    handover: Handover
 
     async def resume(
         self, child: TrainerChild, manifest: RunManifest, state: State, *, load: bool
@@ -43,7 +61,7 @@ class Resumption:
         used = orders[0].checkpoint if orders else None
         await self.publisher.fetch_back(used)
         consumed = await child.resume(manifest, state.folder, self.publisher.folders())
-        self.states.loaded(state)
+        self.publisher.states.loaded(state)
         self.progress.advance(step)
         batches = self.store.batches_from(state.lineage, step - 1)
         before = batches.pop(step - 1, None)
@@ -51,7 +69,7 @@ class Resumption:
         oldest = step - self.peer.run.manifest.schedule.max_staleness
         logged: dict[bytes, int] = {}
         """Step that consumed each submission, for those young enough to be offered again."""
-        for entry in self.outcomes.entries(self.peer.peer_id):
+        for entry in self.accepted.log.entries(self.peer.peer_id):
             if isinstance(entry, CheckpointPublished):
                 self.publisher.recall(entry)
             elif isinstance(entry, Consumed) and set(entry.outcomes) != {"carried"}:
@@ -60,7 +78,7 @@ class Resumption:
         known = self.accepted.remember_consumed(dict.fromkeys(consumed, step) | done)
         self.peer.node.events.emit("trainer.resumed", step=step, consumed=known)
         if before is not None:
-            await self.outcomes.complete(
+            await self.accepted.log.complete(
                 [entry for entry in before.consumed if entry.submission not in logged]
             )
         self.accepted.set_aside(lacking)
@@ -68,18 +86,18 @@ class Resumption:
         if load:
             await self.accepted.load()
         try:
-            if not self.publisher.is_logged(step) or step not in self.publisher.published:
+            if not self.publisher.is_logged(step) or step not in self.progress.published:
                 # It crashed before that, or the policy's folder was deleted.
                 await self.publisher.publish(child, step, reward=before.reward if before else 0.0)
             why = await self._repeat(child, batches)
         except NotAsLogged as error:
             why = str(error)
-        await self.accepted.give_back(logged=self.outcomes.settled)
-        if not why and used is not None and used.step not in self.publisher.published:
+        await self.accepted.give_back(logged=self.accepted.log.settled)
+        if not why and used is not None and used.step not in self.progress.published:
             why = f"policy {used.step}, which is in use, is on no disk that this trainer can reach"
         if why:
             return why
-        await self.steps.publishing.idle()
+        await self.handover.background.idle()
         newest = self.progress.step
         reward = (batches.get(newest - 1) or before or Batch([], 0.0)).reward
         await self.publisher.publish(child, newest, reward=reward)
@@ -111,7 +129,7 @@ class Resumption:
             times.trained = self.peer.node.world.now()
             if step + 1 > newest:
                 trained = TrainedStep(taken, result.figures, batch, result.group_tokens)
-                await self.steps.hand_over(child, step, trained, times)
+                await self.handover.hand_over(child, step, trained, times)
                 continue
             self.progress.advance(step + 1)
             self.accepted.trained(step)
@@ -121,10 +139,127 @@ class Resumption:
                 break
             self.peer.node.events.emit("trainer.step_repeated", step=step)
             logged = self.publisher.is_logged(step + 1)
-            if not logged:
-                await self.outcomes.consumed(batch.consumed)
             if not logged or published is None:
-                figures = logged_figures(result.figures)
-                await self.publisher.publish(child, step + 1, reward=batch.reward, figures=figures)
+                await self.publisher.publish(
+                    child,
+                    step + 1,
+                    reward=batch.reward,
+                    figures=logged_figures(result.figures),
+                    consumed=() if logged else batch.consumed,
+                )
         settled = newest <= self.progress.step and not why.endswith("published one")
         return "" if settled else why or f"policy {newest} is newer than all that is recorded"
+
+
+@dataclass(eq=False)
+class Lineages:
+    """Begins a lineage with an older state."""
+
+    peer: RunNode
+    progress: Progress
+    orders: Orders
+    accepted: AcceptedSubmissions
+    publisher: Publisher
+    handover: Handover
+    alarms: Alarms
+    rollbacks: int = 0
+    """Rollbacks in this process."""
+
+    async def roll_back(self, child: TrainerChild, state: State, why: str) -> None:
+        """Continue from an older state in a new lineage.
+
+        The lineage inherits the consumed list, so nothing is trained on twice. Rollouts of the
+        abandoned policies are stale.
+        """
+        await self.handover.background.idle()
+        self.rollbacks += 1
+        self.peer.status.doing = f"rolling back to step {state.step}"
+        lineage, step = self.progress.lineage + 1, state.step
+        async with self.orders.reopened():
+            await child.roll_back(state.folder, self.publisher.folders(), lineage)
+            self.progress.begin_lineage(lineage, step)
+            self.publisher.forget_lineage()
+            self.accepted.forecast.forget_announced()
+            self.alarms.forget()
+            await self.accepted.drop_stale()  # the whole pool, which belongs to the old lineage
+            self.peer.node.events.emit(
+                "trainer.rolled_back", step=step, lineage=lineage, reason=why
+            )
+            await self.publisher.publish_first(child, step)
+        await self.accepted.forget_unsaved()
+
+    async def inherit(
+        self, child: TrainerChild, manifest: RunManifest, state: State, newest: int
+    ) -> None:
+        """Continue from a state in the place of another trainer, which has led up to `newest`.
+
+        The newest lineage is abandoned: rollouts of the steps since the state are stale, and
+        whatever that trainer may still sign there, nobody continues.
+        """
+        newest = max(state.lineage, newest)
+        consumed = await child.resume(manifest, state.folder, {})
+        self.publisher.states.loaded(state)
+        self.progress.advance(state.step)
+        self.accepted.remember_consumed(dict.fromkeys(consumed, state.step))
+        await self.accepted.load()  # of a home that has trained before: all of it is stale
+        self.orders.restore_levels(await self.publisher.states.inherited_order())
+        # Of two standbys that take over at once, the one that prevails has the later lineage.
+        places = max(1, len(self.peer.run.manifest.standbys))
+        ahead = places - min(self.peer.run.standby_place, places - 1)
+        self.progress.lineage = newest + ahead * (LINEAGES_LEFT + 1) - 1
+        await self.roll_back(child, state, f"took over from the trainer of lineage {newest}")
+        await self.publisher.states.drop_inherited()
+
+
+@dataclass(eq=False)
+class Place:
+    """Knows whether another trainer has led the run while it had this one's place."""
+
+    peer: RunNode
+    progress: Progress
+    log: TrainerLog
+
+    async def check_first(self) -> None:
+        """Refuse to begin a run that has begun: policies would be signed a second time.
+
+        Raises `UserError`.
+        """
+        newest = await self.log.newest_policy()
+        # The log of a trainer that is lost may be on no disk that a new peer can copy it from.
+        if newest is not None or self.peer.run.takeovers:
+            has = f"published policy {newest[1]} already" if newest else "lost its trainer"
+            raise UserError(
+                f"run {self.peer.run.id} has {has}, and this home has no training state; restore "
+                "the home from a backup, let a standby take over with swarm trainer takeover, or "
+                "begin with the run's newest policy by swarm trainer restore"
+            )
+
+    async def is_outrun(self, own: State) -> bool:
+        """Whether another trainer has led the run to a later lineage than that of `own`, while it
+        had this one's place. Nobody follows the earlier one any more."""
+        manifest = self.peer.run.manifest
+        if manifest.outer.rounds or not (manifest.standbys or self.peer.run.takeovers):
+            return False
+        return max(await self.newest_lineages(), default=0) > own.lineage
+
+    async def watch(self) -> NoReturn:
+        """End this trainer if it did not notice that a standby took its place for a while: the
+        owner's next version may have put it back before it heard of that."""
+        while True:
+            await self.peer.versions.changed.wait_change()
+            for pause in LOOKS_SECONDS:
+                await trio.sleep(pause)
+                lineage = self.progress.lineage
+                if await self.is_outrun(State(lineage, 0)) and lineage == self.progress.lineage:
+                    raise SwarmError(
+                        f"a standby has led run {self.peer.run.id} beyond this trainer's lineage "
+                        f"{lineage}, and the owner has put the trainer back; start it again with "
+                        "--resume, and it goes on above that"
+                    )
+
+    async def newest_lineages(self) -> list[int]:
+        """The newest lineages that this peer has heard of or reads in the trusted peers' logs."""
+        logged = await self.log.newest_policy()
+        heard = [each.message for each in self.peer.newest()]
+        lineages = [each.order()[0] for each in heard if isinstance(each, (Checkpoint, StepOrder))]
+        return lineages if logged is None else [logged[0], *lineages]

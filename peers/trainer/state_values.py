@@ -9,12 +9,12 @@ batch is due keeps the advantage of its group. Imports no torch.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import NamedTuple
 
-from peers.trainer.pool import Accepted, Pool
+from peers.trainer.pool import Accepted
 from peers.trainer.progress import Progress
 from swarm.errors import PeerError
 from swarm.jobs.training import StateValue
@@ -48,7 +48,6 @@ class StateValues:
 
     peer: RunNode
     progress: Progress
-    pool: Pool
     _ordered: dict[tuple[int, int], list[State]] = field(default_factory=dict)
     """States by the lineage and the step whose order names them."""
     _measured: dict[bytes, tuple[int, list[_Measured]]] = field(default_factory=dict)
@@ -66,12 +65,12 @@ class StateValues:
                 self._ordered[(order.lineage, order.step)] = states
 
     async def choose(
-        self, step: int, manifest: RunManifest, alike: Collection[int], groups: int
+        self, step: int, manifest: RunManifest, alike: Sequence[Accepted], groups: int
     ) -> tuple[bytes, int]:
         """Choose and publish states for the order of `step`, which wants so many groups of its own.
 
         Returns the blob's hash and size; nothing and 0 if no state can be continued. `alike`: the
-        steps whose rollouts may be continued, because `step` draws their tasks alike.
+        submissions whose rollouts may be continued, because `step` draws their tasks alike.
         """
         values = manifest.values
         if values.estimate != "continuations":
@@ -90,15 +89,13 @@ class StateValues:
         self._ordered[(self.progress.lineage, step)] = states
         return await self.peer.states.publish(states)
 
-    async def _candidates(self, alike: Collection[int], manifest: RunManifest) -> Iterator[State]:
-        """States of the pool's rollouts that were not chosen before, in random order, a rollout's
+    async def _candidates(
+        self, alike: Sequence[Accepted], manifest: RunManifest
+    ) -> Iterator[State]:
+        """States of these rollouts that were not chosen before, in random order, a rollout's
         together."""
         random = self.peer.node.world.random
-        waiting = [
-            each
-            for each in self.pool.oldest_first()
-            if each.verdict.step in alike and len(each.verdict.seed) == 32
-        ]
+        waiting = [each for each in alike if len(each.verdict.seed) == 32]
         chosen = {(state.submission, state.row) for all in self._ordered.values() for state in all}
         random.shuffle(waiting)
         read: dict[bytes, Rollouts] = {}

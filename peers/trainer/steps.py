@@ -1,5 +1,4 @@
-"""One step after the other: wait for a batch, train on it, and hand the new policy over to be
-published."""
+"""One step after the other: wait for a batch, and train on it."""
 
 from __future__ import annotations
 
@@ -10,24 +9,22 @@ from dataclasses import dataclass, field
 
 import trio
 
-from peers.evaluation.during import Evaluations
-from peers.trainer.accepted import AcceptedSubmissions, Outcomes
+from peers.trainer.accepted import AcceptedSubmissions, TrainerLog
 from peers.trainer.child import TrainerChild
-from peers.trainer.environments import Curricula, environment_figures
+from peers.trainer.environments import Curricula
 from peers.trainer.merging import Merging
 from peers.trainer.orders import Forecast, Orders
 from peers.trainer.pool import Accepted
-from peers.trainer.progress import Pause, Progress
-from peers.trainer.publishing import Background, Publisher
-from peers.trainer.saving import SavedStates, State
+from peers.trainer.progress import Progress
 from peers.trainer.state_values import StateValues
-from peers.trainer.store import Batch, TrainerStore
+from peers.trainer.store import Batch
 from swarm.jobs.training import Figures
-from swarm.ledger.entries import Consumed, TrainingFigures
+from swarm.ledger.entries import Consumed
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
 from swarm.run.manifest import manifest_in
 from swarm.wire.envelope import Envelope
+from swarm.wire.manifest import RunManifest
 from swarm.world.observable import STARVED_SECONDS
 
 
@@ -41,7 +38,6 @@ class Batches:
     forecast: Forecast
     accepted: AcceptedSubmissions
     orders: Orders
-    pause: Pause
     starved_seconds: float
     """Time without a new rollout after which workers are asked for more."""
     idle: dict[str, float] = field(default_factory=lambda: {"rollouts": 0.0, "checks": 0.0})
@@ -81,7 +77,7 @@ class Batches:
         """When the batch no longer waits for values of its states."""
         pool = self.accepted.pool
         while not self.progress.over:
-            if self.pause:
+            if self.progress.paused:
                 await trio.sleep_forever()
             await self.accepted.drop_stale()
             late = self.peer.node.world.now() >= deadline
@@ -184,39 +180,33 @@ class TrainedStep:
 
 @dataclass(eq=False)
 class Steps:
-    """Has the child take the steps, and publishes their policies."""
+    """Has the child train on one batch after the other."""
 
     peer: RunNode
     progress: Progress
-    store: TrainerStore
-    states: SavedStates
-    forecast: Forecast
-    outcomes: Outcomes
-    accepted: AcceptedSubmissions
     batches: Batches
-    publisher: Publisher
+    log: TrainerLog
     curricula: Curricula
     state_values: StateValues
-    evaluations: Evaluations
-    pause: Pause
     merging: Merging
-    published: Callable[[], None]
-    """Called after each published step."""
-    publishing: Background = field(init=False)
-    """Runs what is done beside the next step's training; a new one for each child."""
-    applied_terms: Envelope | None = None
+    _followed: Envelope | None = None
     """The run manifest that the child follows."""
+
+    def follow(self, step: int) -> RunManifest:
+        """The version of the run that the child is to begin with: that of a step."""
+        self._followed = self.progress.versions.follow(step)
+        return manifest_in(self._followed)
 
     async def apply_terms(self, child: TrainerChild, step: int) -> None:
         """Have the child follow the version of the run that a step follows."""
         followed = self.progress.versions.follow(step)
-        if followed is not self.applied_terms:
+        if followed is not self._followed:
             await child.follow(manifest_in(followed))
-            self.applied_terms = followed
+            self._followed = followed
 
     async def train(self, child: TrainerChild, step: int, times: StepTimes) -> TrainedStep | None:
         """Train on the next batch that the child can read; None if no further batch comes."""
-        if not self.pause:
+        if not self.progress.paused:
             self.peer.status.doing = f"waiting for rollouts of step {step}"
         versions = self.progress.versions
         score = functools.partial(child.score, versions=versions)
@@ -227,11 +217,13 @@ class Steps:
             result = await child.train(step, batch, versions, values)
             if not result.unreadable:
                 break
-            await self.accepted.leave_out({each.index: each.reason for each in result.unreadable})
+            await self.batches.accepted.leave_out(
+                {each.index: each.reason for each in result.unreadable}
+            )
         else:
             return None
         times.trained = self.peer.node.world.now()
-        self.outcomes.filtered(batch)
+        self.log.filtered(batch)
         self.curricula.observe(batch, versions.manifest_of(step))
         consumed = [
             Consumed(step=step, submission=accepted.digest, outcomes=[*outcomes])
@@ -240,106 +232,3 @@ class Steps:
         merged = await self.merging.adopt(child, step)
         record = Batch(consumed, result.figures["reward"], merged, values)
         return TrainedStep(batch, result.figures, record, result.group_tokens)
-
-    async def hand_over(
-        self, child: TrainerChild, step: int, trained: TrainedStep, times: StepTimes
-    ) -> None:
-        """Copy the new policy, and have it written and published beside the next step."""
-        await self.store.keep_batch(self.progress.lineage, step, trained.record)
-        self.accepted.trained(step)
-        self.progress.advance(step + 1)
-        await self.publishing.idle()
-        state = None
-        if self.states.due(step + 1):
-            state = State(self.progress.lineage, step + 1)
-        snapshot = await self.merging.due(child, step + 1)
-        folder = await self.publisher.clear_export(step + 1)
-        await self.states.begin(child, folder, state, snapshot)
-        times.handed_over = self.peer.node.world.now()
-        figures = {**trained.figures, **self._figures(step, trained, times)}
-        self.publishing.start(
-            lambda: self._publish(child, step, trained, figures, state, times.handed_over)
-        )
-
-    async def _publish(
-        self,
-        child: TrainerChild,
-        step: int,
-        trained: TrainedStep,
-        figures: Figures,
-        state: State | None,
-        began: float,
-    ) -> None:
-        """Wait until the policy after `step` is durable, then log the step and publish it."""
-        await self.states.finish(child, state)
-        self.publisher.exported(step + 1)
-        await self.outcomes.consumed(trained.record.consumed)
-        await self.publisher.publish(
-            child, step + 1, reward=trained.record.reward, figures=logged_figures(figures)
-        )
-        self.published()
-        figures["publish_seconds"] = self.peer.node.world.now() - began
-        manifest_of_step = self.progress.versions.manifest_of(step)
-        environments = environment_figures(
-            trained.batch, trained.group_tokens, manifest_of_step.environments
-        )
-        for label, level in self.curricula.levels_of(manifest_of_step).items():
-            environments.setdefault(label, {})["level"] = level
-        evaluated = self.evaluations.take()
-        if evaluated is not None:
-            policy = evaluated.reference.step
-            figures |= {"evaluation": evaluated.reward, "evaluation_policy": policy}
-            for found in evaluated.environments:
-                environments.setdefault(found.label, {})["evaluation"] = found.reward
-        self.peer.node.events.emit(
-            "trainer.trained_on",
-            step=step,
-            submissions=[accepted.digest for accepted in trained.batch],
-        )
-        self.peer.node.events.emit(
-            "trainer.step_trained", **{**figures, "environments": environments, "step": step}
-        )
-        await child.record(step, figures, environments)
-        if state is not None:
-            await self.accepted.saved(state.step)
-            await self.merging.saved(child, state.step)
-
-    def _figures(self, step: int, trained: TrainedStep, times: StepTimes) -> Figures:
-        """Metrics of a step's time, and of the groups left out of its batch."""
-        idle = self.batches.idle
-        batch, values = trained.batch, trained.record.values
-        left_out = sorted(self.outcomes.left_out.items())
-        return {
-            "submissions": len(batch),
-            "seconds": times.handed_over - times.training,
-            "ahead_seconds": self.batches.ahead,
-            "idle_seconds": sum(idle.values()),
-            **{f"idle_{cause}_seconds": waited for cause, waited in idle.items()},
-            "idle_weights_seconds": times.handed_over - times.trained,
-            "step_seconds": times.handed_over - times.began,
-            "keep_rate": self.forecast.keep_rate.value,
-            **{f"left_out_{reason}": groups for reason, groups in left_out},
-            "staleness": step - min(accepted.verdict.policy for accepted in batch),
-            **({"states_valued": sum(map(len, values))} if values else {}),
-        }
-
-
-def logged_figures(figures: Figures) -> TrainingFigures:
-    """The figures of a step that its trainer logs, by the learner's names; only finite ones."""
-    clipped = [value for name, value in figures.items() if name.startswith("clipped_")]
-    found = {
-        **{name: figures.get(name) for name in ("reward", "entropy", "gradient_norm", "loss")},
-        "length": figures.get("completion_length"),
-        "kl": figures.get("kl_generation"),
-        "kl_reference": figures.get("kl_reference"),
-        "clipped": sum(clipped) if clipped else None,
-        "learning_rate": figures.get("learning_rate"),
-        "seconds": figures.get("step_seconds"),
-    }
-    return TrainingFigures(
-        **{
-            name: float(value)
-            for name, value in found.items()
-            if value is not None and math.isfinite(value)
-        }
-    )

@@ -77,7 +77,7 @@ def test_nothing_waits_beyond_the_end_of_the_run() -> None:
         await accepted_by_a_later_one(simulation, worker, peers)
         trainer = peers["trainer"].roles[0]
         assert isinstance(trainer, TrainerRole)
-        trainer._progress.advance(trainer._run.manifest.schedule.steps)
+        trainer._progress.advance(trainer._peer.run.manifest.schedule.steps)
         trainer._progress.changed.touch()
         await trio.sleep(1)
         assert pool(peers["trainer"]) == 1
@@ -98,7 +98,7 @@ def test_a_validator_that_stays_silent_delays_only_the_first_acceptances() -> No
             began = trio.current_time()
             await precedence._wait_for(str(first.id), verdict(0))
             seconds.append(round(trio.current_time() - began))
-        limits = trainer._run.manifest.limits
+        limits = trainer._peer.run.manifest.limits
         assert seconds[0] == seconds[-2] == limits.verdict_seconds
         assert seconds[-1] == limits.acknowledgement_seconds
 

@@ -587,7 +587,7 @@ def test_a_resumed_trainer_does_not_pause_for_what_was_not_graded_in_its_life_be
         await trio.sleep(20)
         role = trainer.roles[0]
         assert isinstance(role, TrainerRole)
-        assert len(role._forecast._judged) == len(ungraded), "it hears of them again"
+        assert len(role._accepted.forecast._judged) == len(ungraded), "it hears of them again"
 
     names = [event.name for _, event in simulate(main)]
     assert names.count("trainer.paused") == 1
@@ -671,7 +671,7 @@ def test_what_it_has_trained_on_is_remembered_until_it_is_logged() -> None:
         await accepted.discard([])
         assert not role._collector._is_new(trained_on)
         entry = Consumed(step=0, submission=trained_on.submission, outcomes=["consumed"] * 4)
-        await accepted.outcomes.consumed([entry])
+        await accepted.log.consumed([entry])
         await accepted.discard([])
         assert not accepted.knows(trained_on.submission)
         assert not role._collector._is_new(trained_on)
