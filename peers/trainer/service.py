@@ -29,6 +29,7 @@ from peers.learning.reading import check_file, read_groups
 from peers.learning.settings import LearnerSettings
 from peers.learning.thread import LearnerThread
 from peers.learning.values import give_values
+from peers.sandbox.launcher import start_launcher
 from peers.trainer.planning import plan_training, sharding_of
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan
@@ -71,7 +72,7 @@ from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.landlock import reading_in_home
 
 
-@reading_in_home("trainer", "checkpoints", "accepted")
+@reading_in_home("trainer", "checkpoints", "accepted", before_keys_close=start_launcher)
 def open_service(setup: TrainingSetup) -> Any:
     """Open the service of the trainer's child: a `TrainerService`, which leads the other ranks
     under `torchrun`."""

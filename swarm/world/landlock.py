@@ -42,11 +42,20 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
-def reading_in_home(*folders: str) -> Callable[[T], T]:
-    """Name the folders of the home that a function that opens a child's service reads."""
+def reading_in_home(
+    *folders: str, before_keys_close: Callable[[], None] = lambda: None
+) -> Callable[[T], T]:
+    """Say of a function that opens a child's service what a class has as attributes.
+
+    `folders` are those of the home that it reads; see `swarm.world.child`.
+    """
 
     def named(opens: T) -> T:
-        setattr(opens, "reads_in_home", folders)  # noqa: B010 (a class has it as an attribute)
+        for name, value in (
+            ("reads_in_home", folders),
+            ("before_keys_close", before_keys_close),
+        ):
+            setattr(opens, name, value)
         return opens
 
     return named
