@@ -1,8 +1,9 @@
 """The trainer: opens steps, collects accepted rollouts, learns from them, publishes policies.
 
-`role.py` runs each step in the network process, which imports no torch. `collector.py` fills the
-`pool.py`, `orders.py` opens steps, `steps.py` waits for a batch and trains on it, `publishing.py`
-announces policies, `saving.py` and `resuming.py` write training states and continue from them, and
-`child.py` calls the child process. `service.py` implements that child; its learning code is in
-`peers/learning` (start with `step.py`).
+`role.py` tells the story, in the network process, which imports no torch. `collector.py` fills the
+pool (`accepted.py`, `pool.py`), `orders.py` opens steps, `training.py` takes them one after the
+other (`steps.py` waits for a batch and trains on it), `publishing.py` announces policies.
+`saving.py` writes training states; `beginning.py` and `resuming.py` continue from them. `child.py`
+calls the child process, which `service.py` implements; its learning code is in `peers/learning`
+(start with `step.py`).
 """

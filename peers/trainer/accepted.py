@@ -43,7 +43,6 @@ class AcceptedSubmissions:
     progress: Progress
     forecast: Forecast
     log: TrainerLog
-    state_values: StateValues
     pool: Pool = field(default_factory=Pool)
     in_hand: list[Accepted] = field(default_factory=list)
     """The batch in training."""
@@ -67,6 +66,7 @@ class AcceptedSubmissions:
     def __post_init__(self) -> None:
         self._disk = self.peer.node.disk
         self._events = self.peer.node.events
+        self.state_values = StateValues(self.peer, self.progress)
         self.refusals = Refusals(self.peer, self.log.trusted, self.progress)
 
     # --- taking in ---------------------------------------------------------------------------

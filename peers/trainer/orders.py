@@ -213,11 +213,13 @@ class Orders:
     progress: Progress
     forecast: Forecast
     pool: Pool
-    curricula: Curricula
     state_values: StateValues
     _newest: StepOrder | None = None
     _issuing: trio.Lock = field(default_factory=trio.Lock)
     """Held while an order is issued, and while the lineage changes."""
+
+    def __post_init__(self) -> None:
+        self.curricula = Curricula(self.peer.node.events)
 
     @property
     def opened(self) -> bool:

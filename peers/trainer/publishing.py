@@ -2,67 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import trio
 
-from peers.trainer.accepted import AcceptedSubmissions, TrainerLog
+from peers.trainer.accepted import TrainerLog
 from peers.trainer.child import TrainerChild
-from peers.trainer.figures import StepReports, logged_figures
-from peers.trainer.merging import Merging
 from peers.trainer.progress import STEPS_REMEMBERED, Progress
 from peers.trainer.saving import SavedStates, State
-from peers.trainer.steps import StepTimes, TrainedStep
 from swarm.errors import SwarmError
-from swarm.jobs.training import Figures, Snapshot
+from swarm.jobs.training import Snapshot
 from swarm.ledger.entries import CheckpointPublished, Consumed, TrainingFigures
 from swarm.node.run_node import RunNode
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS
 from swarm.wire.messages import Checkpoint, CheckpointReference
-
-
-class Background:
-    """Runs one piece of work at a time in a nursery, beside a loop that may go on meanwhile."""
-
-    def __init__(self, nursery: trio.Nursery) -> None:
-        """`nursery` must outlive `run`."""
-        self._nursery = nursery
-        self._loop = trio.CancelScope()
-        self._ended = trio.Event()
-        self._ended.set()
-        self._error: Exception | None = None
-
-    async def run(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Await `loop`, then the work that it has started. Raises what either raises."""
-        with self._loop:
-            try:
-                await loop()
-            finally:
-                await self._ended.wait()
-        if self._error is not None:
-            raise self._error
-
-    async def idle(self) -> None:
-        """Wait until no work is running."""
-        await self._ended.wait()
-
-    def start(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Start a piece of work. None may be running."""
-        assert self._ended.is_set()
-        self._ended = trio.Event()
-        self._nursery.start_soon(self._attempt, work)
-
-    async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await work()
-        except Exception as error:
-            self._error = error
-            self._loop.cancel()
-        finally:
-            self._ended.set()
-
 
 HOLDERS_SECONDS = 60.0
 """Time for a peer to be found that holds a policy which was deleted here."""
@@ -281,63 +236,3 @@ class Publisher:
             bytes=held.manifest.total_bytes,
         )
         self.progress.changed.touch()
-
-
-@dataclass(eq=False)
-class Handover:
-    """Hands each new policy over: it is written and published beside the next step's training."""
-
-    peer: RunNode
-    progress: Progress
-    accepted: AcceptedSubmissions
-    publisher: Publisher
-    merging: Merging
-    reports: StepReports
-    published: Callable[[], None]
-    """Called after each published step."""
-    background: Background = field(init=False)
-    """Runs what is done beside the next step's training; a new one for each child."""
-
-    async def hand_over(
-        self, child: TrainerChild, step: int, trained: TrainedStep, times: StepTimes
-    ) -> None:
-        """Copy the new policy, and have it written and published beside the next step."""
-        await self.accepted.record(step, trained.record)
-        self.accepted.trained(step)
-        self.progress.advance(step + 1)
-        await self.background.idle()
-        state = None
-        if self.publisher.states.due(step + 1):
-            state = State(self.progress.lineage, step + 1)
-        snapshot = await self.merging.due(child, step + 1)
-        await self.publisher.begin_save(child, step + 1, state, snapshot)
-        times.handed_over = self.peer.node.world.now()
-        figures = self.reports.figures(step, trained, times)
-        self.background.start(
-            lambda: self._publish(child, step, trained, figures, state, times.handed_over)
-        )
-
-    async def _publish(
-        self,
-        child: TrainerChild,
-        step: int,
-        trained: TrainedStep,
-        figures: Figures,
-        state: State | None,
-        began: float,
-    ) -> None:
-        """Wait until the policy after `step` is durable, then log the step and publish it."""
-        await self.publisher.finish_save(child, step + 1, state)
-        await self.publisher.publish(
-            child,
-            step + 1,
-            reward=trained.record.reward,
-            figures=logged_figures(figures),
-            consumed=trained.record.consumed,
-        )
-        self.published()
-        figures["publish_seconds"] = self.peer.node.world.now() - began
-        await self.reports.report(child, step, trained, figures)
-        if state is not None:
-            await self.accepted.saved(state.step)
-            await self.merging.saved(child, state.step)

@@ -1,39 +1,32 @@
 """Resuming: continue from a training state.
 
 `Resumption` repeats the recorded steps that the state lacks. `Lineages` abandons them and goes on
-from the state in a new lineage. `Place` finds out whether another trainer went on meanwhile.
+from the state in a new lineage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
 
-import trio
-
-from peers.trainer.accepted import AcceptedSubmissions, TrainerLog
-from peers.trainer.alarms import Alarms
+from peers.trainer.accepted import AcceptedSubmissions
+from peers.trainer.alarms import RECENT_STEPS, UNREWARDED, Alarms
 from peers.trainer.child import TrainerChild
-from peers.trainer.figures import logged_figures
 from peers.trainer.orders import Orders
-from peers.trainer.progress import Progress
-from peers.trainer.publishing import Handover, NotAsLogged, Publisher
+from peers.trainer.progress import Progress, hold
+from peers.trainer.publishing import NotAsLogged, Publisher
 from peers.trainer.saving import State
-from peers.trainer.steps import Steps, StepTimes, TrainedStep
+from peers.trainer.settings import TrainerSettings
+from peers.trainer.steps import StepTimes, TrainedStep
 from peers.trainer.store import Batch, TrainerStore
-from swarm.errors import SwarmError, UserError
+from peers.trainer.training import Training, logged_figures
+from swarm.jobs.training import Figures
 from swarm.ledger.entries import CheckpointPublished, Consumed
 from swarm.node.run_node import RunNode
 from swarm.wire.manifest import RunManifest
-from swarm.wire.messages import Checkpoint, StepOrder
 
 LINEAGES_LEFT = 15
 """Lineages that a takeover leaves out: the trainer before may have rolled back unheard."""
-
-LOOKS_SECONDS = (5.0, 30.0, 120.0)
-"""Pauses before this trainer looks, after each new version of the run, whether a standby had its
-place meanwhile: that one may still publish a policy until it hears of the version."""
 
 
 @dataclass(eq=False)
@@ -45,8 +38,7 @@ class Resumption:
     store: TrainerStore
     accepted: AcceptedSubmissions
     publisher: Publisher
-    steps: Steps
-    handover: Handover
+    training: Training
 
     async def resume(
         self, child: TrainerChild, manifest: RunManifest, state: State, *, load: bool
@@ -97,7 +89,7 @@ class Resumption:
             why = f"policy {used.step}, which is in use, is on no disk that this trainer can reach"
         if why:
             return why
-        await self.handover.background.idle()
+        await self.training.idle()
         newest = self.progress.step
         reward = (batches.get(newest - 1) or before or Batch([], 0.0)).reward
         await self.publisher.publish(child, newest, reward=reward)
@@ -118,18 +110,20 @@ class Resumption:
                 break
             now = self.peer.node.world.now()
             times = StepTimes(began=now, training=now)
-            await self.steps.apply_terms(child, step)
+            await self.training.steps.apply_terms(child, step)
             result = await child.train(step, taken, self.progress.versions, batch.values)
             if result.unreadable:
                 why = f"step {step} cannot be repeated: {result.unreadable[0].reason}"
                 break
-            if batch.merged and (why := await self.steps.merging.adopt_again(child, batch.merged)):
+            if batch.merged and (
+                why := await self.training.steps.merging.adopt_again(child, batch.merged)
+            ):
                 why = f"step {step} cannot be repeated: {why}"
                 break
             times.trained = self.peer.node.world.now()
             if step + 1 > newest:
                 trained = TrainedStep(taken, result.figures, batch, result.group_tokens)
-                await self.handover.hand_over(child, step, trained, times)
+                await self.training.handover.hand_over(child, step, trained, times)
                 continue
             self.progress.advance(step + 1)
             self.accepted.trained(step)
@@ -153,17 +147,49 @@ class Resumption:
 
 @dataclass(eq=False)
 class Lineages:
-    """Begins a lineage with an older state."""
+    """Begins a lineage with an older state: after an alarm, or in another trainer's place."""
 
     peer: RunNode
+    settings: TrainerSettings
     progress: Progress
     orders: Orders
     accepted: AcceptedSubmissions
     publisher: Publisher
-    handover: Handover
-    alarms: Alarms
+    training: Training
     rollbacks: int = 0
     """Rollbacks in this process."""
+
+    def __post_init__(self) -> None:
+        self.alarms = Alarms(self.settings.limits)
+
+    async def heed(self, child: TrainerChild, figures: Figures) -> None:
+        """Report the alarms that a trained step raises, then act as `alarm_action` says."""
+        step = self.progress.step - 1
+        alarms = self.alarms.look(figures)
+        for alarm in alarms:
+            self.peer.node.events.emit(
+                "trainer.alarm",
+                step=step,
+                sign=alarm.name,
+                figure=alarm.figure,
+                limit=alarm.limit,
+                sentence=alarm.sentence,
+            )
+        alarms = [alarm for alarm in alarms if alarm.name != UNREWARDED]
+        if not alarms or self.settings.alarm_action == "report":
+            return
+        await self.training.idle()
+        why = f"step {step}: {'; '.join(alarm.sentence for alarm in alarms)}"
+        if self.settings.alarm_action == "rollback":
+            good = [
+                state
+                for state in self.publisher.states.all()
+                if state.step <= step + 1 - RECENT_STEPS
+            ]
+            if good and self.rollbacks < self.settings.rollbacks_max:
+                await self.roll_back(child, good[-1], why)
+                return
+        await hold(self.peer, self.progress, why)
 
     async def roll_back(self, child: TrainerChild, state: State, why: str) -> None:
         """Continue from an older state in a new lineage.
@@ -171,7 +197,7 @@ class Lineages:
         The lineage inherits the consumed list, so nothing is trained on twice. Rollouts of the
         abandoned policies are stale.
         """
-        await self.handover.background.idle()
+        await self.training.idle()
         self.rollbacks += 1
         self.peer.status.doing = f"rolling back to step {state.step}"
         lineage, step = self.progress.lineage + 1, state.step
@@ -209,57 +235,3 @@ class Lineages:
         self.progress.lineage = newest + ahead * (LINEAGES_LEFT + 1) - 1
         await self.roll_back(child, state, f"took over from the trainer of lineage {newest}")
         await self.publisher.states.drop_inherited()
-
-
-@dataclass(eq=False)
-class Place:
-    """Knows whether another trainer has led the run while it had this one's place."""
-
-    peer: RunNode
-    progress: Progress
-    log: TrainerLog
-
-    async def check_first(self) -> None:
-        """Refuse to begin a run that has begun: policies would be signed a second time.
-
-        Raises `UserError`.
-        """
-        newest = await self.log.newest_policy()
-        # The log of a trainer that is lost may be on no disk that a new peer can copy it from.
-        if newest is not None or self.peer.run.takeovers:
-            has = f"published policy {newest[1]} already" if newest else "lost its trainer"
-            raise UserError(
-                f"run {self.peer.run.id} has {has}, and this home has no training state; restore "
-                "the home from a backup, let a standby take over with swarm trainer takeover, or "
-                "begin with the run's newest policy by swarm trainer restore"
-            )
-
-    async def is_outrun(self, own: State) -> bool:
-        """Whether another trainer has led the run to a later lineage than that of `own`, while it
-        had this one's place. Nobody follows the earlier one any more."""
-        manifest = self.peer.run.manifest
-        if manifest.outer.rounds or not (manifest.standbys or self.peer.run.takeovers):
-            return False
-        return max(await self.newest_lineages(), default=0) > own.lineage
-
-    async def watch(self) -> NoReturn:
-        """End this trainer if it did not notice that a standby took its place for a while: the
-        owner's next version may have put it back before it heard of that."""
-        while True:
-            await self.peer.versions.changed.wait_change()
-            for pause in LOOKS_SECONDS:
-                await trio.sleep(pause)
-                lineage = self.progress.lineage
-                if await self.is_outrun(State(lineage, 0)) and lineage == self.progress.lineage:
-                    raise SwarmError(
-                        f"a standby has led run {self.peer.run.id} beyond this trainer's lineage "
-                        f"{lineage}, and the owner has put the trainer back; start it again with "
-                        "--resume, and it goes on above that"
-                    )
-
-    async def newest_lineages(self) -> list[int]:
-        """The newest lineages that this peer has heard of or reads in the trusted peers' logs."""
-        logged = await self.log.newest_policy()
-        heard = [each.message for each in self.peer.newest()]
-        lineages = [each.order()[0] for each in heard if isinstance(each, (Checkpoint, StepOrder))]
-        return lineages if logged is None else [logged[0], *lineages]

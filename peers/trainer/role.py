@@ -21,29 +21,23 @@ import msgspec
 import trio
 
 from peers.engines.doctor import compute_findings
-from peers.evaluation.during import Evaluations
 from peers.trainer.accepted import AcceptedSubmissions, TrainerLog
-from peers.trainer.alarms import RECENT_STEPS, UNREWARDED, UNREWARDED_ADVICE, Alarm, Alarms
+from peers.trainer.alarms import UNREWARDED_ADVICE
+from peers.trainer.beginning import Beginning
 from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
 from peers.trainer.collector import Collector
-from peers.trainer.environments import Curricula
-from peers.trainer.figures import StepReports
-from peers.trainer.merging import Merging
 from peers.trainer.orders import Forecast, Orders
 from peers.trainer.precedence import Precedence
-from peers.trainer.progress import Progress, hold
-from peers.trainer.publishing import Background, Handover, Publisher
-from peers.trainer.resuming import Lineages, Place, Resumption
+from peers.trainer.progress import Progress
+from peers.trainer.publishing import Publisher
 from peers.trainer.saving import SavedStates
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.standby.following import StandingBy, holds_bundle
 from peers.trainer.standby.offering import Offering
-from peers.trainer.state_values import StateValues
-from peers.trainer.steps import Batches, Steps, StepTimes
 from peers.trainer.store import TrainerStore
-from swarm.errors import SwarmError, UserError
+from peers.trainer.training import Training
+from swarm.errors import SwarmError
 from swarm.gossip.topics import RUN, WORK
-from swarm.jobs.memory import MemoryPlan, fullest, shown
 from swarm.jobs.training import TrainingService, TrainingSetup
 from swarm.node.run_node import RunNode
 from swarm.run.bounds import check_batch
@@ -81,57 +75,28 @@ class TrainerRole:
     def __init__(self, peer: RunNode) -> None:
         self._peer = peer
         self._settings = settings = peer.node.settings.of("trainer", TrainerSettings)
-        trusted = peer.trusted_part("trainer")
         peer.keep_for_repeating(settings.save_steps)
         check_batch(peer.run.manifest, f"run {peer.run.id}")
-        self._begun = False
-        """Whether this process began or resumed the run: a restarted child then continues from the
-        states on this disk without `--resume`."""
         self._carried = False
         """Whether the submissions left in the pool at the end of the run are logged."""
-        self._ranks = 1
-        """Processes that train together: the child, and ranks that this peer cannot restart."""
         self._restarts = Restarts(peer.node.events, "trainer")
-        self._alarms = Alarms(settings.limits)
         self._progress = progress = Progress(peer.run)
         self._store = store = TrainerStore(peer.node.disk.database("trainer.sqlite"))
-
         forecast = Forecast()
-        log = TrainerLog(peer, trusted, progress, forecast)
-        values = StateValues(peer, progress)
-        self._accepted = AcceptedSubmissions(peer, store, progress, forecast, log, values)
-        accepted = self._accepted
+        log = TrainerLog(peer, peer.trusted_part("trainer"), progress, forecast)
+        self._accepted = accepted = AcceptedSubmissions(peer, store, progress, forecast, log)
         precedence = Precedence(peer, store, accepted.refusals)
         self._collector = Collector(peer, progress, forecast, log, accepted, precedence)
-        curricula = Curricula(peer.node.events)
-        self._orders = Orders(peer, store, progress, forecast, accepted.pool, curricula, values)
-        orders = self._orders
-
-        batches = Batches(
-            peer, trusted, progress, forecast, accepted, orders, settings.starved_seconds
+        self._orders = orders = Orders(
+            peer, store, progress, forecast, accepted.pool, accepted.state_values
         )
-        merging = Merging(peer, progress, store, settings.exchange)
-        self._steps = Steps(peer, progress, batches, log, curricula, values, merging)
-        self._evaluations = Evaluations(peer, settings)
-
-        self._states = SavedStates(peer.node.disk, peer.node.world, settings, progress)
-        self._publisher = Publisher(peer, log, progress, self._states, settings.mirrors)
-        publisher = self._publisher
-        reports = StepReports(
-            peer.node.events, progress, forecast, log, batches, curricula, self._evaluations
+        states = SavedStates(peer.node.disk, peer.node.world, settings, progress)
+        self._publisher = publisher = Publisher(peer, log, progress, states, settings.mirrors)
+        self._offering = Offering(peer, states, store, settings.standby_minutes * 60)
+        self._training = training = Training(
+            peer, settings, progress, accepted, orders, publisher, self._restarts.succeeded
         )
-        self._handover = handover = Handover(
-            peer, progress, accepted, publisher, merging, reports, self._restarts.succeeded
-        )
-        self._offering = Offering(peer, self._states, store, settings.standby_minutes * 60)
-
-        self._place = Place(peer, progress, log)
-        self._lineages = Lineages(
-            peer, progress, orders, accepted, publisher, handover, self._alarms
-        )
-        self._resumption = Resumption(
-            peer, progress, store, accepted, publisher, self._steps, handover
-        )
+        self._beginning = Beginning(peer, settings, progress, accepted, orders, publisher, training)
         peer.gossip.listen(RunManifest, lambda _: progress.changed.touch())
         if not peer.run.manifest.is_standby(peer.peer_id):  # it would hold what it never uses
             self._collector.listen()
@@ -156,11 +121,10 @@ class TrainerRole:
 
         Collecting, ordering and publishing run in `nursery`, which outlives the child.
         """
-        self._handover.background = Background(nursery)
         try:
-            await self._handover.background.run(lambda: self._live_with_child(nursery))
+            await self._training.live(nursery, lambda: self._live_with_child(nursery))
         except ChildDied as error:
-            if self._ranks > 1:
+            if self._beginning.ranks > 1:
                 raise SwarmError(f"{error}; torchrun starts all ranks together again") from error
             raise
 
@@ -174,144 +138,17 @@ class TrainerRole:
         ) as process:
             service = client(TrainingService, process)
             child = TrainerChild(service, self._peer.node.disk, self._settings)
-            await self._begin(child)
+            await self._beginning.begin(child)
             if not self._orders.opened:
                 await self._orders.open_first()
                 self._collector.start(nursery)
                 nursery.start_soon(self._orders.run)
-                nursery.start_soon(self._place.watch)
-                nursery.start_soon(self._evaluations.run)
-            while await self._take_step(child):
-                pass
-            await self._handover.background.idle()
+                nursery.start_soon(self._beginning.place.watch)
+                nursery.start_soon(self._training.evaluations.run)
+            while (figures := await self._training.take_step(child)) is not None:
+                await self._beginning.lineages.heed(child, figures)
+            await self._training.idle()
             await self._finish(child)
-
-    # --- beginning ---------------------------------------------------------------------------
-
-    async def _begin(self, child: TrainerChild) -> None:
-        """Begin the run from the base policy, or continue from the newest durable state."""
-        inherited = self._states.inherited()
-        states = self._states.all()
-        restored = self._states.restored()
-        newest = inherited or restored or (states[-1] if states else None)
-        if newest is not None:
-            self._orders.continue_lineage(newest.lineage)
-        if (
-            states
-            and inherited is None
-            and not self._begun
-            and await self._place.is_outrun(states[-1])
-        ):
-            inherited = states[-1]  # its own, and what another trainer did since is lost
-        manifest = self._steps.follow(newest.step if newest else 0)
-        if states and not inherited and not self._peer.node.settings.resume and not self._begun:
-            raise UserError(
-                f"this home has a trained state of step {states[-1].step} already; "
-                "start the trainer with --resume, or with another --home"
-            )
-        if newest is None:
-            await self._place.check_first()
-        self._steps.merging.check(manifest)
-        self._peer.status.doing = "loading"
-        self._begun = True
-        self._publisher.begin_life()
-        self._ranks = await child.record_to(self._peer.run.id, manifest)
-        if not self._orders.opened:
-            await self._orders.restore_states()
-        if inherited is not None or restored is not None:
-            await self._plan(child, manifest)
-        if restored is not None:
-            await child.start(manifest, restored.folder, restored.step)
-            inherited = await self._states.from_policy(child, restored)
-        if inherited is not None:
-            newest_lineage = max(await self._place.newest_lineages(), default=0)
-            await self._lineages.inherit(child, manifest, inherited, newest_lineage)
-            return
-        await self._states.drop_inherited()
-        if newest is not None:
-            await self._plan(child, manifest)
-            why = await self._resumption.resume(
-                child, manifest, newest, load=not self._orders.opened
-            )
-            if why:
-                await self._lineages.roll_back(child, newest, why)
-            return
-        if not self._orders.opened:
-            await self._accepted.load()
-        if self._settings.prepare_base:
-            self._peer.status.doing = "preparing the base policy"
-            measured = await child.prepare_base()
-            self._peer.node.events.emit(
-                "trainer.evaluated", moment="before", **msgspec.to_builtins(measured)
-            )
-        await self._plan(child, manifest)
-        await child.start(manifest)
-        self._progress.advance(0)
-        await self._publisher.publish_first(child, 0)
-
-    async def _plan(self, child: TrainerChild, manifest: RunManifest) -> None:
-        """Say what the trainer will hold in memory; raises `UserError` if it does not fit."""
-        found = await child.plan(manifest)
-        self._peer.node.events.emit(
-            "trainer.planned",
-            parameters=found.parameters,
-            ranks=found.ranks,
-            pass_tokens=found.tokens,
-            device_bytes=found.device_bytes,
-            device_limit=found.device_limit,
-            host_bytes=found.host_bytes,
-            host_limit=found.host_limit,
-            device_parts=_words(found, "device"),
-            host_parts=_words(found, "host"),
-            save_steps=self._settings.save_steps,
-            problem=found.problem,
-        )
-        if found.problem and self._settings.memory_check == "refuse":
-            raise UserError(found.problem)
-
-    # --- one step ----------------------------------------------------------------------------
-
-    async def _take_step(self, child: TrainerChild) -> bool:
-        """Turn the newest policy into the next one; False once the run has no further step."""
-        if self._progress.over:
-            return False
-        step = self._progress.step
-        await self._steps.apply_terms(child, step)
-        times = StepTimes(began=self._peer.node.world.now())
-        self._steps.batches.begin_step()
-        trained = await self._steps.train(child, step, times)
-        if trained is None:
-            return False
-        await self._handover.hand_over(child, step, trained, times)
-        await self._heed(child, step, self._alarms.look(trained.figures))
-        return True
-
-    # --- when it goes wrong ------------------------------------------------------------------
-
-    async def _heed(self, child: TrainerChild, step: int, alarms: list[Alarm]) -> None:
-        """Report alarms, then act as `alarm_action` says."""
-        for alarm in alarms:
-            self._peer.node.events.emit(
-                "trainer.alarm",
-                step=step,
-                sign=alarm.name,
-                figure=alarm.figure,
-                limit=alarm.limit,
-                sentence=alarm.sentence,
-            )
-        alarms = [alarm for alarm in alarms if alarm.name != UNREWARDED]
-        if not alarms or self._settings.alarm_action == "report":
-            return
-        await self._handover.background.idle()
-        why = f"step {step}: {'; '.join(alarm.sentence for alarm in alarms)}"
-        if self._settings.alarm_action == "rollback":
-            good = [state for state in self._states.all() if state.step <= step + 1 - RECENT_STEPS]
-            if good and self._lineages.rollbacks < self._settings.rollbacks_max:
-                await self._lineages.roll_back(child, good[-1], why)
-                return
-        await hold(self._peer, self._progress, why)
-
-    # --- ending ------------------------------------------------------------------------------
 
     async def _finish(self, child: TrainerChild) -> None:
         """Announce that the run is over, and evaluate the final policy."""
@@ -331,15 +168,10 @@ class TrainerRole:
             "trainer.run_complete",
             steps=self._progress.policy,
             folder=str(self._peer.node.disk.local_path(folder)),
-            unrewarded_steps=(unrewarded := self._alarms.unrewarded_steps),
+            unrewarded_steps=(unrewarded := self._beginning.lineages.alarms.unrewarded_steps),
             advice=UNREWARDED_ADVICE if unrewarded else "",
         )
         await child.end()
         await self._offering.hand_over()
         self._peer.status.doing = "run over"
         await trio.sleep(FINAL_WORD_SECONDS)
-
-
-def _words(found: MemoryPlan, memory: str) -> list[str]:
-    """The parts of a rank's memory in its fullest phase, each with its size."""
-    return [f"{part.name} {shown(part.bytes)}" for part in fullest(found.parts, memory)]

@@ -14,7 +14,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.trainer.figures import logged_figures
+from peers.trainer.training import logged_figures
 from swarm.ledger.entries import Consumed, TrainingFigures, decode
 from swarm.look.dashboard import server
 from swarm.look.dashboard.feed import Feed
