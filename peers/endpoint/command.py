@@ -9,6 +9,7 @@ import typer
 
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
+from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import check_dtype
 
 
@@ -57,8 +58,6 @@ def endpoint(
     """Serve a policy to agents, as OpenAI and vLLM would, and record what they do with it."""
     require_extra("infer", "swarm endpoint")
     require_extra("endpoint", "swarm endpoint")
-    import trio
-
     from peers.endpoint.app import EndpointLimits
     from peers.endpoint.server import (
         Options,
@@ -98,4 +97,4 @@ def endpoint(
         if made.policy.chat is None:
             print("it has no chat template: /v1/chat/completions is refused", flush=True)
 
-    trio.run(run_endpoint, made, listener, started)
+    run_until_interrupted(run_endpoint, made, listener, started)

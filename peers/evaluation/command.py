@@ -20,6 +20,7 @@ from swarm.terminal.options import (
     EnvironmentOptions,
     TaskSeed,
     check_dtype,
+    check_temperature,
     environment_options,
 )
 from swarm.terminal.output import check_writable, print_json
@@ -109,6 +110,8 @@ def evaluate(
     if split not in ("held_out", "train"):
         raise UserError(f"--split is {split!r}; it must be held_out or train")
     check_dtype(dtype)
+    if temperature is not None:
+        check_temperature(temperature)
     for name, folder in (("CHECKPOINT", checkpoint), ("--base", base)):
         if folder is not None and not folder.is_dir():
             raise UserError(f"{name} {folder} is no folder; name a Hugging Face folder")

@@ -11,6 +11,7 @@ import typer
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan, fullest, shown, total
 from swarm.jobs.training import Sharding
+from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
@@ -180,6 +181,7 @@ def plan_command(
 
 def _plan_of_run(run: Path, config: Path) -> MemoryPlan:
     """What the trainer of a run with these settings plans here; raises `UserError`."""
+    from peers.engines.device import find_device
     from peers.learning.ranks import Ranks
     from peers.trainer.child import start_training
     from peers.trainer.planning import plan_training
@@ -188,7 +190,8 @@ def _plan_of_run(run: Path, config: Path) -> MemoryPlan:
     from swarm.settings import load_settings
 
     settings = load_settings(config, {}).of("trainer", TrainerSettings)
-    return plan_training(start_training(settings, unhashed_manifest(run)), Ranks())
+    job = start_training(settings, unhashed_manifest(run))
+    return plan_training(job, Ranks(device=find_device(settings.device)))
 
 
 def _report(found: MemoryPlan, *, as_json: bool) -> None:
@@ -272,8 +275,8 @@ def _sharding(**values: Any) -> Sharding:
 
 def _show(found: MemoryPlan) -> None:
     print(
-        f"{found.parameters:,} parameters on {found.ranks} ranks, passes of {found.tokens:,} "
-        "tokens; memory of one rank:"
+        numbered(f"{found.parameters:,} parameters on {found.ranks} ranks, passes of ")
+        + f"{found.tokens:,} tokens; memory of one rank:"
     )
     for memory, title in (("device", "on the device"), ("host", "in main memory")):
         parts = fullest(found.parts, memory)

@@ -124,11 +124,8 @@ def test_a_runs_plan_is_the_one_that_its_trainer_makes(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN)
     config = tmp_path / "trainer.toml"
     config.write_text(f'[trainer]\nmodel = "{tmp_path / "base"}"\noptimiser = "offloaded"\n')
-    found = json.loads(
-        swarm(
-            "trainer", "plan", "--run", tmp_path / "run.toml", "--config", config, "--json"
-        ).output
-    )
+    plan = ("trainer", "plan", "--run", tmp_path / "run.toml", "--config", config)
+    found = json.loads(swarm(*plan, "--json").output)
     job = start_training(
         load_settings(config, {}).of("trainer", TrainerSettings),
         unhashed_manifest(tmp_path / "run.toml"),
@@ -137,5 +134,8 @@ def test_a_runs_plan_is_the_one_that_its_trainer_makes(tmp_path: Path) -> None:
     assert (found["tokens"], found["device_bytes"]) == (planned.tokens, planned.device_bytes)
     assert [part["name"] for part in found["parts"]] == [part.name for part in planned.parts]
     assert found["fits"] and found["host_limit"] > 0
+    assert "parameters on 1 rank, passes of" in swarm(*plan).output
+    config.write_text(f'[trainer]\nmodel = "{tmp_path / "base"}"\ndevice = "cuda:9999"\n')
+    assert "device 'cuda:9999' is not on this machine" in complaint(*plan)
     wrong = complaint("trainer", "plan", "--run", tmp_path / "run.toml")
     assert wrong == "--run goes with --config, and without --model and --parameters"

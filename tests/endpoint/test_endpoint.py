@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import msgspec
 import pytest
 import torch
 import trio
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.endpoint.command import endpoint
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys
 from peers.endpoint.requests import (
@@ -338,6 +344,28 @@ def test_sessions_that_rest_are_written_and_closed(policy_folder: Path, tmp_path
         assert client.endpoint.sessions.count == 0
 
     with_endpoint(policy_folder, test, record=tmp_path, idle_seconds=0.0)
+    assert len(list(tmp_path.rglob("*.parquet"))) == 1
+
+
+def test_a_command_that_is_told_to_end_writes_its_sessions(
+    policy_folder: Path, tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+
+    def ask() -> None:
+        try:
+            with os.fdopen(reading) as said:
+                url = said.readline().split()[-1]
+            body = {"prompt": "a", "max_tokens": 2}
+            httpx.post(f"{url}/completions", json=body, trust_env=False).raise_for_status()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    with os.fdopen(writing, "w") as said, redirect_stdout(said), pytest.raises(typer.Exit):
+        asking.start()
+        endpoint(policy_folder, listen="127.0.0.1:0", record=tmp_path)
+    asking.join(20)
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
 
 
