@@ -35,10 +35,10 @@ from swarm.jobs.environment import (
 )
 from swarm.jobs.inference import Probe
 from swarm.node.run_node import RunNode
-from swarm.rollouts.seeds import environment_of_group, nonce_of, rendezvous
+from swarm.rollouts.seeds import environment_of_group, rendezvous
 from swarm.rollouts.signed_turns import BadTurn, has_room, open_turn
 from swarm.run.admission import check_admission, is_worker
-from swarm.run.curriculum import environments_of
+from swarm.run.work import submission_order
 from swarm.settings import RoleSettings
 from swarm.transport.rates import TokenBuckets
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
@@ -433,16 +433,13 @@ class EnvironmentRole:
         ):
             raise _Refused("that step is too old to be trained on")
         sampling = manifest.sampling
-        order = SubmissionOrder(
-            run=self._run.id,
-            policy=found.checkpoint,
-            step=found.step,
-            nonce=nonce_of(found.nonce, request.entry),
+        order = submission_order(
+            self._run.id,
+            manifest,
+            found,
             worker=worker,
             number=request.number,
-            groups=sampling.groups_per_submission,
-            environments=environments_of(manifest, found),
-            sampling=sampling,
+            entry=request.entry,
         )
         if (
             request.number >= found.submissions_max

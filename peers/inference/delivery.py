@@ -17,8 +17,8 @@ import trio
 from peers.inference.outbox import Made, Outbox
 from swarm.errors import PeerError
 from swarm.node.run_node import RunNode
-from swarm.rollouts.seeds import rendezvous
 from swarm.run.verdict_figures import failed_check, nearest
+from swarm.run.work import judges_of
 from swarm.transport import BlobReference, Source
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
@@ -123,12 +123,8 @@ class Deliveries:
 
     def ranked(self, submission: Submission, nonce: bytes) -> list[str]:
         """The validators in the order in which they have to be asked to judge a submission."""
-        return rendezvous(
-            self._run.manifest.validator_ids(),
-            nonce,
-            self._peer.peer_id.encode(),
-            submission.number.to_bytes(8, "big"),
-        )
+        validators = self._run.manifest.validator_ids()
+        return judges_of(validators, nonce, self._peer.peer_id, submission.number)
 
     async def see_through(
         self,

@@ -43,10 +43,8 @@ from swarm.jobs.inference import (
     Surveyed,
 )
 from swarm.node.run_node import RunNode
-from swarm.rollouts.continuations import continued_groups
-from swarm.rollouts.seeds import nonce_of
 from swarm.run import findings as screen
-from swarm.run.curriculum import environments_of
+from swarm.run.work import submission_order
 from swarm.settings import PeerSettings
 from swarm.wire.manifest import RunManifest, Sampling
 from swarm.wire.messages import CheckpointReference, StepOrder, Submission, Verdict
@@ -477,21 +475,14 @@ class InferenceRole:
 
     def _asked(self, order: StepOrder, manifest: RunManifest) -> SubmissionOrder:
         """What the child is asked for under the next number."""
-        nonce = nonce_of(order.nonce, self._peer.entry)
-        groups = manifest.sampling.groups_per_submission
-        states = self._peer.states.held(order)
-        worker, number, share = self._peer.peer_id, self._pending.number, manifest.values.share
-        return SubmissionOrder(
-            run=self._run.id,
-            policy=order.checkpoint,
-            step=order.step,
-            nonce=nonce,
-            worker=worker,
-            number=number,
-            groups=groups,
-            environments=environments_of(manifest, order),
-            sampling=manifest.sampling,
-            continued=continued_groups(states, share, nonce, worker, number, groups),
+        return submission_order(
+            self._run.id,
+            manifest,
+            order,
+            worker=self._peer.peer_id,
+            number=self._pending.number,
+            entry=self._peer.entry,
+            states=self._peer.states.held(order),
         )
 
     async def _make(self, engine: InferenceService, pending: PendingSubmission) -> None:

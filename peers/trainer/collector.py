@@ -16,7 +16,7 @@ from swarm.errors import PeerError
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import UNGRADED, UNGRADED_MAX
 from swarm.run.run import Run
-from swarm.transport import BlobReference, FetchError, Source
+from swarm.transport import BlobReference
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, Verdict
@@ -181,16 +181,8 @@ class Collector:
 
     async def _fetch_once(self, validator: PeerId, verdict: Verdict) -> None:
         path = path_of(verdict.submission)
-        reference = BlobReference(verdict.rollouts_digest, verdict.rollouts_bytes)
-        await self._node.reach(validator)
-        record = self._node.record(validator)
-        source = Source(validator, tuple(record.bulk_addresses) if record else ())
-        sink = self._node.disk.sink(path, 0, verdict.rollouts_bytes)
-        piece = await self._node.transport.fetch(source, reference, sink)
-        if not piece.verify(verdict.rollouts_digest):
-            sink.abandon()
-            raise FetchError(f"{validator} sent other rollouts than it judged")
-        await sink.commit(piece)
+        wanted = BlobReference(verdict.rollouts_digest, verdict.rollouts_bytes)
+        await self._node.fetch_file(validator, wanted, path)
         await self._node.disk.sync(path)
 
     def _settle(self, verdict: Verdict) -> None:

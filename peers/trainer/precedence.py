@@ -20,8 +20,8 @@ from peers.trainer.refusals import Refusals
 from peers.trainer.store import TrainerStore
 from swarm.errors import PeerError
 from swarm.node.run_node import RunNode
-from swarm.rollouts.seeds import rendezvous
 from swarm.run.heard_verdicts import Key
+from swarm.run.work import judges_of
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, Verdict
@@ -70,8 +70,7 @@ class Precedence:
         validators = self._peer.run.manifest.validator_ids()
         if order is None or judge not in validators:
             return ()
-        worker, number = verdict.worker.encode(), verdict.number.to_bytes(8, "big")
-        ranks = rendezvous(validators, order.nonce, worker, number)
+        ranks = judges_of(validators, order.nonce, verdict.worker, verdict.number)
         return ranks[: ranks.index(judge)]
 
     async def _wait_for(self, validator: str, verdict: Verdict) -> None:

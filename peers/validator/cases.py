@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -10,13 +9,8 @@ import msgspec
 
 from peers.validator.checks.history import Speed
 from peers.validator.inbox import Key
-from swarm.jobs import SubmissionOrder
 from swarm.jobs.validation import Inspected, Report, UngradedGroup
-from swarm.rollouts.continuations import State, continued_groups
-from swarm.rollouts.seeds import nonce_of
-from swarm.run.curriculum import environments_of
 from swarm.wire.envelope import Envelope
-from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import (
     Acknowledgement,
     Evidence,
@@ -82,34 +76,6 @@ class Case:
     @property
     def slot(self) -> Slot:
         return slot_of(self.worker, self.submission)
-
-
-def submission_order(
-    run: str,
-    worker: str,
-    submission: Submission,
-    order: StepOrder,
-    manifest: RunManifest,
-    states: Sequence[State] = (),
-) -> SubmissionOrder:
-    """The fields that determine a submission's content, all of them signed.
-
-    `states`: those that the order names.
-    """
-    nonce, groups = nonce_of(order.nonce, submission.entry), submission.groups
-    share = manifest.values.share
-    return SubmissionOrder(
-        run=run,
-        policy=order.checkpoint,
-        step=submission.step,
-        nonce=nonce,
-        worker=worker,
-        number=submission.number,
-        groups=groups,
-        environments=environments_of(manifest, order),
-        sampling=manifest.sampling,
-        continued=continued_groups(states, share, nonce, worker, submission.number, groups),
-    )
 
 
 class Outcome(Inspected, kw_only=True):

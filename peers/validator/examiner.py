@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from peers.validator.cases import Case, Outcome, quarantine_ungraded, submission_order
+from peers.validator.cases import Case, Outcome, quarantine_ungraded
 from peers.validator.checks.base import first_failure, run
 from peers.validator.checks.history import CHECKS as HISTORY
 from peers.validator.checks.history import RECORD, History, Record
@@ -41,6 +41,7 @@ from swarm.ledger.record import share_to_recompute
 from swarm.node.run_node import RunNode
 from swarm.rollouts.continuations import State
 from swarm.rollouts.seeds import digest
+from swarm.run.work import submission_order
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import CheckpointReference
 from swarm.world import ChildDied, ChildError
@@ -292,7 +293,14 @@ class Examiner:
         if late.cancelled_caught:
             raise PeerError(f"the states of step {case.order.step} have not come in time")
         return submission_order(
-            self._run.id, case.worker, case.submission, case.order, manifest, states
+            self._run.id,
+            manifest,
+            case.order,
+            worker=case.worker,
+            number=case.submission.number,
+            entry=case.submission.entry,
+            groups=case.submission.groups,
+            states=states,
         )
 
     async def _fetched(self, policy: CheckpointReference, manifest: RunManifest) -> Load:

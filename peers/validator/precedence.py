@@ -19,7 +19,7 @@ from peers.validator.inbox import Key
 from swarm.errors import PeerError
 from swarm.ledger.ruling import settles
 from swarm.node.run_node import RunNode
-from swarm.rollouts.seeds import rendezvous
+from swarm.run.work import judges_of
 from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, AdmissionRefused, StepOrder, Submission, Verdict
@@ -30,11 +30,6 @@ waits that long for the answer of this one."""
 
 SENT_AWAY_KEPT = 4096
 """Submissions sent away whose time is remembered; the oldest is forgotten first."""
-
-
-def ranked(validators: Sequence[str], order: StepOrder, worker: str, number: int) -> list[str]:
-    """The validators in the order in which a worker has to ask them to judge a submission."""
-    return rendezvous(validators, order.nonce, worker.encode(), number.to_bytes(8, "big"))
 
 
 class Precedence:
@@ -55,7 +50,9 @@ class Precedence:
         """
         run, here = self._peer.run, self._peer.peer_id
         submission = announced.expect(Submission)
-        ranks = ranked(run.manifest.validator_ids(), order, announced.sender, submission.number)
+        ranks = judges_of(
+            run.manifest.validator_ids(), order.nonce, announced.sender, submission.number
+        )
         if here not in ranks:
             return None
         key, now = (announced.sender, submission.digest), self._peer.node.world.now()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import trio
 
-from peers.validator.cases import submission_order
 from peers.validator.inspector import InspectorService
 from swarm.errors import UserError
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup
 from swarm.ledger.faults import Fault
+from swarm.run.work import submission_order
 
 
 async def recheck(fault: Fault, file: Path, model: Path, aside: Path) -> Inspected:
@@ -30,7 +30,13 @@ async def recheck(fault: Fault, file: Path, model: Path, aside: Path) -> Inspect
     service = InspectorService(InspectionSetup(environments=manifest.environments))
     job = Inspect(
         order=submission_order(
-            fault.announced.body.run, fault.worker, fault.submission, fault.order, manifest
+            fault.announced.body.run,
+            manifest,
+            fault.order,
+            worker=fault.worker,
+            number=fault.submission.number,
+            entry=fault.submission.entry,
+            groups=fault.submission.groups,
         ),
         path=str(file),
         digest=fault.submission.digest,

@@ -16,7 +16,6 @@ import trio
 from peers.validator.cases import Case, slot_of
 from peers.validator.docket import Docket
 from peers.validator.inbox import Inbox, Key, path_of
-from peers.validator.precedence import ranked
 from peers.validator.queue import CaseQueue
 from peers.validator.statistics import draw_secret, prefill_wanted
 from swarm.errors import PeerError
@@ -28,7 +27,8 @@ from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
 from swarm.rollouts.seeds import digest
 from swarm.run.heard_verdicts import verdict_in
-from swarm.transport import BlobReference, FetchError, Source
+from swarm.run.work import judges_of
+from swarm.transport import BlobReference
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Verdict
@@ -94,7 +94,7 @@ class SecondOpinions:
             and taken.receipt is not None
             and taken.receipt.sender == self._peer.peer_id
         )
-        ranks = ranked(validators, order, verdict.worker, verdict.number)
+        ranks = judges_of(validators, order.nonce, verdict.worker, verdict.number)
         skipped = ranks.index(self._peer.peer_id) < ranks.index(judge)
         return skipped and not acknowledged_here
 
@@ -184,15 +184,8 @@ class SecondOpinions:
 
     async def _fetch_file(self, judge: PeerId, key: Key, size_bytes: int) -> None:
         node, (_, submission) = self._peer.node, key
-        record = node.record(judge)
-        source = Source(judge, tuple(record.bulk_addresses) if record else ())
         path = path_of(key) + ".second"
-        sink = node.disk.sink(path, 0, size_bytes)
-        piece = await node.transport.fetch(source, BlobReference(submission, size_bytes), sink)
-        if not piece.verify(submission):
-            sink.abandon()
-            raise FetchError(f"{judge} sent another file than it judged")
-        await sink.commit(piece)
+        await node.fetch_file(judge, BlobReference(submission, size_bytes), path)
         await node.disk.rename(path, path_of(key))
         await node.disk.sync(path_of(key))
 

@@ -24,7 +24,7 @@ from swarm.run.manifest_exchange import serve_manifests
 from swarm.run.records import peer_key
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
-from swarm.transport import Transport
+from swarm.transport import BlobReference, FetchError, Source, Transport
 from swarm.version import __version__
 from swarm.wire.envelope import Dropped, Envelope, Sequencer, open_envelope, seal
 from swarm.wire.identity import Identity, PeerId
@@ -300,6 +300,21 @@ class Node:
                     await self._look_in_turn(peer, search, began)
         if (forgotten := self._searches.end(peer)) is not None:
             self.learn_record(forgotten)  # who asks this peer for pieces reads it
+
+    async def fetch_file(self, peer: PeerId, wanted: BlobReference, path: str) -> None:
+        """Fetch a file by its hash from one peer, and put it at `path`. Not yet durable.
+
+        Raises a `PeerError` that names the peer.
+        """
+        await self.reach(peer)
+        record = self.record(peer)
+        source = Source(peer, tuple(record.bulk_addresses) if record else ())
+        sink = self.disk.sink(path, 0, wanted.size_bytes)
+        piece = await self.transport.fetch(source, wanted, sink)
+        if not piece.verify(wanted.digest):
+            sink.abandon()
+            raise FetchError(f"{peer} sent another file than {wanted.digest.hex()}")
+        await sink.commit(piece)
 
     async def _look_in_turn(self, peer: PeerId, search: Search, began: float) -> None:
         """Look for a peer, unless another caller has failed since `began`, and nothing new is known

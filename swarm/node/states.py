@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from swarm.errors import PeerError
 from swarm.rollouts.continuations import BadStates, State, decode_states, encode_states
-from swarm.transport import BlobReference, FetchError, Source
+from swarm.transport import BlobReference
 from swarm.wire.identity import PeerId
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import StepOrder
@@ -104,7 +104,8 @@ class States:
         for source in self._sources(order.states):
             try:
                 with trio.fail_after(FETCH_SECONDS):
-                    await self._fetch_from(source, order)
+                    wanted = BlobReference(order.states, order.states_bytes)
+                    await self._peer.node.fetch_file(source, wanted, _path(order.states))
                 return
             except (PeerError, trio.TooSlowError) as error:
                 reasons.append(str(error) or f"no answer within {FETCH_SECONDS:g} s")
@@ -117,19 +118,6 @@ class States:
         others = [each.peer for each in self._peer.policies.sources(digest) if each.peer]
         named = [PeerId(each) for each in manifest.trainer_ids() + manifest.validator_ids()]
         return [each for each in dict.fromkeys(named + others) if each != self._peer.peer_id]
-
-    async def _fetch_from(self, peer: PeerId, order: StepOrder) -> None:
-        node, path = self._peer.node, _path(order.states)
-        await node.reach(peer)
-        record = node.record(peer)
-        source = Source(peer, tuple(record.bulk_addresses) if record else ())
-        sink = node.disk.sink(path, 0, order.states_bytes)
-        reference = BlobReference(order.states, order.states_bytes)
-        piece = await node.transport.fetch(source, reference, sink)
-        if not piece.verify(order.states):
-            sink.abandon()
-            raise FetchError(f"{peer} sent other states than the step order names")
-        await sink.commit(piece)
 
 
 def _check(states: list[State], manifest: RunManifest) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import trio
 
-from peers.validator.precedence import ranked
 from simnet.simulation import Peer, Simulation
+from swarm.run.work import judges_of
 from swarm.wire.envelope import Envelope
 from swarm.wire.manifest import Thresholds
 from swarm.wire.messages import Acknowledgement, AdmissionRefused, Verdict
@@ -23,7 +23,7 @@ def in_rank(worker: Hand, peers: dict[str, Peer], number: int = 0) -> list[Peer]
     """The validators in the order in which `worker` has to ask them."""
     manifest = worker.part.run.manifest
     by_id = {str(peer.id): peer for peer in peers.values()}
-    ranks = ranked(manifest.validator_ids(), worker.order, worker.id, number)
+    ranks = judges_of(manifest.validator_ids(), worker.order.nonce, worker.id, number)
     return [by_id[validator] for validator in ranks if validator in by_id]
 
 

@@ -11,7 +11,6 @@ import trio
 from blake3 import blake3
 
 from peers.environments.run_probe import probe_hashes
-from peers.validator.cases import submission_order
 from peers.validator.eviction_check import (
     Checked,
     check_fault,
@@ -27,6 +26,7 @@ from swarm.look.archives import fetch_archive
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import write
 from swarm.run.run import Run
+from swarm.run.work import submission_order
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import CheckpointReference, Evidence, Reinstatement, StepOrder, Submission
 from tests.ledger.harness import (
@@ -75,7 +75,15 @@ def evidence(
     submission = Submission(
         lineage=0, step=3, policy=1, number=0, digest=bytes(32), size_bytes=0, groups=4
     )
-    named = submission_order(lab.run, WORKER.peer_id, submission, order, signed.expect(RunManifest))
+    named = submission_order(
+        lab.run,
+        signed.expect(RunManifest),
+        order,
+        worker=WORKER.peer_id,
+        number=submission.number,
+        entry=submission.entry,
+        groups=submission.groups,
+    )
     header, rollouts = stage.generate(**msgspec.structs.asdict(named))
     path = stage.folder / "kept"
     write(path, change(rollouts), header)
