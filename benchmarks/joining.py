@@ -4,8 +4,9 @@
 
 Prints one JSON object. Relays and idle workers, 50 of each by default, each `python -m swarm.peer`,
 on this machine. No trainer runs, so the workers have nothing to generate. A peer has joined once it
-is admitted and holds connections to `NEIGHBOURS_LEAST` other peers. Then every peer rests, and its
-network process is measured: the workers' engines are processes of their own, which are not counted.
+is admitted and holds connections to `NEIGHBOURS_LEAST` other peers, or to all if there are fewer.
+Then every peer rests, and its network process is measured: the workers' engines are processes of
+their own, which are not counted.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Joining(msgspec.Struct, frozen=True):
     admitted_after: Spread | None
     """Each peer's first admission."""
     all_connected_after: float | None
-    """Until every peer held `NEIGHBOURS_LEAST` connections as well; None if not all joined."""
+    """Until every peer had joined; None if not all did."""
     missing: int
     """Peers that had not been admitted after `JOIN_SECONDS`."""
     ended: int
@@ -134,7 +135,9 @@ async def _connected(joining: list[Peer], ports: list[int]) -> None:
         connections = Connections(ports)
         admitted = [peer for peer in alive if peer.heard(ADMITTED)]
         held = [connections.of(peer.pid) for peer in admitted]
-        if len(admitted) == len(alive) and min(held, default=0) >= NEIGHBOURS_LEAST:
+        # Each to the others that run, and to bootstrap and validator.
+        least = min(NEIGHBOURS_LEAST, len(alive) + 1)
+        if len(admitted) == len(alive) and min(held, default=least) >= least:
             return
         if time.monotonic() >= shown + PROGRESS_SECONDS:
             shown = time.monotonic()
