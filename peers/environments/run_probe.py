@@ -50,6 +50,11 @@ def described(file: Path, tokenizer: Path | None, unusable_max: float) -> RunMan
     """
     description = describe_run(file)
     folder = tokenizer or Path(description.model)
+    if tokenizer is None and not folder.is_dir():
+        raise UserError(
+            f"{file}: model is {description.model!r}, which is no folder here; correct it, or name "
+            "the folder of its tokenizer with --tokenizer"
+        )
     installed = Environments(allowed=[each.name for each in description.environments])
     rows = check_rows(unhashed_manifest(file), folder, installed, unusable_max)
     manifest = manifest_from_toml(file, probe_hashes(folder, description.environments, installed))

@@ -56,6 +56,15 @@ def create(folder: Path, text: str = RUN) -> list[str | Path]:
     ]
 
 
+def test_a_model_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    *arguments, _, _ = create(tmp_path)
+    said = complaint(*arguments)
+    assert said == (
+        f"{tmp_path}/run.toml: model is 'demo/qwen2', which is no folder here; correct it, or name "
+        "the folder of its tokenizer with --tokenizer"
+    )
+
+
 def test_create_signs_and_show_verifies(tmp_path: Path) -> None:
     outcome = swarm(*create(tmp_path))
     assert outcome.status == 0
