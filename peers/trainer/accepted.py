@@ -10,8 +10,8 @@ from typing import Literal
 
 from peers.trainer.orders import Forecast
 from peers.trainer.pool import Accepted, Pool, SubmissionKey, label_groups, label_old
+from peers.trainer.precedence import Refusals
 from peers.trainer.progress import Progress
-from peers.trainer.refusals import Refusals
 from peers.trainer.state_values import StateValues
 from peers.trainer.store import Batch, TrainerStore
 from swarm.ledger.entries import CheckpointPublished, Consumed, Entry, Outcome, decode
@@ -27,6 +27,9 @@ ACCEPTED = "accepted"
 
 KEPT = "kept"
 """Folder of the consumed submissions of a run that learns nothing: they are what it is for."""
+
+LOG_ENTRIES_READ = 1000
+"""Entries of its own log that a starting trainer reads at once."""
 
 
 def path_of(digest: bytes) -> str:
@@ -325,10 +328,6 @@ class AcceptedSubmissions:
         }
         await self.store.drop_keys_before(*youngest)
         self.refusals.forget_before(*youngest)
-
-
-LOG_ENTRIES_READ = 1000
-"""Entries of its own log that a starting trainer reads at once."""
 
 
 @dataclass(eq=False)

@@ -16,6 +16,9 @@ from swarm.rollouts.reward_parts import mean_parts, parts_in
 from swarm.wire.manifest import EnvironmentReference, RunManifest
 from swarm.wire.messages import StepOrder, Verdict
 
+EnvironmentFigures = dict[str, dict[str, float]]
+"""Figures by name, by the environment's label."""
+
 
 class Curricula:
     """The levels of a run's environments, and the accuracy measured since they last moved."""
@@ -97,10 +100,6 @@ def _mean(verdict: Verdict, group: int) -> float:
     if verdict.task_means:
         return verdict.task_means[group]
     return sum(verdict.rewards[group]) / len(verdict.rewards[group])
-
-
-EnvironmentFigures = dict[str, dict[str, float]]
-"""Figures by name, by the environment's label."""
 
 
 def environment_figures(

@@ -31,6 +31,9 @@ below or above the bounds; older than its environment allows."""
 SPREAD_MIN = 1e-9
 """Rewards closer than this are equal."""
 
+UNCOUNTED: frozenset[GroupLabel] = frozenset({"quarantined", "continuation"})
+"""Labels of groups that other groups must replace in a batch."""
+
 
 def label_groups(
     verdict: Verdict, environments: Sequence[EnvironmentReference], *, learns: bool = True
@@ -87,10 +90,6 @@ def label_old(
 def environment_of(verdict: Verdict, group: int) -> int:
     """Index of a group's environment in the run's list."""
     return verdict.environments[group] if verdict.environments else 0
-
-
-UNCOUNTED: frozenset[GroupLabel] = frozenset({"quarantined", "continuation"})
-"""Labels of groups that other groups must replace in a batch."""
 
 
 class SubmissionKey(NamedTuple):

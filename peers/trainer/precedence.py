@@ -1,4 +1,5 @@
-"""Precedence: an acceptance waits while a validator earlier in rank may still refuse it.
+"""Precedence: an acceptance waits while a validator earlier in rank may still refuse it, and a
+refusal that binds all overrules it.
 
 A worker delivers to the validator that comes first in rank; a later one judges only what those
 before it cannot. An earlier validator that was passed over without being asked recomputes the
@@ -13,25 +14,61 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import trio
 
-from peers.trainer.refusals import Refusals
+from peers.trainer.progress import Progress
 from peers.trainer.store import TrainerStore
 from swarm.errors import PeerError
+from swarm.ledger.ruling import binds
 from swarm.node.run_node import RunNode
-from swarm.run.heard_verdicts import Key
+from swarm.node.trusted import TrustedPart
+from swarm.run.heard_verdicts import HeardVerdicts, Key, report_contradictions, verdict_in
 from swarm.run.work import judges_of
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Acknowledgement, Verdict
+from swarm.world.observable import Observable
 
 ACKNOWLEDGED_KEPT = 4096
 """Acknowledgements whose time is remembered; the oldest is forgotten first."""
 
-
 SILENT_WAITS_MAX = 3
 """Whole waits for a validator, in a row, after which it is given `acknowledgement_seconds` only."""
+
+
+@dataclass(eq=False)
+class Refusals:
+    """The refusals that bind all validators, from gossip and from the logs."""
+
+    peer: RunNode
+    trusted: TrustedPart
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        validators = self.peer.run.manifest.validator_ids()
+        self.heard = Observable(HeardVerdicts(ranked=validators))
+        """The verdicts of all validators."""
+
+    def hear(self, envelope: Envelope) -> bool:
+        """Take note of a verdict; returns whether it binds all validators."""
+        verdict = verdict_in(envelope)
+        if (verdict.lineage, verdict.step) < (self.progress.lineage, self.progress.oldest_policy()):
+            return False
+        report_contradictions(self.heard.value.hear(envelope), envelope, self.peer.node.events)
+        self.heard.touch()
+        return binds(verdict)
+
+    def bind(self, verdict: Verdict) -> bool:
+        """Whether an accepted submission was refused by a validator, and the refusal binds all."""
+        key = (verdict.worker, verdict.submission)
+        return self.heard.value.is_refused(key) or self.trusted.tables.is_refused(*key)
+
+    def forget_before(self, lineage: int, policy: int) -> None:
+        """Forget the verdicts on steps that can no longer be trained on."""
+        for key in self.heard.value.older(lineage, policy):
+            self.heard.value.forget(key)
 
 
 class Precedence:

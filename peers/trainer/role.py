@@ -27,7 +27,6 @@ from peers.trainer.beginning import Beginning
 from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
 from peers.trainer.collector import Collector
 from peers.trainer.orders import Forecast, Orders
-from peers.trainer.precedence import Precedence
 from peers.trainer.progress import Progress
 from peers.trainer.publishing import Publisher
 from peers.trainer.saving import SavedStates
@@ -85,8 +84,7 @@ class TrainerRole:
         forecast = Forecast()
         log = TrainerLog(peer, peer.trusted_part("trainer"), progress, forecast)
         self._accepted = accepted = AcceptedSubmissions(peer, store, progress, forecast, log)
-        precedence = Precedence(peer, store, accepted.refusals)
-        self._collector = Collector(peer, progress, forecast, log, accepted, precedence)
+        self._collector = Collector(peer, progress, forecast, log, accepted)
         self._orders = orders = Orders(
             peer, store, progress, forecast, accepted.pool, accepted.state_values
         )

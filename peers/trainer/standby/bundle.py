@@ -45,6 +45,12 @@ FILES_MAX = CHECKPOINT_FILES_MAX
 
 CONTENTS_BYTES_MAX = 1 << 20
 
+PROTOCOL = "/swarm/standby/1.0.0"
+
+ANSWER_SECONDS = 60.0
+REACH_SECONDS = 15.0
+FRAME_BYTES_MAX = CONTENTS_BYTES_MAX + 4096
+
 
 class BadBundle(SwarmError):
     """A bundle cannot be used. The message says why in one sentence."""
@@ -205,13 +211,6 @@ async def _put(disk: Disk, path: str, offset: int, data: bytes) -> None:
         await sink.commit(sink.finish())
     finally:
         sink.abandon()
-
-
-PROTOCOL = "/swarm/standby/1.0.0"
-
-ANSWER_SECONDS = 60.0
-REACH_SECONDS = 15.0
-FRAME_BYTES_MAX = CONTENTS_BYTES_MAX + 4096
 
 
 class Asked(msgspec.Struct, array_like=True, frozen=True):
