@@ -29,8 +29,7 @@ from msgspec.structs import replace
 
 from benchmarks.common import at_least, several
 from peers.calibration.calibrate import EngineClass, attacks
-from peers.calibration.freedom import bits_per_token
-from peers.calibration.measure import Sample, sample
+from peers.calibration.measure import Sample, bits_per_token, sample
 from peers.calibration.thresholds import Assessment, assess
 from peers.calibration.workers import Generates, Worker
 from peers.calibration.workload import Workload

@@ -31,12 +31,10 @@ from torch import Tensor
 
 from benchmarks.common import at_least
 from peers.calibration import weights
-from peers.calibration.calibrate import EngineClass
-from peers.calibration.kept import Kept
+from peers.calibration.calibrate import EngineClass, Kept
 from peers.calibration.measure import Sample, find, sample_of
-from peers.calibration.plot import area
 from peers.calibration.report import PROPOSED
-from peers.calibration.thresholds import assess, propose
+from peers.calibration.thresholds import area, assess, propose
 from peers.calibration.workers import BestOf, Generates, HandedIn, Worker
 from peers.calibration.workload import Work, Workload
 from peers.engines.config import read_config

@@ -33,8 +33,7 @@ import typer
 from benchmarks.common import at_least
 from peers.engines.service import EngineService
 from peers.environments import Renderer
-from peers.environments.model_facts import ModelFacts
-from peers.environments.prompt_room import PromptRoom
+from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.inference.role import InferenceRole
 from peers.proofs.format import TOP_VALUES, chunk_count
 from swarm.commands.peer import peer

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peers.endpoint.policy import stop_ids_of
 from peers.engines.engine import Engine, Request
 from peers.engines.model import load
 from peers.engines.registry import make_engine
 from peers.environments import play
 from peers.environments.interface import Environment, Grade, Prompt, Split, Task, Transcript
 from peers.environments.registry import load_any
-from peers.environments.renderer import Renderer
+from peers.environments.renderer import Renderer, stop_ids_of
 from peers.learning import objective as objectives
 from peers.learning.groups import Group, make_batch
 from peers.learning.objective import Tokens, Totals

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
+import blake3
+import msgspec
+import numpy as np
 import torch
 
 from peers.calibration import weights
-from peers.calibration.kept import Kept
 from peers.calibration.measure import Sample, find, sample_of
 from peers.calibration.workers import (
     BestOf,
@@ -26,9 +29,76 @@ from peers.calibration.workload import Work, Workload
 from peers.engines.engine import Engine
 from peers.engines.model import weight_files
 from peers.engines.native import NativeEngine
+from peers.proofs.toploc import ChunkResult
 from peers.validator.recompute import Found
+from swarm.version import __version__
 from swarm.wire.manifest import Sampling
 from swarm.world.progress import checkpoint
+
+# What was measured, on disk, so that a stopped measurement goes on where it stopped.
+#
+# A submission's tokens and proofs are kept once, and what each validator found of them beside them.
+# So other thresholds, or another validator, need no generation.
+
+_T = TypeVar("_T")
+
+
+class _Found(msgspec.Struct, array_like=True):
+    """`Found`, its arrays as little-endian float64."""
+
+    chunks: list[ChunkResult]
+    margins: bytes
+    ties: list[list[bool]]
+
+
+class Kept:
+    """A folder of submissions and of what validators found of them.
+
+    `basis` is everything that they depend on beside their names; another basis is another folder.
+    Without a folder they are kept in memory.
+    """
+
+    def __init__(self, folder: Path | None, *basis: object) -> None:
+        digest = blake3.blake3(msgspec.msgpack.encode([__version__, *map(str, basis)]))
+        self._folder = None if folder is None else folder / digest.hexdigest()[:16]
+        self._held: dict[Path, bytes] = {}
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+
+    def handed_in(self, worker: str, number: int, make: Callable[[], HandedIn]) -> HandedIn:
+        """Submission `number` of a worker, made only if it is not kept."""
+        return self._get(self._path(worker, number), HandedIn, make)
+
+    def found(self, worker: str, validator: str, number: int, make: Callable[[], Found]) -> Found:
+        """What a validator finds of a submission, computed only if it is not kept."""
+
+        def packed() -> _Found:
+            found = make()
+            return _Found(found.chunks, found.margins.astype("<f8").tobytes(), found.ties)
+
+        kept = self._get(self._path(worker, number, validator), _Found, packed)
+        errors = np.array([each.error for each in kept.chunks])
+        return Found(kept.chunks, errors, np.frombuffer(kept.margins, "<f8"), kept.ties)
+
+    def _path(self, worker: str, number: int, validator: str = "") -> Path:
+        name = f"{worker}, {number}" + (f", {validator}" if validator else "")
+        return (self._folder or Path()) / f"{name.replace('/', '-')}.msgpack"
+
+    def _get(self, path: Path, kind: type[_T], make: Callable[[], _T]) -> _T:
+        try:
+            raw = self._held[path] if self._folder is None else path.read_bytes()
+            return msgspec.msgpack.decode(raw, type=kind)
+        except (KeyError, FileNotFoundError, msgspec.MsgspecError):  # or cut off by a full disk
+            made = make()
+        raw = msgspec.msgpack.encode(made)
+        if self._folder is None:
+            self._held[path] = raw
+        else:
+            part = path.with_suffix(".part")
+            part.write_bytes(raw)
+            part.replace(path)
+        return made
+
 
 TEMPERATURES = (0.9, 1.1)
 TOP_P = (0.99, 0.95)

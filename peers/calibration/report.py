@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from peers.calibration.calibrate import EngineClass, Measurement, engine_classes
 from peers.calibration.measure import Sample
-from peers.calibration.plot import draw_roc
-from peers.calibration.thresholds import Assessment, assess, propose
+from peers.calibration.thresholds import Assessment, assess, draw_roc, propose
 from peers.calibration.workload import Workload
 from peers.engines.config import read_supported_config
 from peers.engines.device import DTYPES, find_device

@@ -18,9 +18,9 @@ from peers.environments import Renderer, Task
 from peers.environments import load as load_environment
 from peers.environments.interface import NotGradable, as_text
 from peers.environments.prompt_room import PromptRoom, shorter_answers
+from peers.environments.renderer import stop_ids_of
 from peers.environments.row_check import unusable_rows
 from peers.evaluation.accuracy import graded
-from peers.evaluation.checkpoint import stop_ids_of
 from peers.evaluation.tasks import with_new_prompts
 from swarm.jobs.offline import (
     Attempt,

@@ -45,8 +45,8 @@ def demo(
         raise UserError(f"--cheat is {cheat!r}; the only choice is wrong-weights")
     require_extra("train", "swarm demo")
     require_extra("plots", "swarm demo")
-    from peers.demo.options import DemoOptions
     from peers.demo.running import run_demo
+    from peers.demo.setup import DemoOptions
 
     options = DemoOptions(
         age_seconds=_seconds_since_start(),

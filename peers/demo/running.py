@@ -12,12 +12,11 @@ from typing import Any
 import trio
 from rich.console import Console
 
-from peers.demo.options import DemoOptions, check_options
-from peers.demo.plain import print_lines
 from peers.demo.play import Demo
 from peers.demo.recipes import recipe_of
+from peers.demo.setup import DemoOptions, check_options
 from peers.demo.summary import OUTPUT, page
-from peers.demo.view import draw
+from peers.demo.view import draw, print_lines
 from peers.environments.run_probe import try_grading
 from swarm.run.allowed import allow_environments
 from swarm.terminal.output import STANDARD_OUTPUT

@@ -2,16 +2,125 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from peers.demo.local_peers import LocalPeer, free_ports, write_config
-from peers.demo.options import DemoOptions
-from peers.demo.recipes import MODEL, OBJECTIVE, RECIPES, THRESHOLDS, Recipe
+from peers.demo.recipes import MODEL, OBJECTIVE, RECIPES, THRESHOLDS, Recipe, recipe_of
+from swarm.errors import UserError
 from swarm.run.toml import RunHashes
-from swarm.wire.identity import load_or_create
+from swarm.terminal.output import check_writable
+from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import RunManifest, TrustedKey
+
+
+@dataclass
+class LocalPeer:
+    """One peer on loopback. Its identity and ports stay the same across restarts."""
+
+    name: str
+    role: str
+    identity: Identity
+    home: Path
+    port: int
+    bulk_port: int
+    arguments: list[str] = field(default_factory=list)
+    """Command-line arguments beyond role, home and ports."""
+
+    @property
+    def multiaddr(self) -> str:
+        return f"/ip4/127.0.0.1/tcp/{self.port}/p2p/{self.identity.peer_id}"
+
+    def command(self, restart: bool) -> list[str]:
+        resume = ["--resume"] if restart and self.role == "trainer" else []
+        return [
+            sys.executable,
+            "-m",
+            "swarm.peer",
+            *("--role", self.role),
+            *("--home", str(self.home)),
+            *("--listen", f"/ip4/127.0.0.1/tcp/{self.port}"),
+            *("--bulk-port", str(self.bulk_port)),
+            *self.arguments,
+            *resume,
+            "--json-logs",
+        ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Find distinct loopback TCP ports that are free at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+Setting = str | int | float | bool | Sequence[str]
+
+
+def write_config(path: Path, role: str, settings: Mapping[str, Setting]) -> None:
+    """Write a peer's TOML settings: one role's table."""
+    # JSON's scalars and lists are valid TOML.
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    path.write_text(f"[{role}]\n" + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+PEERS_MAX = 64
+STEPS_MAX = 100_000
+SEED_MAX = 2**63 - 1
+"""Largest integer of TOML, in which the trainer reads its seed."""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Options of `swarm demo`."""
+
+    age_seconds: float = 0.0
+    """Age of the process, so that the time of its imports counts as well."""
+    environment: str = "sort-digits"
+    """Name of the recipe, among `peers.demo.recipes.RECIPES`."""
+    steps: int = 250
+    peers: int = 3
+    seed: int = 0
+    keep: Path | None = None
+    json_file: Path | None = None
+    cheat: bool = False
+    """The last inference peer generates with altered weights."""
+    plain: bool = False
+
+
+def check_options(options: DemoOptions) -> None:
+    recipe_of(options.environment)
+    if not 1 <= options.steps <= STEPS_MAX:
+        raise UserError(f"--steps is {options.steps}; give 1 to {STEPS_MAX}")
+    if not 1 <= options.peers <= PEERS_MAX:
+        raise UserError(f"--peers is {options.peers}; give 1 to {PEERS_MAX}")
+    if not 0 <= options.seed <= SEED_MAX:
+        raise UserError(f"--seed is {options.seed}; give 0 to {SEED_MAX}")
+    if options.cheat and options.peers < 2:
+        raise UserError("--cheat needs an honest peer beside the cheater; give --peers 2 or more")
+    if options.keep is not None and (options.keep / "peers").exists():
+        raise UserError(
+            f"--keep {options.keep} holds the peers of an earlier demo; "
+            "choose another folder, or remove it"
+        )
+    for path in (options.keep, options.json_file and options.json_file.parent):
+        if path is not None:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"{path} cannot be made ({error.strerror})") from error
+    check_writable("--json", options.json_file)
+
 
 PRELOAD_COMPUTE = (
     "transformers.models.qwen2.modeling_qwen2",

@@ -10,8 +10,8 @@ import trio
 from rich.table import Table
 from rich.text import Text
 
-from peers.demo.options import DemoOptions
 from peers.demo.recipes import RECIPES
+from peers.demo.setup import DemoOptions
 from peers.demo.state import SwarmState
 from swarm.terminal.figures import readable_bytes, readable_seconds
 from swarm.terminal.output import write_json

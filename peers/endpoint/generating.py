@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import trio
 
-from peers.endpoint.driving import Driver
 from peers.endpoint.errors import ApiError
 from peers.endpoint.jobs import Job
 from peers.endpoint.policy import Policy
 from peers.endpoint.recording import Sessions
 from peers.endpoint.replies import Delta
-from peers.endpoint.sampling import Ask, Sampled, sample
+from peers.endpoint.sampling import Ask, Driver, Sampled, Text, sample
 from peers.endpoint.sessions import Draw, Turn
-from peers.endpoint.text import Text
 from peers.endpoint.tools import Call, CallForm, answer_of
 from swarm.errors import UserError
 

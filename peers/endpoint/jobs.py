@@ -9,7 +9,6 @@ from secrets import token_hex
 
 from peers.endpoint.errors import ApiError
 from peers.endpoint.policy import Policy
-from peers.endpoint.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from peers.endpoint.replies import ChatForm, CompletionForm, Form, GenerateForm
 from peers.endpoint.requests import (
     PROMPTS_MAX,
@@ -19,6 +18,7 @@ from peers.endpoint.requests import (
     SamplingParams,
     check_log_probabilities,
 )
+from peers.endpoint.sessions import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from peers.endpoint.tools import CallForm, message_of, tools_of
 from swarm.rollouts.seeds import digest, noise_key
 

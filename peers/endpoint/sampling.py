@@ -9,12 +9,196 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from peers.endpoint.driving import Driver
-from peers.endpoint.text import Text
-from peers.engines.engine import Piece, Request
+import trio
+
+from peers.engines.engine import Capabilities, Engine, Piece, Request
 from peers.engines.episodes import SpanStates, add_states
+from peers.engines.guests import Guests
+from peers.environments.renderer import Renderer
+from swarm.errors import SwarmError
 from swarm.rollouts.rollout import Finish, Span
+
+HOP_SECONDS = 0.05
+"""Longest time in the thread: a stopping server waits for it."""
+
+
+@dataclass
+class _Waiting:
+    """A task that waits for a request's piece."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    found: Piece | ValueError | None = None
+
+
+class Stepper(Protocol):
+    """The engine, and the thread in which it is stepped."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def advance(self, guests: Guests) -> None:
+        """Step the engine for a while, unless the requests need it no more."""
+        ...
+
+
+class OwnEngine:
+    """An engine that has no other requests."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.engine.capabilities
+
+    async def advance(self, guests: Guests) -> None:
+        await trio.to_thread.run_sync(guests.advance, self.engine, HOP_SECONDS)
+
+
+class Driver:
+    """Steps the engine while it has requests."""
+
+    def __init__(self, stepper: Stepper, guests: Guests | None = None) -> None:
+        """`guests`: the requests of an engine that others step, too."""
+        self.stepper = stepper
+        self.capabilities = stepper.capabilities
+        self._guests = guests or Guests()
+        self._waiting: dict[int, _Waiting] = {}
+        self._work = trio.Event()
+
+    def next_id(self) -> int:
+        """An id that no request has yet."""
+        return self._guests.next_id()
+
+    async def piece(self, request: Request) -> Piece:
+        """Generate one request. Raises `ValueError` as `Engine.submit`; cancelling drops it."""
+        waiting = self._waiting[request.id] = _Waiting()
+        self._put(request)
+        try:
+            await waiting.done.wait()
+        except trio.Cancelled:
+            self._waiting.pop(request.id, None)
+            self.release(request.id)
+            raise
+        assert waiting.found is not None
+        if isinstance(waiting.found, ValueError):
+            raise waiting.found
+        return waiting.found
+
+    def release(self, id: int) -> None:
+        """Drop a request, or the cache that it kept."""
+        self._put(id)
+
+    @property
+    def live(self) -> int:
+        """Requests under way."""
+        return len(self._waiting)
+
+    async def run(self) -> None:
+        """Step the engine whenever there is work; raises `SwarmError` when the engine fails."""
+        token = trio.lowlevel.current_trio_token()
+        self._guests.news = lambda: token.run_sync_soon(self._hand_out, idempotent=True)
+        while True:
+            await self._work.wait()
+            try:
+                await self.stepper.advance(self._guests)
+            except Exception as error:  # an engine may fail in any way, and its state is unknown
+                raise SwarmError(
+                    f"the engine failed ({type(error).__name__}: {error}); start the endpoint again"
+                ) from error
+            self._hand_out()
+            if not self._guests.wait:
+                self._work = trio.Event()
+
+    def _hand_out(self) -> None:
+        """Wake the tasks whose pieces are finished."""
+        for id, found in self._guests.taken():
+            waiting = self._waiting.pop(id, None)
+            if waiting is None:
+                self._put(id)  # cancelled meanwhile: its cache is not wanted
+            else:
+                waiting.found = found
+                waiting.done.set()
+
+    def _put(self, item: Request | int) -> None:
+        self._guests.put(item)
+        self._work.set()
+
+
+UNFINISHED = "\ufffd"
+"""What a decoder gives for bytes that are no whole character yet."""
+
+WINDOW_TOKENS_MAX = 256
+"""Tokens that are decoded at a look. A character has at most four tokens, so a longer run of bytes
+that are none is garbage."""
+
+
+class Text:
+    """Decodes a growing list of tokens, looks for stop texts, and says what is certain."""
+
+    def __init__(self, renderer: Renderer, stop_ids: Sequence[int], stops: Sequence[str]) -> None:
+        self._renderer = renderer
+        self._stop_ids = stop_ids
+        self._stops = [stop for stop in stops if stop]
+        self._longest_stop = max(map(len, self._stops), default=0)
+        self._seen = 0
+        """Tokens at the last look."""
+        self._start, self._read, self._text = 0, 0, ""
+        """`_text` is the text of the tokens before `_read`. A look decodes from `_start` on, since
+        the text of a token may depend on the one before it."""
+        self.whole = ""
+        """The text, without the stop token, and up to the stop text."""
+        self.certain = ""
+        """The part of `whole` that further tokens leave as it is."""
+
+    def add(self, tokens: Sequence[int], ended: bool) -> int | None:
+        """Decode the tokens so far; `ended`: no others follow.
+
+        Returns the number of tokens up to the first stop text's end, or None without one.
+        """
+        self.whole = self._decode(tokens) if ended else self._decode_on(tokens)
+        found = self._first_stop(self.whole, max(0, len(self.certain) - self._longest_stop))
+        if found is None:
+            self.certain = self.whole if ended else self._without_doubt()
+            self._seen = len(tokens)
+            return None
+        self.whole = self.certain = self.whole[:found]
+        for count in range(self._seen + 1, len(tokens)):
+            if self._first_stop(self._decode(tokens[:count])) is not None:
+                return count
+        return len(tokens)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self._renderer.decode_completion(tokens, self._stop_ids)[0]
+
+    def _decode_on(self, tokens: Sequence[int]) -> str:
+        """The text of all tokens, from what was read of them before."""
+        known = self._decode(tokens[self._start : self._read])
+        grown = self._decode(tokens[self._start :])
+        text = self._text + grown[len(known) :]
+        is_garbage = len(tokens) - self._start > WINDOW_TOKENS_MAX
+        if is_garbage or not grown.endswith(UNFINISHED):
+            self._start, self._read, self._text = self._read, len(tokens), text
+        return text
+
+    def _first_stop(self, text: str, start: int = 0) -> int | None:
+        """Index of the first stop text from `start` on."""
+        found = [at for stop in self._stops if (at := text.find(stop, start)) >= 0]
+        return min(found, default=None)
+
+    def _without_doubt(self) -> str:
+        """`whole` without an unfinished character, or the beginning of a stop text, at its end."""
+        text = self.whole.rstrip(UNFINISHED)
+        doubtful = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(text)), doubtful, -1):
+                if text.endswith(stop[:length]):
+                    doubtful = length
+                    break
+        return text[: len(text) - doubtful]
+
 
 PART_TOKENS = 8
 """Tokens per event of a stream, and between two looks for a stop text."""

@@ -13,14 +13,14 @@ import trio
 from hypercorn.typing import ASGIFramework
 
 from peers.endpoint.app import Endpoint, EndpointLimits
-from peers.endpoint.driving import Driver, OwnEngine
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys
 from peers.endpoint.generating import Generator
-from peers.endpoint.policy import Policy, calls_of, chat_of, stop_ids_of
+from peers.endpoint.policy import Policy, calls_of, chat_of
 from peers.endpoint.recording import Sessions, check_folder
+from peers.endpoint.sampling import Driver, OwnEngine
 from peers.engines.registry import make_engine
-from peers.environments.renderer import Renderer
+from peers.environments.renderer import Renderer, stop_ids_of
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.transport.http.connections import serve_connections
@@ -64,7 +64,7 @@ def make_endpoint(options: Options, keys: Keys) -> Endpoint:
         raise UserError(
             f"--policy {options.folder} is no folder; name the Hugging Face folder of a policy"
         )
-    stop_ids = stop_ids_of(options.folder)
+    stop_ids = tuple(stop_ids_of(options.folder))
     renderer = Renderer(options.folder)
     chat_of(options.folder, renderer)
     if options.record is not None:

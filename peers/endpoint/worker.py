@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peers.endpoint.app import EndpointLimits
-from peers.endpoint.driving import HOP_SECONDS, Driver
 from peers.endpoint.gate import Keys
 from peers.endpoint.recording import check_folder
+from peers.endpoint.sampling import HOP_SECONDS, Driver
 from peers.endpoint.server import Names, endpoint_of, read_keys, run_endpoint
 from peers.engines.engine import Capabilities
 from peers.engines.episodes import Player

@@ -1,6 +1,6 @@
 """Making an engine's virtual environment in a peer's home, step by step.
 
-A library of environments (`peers.environments.verifiers.install`) is installed in the same way.
+A library of environments (`peers.environments.verifiers.installed`) is installed in the same way.
 
 Each finished step is recorded, so an interrupted installation continues. Packages come from the
 package index that pip is configured with. Swarm itself is linked, not copied: the child runs the

@@ -27,8 +27,7 @@ from peers.engines.registry import check_engine, make_engine
 from peers.engines.survey import survey
 from peers.environments import Renderer, probe_hash
 from peers.environments.collection import Environments, GroupTask
-from peers.environments.model_facts import ModelFacts
-from peers.environments.prompt_room import PromptRoom
+from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.proofs import toploc
 from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError

@@ -14,9 +14,8 @@ from peers.environment.states import States, is_out_of_memory
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, Replies, grade_segments
 from peers.environments.interface import Grade, episodes_of
-from peers.environments.model_facts import ModelFacts
 from peers.environments.probe import probe_hash
-from peers.environments.prompt_room import PromptRoom
+from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.environments.renderer import Renderer
 from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peers.environments.chat import Chat
-from peers.environments.chat_template import ChatTemplate
-from peers.environments.chat_tokens import TURN
+from peers.environments.chat_template import TURN, ChatTemplate
 from peers.environments.interface import Environment, Message, Prompt, Wrapper, messages_of
 from peers.environments.renderer import Renderer, variables_of
 from swarm.errors import UserError

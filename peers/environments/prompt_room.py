@@ -6,13 +6,36 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peers.environments.interface import Prompt, UnusableTask, as_text, messages_of
-from swarm.errors import UserError
+from swarm.errors import DECODE_ERRORS, UserError
 
 if TYPE_CHECKING:
     from peers.environments.renderer import Renderer
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """Fields of config.json that bound token ids and episodes."""
+
+    vocab_size: int
+    """Size of the model's vocabulary, which may be larger than the tokenizer's."""
+    max_position_embeddings: int
+    """The context length."""
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelFacts:
+        try:
+            return msgspec.json.decode((folder / "config.json").read_bytes(), type=cls)
+        except (OSError, *DECODE_ERRORS) as error:
+            raise UserError(
+                f"{folder} has no config.json that gives vocab_size and max_position_embeddings "
+                f"({error})"
+            ) from error
+
 
 CHARACTERS_PER_TOKEN_MAX = 256
 """Longest text of one token in the vocabularies in use is half of this: 128 spaces. A prompt with

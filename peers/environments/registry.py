@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 
 from peers.environments.chat import Chat, ChatOptions
-from peers.environments.deadline import limited
 from peers.environments.interface import Environment, SingleTurn
 from peers.environments.judges import JudgedEnvironment, JudgeOptions
 from peers.environments.length import LengthOptions, LengthTargets
-from peers.environments.play import described, shown
+from peers.environments.play import described, limited, shown
 from swarm.errors import UserError
 from swarm.run.allowed import ALLOWED_VARIABLE, allowed_environments
 from swarm.terminal.tables import struct_from_mapping

@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import blake3
+import msgspec
 import tokenizers
 
-from peers.environments.chat_files import FILES, read_files
 from peers.environments.interface import Conversation, Message, Prompt, messages_of
-from swarm.errors import UserError
+from swarm.errors import DECODE_ERRORS, UserError
 
 if TYPE_CHECKING:
-    from peers.environments.chat_tokens import ChatTokens
+    from peers.environments.chat_template import ChatTokens
+
+
+STOPS_FROM = ("generation_config.json", "config.json")
+"""Files that may name the stop ids; the first that does counts."""
 
 
 class Renderer:
@@ -65,7 +69,7 @@ class Renderer:
     @cached_property
     def chat(self) -> ChatTokens:
         """The chat template; raises `UserError` when the folder has none, or a broken one."""
-        from peers.environments.chat_tokens import ChatTokens
+        from peers.environments.chat_template import ChatTokens
 
         return ChatTokens.of_files(self._chat_files, self._tokenizer, str(self._folder))
 
@@ -120,6 +124,30 @@ class Renderer:
         return self._tokenizer.decode(list(kept), skip_special_tokens=False), finished
 
 
+class _Stops(msgspec.Struct):
+    eos_token_id: int | list[int] | None = None
+
+
+def stop_ids_of(folder: Path) -> list[int]:
+    """The ids that end a completion (`eos_token_id`); raises `UserError` if no file names any."""
+    for name in STOPS_FROM:
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=_Stops).eos_token_id
+        except (OSError, *DECODE_ERRORS) as error:
+            raise UserError(
+                f"{path}: eos_token_id must be a token id or a list of them ({error})"
+            ) from error
+        if found is not None:
+            return list(dict.fromkeys([found] if isinstance(found, int) else found))
+    raise UserError(
+        f"{folder} names no eos_token_id in {' or '.join(STOPS_FROM)}, so completions would never "
+        "end; add it to generation_config.json"
+    )
+
+
 def variables_of(prompt: Prompt) -> dict[str, Any]:
     """The variables that the chat template gets."""
     found: dict[str, Any] = dict(prompt.variables) if isinstance(prompt, Conversation) else {}
@@ -131,3 +159,26 @@ def variables_of(prompt: Prompt) -> dict[str, Any]:
 def _files_hash(tokenizer: bytes, chat_files: Mapping[str, bytes]) -> bytes:
     parts = (tokenizer, *(chat_files.get(name, b"") for name in FILES))
     return blake3.blake3(b"".join(blake3.blake3(part).digest() for part in parts)).digest()
+
+
+FILES = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json")
+"""Of the first two the first that has a template wins, as in transformers. The third names tokens
+that the second leaves out."""
+
+BYTES_MAX = 16 << 20
+"""Size of one file; the largest in use, for 262,000 tokens, has 1.2 MB."""
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """The contents of those of `FILES` that exist in `folder`; raises `UserError`."""
+    return {name: _read(folder / name) for name in FILES if (folder / name).exists()}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size <= BYTES_MAX:
+            return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+    raise UserError(f"{path} has {size} bytes; {BYTES_MAX} are the most; use the checkpoint's own")

@@ -13,8 +13,8 @@ from pathlib import Path
 import trio
 
 from peers.environments.collection import labels
+from peers.evaluation.report import estimate
 from peers.evaluation.settings import EvaluationSettings
-from peers.evaluation.statistics import estimate
 from swarm.errors import leaf_errors
 from swarm.jobs import Hardware
 from swarm.jobs.evaluation import (

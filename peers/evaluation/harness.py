@@ -14,8 +14,9 @@ from typing import Any
 from peers.engines.device import use_hardware
 from peers.engines.registry import check_engine, make_engine
 from peers.environments import Renderer
-from peers.evaluation.checkpoint import checkpoint_hash, stop_ids_of
+from peers.environments.renderer import stop_ids_of
 from peers.evaluation.samples import open_samples
+from peers.evaluation.tasks import checkpoint_hash
 from swarm.errors import UserError
 from swarm.jobs.evaluation import (
     Answer,

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import trio
 
-from peers.evaluation.report import aligned
+from peers.evaluation.report import Z_95, aligned
 from peers.evaluation.run import Machine, Progress
-from peers.evaluation.statistics import Z_95
 from swarm.jobs.evaluation import (
     EVALUATION_START_SECONDS,
     AskHarnessProgress,

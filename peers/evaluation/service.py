@@ -16,9 +16,9 @@ from peers.environments.episodes import transcript_of
 from peers.environments.interface import Prompt, messages_of
 from peers.environments.prompt_room import PromptRoom, shorter_answers
 from peers.environments.registry import load_named
+from peers.environments.renderer import stop_ids_of
 from peers.environments.row_check import unusable_rows
-from peers.evaluation.checkpoint import checkpoint_hash, stop_ids_of
-from peers.evaluation.tasks import different_tasks, evaluation_seed
+from peers.evaluation.tasks import checkpoint_hash, different_tasks, evaluation_seed
 from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
 from swarm.jobs.evaluation import (

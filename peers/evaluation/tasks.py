@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 
+import blake3
+
+from peers.engines.model import weight_files
 from peers.environments import Environment, Task, task_of
 from peers.environments.interface import Prompt, Split
 from peers.environments.prompt_room import PromptRoom
@@ -67,3 +71,24 @@ def with_new_prompts(
         if not repeated:
             known.add(task.prompt)
             yield each, task
+
+
+NAMED = ("config.json", "tokenizer.json", "adapter_config.json")
+"""Files that change what a checkpoint answers, beside its weights."""
+
+
+def checkpoint_hash(folder: Path) -> str:
+    """BLAKE3-256 of weights, config and tokenizer, hex; of an adapter its base counts too.
+
+    Raises `UserError` for a folder without weights.
+    """
+    own = [folder / name for name in NAMED if (folder / name).exists()]
+    files = {
+        path.resolve(): path for path in [*weight_files(folder), *folder.glob("*.safetensors")]
+    }
+    hasher = blake3.blake3()
+    for path in [*own, *(files[key] for key in sorted(files, key=lambda key: key.name))]:
+        each = blake3.blake3()
+        each.update_mmap(path)
+        hasher.update(path.name.encode() + b"\0" + each.digest())
+    return hasher.hexdigest()

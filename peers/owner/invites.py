@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from peers.owner.key import owners_key
+from peers.owner.signing import owners_key
 from swarm.errors import UserError
 from swarm.ledger.client import LedgerClient, fetch_log
 from swarm.ledger.entries import InviteRevoked, Redeemed, unfolded

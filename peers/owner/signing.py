@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from peers.calibration.of_run import Measuring, settle
 from peers.environments.run_probe import described
-from peers.owner.key import default_key, owners_key
 from swarm.errors import PeerError, UserError
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.entries import Evicted
@@ -26,12 +25,42 @@ from swarm.run.manifest import load_manifest, manifest_in, run_id
 from swarm.run.manifest_exchange import BOOTSTRAP_SECONDS
 from swarm.run.run import Run
 from swarm.run.update import check_update, hand_over, listed, sign_manifest, signed_before
+from swarm.settings import PeerSettings
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.wire.envelope import Envelope, seal
-from swarm.wire.identity import InvalidPeerId, load_or_create, public_key_of
+from swarm.wire.identity import Identity, InvalidPeerId, load_or_create, public_key_of
 from swarm.wire.manifest import VERSION_MAX, RunManifest
 from swarm.wire.messages import Eviction, Reinstatement
 from swarm.wire.succession import inherited, ownership_of
+
+
+def owners_key(signer: str, chosen: Path | None) -> Identity:
+    """Load the key that signed a run; raises `UserError` for another key."""
+    key = chosen or default_key()
+    if not key.exists():
+        raise UserError(f"there is no key {key}; give the key that signed the run with --owner-key")
+    owner = load_or_create(key)
+    if owner.peer_id != signer:
+        raise UserError(
+            f"--owner-key {key} is the key of {owner.peer_id}, but the run was signed by "
+            f"{signer}; only that key can change it"
+        )
+    return owner
+
+
+def default_key() -> Path:
+    """Return the owner's key file in the default home, where nobody commits it by mistake.
+
+    Raises `UserError` if the current folder has an `owner.key` and the default home has none.
+    """
+    key, earlier = PeerSettings().home_path / "owner.key", Path("owner.key")
+    if earlier.exists() and not key.exists():
+        raise UserError(
+            f"there is a key {earlier} in this folder, and none at {key}; give --owner-key "
+            f"{earlier} to sign with it, or move it there"
+        )
+    return key
+
 
 OBSERVE = Measuring(measure=False)
 

@@ -21,7 +21,7 @@ from swarm.terminal.options import AsJson, EnvironmentOptions, TaskSeed, environ
 from swarm.terminal.output import print_json
 
 if TYPE_CHECKING:
-    from peers.synthesis.selection import Selection, Solution
+    from peers.synthesis.write import Selection, Solution
 
 
 @exits
@@ -91,8 +91,7 @@ def synthesize(
     the same command resumes an interrupted generation.
     """
     require_extra("infer", "swarm synthesize")
-    from peers.synthesis.selection import Rules, Selection
-    from peers.synthesis.write import check_target, credit_lines, summary, write
+    from peers.synthesis.write import Rules, Selection, check_target, credit_lines, summary, write
     from swarm.look.rollouts.filters import parse_range
 
     if (rollouts is None) == (teacher is None):
@@ -109,8 +108,7 @@ def synthesize(
     found: Iterator[Solution]
     if rollouts is not None:
         from peers.environments import Renderer
-        from peers.synthesis.chats import ChatReader
-        from peers.synthesis.sources import of_rollouts
+        from peers.synthesis.sources import ChatReader, of_rollouts
 
         if tasks is not None:
             raise UserError("--tasks goes with --teacher; a run's tasks are those of its manifest")

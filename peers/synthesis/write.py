@@ -2,17 +2,171 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from blake3 import blake3
 
-from peers.synthesis.selection import Selection, Solution
 from swarm.errors import UserError
 from swarm.look.rollouts.export import COLUMNS, Table, write_card, write_parquet
+from swarm.look.rollouts.filters import Range
 from swarm.terminal.strict_json import to_json
 from swarm.terminal.untrusted import printable
+
+SHINGLE_WORDS = 5
+"""Two texts are compared by the runs of five words that they share."""
+
+WORDS = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Solution:
+    """One finished episode of a task."""
+
+    task: Hashable
+    """What all solutions of a task share."""
+    prompt: str
+    text: str
+    """All that the model wrote."""
+    tokens: int
+    reward: float
+    finished: bool
+    """Whether it ended with a stop token."""
+    contributor: str
+    """Peer id of the worker; empty: this machine."""
+    row: dict[str, Any]
+    """What is written if it is kept."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A solution must satisfy all of them."""
+
+    reward: Range
+    tokens: Range
+    unfinished: bool
+    """Whether solutions that ran into the length limit may be kept."""
+    per_task: int
+    """Most solutions of one task."""
+    similarity: float
+    """Largest share of runs of words in common with a kept solution of the same task."""
+
+    def described(self) -> str:
+        """The rules as options."""
+        return (
+            f"--reward {_shown(self.reward)} --tokens {_shown(self.tokens)} "
+            f"{'--unfinished ' if self.unfinished else ''}"
+            f"--per-task {self.per_task} --similarity {self.similarity:g}"
+        )
+
+
+@dataclass
+class Credit:
+    """What one contributor gave."""
+
+    solutions: int = 0
+    kept: int = 0
+    kept_tokens: int = 0
+
+
+@dataclass
+class Selection:
+    """Selects solutions one by one, in their order; earlier ones win.
+
+    Memory grows with the kept solutions: 8 bytes for each of their runs of words.
+    """
+
+    rules: Rules
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Solutions by the reason why they were left out."""
+    credits: dict[str, Credit] = field(default_factory=dict)
+    """By contributor."""
+    tasks: int = 0
+    """Tasks with a kept solution."""
+    _kept: dict[Hashable, list[frozenset[bytes]]] = field(default_factory=dict)
+    _seen: set[bytes] = field(default_factory=set)
+
+    @property
+    def solutions(self) -> int:
+        """All solutions so far."""
+        return sum(each.solutions for each in self.credits.values())
+
+    @property
+    def kept(self) -> int:
+        """Kept solutions so far."""
+        return sum(each.kept for each in self.credits.values())
+
+    def of(self, solutions: Iterable[Solution]) -> Iterator[Solution]:
+        """The solutions to keep. Raises `UserError` at the end if there are none."""
+        for solution in solutions:
+            credit = self.credits.setdefault(solution.contributor, Credit())
+            credit.solutions += 1
+            reason = self._why_not(solution)
+            if reason:
+                self.left_out[reason] += 1
+                continue
+            credit.kept += 1
+            credit.kept_tokens += solution.tokens
+            yield solution
+        if not self.kept:
+            raise UserError(
+                f"none of {self.solutions:,} solutions passes {self.rules.described()}: "
+                f"{self.reasons() or 'there are none'}; widen the rules, or take more solutions or "
+                "a stronger teacher"
+            )
+
+    def reasons(self) -> str:
+        """How many were left out, by reason."""
+        return ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.most_common())
+
+    def _why_not(self, solution: Solution) -> str:
+        """Why a solution is left out; empty: it is kept, and remembered."""
+        rules = self.rules
+        if not rules.reward[0] <= solution.reward <= rules.reward[1]:
+            return "outside --reward"
+        if not solution.finished and not rules.unfinished:
+            return "unfinished"
+        if not rules.tokens[0] <= solution.tokens <= rules.tokens[1]:
+            return "outside --tokens"
+        own = " ".join(solution.prompt.split()), " ".join(solution.text.split())
+        digest = blake3("\0".join(own).encode()).digest(16)
+        if digest in self._seen:
+            return "duplicates"
+        kept = self._kept.get(solution.task, [])
+        if len(kept) >= rules.per_task:
+            return "beyond --per-task"
+        runs = shingles(solution.text)
+        if any(similarity(runs, other) > rules.similarity for other in kept):
+            return "beyond --similarity"
+        self._seen.add(digest)
+        self.tasks += not kept
+        self._kept.setdefault(solution.task, []).append(runs)
+        return ""
+
+
+def _shown(bounds: Range) -> str:
+    return ":".join("" if math.isinf(each) else f"{each:g}" for each in bounds)
+
+
+def shingles(text: str) -> frozenset[bytes]:
+    """Digests of a text's runs of words; of a shorter text, of all its words."""
+    words = WORDS.findall(text.lower())
+    count = max(1, len(words) - SHINGLE_WORDS + 1)
+    runs = (" ".join(words[at : at + SHINGLE_WORDS]) for at in range(count))
+    return frozenset(blake3(run.encode()).digest(8) for run in runs)
+
+
+def similarity(one: frozenset[bytes], other: frozenset[bytes]) -> float:
+    """Jaccard's index: the share of runs in common among all runs of both."""
+    return len(one & other) / len(one | other)
+
 
 CREDITS_FILE = "credits.json"
 

@@ -17,8 +17,7 @@ import numpy as np
 from peers.environments import Renderer, episodes_of, probe_hash
 from peers.environments.collection import Environments, GroupTask
 from peers.environments.episodes import EpisodeLimits, grade_segments
-from peers.environments.model_facts import ModelFacts
-from peers.environments.prompt_room import PromptRoom
+from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.sandbox.launcher import start_launcher
 from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, REPLAYS, Inspection

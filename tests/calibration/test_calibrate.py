@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from peers.calibration.calibrate import EngineClass, Measurement, attacks
-from peers.calibration.kept import Kept
+from peers.calibration.calibrate import EngineClass, Kept, Measurement, attacks
 from peers.calibration.measure import Sample, sample
-from peers.calibration.plot import area, roc
-from peers.calibration.thresholds import assess, propose
+from peers.calibration.thresholds import area, assess, propose, roc
 from peers.calibration.workers import Generates, HandedIn
 from peers.calibration.workload import Workload
 from peers.engines import demo

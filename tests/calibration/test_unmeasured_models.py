@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peers.calibration.calibrate import EngineClass, Measurement
-from peers.calibration.kept import Kept
+from peers.calibration.calibrate import EngineClass, Kept, Measurement
 from peers.calibration.measure import Sample, sample
 from peers.calibration.thresholds import assess, propose
 from peers.calibration.weights import int8, write_changed

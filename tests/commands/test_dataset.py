@@ -12,8 +12,7 @@ import torch
 import trio
 from typer.testing import CliRunner
 
-from peers.dataset.filtering import parse_bounds
-from peers.dataset.responses import ResponseFile
+from peers.dataset.filtering import ResponseFile, parse_bounds
 from peers.dataset.service import DatasetService
 from peers.engines.demo import make_policy
 from peers.environments import Grade, Transcript, grade, load, split_of, task_of

@@ -23,9 +23,8 @@ from typing import Any
 import msgspec
 import trio
 
-from peers.demo.local_peers import free_ports, write_config
 from peers.demo.recipes import ENVIRONMENT
-from peers.demo.setup import demo_manifest
+from peers.demo.setup import demo_manifest, free_ports, write_config
 from peers.environments.collection import Environments
 from peers.environments.run_probe import probe_hashes
 from swarm.run.allowed import ALLOWED_VARIABLE

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import trio
 
-from peers.demo.local_peers import free_ports
+from peers.demo.setup import free_ports
 from peers.endpoint import harness
 from swarm.wire.manifest import EnvironmentReference
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, swarm

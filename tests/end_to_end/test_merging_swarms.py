@@ -9,7 +9,7 @@ import pytest
 import torch
 import trio
 
-from peers.demo.local_peers import Setting
+from peers.demo.setup import Setting
 from peers.learning import merging_folder as exchange
 from peers.learning.learner import Learner
 from swarm.jobs.training import Snapshot

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from peers.demo.local_peers import write_config
+from peers.demo.setup import write_config
 from swarm.ledger.entries import CheckpointPublished, Consumed
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_nobody_was_wronged, read_accounts

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import trio
 
-from peers.demo.local_peers import Setting, free_ports, write_config
+from peers.demo.setup import Setting, free_ports, write_config
 from peers.engines.demo import make_policy
 from swarm.run.update import sign_manifest
 from swarm.wire.identity import Identity, load_or_create

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from peers.demo.local_peers import free_ports, write_config
+from peers.demo.setup import free_ports, write_config
 from swarm.transport import Stream
 from swarm.transport.libp2p import open_libp2p
 from swarm.wire.identity import Identity

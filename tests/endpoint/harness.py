@@ -13,8 +13,8 @@ import msgspec
 import trio
 
 from peers.endpoint.app import Endpoint, EndpointLimits
-from peers.endpoint.driving import OwnEngine
 from peers.endpoint.gate import Keys
+from peers.endpoint.sampling import OwnEngine
 from peers.endpoint.server import Options, make_endpoint, run_endpoint
 from swarm.transport.http.local_server import open_listener
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from peers.endpoint.text import UNFINISHED, Text
+from peers.endpoint.sampling import UNFINISHED, Text
 from peers.environments.renderer import Renderer
 
 STOP_ID = 300

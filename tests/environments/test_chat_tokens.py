@@ -11,10 +11,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.environments.chat_files import read_files
-from peers.environments.chat_template import ChatTemplate
-from peers.environments.chat_tokens import ChatTokens
+from peers.environments.chat_template import ChatTemplate, ChatTokens
 from peers.environments.interface import Message
+from peers.environments.renderer import read_files
 from swarm.errors import UserError
 from tests.environments.chat_families import CHATML, FAMILIES, Family, make_tokenizer
 

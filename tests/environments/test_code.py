@@ -18,8 +18,7 @@ from peers.environments import (
     split_of,
     task_of,
 )
-from peers.environments.code import Code, CodeOptions
-from peers.environments.code.problems import make_problem
+from peers.environments.code import Code, CodeOptions, make_problem
 from peers.environments.graders import make_grader
 from peers.environments.graders.code import program_in
 from peers.environments.interface import as_text

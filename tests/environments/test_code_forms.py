@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from peers.environments import NotGradable, Transcript, grade, load
 from peers.environments.graders import make_grader
+from peers.environments.graders.code import CANDIDATES_MAX, blocks, candidates
 from peers.environments.graders.code_tests import RESULT_BYTES, prints, read_tests, returns
-from peers.environments.graders.fences import CANDIDATES_MAX, blocks, candidates
 from peers.environments.graders.syntax_service import SyntaxService
 from peers.sandbox import probe
 from tests.environments.test_genesys import record

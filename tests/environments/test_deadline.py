@@ -7,7 +7,7 @@ import sys
 
 TRACED_AFTER_AN_OVERDUE_CALL = """
 import sys
-from peers.environments.deadline import limited
+from peers.environments.play import limited
 from swarm.errors import UserError
 
 def overdue(swallowed):

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from peers.environments import NotGradable
 from peers.environments.graders import GRADERS, make_grader
-from peers.environments.graders.latex import ANSWER_CHARACTERS_MAX, boxed, too_complex
+from peers.environments.graders.math import ANSWER_CHARACTERS_MAX, boxed, too_complex, units_differ
 from peers.environments.graders.plain import number_in
 from peers.environments.graders.pool import Overdue, Pool, ProcessFailed, ServiceError
-from peers.environments.graders.units import units_differ
 from swarm.errors import UserError
 from swarm.world import landlock
 from swarm.world.surroundings import INSTALLED_VARIABLE

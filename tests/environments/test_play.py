@@ -19,7 +19,6 @@ from peers.environments import (
     Task,
     Tasks,
     Transcript,
-    deadline,
     grade,
     play,
     task_of,
@@ -80,9 +79,8 @@ def test_a_call_without_end_is_ended(call: Callable[[Lab], Any], doing: str) -> 
 
 def test_a_long_call_within_its_limit_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the owner of the process would take it for hung."""
-    monkeypatch.setattr(deadline, "REPORT_SECONDS", 0.01)
-    monkeypatch.setattr(deadline, "limited", deadline._Watch().limited)
-    monkeypatch.setattr(play, "limited", deadline.limited)
+    monkeypatch.setattr(play, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(play, "limited", play._Watch().limited)
     heard = threading.Event()
 
     async def main() -> None:
@@ -101,9 +99,9 @@ class Unprintable:
 
 BLOCKED = """
 import time
-from peers.environments import deadline
+from peers.environments import play
 from tests.environments.test_play import COMPLETION, TASK, Lab, grade
-deadline.GRACE_SECONDS = 0.05
+play.GRACE_SECONDS = 0.05
 grade(Lab(lambda: time.sleep(60)), TASK, COMPLETION)
 """
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from peers.environments import Episode, Grade, Transcript, grade, load, task_of
 from peers.environments.graders.reasoning_gym import answer_in
-from peers.environments.tools.calls import calculate, called, run_python
-from peers.environments.tools.environment import Tools, ToolsOptions
+from peers.environments.tools import Tools, ToolsOptions, calculate, called, run_python
 from peers.sandbox import Outcome, probe
 
 EASIEST: dict[str, Any] = {"statement": "bare", "digits": 2, "operations": 1, "must_call": True}

@@ -16,7 +16,7 @@ from peers.engines.installed import Installed, python_of, record_of
 from peers.environments import load, task_of
 from peers.environments.verifiers.child.__main__ import Child
 from peers.environments.verifiers.child.episode import Episode, EpisodeOver, Spoken, Unplayable
-from peers.environments.verifiers.host import Host, HostLimits, PlayError
+from peers.environments.verifiers.environment import Host, HostLimits, PlayError
 from peers.environments.verifiers.installed import (
     CHILD_NEEDS,
     RECIPES,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.evaluation.statistics import bootstrap, difference, estimate, pass_at_k, wilson
+from peers.evaluation.report import bootstrap, difference, estimate, pass_at_k, wilson
 
 
 @given(samples=st.integers(1, 8), data=st.data())

@@ -12,7 +12,7 @@ from peers.engines.demo import make_policy
 from peers.environments import Renderer
 from peers.environments.interface import Message
 from peers.learning.examples import read_examples
-from peers.synthesis.chats import ChatReader
+from peers.synthesis.sources import ChatReader
 from swarm.errors import UserError
 from swarm.jobs.offline import Reading
 from swarm.look.rollouts.seen import Turn

@@ -19,9 +19,8 @@ from peers.engines.demo import make_policy
 from peers.environments import Renderer
 from peers.evaluation.run import Measured
 from peers.learning.examples import read_examples
-from peers.synthesis.selection import Rules, Selection, Solution, shingles, similarity
 from peers.synthesis.sources import of_rollouts, of_samples
-from peers.synthesis.write import write
+from peers.synthesis.write import Rules, Selection, Solution, shingles, similarity, write
 from swarm.commands.main import app
 from swarm.errors import UserError
 from swarm.jobs.evaluation import PromptMessage, Sample, TasksDrawn

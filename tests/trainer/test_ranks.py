@@ -15,7 +15,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.demo.local_peers import free_ports
+from peers.demo.setup import free_ports
 from peers.learning import ranks as ranks_module
 from peers.learning import rendezvous as meeting_module
 from peers.learning import watch as watch_module

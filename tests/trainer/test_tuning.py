@@ -22,8 +22,7 @@ from peers.engines.model import load as load_model
 from peers.engines.model import read_weights
 from peers.environments import Renderer
 from peers.learning.examples import epochs, read_examples, stop_id
-from peers.tuning.losses import Example
-from peers.tuning.service import Tuning, batch_of, read_job
+from peers.tuning.service import Example, Tuning, batch_of, read_job
 from swarm.commands.main import app
 from swarm.errors import UserError
 from swarm.jobs.offline import (

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from peers.environments.commands import install as environment_install
 from swarm.errors import UserError
+from swarm.jobs.environments import CatalogueService, Installed, ListInstalled
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
@@ -25,9 +25,33 @@ from swarm.terminal.options import (
     environment_options,
 )
 from swarm.terminal.output import plain, print_json
+from swarm.world import client
+from swarm.world.compute import LocalCompute
+
+SERVICE = "peers.environments.trial:Catalogue"
+
+
+async def installed() -> list[Installed]:
+    """All environments of this machine, by name."""
+    async with LocalCompute().child(SERVICE, name="environments") as child:
+        return (await client(CatalogueService, child).list(ListInstalled())).environments
+
+
+async def version_of(name: str) -> str:
+    """The version of an environment of this machine; raises `UserError`."""
+    found = {each.name: each for each in await installed()}
+    if name not in found:
+        raise UserError(
+            f"environment {name!r} is not installed here; known environments: {', '.join(found)}"
+        )
+    if found[name].problem:
+        raise UserError(found[name].problem)
+    return found[name].version
+
+
+VERIFIERS = "verifiers"
 
 app = typer.Typer(help="Environments: what a run trains on.", no_args_is_help=True)
-environment_install.register(app)
 
 Name = Annotated[str, typer.Argument(help="Name of an environment that is installed here.")]
 
@@ -36,7 +60,6 @@ Name = Annotated[str, typer.Argument(help="Name of an environment that is instal
 @exits
 def list_command(as_json: AsJson = False) -> None:
     """List the environments that are installed here, with versions and options."""
-    from peers.environments.commands.catalogue import installed
 
     found = run_until_interrupted(installed)
     if as_json:
@@ -59,7 +82,7 @@ def new_command(
     ] = None,
 ) -> None:
     """Write a package with a small environment, its test and a README."""
-    from peers.environments.commands.package import write_package
+    from peers.environments.commands.check import write_package
     from peers.environments.registry import BUILT_IN
 
     made = write_package(name, folder or Path(name), BUILT_IN)
@@ -131,7 +154,6 @@ def try_command(
 ) -> None:
     """Play a few rollouts with a policy, and print them with their rewards."""
     require_extra("infer", "swarm environment try")
-    from peers.environments.commands.catalogue import version_of
     from peers.environments.commands.try_out import lines, play
     from peers.evaluation.options import Evaluation
     from swarm.look.rollouts.pager import print_lines
@@ -163,3 +185,28 @@ def try_command(
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print_lines(lines(wanted, found, width))
+
+
+@app.command("install")
+@exits
+def install_command(
+    library: Annotated[str, typer.Argument(help="verifiers.")],
+    version: Annotated[
+        str, typer.Option(help="Version of the library; 0.3.1 plays `load_environment` packages.")
+    ] = "",
+    package: Annotated[
+        list[str] | None, typer.Option(help="A package of environments to add; may be repeated.")
+    ] = None,
+    home: Annotated[
+        Path, typer.Option(help="Folder of keys and state of the peer that uses it.")
+    ] = Path("~/.swarm"),
+) -> None:
+    """Make the Python of a library of environments in the home, or finish it, and add packages."""
+    from peers.environments.verifiers.installed import LATEST, install, recipe_of
+
+    if library != VERIFIERS:
+        raise UserError(f"library {library!r} cannot be installed; there is: {VERIFIERS}")
+    home, version = home.expanduser().absolute(), version or LATEST
+    made = install(version, package or [], home, lambda line: print(line, flush=True))
+    versions = ", ".join(f"{each} {found}" for each, found in made.versions.items())
+    print(f"verifiers is installed in {recipe_of(version).folder(home)}: {versions}")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from peers.evaluation.child import SERVICE, draw, play_rows
 from peers.evaluation.options import Evaluation
+from peers.evaluation.run import SERVICE, draw, play_rows
 from swarm.jobs.evaluation import EvaluationSetup, Sample
 from swarm.look.rollouts.screen import GROUP_MARK, turn_lines
 from swarm.look.rollouts.seen import Turn

@@ -1,12 +1,13 @@
-r"""The grader `math`: the last `\boxed{…}` of a text, compared with the answer by math-verify.
+"""The grader `math`: the last `\boxed{…}` of a text, compared with the answer by math-verify.
 
-What may cost time is bounded by what the answer looks like (`peers.environments.graders.latex`), so
+What may cost time is bounded by what the answer looks like (`peers.environments.graders.math`), so
 that every validator decides alike. A clock decides nothing: an answer that passes these bounds and
 takes `CPU_SECONDS` all the same is not gradable.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -14,11 +15,121 @@ from typing import Any, Literal
 import msgspec
 
 from peers.environments.graders.base import Grader, valid, zero
-from peers.environments.graders.latex import boxed, too_complex
 from peers.environments.graders.pool import ProcessFailed, ServiceError, pool_of
-from peers.environments.graders.units import units_differ
 from peers.environments.interface import Grade, NotGradable
 from swarm.errors import UserError
+
+# The last `\boxed{…}` of a text, and bounds on what it may contain.
+#
+# Both take time in proportion to the text. An answer beyond a bound earns nothing, whatever machine
+# looks at it; what is within the bounds costs a symbolic library seconds at most.
+
+ANSWER_CHARACTERS_MAX = 400
+"""Longest answer in a box; 99.9 % of the answers of public data sets have fewer than 150."""
+DEPTH_MAX = 12
+"""Nested brackets."""
+DIGITS_MAX = 60
+"""Digits of one number."""
+OPERATORS_MAX = 60
+"""Operators and commands; the time of a simplification grows steeply with them."""
+POWERS_MAX = 16
+COMPUTED_DIGITS_MAX = 4
+"""Digits of one number in an answer with a function that math-verify computes as it reads it."""
+
+BOX = re.compile(r"\\f?boxed\s*\{")
+_NUMBER = re.compile(r"\d[\d,. ]*", re.ASCII)
+_OPERATOR = re.compile(r"\\[A-Za-z]+|[-+*/^_=<>!,;|&]")
+_POWER = re.compile(r"\^|\\(?:binom|choose|tbinom|dbinom)|!")
+_BINOMIAL = re.compile(r"binom|choose")
+_COMPUTED = re.compile(r"binom|choose|gcd|lcm|det|vmatrix")
+_MATRICES = re.compile(r"operatorname[\s*{]*(?:zeros|ones|diag|[hv]stack|orth)")
+"""Functions that make matrices of any size."""
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{…}`; None without one, or if it is not closed."""
+    last = None
+    for last in BOX.finditer(text):  # noqa: B007
+        pass
+    if last is None:
+        return None
+    depth = 1
+    # One character more than allowed, so that `too_complex` sees that it is too long.
+    for index in range(last.end(), min(len(text), last.end() + ANSWER_CHARACTERS_MAX + 2)):
+        if text[index] in "{}" and text[index - 1] != "\\":
+            depth += 1 if text[index] == "{" else -1
+            if depth == 0:
+                return text[last.end() : index].strip() or None
+    rest = text[last.end() : last.end() + ANSWER_CHARACTERS_MAX + 1]
+    return rest if len(rest) > ANSWER_CHARACTERS_MAX else None
+
+
+def too_complex(answer: str) -> bool:
+    """Whether an answer is beyond a bound on its length, depth, numbers or operators."""
+    if len(answer) > ANSWER_CHARACTERS_MAX:
+        return True
+    numbers = [sum(c.isdigit() for c in found[0]) for found in _NUMBER.finditer(answer)]
+    digits_max = DIGITS_MAX
+    if _COMPUTED.search(answer):
+        if len(_POWER.findall(answer)) > len(_BINOMIAL.findall(answer)):
+            return True
+        digits_max = COMPUTED_DIGITS_MAX
+    return (
+        _MATRICES.search(answer) is not None
+        or max(numbers, default=0) > digits_max
+        or len(_OPERATOR.findall(answer)) > OPERATORS_MAX
+        or len(_POWER.findall(answer)) > POWERS_MAX
+        or _depth(answer) > DEPTH_MAX
+    )
+
+
+def _depth(answer: str) -> int:
+    depth = deepest = 0
+    for character in answer:
+        if character in _OPENING:
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in _CLOSING:
+            depth -= 1
+    return deepest
+
+
+# Units at the end of an answer, such as `5\text{ cm}^2`, which math-verify leaves out.
+#
+# Only common units are known; another word at the end says nothing about the answer.
+
+_NAMES = """
+mm millimeter millimetre, cm centimeter centimetre, m meter metre, km kilometer kilometre,
+inch inches, ft foot feet, yd yard, mi mile, mg milligram, g gram, kg kilogram, lb pound, oz ounce,
+ton tonne, ms millisecond, s sec second, min minute, h hr hour, day, week, month, year,
+ml milliliter millilitre, l liter litre, gallon, dollar, cent, euro, degree, radian rad, percent
+"""
+_UNITS = {word: names[0] for names in map(str.split, _NAMES.split(",")) for word in names}
+
+_END = re.compile(
+    r"(?:[\s~{]|\\[,;:! ]|\\(?:text|textrm|mathrm|mbox|rm)(?![A-Za-z]))*"
+    r"(?<![A-Za-z\\])(?P<word>[A-Za-z]+)[\s}.]*(?:\^\s*\{?(?P<power>[23])\}?)?[\s}.]*$"
+)
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_LETTER = re.compile(r"[A-Za-z]")
+
+
+def unit_of(answer: str) -> tuple[str, str] | None:
+    """The unit of a number and its power; None without a known one."""
+    end = _END.search(answer)
+    if end is None or _LETTER.search(_COMMAND.sub("", answer[: end.start()])):
+        return None  # a symbolic answer
+    word = end["word"] if len(end["word"]) < 3 else end["word"].lower()
+    unit = _UNITS.get(word) or _UNITS.get(word.removesuffix("s"))
+    return (unit, end["power"] or "1") if unit is not None else None
+
+
+def units_differ(one: str, other: str) -> bool:
+    """Whether both answers have a known unit, and not the same."""
+    units = unit_of(one), unit_of(other)
+    return None not in units and units[0] != units[1]
+
 
 CPU_SECONDS = 2.0
 """CPU time of math-verify for one answer. Nearly all take milliseconds."""

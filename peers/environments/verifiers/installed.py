@@ -7,9 +7,12 @@ interface need another than those of the 1.x interface.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from peers.engines.installed import Recipe, python_of, why_unusable
+from peers.engines.install import install as install_recipe
+from peers.engines.install import pip
+from peers.engines.installed import Installed, Recipe, python_of, why_unusable
 from swarm.errors import UserError
 from swarm.world.surroundings import HOME_VARIABLE, INSTALLED_VARIABLE
 
@@ -79,3 +82,24 @@ def interpreter_for(version: str) -> Path:
         problems.append(problem)
     present = [home for home in homes() if recipe.folder(home).exists()]
     raise UserError(problems[homes().index(present[0])] if present else problems[0])
+
+
+def install(
+    version: str, packages: Sequence[str], home: Path, say: Callable[[str], None]
+) -> Installed:
+    """Make the environment of a version of `verifiers`, or finish it, and add packages.
+
+    Packages get the versions of everything that the environment already has. Raises `UserError`.
+    """
+    recipe = recipe_of(version)
+    for package in packages:
+        if not package[:1].isalnum() and not Path(package).exists():
+            raise UserError(
+                f"--package {package!r} is no package; write one like marble-v1==0.1.0, or the "
+                "path of a wheel or folder"
+            )
+    made = install_recipe(recipe, home, say)
+    for package in packages:
+        say(f"installing {package}")
+        pip(recipe.folder(home), "install", package, *recipe.requirements)
+    return made
