@@ -172,14 +172,16 @@ def measure_run(
 ) -> CalibrationReport:
     """Measure thresholds for a run with its own prompts; raises `UserError`.
 
-    A submission has `GROUPS` prompts, and completions as long as the run's, up to `TOKENS_MAX`:
-    honest differences do not grow with the length (docs/benchmarks.md).
+    A submission has `GROUPS` prompts, up to four times as many where completions are short, and
+    completions as long as the run's, up to `TOKENS_MAX`: honest differences do not grow with the
+    length (docs/benchmarks.md).
     """
+    longest = min(sampling.max_new_tokens, TOKENS_MAX)
     measured = replace(
         sampling,
-        max_new_tokens=min(sampling.max_new_tokens, TOKENS_MAX),
+        max_new_tokens=longest,
         group_size=GROUP_SIZE,
-        groups_per_submission=GROUPS,
+        groups_per_submission=GROUPS * min(4, TOKENS_MAX // longest),
     )
     workload = Workload(model, measured, *environments, grades=False)
     basis = [(each.name, each.version, str(each.options)) for each in environments]
