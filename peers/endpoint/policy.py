@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from peers.endpoint.tools import CallForm, form_of
+from peers.engines.engine import Capabilities
 from peers.environments.chat_template import ChatTemplate, ChatTokens
 from peers.environments.renderer import Renderer, read_files
 from swarm.errors import UserError
@@ -27,14 +29,30 @@ class Policy:
     engine_class: str
 
 
-def calls_of(chat: ChatTokens | None) -> CallForm | str:
-    """How a template writes tool calls, or a sentence that says why it writes none."""
-    if chat is None:
-        return "the model has no chat template"
-    try:
-        return form_of(chat.template)
-    except UserError as error:
-        return str(error)
+def policy_of(
+    folder: Path,
+    renderer: Renderer,
+    name: str,
+    stop_ids: Sequence[int],
+    capabilities: Capabilities,
+) -> Policy:
+    """The policy in a folder, as an engine serves it; raises `UserError` for a broken template."""
+    chat = chat_of(folder, renderer)
+    calls: CallForm | str = "the model has no chat template"
+    if chat is not None:
+        try:
+            calls = form_of(chat.template)
+        except UserError as error:
+            calls = str(error)
+    return Policy(
+        name=name,
+        renderer=renderer,
+        chat=chat,
+        calls=calls,
+        stop_ids=tuple(stop_ids),
+        length_max=capabilities.length_max,
+        engine_class=capabilities.engine_class,
+    )
 
 
 def chat_of(folder: Path, renderer: Renderer) -> ChatTokens | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -16,15 +16,19 @@ from peers.endpoint.app import Endpoint, EndpointLimits
 from peers.endpoint.errors import ApiError
 from peers.endpoint.gate import Keys
 from peers.endpoint.generating import Generator
-from peers.endpoint.policy import Policy, calls_of, chat_of
+from peers.endpoint.policy import Policy, chat_of, policy_of
 from peers.endpoint.recording import Sessions, check_folder
-from peers.endpoint.sampling import Driver, OwnEngine
+from peers.endpoint.sampling import HOP_SECONDS, Driver, OwnEngine
+from peers.engines.engine import Capabilities
+from peers.engines.episodes import Player
+from peers.engines.guests import Guests
 from peers.engines.registry import make_engine
 from peers.environments.renderer import Renderer, stop_ids_of
 from swarm.errors import UserError
 from swarm.jobs import Hardware
+from swarm.jobs.inference import EndpointSetup
 from swarm.transport.http.connections import serve_connections
-from swarm.transport.http.local_server import keys_in, required_keys, url_of
+from swarm.transport.http.local_server import keys_in, open_listener, required_keys, url_of
 
 SWEEP_SECONDS = 10.0
 """Time between two looks for sessions that are idle for too long."""
@@ -64,50 +68,22 @@ def make_endpoint(options: Options, keys: Keys) -> Endpoint:
         raise UserError(
             f"--policy {options.folder} is no folder; name the Hugging Face folder of a policy"
         )
-    stop_ids = tuple(stop_ids_of(options.folder))
+    stop_ids = stop_ids_of(options.folder)
     renderer = Renderer(options.folder)
     chat_of(options.folder, renderer)
     if options.record is not None:
         check_folder(options.record)
     engine = make_engine(options.engine, options.folder, options.hardware, options.number)
-    return endpoint_of(
-        Driver(OwnEngine(engine)),
-        renderer,
-        folder=options.folder,
-        name=options.name,
-        stop_ids=stop_ids,
-        record=options.record,
-        limits=options.limits,
-        keys=keys,
-    )
+    policy = policy_of(options.folder, renderer, options.name, stop_ids, engine.capabilities)
+    return _endpoint(policy, Driver(OwnEngine(engine)), options.record, options.limits, keys)
 
 
-def endpoint_of(
-    driver: Driver,
-    renderer: Renderer,
-    *,
-    folder: Path,
-    name: str,
-    stop_ids: tuple[int, ...],
-    record: Path | None,
-    limits: EndpointLimits,
-    keys: Keys,
+def _endpoint(
+    policy: Policy, driver: Driver, record: Path | None, limits: EndpointLimits, keys: Keys
 ) -> Endpoint:
-    """The endpoint of the policy in `folder`, which `driver` generates with; raises `UserError`."""
-    chat = chat_of(folder, renderer)
-    policy = Policy(
-        name=name,
-        renderer=renderer,
-        chat=chat,
-        calls=calls_of(chat),
-        stop_ids=stop_ids,
-        length_max=driver.capabilities.length_max,
-        engine_class=driver.capabilities.engine_class,
-    )
     sessions = Sessions(policy, record)
-    return Endpoint(
-        policy, Generator(policy, driver, sessions, limits.tokens_max), sessions, limits, keys
-    )
+    generator = Generator(policy, driver, sessions, limits.tokens_max)
+    return Endpoint(policy, generator, sessions, limits, keys)
 
 
 async def run_endpoint(
@@ -162,3 +138,53 @@ def read_keys(
             "so write different ones"
         )
     return Keys(agents, rewards)
+
+
+SETTINGS = Names(
+    "[inference] endpoint", "endpoint_key_file", "endpoint_reward_key_file", "endpoint_record"
+)
+
+InThread = Callable[[Callable[[float], None], float], Awaitable[None]]
+"""Call a function in the engine's thread, once no submission drives the engine there."""
+
+
+@dataclass(frozen=True)
+class _SharedEngine:
+    """The engine of a player, in the player's thread."""
+
+    player: Player
+    capabilities: Capabilities
+    in_thread: InThread
+
+    async def advance(self, guests: Guests) -> None:
+        """A submission that drives the engine serves the guests meanwhile."""
+        await self.in_thread(self.player.serve_guests, HOP_SECONDS)
+
+
+class WorkerEndpoint:
+    """Listens from the start, and serves once a policy is loaded."""
+
+    def __init__(self, setup: EndpointSetup) -> None:
+        """Open the port; raises `UserError`."""
+        self._setup = setup
+        keys = Path(setup.key_file) if setup.key_file else None
+        reward_keys = Path(setup.reward_key_file) if setup.reward_key_file else None
+        self._keys: Keys = read_keys(setup.listen, keys, reward_keys, SETTINGS)
+        self._record = Path(setup.record).expanduser() if setup.record else None
+        if self._record is not None:
+            check_folder(self._record, SETTINGS.record)
+        self._listener: socket.socket = open_listener(setup.listen, SETTINGS.listen)
+        self.guests = Guests()
+        """The agents' requests."""
+
+    async def run(
+        self, folder: Path, player: Player, capabilities: Capabilities, in_thread: InThread
+    ) -> None:
+        """Serve the policies of `player` until cancelled. `folder`: that of any of them."""
+        policy = policy_of(
+            folder, Renderer(folder), self._setup.name, self._setup.stop_ids, capabilities
+        )
+        driver = Driver(_SharedEngine(player, capabilities, in_thread), self.guests)
+        limits = EndpointLimits(requests_max=self._setup.requests_max)
+        endpoint = _endpoint(policy, driver, self._record, limits, self._keys)
+        await run_endpoint(endpoint, self._listener, lambda url: None)

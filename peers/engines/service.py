@@ -61,7 +61,7 @@ from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
 
 if TYPE_CHECKING:
-    from peers.endpoint.worker import WorkerEndpoint
+    from peers.endpoint.server import WorkerEndpoint
 
 
 @dataclass(frozen=True)
@@ -452,7 +452,7 @@ _SERVICE: type[InferenceService] = EngineService
 def _endpoint(setup: EndpointSetup) -> WorkerEndpoint:
     """Raises `UserError`. Imported only where it is wanted: few peers have its libraries."""
     try:
-        from peers.endpoint.worker import WorkerEndpoint
+        from peers.endpoint.server import WorkerEndpoint
     except ImportError as error:
         raise UserError(
             f"[inference] endpoint is {setup.listen!r}, but {error.name} is not installed; type: "

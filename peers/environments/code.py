@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from peers.environments.graders.base import zero
+from peers.environments.graders import zero
 from peers.environments.graders.code import Code as Grader
 from peers.environments.graders.code import CodeLimits
 from peers.environments.interface import Grade, SingleTurn, Task, Tasks, Transcript

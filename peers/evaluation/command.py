@@ -103,8 +103,8 @@ def evaluate(
     require_extra("infer", "swarm eval")
     from peers.engines.installed import interpreter_for
     from peers.evaluation import lm_eval as harness
-    from peers.evaluation import options, report
-    from peers.evaluation.run import Machine, measure
+    from peers.evaluation import report
+    from peers.evaluation.run import Given, Machine, as_measured, measure, wanted_of
     from swarm.jobs import Hardware
 
     if split not in ("held_out", "train"):
@@ -133,8 +133,8 @@ def evaluate(
     told: dict[str, Any] = {}
     texts: list[str] = []
     if own or run is not None or not harness_names:
-        wanted = options.wanted_of(
-            options.Given(
+        wanted = wanted_of(
+            Given(
                 tasks=own,
                 run=run,
                 options=environment_options(option),
@@ -153,7 +153,7 @@ def evaluate(
         for prefix, folder, file in folders:
             show = ProgressLine(prefix).show
             measured.append(run_until_interrupted(measure, wanted, folder, file, machine, show))
-            wanted = options.as_measured(wanted, measured[0].drawn)
+            wanted = as_measured(wanted, measured[0].drawn)
         told |= report.report(wanted, *measured)
         texts += report.tables(wanted, *measured)
     if harness_names:

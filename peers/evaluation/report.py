@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from peers.evaluation.options import Evaluation
-from peers.evaluation.run import Measured
+from peers.evaluation.run import Evaluation, Measured
 from swarm.jobs.evaluation import Sample
 
 # Figures of an evaluation: pass@k, means, and their confidence intervals. Imports no torch.

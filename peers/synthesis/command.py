@@ -170,8 +170,7 @@ def _generate(
     from dataclasses import replace
 
     from peers.engines.installed import interpreter_for
-    from peers.evaluation import options
-    from peers.evaluation.run import Machine, measure
+    from peers.evaluation.run import Given, Machine, measure, wanted_of
     from peers.evaluation.samples import Named
     from peers.synthesis.sources import of_samples
     from swarm.jobs import Hardware
@@ -184,8 +183,8 @@ def _generate(
         Hardware(device=device, dtype="auto", threads=threads),
         interpreter_for(name, home.expanduser(), "", device),
     )
-    wanted = options.wanted_of(
-        options.Given(
+    wanted = wanted_of(
+        Given(
             tasks=tasks,
             run=None,
             options=environment_options(option),

@@ -12,7 +12,7 @@ import torch
 import trio
 from typer.testing import CliRunner
 
-from peers.dataset.filtering import ResponseFile, parse_bounds
+from peers.dataset.command import ResponseFile, parse_bounds
 from peers.dataset.service import DatasetService
 from peers.engines.demo import make_policy
 from peers.environments import Grade, Transcript, grade, load, split_of, task_of

@@ -1,7 +1,7 @@
-"""`swarm environment check`: is an environment fit for a run? Its code runs in two child processes.
+"""What `swarm environment` does: `check` an environment for a run, write a `new` one, `try` it.
 
-The two processes hash text differently, as two machines do: an environment that iterates over a set
-is found out.
+A check runs its code in two child processes, which hash text differently, as two machines do: an
+environment that iterates over a set is found out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
+from peers.evaluation.run import SERVICE, Evaluation, draw, play_rows
 from swarm.errors import UserError
 from swarm.jobs.environments import (
     Describe,
@@ -29,11 +32,15 @@ from swarm.jobs.environments import (
     TrialService,
     TrialSetup,
 )
+from swarm.jobs.evaluation import EvaluationSetup, Sample
+from swarm.look.rollouts.screen import GROUP_MARK, turn_lines
+from swarm.look.rollouts.seen import Turn
+from swarm.rollouts.rollout import Kind
 from swarm.terminal.output import removed_on_failure
 from swarm.world import ChildDied, ChildError, ChildUserError, client
 from swarm.world.compute import LocalCompute
 
-SERVICE = "peers.environments.trial:Trial"
+TRIAL = "peers.environments.trial:Trial"
 
 MEMORY_BYTES_MAX = 8 << 30
 """Memory of each child process."""
@@ -135,7 +142,7 @@ async def _try(setup: TrialSetup, tasks: int, graded: int) -> Part:
     part, at = Part(), "was loaded"
     try:
         async with LocalCompute().child(
-            SERVICE, setup, name="environment", memory_limit_bytes=MEMORY_BYTES_MAX
+            TRIAL, setup, name="environment", memory_limit_bytes=MEMORY_BYTES_MAX
         ) as child:
             service = client(TrialService, child)
             part.described = await service.describe(Describe())
@@ -353,3 +360,39 @@ def write_package(name: str, folder: Path, built_in: Collection[str]) -> list[Pa
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror})") from error
     return [folder / path for path in texts]
+
+
+async def play(policy: Path, wanted: Evaluation) -> list[Sample]:
+    """Samples of the only environment, task by task; raises `UserError`."""
+    [environment] = wanted.environments
+    setup = EvaluationSetup(
+        folder=str(policy), environments=[environment], allowed=(environment.name,)
+    )
+    async with LocalCompute().child(SERVICE, setup, name="environment") as child:
+        drawn = await draw(child, wanted)
+        rows = range(drawn.tasks[0] * wanted.samples)
+        async with play_rows(child, wanted, drawn, 0, rows) as samples:
+            found = [sample async for sample in samples]
+    return sorted(found, key=lambda sample: sample.row)
+
+
+def lines(wanted: Evaluation, samples: list[Sample], width: int | None) -> Iterator[Text]:
+    """The lines of the samples; those of a task follow each other below its prompt."""
+    [environment] = wanted.environments
+    name = f"{environment.name} {environment.version}"
+    for sample in samples:
+        number = sample.row % wanted.samples
+        if number == 0:
+            yield Text(f"{GROUP_MARK} {name}  task {sample.row // wanted.samples}", "bold")
+            yield from turn_lines(_turn("prompt", sample.turns[0]), width)
+        parts = ", ".join(f"{part} {value:.4g}" for part, value in sorted(sample.parts.items()))
+        reward = f"reward {sample.reward:.4g}" + (f" ({parts})" if parts else "")
+        end = "stop" if sample.finished else "length"
+        shown = f"   sample {number}  {reward}  {sample.tokens:,} tokens  {end}"
+        yield Text(shown, "cyan")
+        for index, text in enumerate(sample.turns[1:]):
+            yield from turn_lines(_turn("environment" if index % 2 else "model", text), width)
+
+
+def _turn(kind: Kind, text: str) -> Turn:
+    return Turn(kind, [], text, None, None, (), in_loss=kind == "model")

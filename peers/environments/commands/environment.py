@@ -154,8 +154,8 @@ def try_command(
 ) -> None:
     """Play a few rollouts with a policy, and print them with their rewards."""
     require_extra("infer", "swarm environment try")
-    from peers.environments.commands.try_out import lines, play
-    from peers.evaluation.options import Evaluation
+    from peers.environments.commands.check import lines, play
+    from peers.evaluation.run import Evaluation
     from swarm.look.rollouts.pager import print_lines
     from swarm.wire.manifest import EnvironmentReference
 

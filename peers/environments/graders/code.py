@@ -17,7 +17,7 @@ import blake3
 import msgspec
 from msgspec import Meta
 
-from peers.environments.graders.base import Grader, valid, zero
+from peers.environments.graders import Grader, valid, zero
 from peers.environments.graders.code_tests import TESTS_MAX, Tests, canonical, read_tests
 from peers.environments.graders.pool import ProcessFailed, ServiceError, pool_of
 from peers.environments.interface import Grade, NotGradable

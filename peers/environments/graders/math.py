@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from peers.environments.graders.base import Grader, valid, zero
+from peers.environments.graders import Grader, valid, zero
 from peers.environments.graders.pool import ProcessFailed, ServiceError, pool_of
 from peers.environments.interface import Grade, NotGradable
 from swarm.errors import UserError

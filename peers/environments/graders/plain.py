@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from peers.environments.graders import Grader, zero
 from peers.environments.graders.answers import ALIKE
-from peers.environments.graders.base import Grader, zero
 from peers.environments.interface import Grade, NotGradable
 
 DIGITS_MAX = 100

@@ -22,8 +22,7 @@ from typing import Any
 
 import msgspec
 
-from peers.environments.graders import worker
-from peers.environments.graders.base import START_SECONDS
+from peers.environments.graders import START_SECONDS, worker
 from peers.environments.graders.worker import Reply
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.world.child import CHILD_ENVIRONMENT

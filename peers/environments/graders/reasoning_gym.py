@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from peers.environments.graders.base import Grader, valid, zero
+from peers.environments.graders import Grader, valid, zero
 from peers.environments.graders.pool import Pool, ProcessFailed, ServiceError, pool_of
 from peers.environments.interface import Grade, NotGradable
 from swarm.errors import UserError
