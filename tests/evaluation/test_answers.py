@@ -12,8 +12,8 @@ from peers.engines.demo import make_policy
 from peers.engines.engine import Piece, Request
 from peers.engines.native import NativeEngine
 from peers.environments import Renderer
-from peers.evaluation import harness_model
-from peers.evaluation.harness_model import Continuation, generate, score
+from peers.evaluation import answers
+from peers.evaluation.answers import Continuation, generate, score
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_likelihoods_are_those_of_transformers(
     model = AutoModelForCausalLM.from_pretrained(folder)
     engine = NativeEngine(folder)
     context, continuation = [1, 9, 8, 7], [14, 5, 6]
-    monkeypatch.setattr(harness_model, "LOGITS_BYTES_MAX", 2 * 4 * 64)  # two rows at a time
+    monkeypatch.setattr(answers, "LOGITS_BYTES_MAX", 2 * 4 * 64)  # two rows at a time
     with torch.no_grad():
         logits = model(torch.tensor([[*context, *continuation]])).logits[0, 3:-1]
     expected = torch.log_softmax(logits, -1)[range(3), continuation].sum()
@@ -58,7 +58,7 @@ def test_a_text_in_chunks_is_the_text_in_one_piece(folder: Path) -> None:
     whole, _ = Renderer(folder).decode_completion(pieces[0].tokens, [2])
     found = texts(folder, Continuation(prompt, [], 50), Continuation(prompt, [whole[3:5]], 50))
     assert found == {0: whole, 1: whole[: whole.find(whole[3:5])]}
-    assert len(pieces[0].tokens) > harness_model.CHUNK
+    assert len(pieces[0].tokens) > answers.CHUNK
 
 
 def test_prompt_and_limit_are_cut_to_the_context(folder: Path) -> None:
