@@ -26,7 +26,7 @@ import trio
 from simnet.compute.children import SimulatedCompute
 from simnet.simulation import Peer, Simulation
 from swarm.errors import UserError
-from swarm.gossip.frames import PROTOCOL as GOSSIP_PROTOCOL
+from swarm.gossip.topics import PROTOCOL as GOSSIP_PROTOCOL
 
 AFTERMATH_SECONDS = 60.0
 """Time after a fault during which a peer may still end because of it; it is started again."""

@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from swarm.errors import PeerError, UserError
-from swarm.kademlia.values import NAMESPACE, SignedValues, data_of, sign_value
+from swarm.kademlia.records import NAMESPACE, SignedValues, data_of, sign_value
 from swarm.ledger.archive import Archive
 from swarm.look.archives import fetch_archive
 from swarm.look.newest_policy import from_peers
@@ -35,7 +35,7 @@ from swarm.shardcast.manifest import CheckpointManifest
 from swarm.shardcast.mirror import fetch as mirrors
 from swarm.shardcast.mirror.publish import serve
 from swarm.terminal.extras import require_extra
-from swarm.world.first_error import open_guarded
+from swarm.world.tasks import open_guarded
 
 FETCH_SECONDS = 3600.0
 

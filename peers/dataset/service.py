@@ -34,7 +34,7 @@ from swarm.jobs.offline import (
 )
 from swarm.rollouts.seeds import digest, noise_key
 from swarm.wire.manifest import Sampling
-from swarm.world.job_thread import JobThread, in_job_thread
+from swarm.world.tasks import JobThread, in_job_thread
 
 
 class DatasetService:

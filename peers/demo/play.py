@@ -45,8 +45,7 @@ from swarm.run.update import sign_manifest
 from swarm.wire.identity import load_or_create
 from swarm.world.fork_server import Program
 from swarm.world.machine import Machine
-from swarm.world.process import Forked, Spawned, describe_status, lines_of
-from swarm.world.surroundings import FORK_SERVER_VARIABLE
+from swarm.world.process import FORK_SERVER_VARIABLE, Forked, Spawned, describe_status, lines_of
 
 # The demo's processes: read their output, restart dead ones, end them all.
 #

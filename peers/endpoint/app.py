@@ -34,7 +34,7 @@ from peers.endpoint.requests import (
     parse,
 )
 from peers.endpoint.sessions import Session
-from swarm.world.first_error import open_guarded
+from swarm.world.tasks import open_guarded
 
 SESSION_HEADER = "x-session-id"
 """The header in which `verifiers` and others name a rollout."""

@@ -56,9 +56,8 @@ from swarm.rollouts import seeds
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, write
 from swarm.wire.messages import CheckpointReference
-from swarm.world.first_error import open_guarded
-from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
+from swarm.world.tasks import JobThread, in_job_thread, open_guarded
 
 if TYPE_CHECKING:
     from peers.endpoint.server import WorkerEndpoint

@@ -31,10 +31,10 @@ from swarm.jobs.environment import (
     PlayTurn,
 )
 from swarm.jobs.inference import Probe, Probed
-from swarm.rollouts.reward_parts import bounded
 from swarm.rollouts.rollout import Segment
+from swarm.rollouts.rollouts import bounded
 from swarm.wire.turns import tokens_digest
-from swarm.world.job_thread import JobThread, in_job_thread
+from swarm.world.tasks import JobThread, in_job_thread
 
 EPISODES_KEPT = 4096
 """Episodes whose state is kept between turns; others are played again."""

@@ -32,7 +32,7 @@ from peers.environments.renderer import Renderer
 from peers.environments.row_check import unusable_rows
 from peers.environments.tasks import SPLITS, held_out_share
 from swarm.errors import UserError
-from swarm.jobs.environments import (
+from swarm.jobs.environment import (
     CatalogueService,
     Describe,
     Described,
@@ -47,8 +47,8 @@ from swarm.jobs.environments import (
     TrialSetup,
 )
 from swarm.rollouts.seeds import digest
-from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
+from swarm.world.tasks import JobThread, in_job_thread
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ JUNK = {
 
 
 class Trial:
-    """Implements `swarm.jobs.environments.TrialService`."""
+    """Implements `swarm.jobs.environment.TrialService`."""
 
     def __init__(self, setup: TrialSetup) -> None:
         self._environment = load_any(setup.environment, setup.options)
@@ -235,7 +235,7 @@ _SERVICE: type[TrialService] = Trial
 
 
 class Catalogue:
-    """Implements `swarm.jobs.environments.CatalogueService`."""
+    """Implements `swarm.jobs.environment.CatalogueService`."""
 
     def __init__(self) -> None:
         self._thread = JobThread()

@@ -28,7 +28,7 @@ from swarm.jobs.evaluation import (
     HarnessSetup,
     RunHarness,
 )
-from swarm.world.job_thread import JobThread, in_job_thread
+from swarm.world.tasks import JobThread, in_job_thread
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 

@@ -22,7 +22,7 @@ from swarm.jobs.evaluation import (
 )
 from swarm.world import client
 from swarm.world.compute import LocalCompute
-from swarm.world.first_error import open_guarded
+from swarm.world.tasks import open_guarded
 
 SERVICE = "peers.evaluation.harness:LmEvalService"
 PREFIX = "lm_eval:"

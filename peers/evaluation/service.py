@@ -31,8 +31,8 @@ from swarm.jobs.evaluation import (
 )
 from swarm.rollouts.rollout import Rollout
 from swarm.rollouts.seeds import noise_key
-from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
+from swarm.world.tasks import JobThread, in_job_thread
 
 BATCH = 128
 """Episodes of a set; two sets share the engine, so that it is full while the first one ends."""

@@ -2,7 +2,7 @@
 
 Validators delete entries one epoch after they are sealed. Until then they prove them under the root
 that the seal, and the next 1,024 seals, name. This worker fetches these proofs when it sees a newer
-seal, and keeps them (`swarm.ledger.kept_proofs`). Until then it keeps its receipts under the heads
+seal, and keeps them (`swarm.ledger.proof_file`). Until then it keeps its receipts under the heads
 that it saw, so that it has them when the network is gone: a few seconds after each verdict, and
 once more before it leaves.
 """
@@ -15,8 +15,7 @@ import trio
 
 from swarm.errors import PeerError
 from swarm.ledger.client import LedgerClient, open_ledger, own_head
-from swarm.ledger.kept_proofs import KeptProofs
-from swarm.ledger.proof_file import Proven
+from swarm.ledger.proof_file import KeptProofs, Proven
 from swarm.ledger.receipts import receipts_from, sealed_proofs
 from swarm.node.run_node import RunNode
 from swarm.wire.envelope import Envelope

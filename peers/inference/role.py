@@ -49,9 +49,9 @@ from swarm.settings import PeerSettings
 from swarm.wire.manifest import RunManifest, Sampling
 from swarm.wire.messages import CheckpointReference, StepOrder, Submission, Verdict
 from swarm.world import ChildUserError, client
-from swarm.world.first_error import open_guarded
 from swarm.world.observable import complain
 from swarm.world.restarts import Restarts
+from swarm.world.tasks import open_guarded
 
 STATES_PAUSE_SECONDS = 5.0
 """Pause after no peer had the states that a step continues, unless the order changes."""

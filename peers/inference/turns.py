@@ -34,8 +34,8 @@ from swarm.wire.turns import (
     pack,
     unpack,
 )
-from swarm.world.first_error import open_guarded
 from swarm.world.observable import complain
+from swarm.world.tasks import open_guarded
 
 REQUESTS_AT_ONCE = 32
 """Requests that one environment peer may have to answer for this worker at a time; the messenger

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from peers.learning.ranks import Ranks
-from swarm.world.job_thread import J, JobThread, R
+from swarm.world.tasks import J, JobThread, R
 
 
 class LearnerThread(JobThread):

@@ -47,9 +47,9 @@ from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.manifest import Outer
 from swarm.wire.outer import Contribution, OuterStatus, RoundRecord
 from swarm.world import client
-from swarm.world.first_error import open_guarded
 from swarm.world.observable import STARVED_SECONDS, Observable
 from swarm.world.restarts import Restarts
+from swarm.world.tasks import open_guarded
 
 MEETING_SECONDS = 15.0
 """Time that a trainer waits at its start for the status of another trainer."""

@@ -12,7 +12,7 @@ from peers.environments.collection import labels
 from peers.trainer.pool import SPREAD_MIN, UNCOUNTED, Accepted, environment_of
 from peers.trainer.progress import STEPS_REMEMBERED
 from swarm.events import Events
-from swarm.rollouts.reward_parts import mean_parts, parts_in
+from swarm.rollouts.rollouts import mean_parts, parts_in
 from swarm.wire.manifest import EnvironmentReference, RunManifest
 from swarm.wire.messages import StepOrder, Verdict
 

@@ -32,11 +32,10 @@ from swarm.run.choice import check_joined
 from swarm.run.run import Run
 from swarm.shardcast.manifest import MANIFEST_NAME, BadManifest, CheckpointManifest, digest_of
 from swarm.shardcast.mirror.describe import own_manifest, verify
-from swarm.shardcast.mirror.index import Progress
+from swarm.shardcast.mirror.folder import Progress
 from swarm.wire.identity import load_or_create
 from swarm.world.disk import LocalDisk
-from swarm.world.home import sole_user
-from swarm.world.home_format import check_format
+from swarm.world.home import check_format, sole_user
 
 NEW_LOG = " (and --new-log, if it has never run)"
 """The lost trainer may be one of those whom a peer without a log waits for."""

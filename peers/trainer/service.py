@@ -68,8 +68,8 @@ from swarm.jobs.training import (
     TrainStep,
     Unreadable,
 )
-from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.landlock import reading_in_home
+from swarm.world.tasks import JobThread, in_job_thread
 
 
 @reading_in_home("trainer", "checkpoints", "accepted", before_keys_close=start_launcher)

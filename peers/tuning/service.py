@@ -53,8 +53,8 @@ from swarm.jobs.offline import (
 from swarm.jobs.training import Done, Export, Sharding
 from swarm.rollouts.rollout import Rollout
 from swarm.wire.manifest import Objective, Optimiser
-from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import report
+from swarm.world.tasks import JobThread, in_job_thread
 
 TENSORS, PROGRESS = "state.safetensors", "state.json"
 

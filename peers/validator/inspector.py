@@ -36,11 +36,10 @@ from swarm.jobs.validation import (
     ServedEpisode,
 )
 from swarm.rollouts.continuations import whole
-from swarm.rollouts.reward_parts import bounded
-from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.rollouts import Rollouts, bounded
 from swarm.rollouts.submission_file import ReadLimits
-from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
+from swarm.world.tasks import JobThread, in_job_thread
 
 UNKNOWN_HASH = bytes(32)
 """The probe hash of an environment in a manifest that was made without one."""

@@ -22,8 +22,8 @@ from swarm.jobs.validation import InspectionService, InspectionSetup, PrefillSer
 from swarm.node.run_node import RunNode
 from swarm.wire.identity import PeerId
 from swarm.world import ChildDied, ChildError, ChildUserError, client
-from swarm.world.first_error import open_guarded
 from swarm.world.restarts import Restarts
+from swarm.world.tasks import open_guarded
 
 ATTEMPTS_MAX = 3
 """Attempts to judge a submission, whose check ends child processes or fails in them, before it is

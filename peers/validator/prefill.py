@@ -55,7 +55,7 @@ from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
 from swarm.wire.messages import CheckpointReference
 from swarm.world import kind_of
-from swarm.world.job_thread import JobThread, in_job_thread
+from swarm.world.tasks import JobThread, in_job_thread
 
 PREFILL_TOKENS_MAX = 1 << 15
 """Tokens whose hidden states are held at once. Each takes about 20 KB at a width of 5120, and a

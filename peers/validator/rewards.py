@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from swarm.jobs.validation import Inspected, PartlyGraded
-from swarm.rollouts.reward_parts import parts_of
+from swarm.rollouts.rollouts import parts_of
 
 
 def settle(inspected: Inspected, partly: PartlyGraded) -> None:

@@ -10,8 +10,7 @@ import msgspec
 import trio
 
 from simnet.compute.setting import Fabricates
-from swarm.gossip.frames import Push
-from swarm.gossip.topics import RUN, WORK
+from swarm.gossip.topics import RUN, WORK, Push
 from swarm.kademlia import wire
 from swarm.node.run_node import RunNode
 from swarm.roles import Role

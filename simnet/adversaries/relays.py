@@ -15,8 +15,8 @@ from simnet.extents import Symbol
 from simnet.flows import Link
 from swarm.kademlia import wire
 from swarm.node.run_node import RunNode
-from swarm.shardcast.have.messages import PROTOCOL as HAVE
-from swarm.shardcast.have.messages import Complete, encode
+from swarm.shardcast.have.claims import PROTOCOL as HAVE
+from swarm.shardcast.have.claims import Complete, encode
 from swarm.shardcast.held import Held
 from swarm.transport import BlobReference, OpenBlob, Refused, StreamError
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS

@@ -96,7 +96,7 @@ def publish_command(
     step: Step = None,
 ) -> None:
     """Serve a checkpoint to anyone, as a mirror, until Ctrl-C. Nothing is copied."""
-    from swarm.shardcast.mirror.index import Index
+    from swarm.shardcast.mirror.folder import Index
     from swarm.shardcast.mirror.publish import serve
     from swarm.terminal.progress import progress_bar
 

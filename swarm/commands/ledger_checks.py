@@ -117,7 +117,7 @@ def tally_lines(archive: Archive) -> list[str]:
 
 
 def _verify_proof(file: Path, owner: str | None, archive: Archive | None, *, as_json: bool) -> int:
-    from swarm.ledger import anchors, proof_file
+    from swarm.ledger import audit, proof_file
 
     try:
         proven = proof_file.read(file.read_bytes())
@@ -146,7 +146,7 @@ def _verify_proof(file: Path, owner: str | None, archive: Archive | None, *, as_
         "index": receipt.index,
         "log_size": receipt.log_size,
     }
-    now = anchors.anchor(proven, readable_archive(archive)) if archive is not None else None
+    now = audit.anchor(proven, readable_archive(archive)) if archive is not None else None
     if now is not None:
         told |= {"holds": now.holds, "now": now.sentence}
     if as_json:

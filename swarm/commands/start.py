@@ -22,16 +22,16 @@ from swarm.look.dashboard.in_peer import dashboard_listening, serving_dashboard
 from swarm.look.doctor.at_start import check_before_start, checking
 from swarm.look.health import beating
 from swarm.look.metrics.server import listening, serving_metrics
-from swarm.node.departure import Departure
 from swarm.node.joining import NO_WAY_IN
 from swarm.node.local import open_node
+from swarm.node.node import Departure
 from swarm.roles import check_tables, load_role, take_part
 from swarm.run.allowed import allow_environments
 from swarm.settings import BOOTSTRAP, PeerSettings
 from swarm.terminal.crash import crashes_reported
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.untrusted import PrintableFormatter
-from swarm.world.surroundings import HOME_VARIABLE, close_memory
+from swarm.world.process import HOME_VARIABLE, close_memory
 
 
 class Earned:

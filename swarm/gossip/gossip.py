@@ -11,10 +11,15 @@ from blake3 import blake3
 
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
-from swarm.gossip.frames import (
+from swarm.gossip.slots import STRANGER, Neighbour, Slots
+from swarm.gossip.store import Store
+from swarm.gossip.topics import (
     FRAME_BYTES_MAX,
     PROTOCOL,
     RECORDS_EXCHANGED,
+    ROUTINE,
+    RUN,
+    TOPICS,
     Frame,
     Have,
     Hello,
@@ -25,10 +30,6 @@ from swarm.gossip.frames import (
     decode,
     encode,
 )
-from swarm.gossip.neighbour import Neighbour
-from swarm.gossip.slots import STRANGER, Slots
-from swarm.gossip.store import Store
-from swarm.gossip.topics import ROUTINE, RUN, TOPICS
 from swarm.transport import Stream, StreamError, Transport
 from swarm.transport.rates import TokenBuckets
 from swarm.wire.envelope import (

@@ -1,21 +1,92 @@
-"""The messages that are gossiped in a run, and their topics."""
+"""The messages that are gossiped in a run, and their topics.
+
+They travel in frames: msgpack arrays whose first element is a tag.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from swarm.wire.envelope import ENVELOPE_BYTES_MAX
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import (
     Acknowledgement,
     Checkpoint,
+    Digest,
     Evaluation,
     Eviction,
     LogHead,
     Message,
+    Name,
     Presence,
     Reinstatement,
     StepOrder,
     Verdict,
 )
 from swarm.wire.outer import OuterStatus, RoundRecord
+
+PROTOCOL = "/swarm/gossip/1.0.0"
+
+DIGESTS_MAX = 512
+"""Digests in one frame."""
+
+RECORDS_EXCHANGED = 16
+"""Peer records handed to a new neighbour, so that it finds others."""
+
+FRAME_BYTES_MAX = 2 * ENVELOPE_BYTES_MAX + RECORDS_EXCHANGED * 4096
+
+_Raw = Annotated[bytes, Meta(max_length=ENVELOPE_BYTES_MAX)]
+_Digests = Annotated[list[Digest], Meta(max_length=DIGESTS_MAX)]
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
+    """The first frame of each side."""
+
+    run: Name
+    wall_ms: Annotated[int, Meta(ge=0, le=2**53)]
+    topics: Annotated[list[Annotated[str, Meta(max_length=20)]], Meta(max_length=8)]
+    records: Annotated[list[_Raw], Meta(max_length=RECORDS_EXCHANGED)]
+    admission: _Raw = b""
+
+
+class Shown(msgspec.Struct, array_like=True, frozen=True, tag="admission"):
+    """The sender's admission, new or renewed."""
+
+    admission: _Raw
+
+
+class Push(msgspec.Struct, array_like=True, frozen=True, tag="push"):
+    """One envelope."""
+
+    envelope: _Raw
+
+
+class Have(msgspec.Struct, array_like=True, frozen=True, tag="have"):
+    """Digests of envelopes that the sender holds."""
+
+    digests: _Digests
+
+
+class Want(msgspec.Struct, array_like=True, frozen=True, tag="want"):
+    """Digests of envelopes that the sender asks for."""
+
+    digests: _Digests
+
+
+Frame = Hello | Shown | Push | Have | Want
+decode = msgspec.msgpack.Decoder(Frame).decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+def chunks(digests: Sequence[bytes]) -> Iterable[list[bytes]]:
+    """Divide digests into lists that fit one frame each."""
+    for start in range(0, len(digests), DIGESTS_MAX):
+        yield list(digests[start : start + DIGESTS_MAX])
+
 
 RUN = "run"
 WORK = "work"

@@ -2,15 +2,33 @@
 
 `peers.validator.evidence` places the bets and explains the bounds. The recursion is here because a
 seal carries its state into the next epoch (`swarm.ledger.epochs`).
+
+Workers' stakes and validators' contradictions are kept as the logs grow.
+
+The verdicts on one number of a worker decide one summand of its stake (`swarm.ledger.record`). So
+the transaction that appends a verdict reads the few verdicts on that number again, and adds the
+difference to the balance of the step. A stake is then the sum of a hundred rows, however many
+verdicts the window holds, and a restart has nothing to compute.
+
+The summands depend on the manifest's validators and rules, which the table `authority` holds. When
+the owner changes them, all balances are computed again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
-from swarm.ledger.entries import SealedCapital
+import msgspec
+
+from swarm.ledger import ruling
+from swarm.ledger.entries import Judged, SealedCapital, decode
+from swarm.ledger.record import Rules
+from swarm.ledger.state import Authority, Frontier, Record, ledger_state
 from swarm.wire.messages import Evidence
 
 PROCESSES = ("sampler", "policy", "text", "selection")
@@ -109,3 +127,184 @@ class Capitals:
             entered = [units / UNITS_PER_NAT for units in each.entered]
             found.of[name] = Capital(each.submissions, entered)
         return found
+
+
+TABLES = (
+    "authority (raw BLOB NOT NULL)",
+    "verdict_places (worker TEXT, step INTEGER, number INTEGER, owner TEXT, position INTEGER, "
+    "PRIMARY KEY (worker, step, number, owner, position)) WITHOUT ROWID",
+    "balances (worker TEXT, step INTEGER, tokens INTEGER NOT NULL, "
+    "PRIMARY KEY (worker, step)) WITHOUT ROWID",
+    "contradictions (worker TEXT, submission BLOB, refuses TEXT, accepts TEXT, step INTEGER, "
+    "PRIMARY KEY (worker, submission, refuses, accepts)) WITHOUT ROWID",
+)
+
+
+_PLACES = (
+    "SELECT p.worker, p.step, p.number, p.owner, p.position, e.entry FROM verdict_places p "
+    "JOIN entries e ON e.owner = p.owner AND e.position = p.position"
+)
+_BY_NUMBER = "ORDER BY p.worker, p.step, p.number, p.owner, p.position"
+
+
+class _Stored(msgspec.Struct, array_like=True, frozen=True):
+    """The part of an `Authority` on which balances and contradictions depend."""
+
+    owner: str
+    """The run's owners, with spaces between them."""
+    validators: list[str]
+    trusted: list[str]
+    safety: float
+    run: str
+    observes: bool
+
+    @property
+    def authority(self) -> Authority:
+        """The same, with a window that balances do not depend on."""
+        rules = Rules(stake_steps=1, hold_steps=2, safety=self.safety, observes=self.observes)
+        return Authority(self.owner.split(), self.validators, self.trusted, rules, self.run)
+
+
+def encoded(authority: Authority) -> bytes:
+    """The part of an authority on which the tables depend, as stored."""
+    return msgspec.msgpack.encode(
+        _Stored(
+            " ".join(authority.owners),
+            list(authority.validators),
+            list(authority.trusted),
+            authority.rules.safety,
+            authority.run,
+            authority.rules.observes,
+        )
+    )
+
+
+def stored(connection: sqlite3.Connection) -> Authority:
+    """The authority that the tables follow."""
+    row = connection.execute("SELECT raw FROM authority").fetchone()
+    return msgspec.msgpack.decode(row[0], type=_Stored).authority
+
+
+def follow(connection: sqlite3.Connection, raw: bytes, *, anew: bool = False) -> None:
+    """Let the tables follow an encoded authority.
+
+    Computes balances and contradictions again if it is another one, or `anew`.
+    """
+    held = connection.execute("SELECT raw FROM authority").fetchone()
+    if held is not None and held[0] == raw and not anew:
+        return
+    for table in ("authority", "balances", "contradictions"):
+        connection.execute(f"DELETE FROM {table}")
+    connection.execute("INSERT INTO authority (raw) VALUES (?)", (raw,))
+    authority = stored(connection)
+    rows = connection.execute(f"{_PLACES} {_BY_NUMBER}")
+    _settle_all(connection, rows, authority, Frontier())
+
+
+def derive(connection: sqlite3.Connection, owner: str, position: int, entry: Judged) -> None:
+    """Update the tables with a verdict of `owner`'s log; does nothing if they contain it."""
+    number = (entry.worker, entry.step, entry.number)
+    before = _records(connection, number)
+    added = connection.execute(
+        "INSERT OR IGNORE INTO verdict_places (worker, step, number, owner, position) "
+        "VALUES (?, ?, ?, ?, ?)",
+        (*number, owner, position),
+    )
+    if added.rowcount:
+        after = [*before, Record(owner, position, entry)]
+        _settle(connection, entry.step, before, after, stored(connection))
+
+
+def _records(connection: sqlite3.Connection, number: tuple[str, int, int]) -> list[Record]:
+    """The verdicts on one number of a worker, in all logs."""
+    rows = connection.execute(
+        "SELECT p.owner, p.position, e.entry FROM verdict_places p JOIN entries e "
+        "ON e.owner = p.owner AND e.position = p.position "
+        "WHERE p.worker = ? AND p.step = ? AND p.number = ? ORDER BY p.owner, p.position",
+        number,
+    )
+    return [Record(owner, position, decode(raw)) for owner, position, raw in rows]
+
+
+def forget(connection: sqlite3.Connection, sealed: Frontier) -> None:
+    """Delete the balances and contradictions of sealed submissions.
+
+    A step that a rollback repeats has verdicts in both lineages, of which one may be sealed.
+    """
+    for table in ("balances", "contradictions"):
+        connection.execute(f"DELETE FROM {table} WHERE step <= ?", (sealed.step,))
+    rows = connection.execute(f"{_PLACES} WHERE p.step <= ? {_BY_NUMBER}", (sealed.step,))
+    _settle_all(connection, rows, stored(connection), sealed)
+
+
+def _settle_all(
+    connection: sqlite3.Connection,
+    rows: Iterable[tuple[Any, ...]],
+    authority: Authority,
+    sealed: Frontier,
+) -> None:
+    """Write what the verdicts on each number decide, without those on sealed submissions."""
+    for (_, step, _), group in groupby(rows, key=lambda row: row[:3]):
+        records = [Record(owner, position, decode(raw)) for *_, owner, position, raw in group]
+        kept = [record for record in records if not sealed.covers(_judged(record))]
+        if kept:
+            _settle(connection, step, [], kept, authority)
+
+
+def _settle(
+    connection: sqlite3.Connection,
+    step: int,
+    before: Sequence[Record],
+    after: Sequence[Record],
+    authority: Authority,
+) -> None:
+    """Write what the verdicts on one number decide, now that there are more."""
+    worker = _judged(after[0]).worker
+    change = _balance(after, authority) - _balance(before, authority)
+    if change:
+        connection.execute(
+            "INSERT INTO balances (worker, step, tokens) VALUES (?, ?, ?) "
+            "ON CONFLICT (worker, step) DO UPDATE SET tokens = tokens + excluded.tokens",
+            (worker, step, change),
+        )
+    if len(after) == 1:
+        return
+    submissions = sorted({_judged(record).submission for record in after})
+    connection.executemany(
+        "DELETE FROM contradictions WHERE worker = ? AND submission = ?",
+        [(worker, submission) for submission in submissions],
+    )
+    connection.executemany(
+        "INSERT INTO contradictions (worker, submission, refuses, accepts, step) "
+        "VALUES (?, ?, ?, ?, ?)",
+        [
+            (worker, submission, refuses, accepts, step)
+            for submission in submissions
+            for refuses, accepts in _contradictions(after, submission, authority)
+        ],
+    )
+
+
+def _judged(record: Record) -> Judged:
+    assert isinstance(record.entry, Judged)
+    return record.entry
+
+
+def _balance(records: Sequence[Record], authority: Authority) -> int:
+    """The tokens that the verdicts on one number add to the stake, or take from it."""
+    works = ledger_state(records, authority).works if records else {}
+    return sum(sum(work.balances(authority.rules).values()) for work in works.values())
+
+
+def _contradictions(
+    records: Sequence[Record], submission: bytes, authority: Authority
+) -> Iterator[tuple[str, str]]:
+    """The pairs (refuses, accepts) of validators that contradict each other on a submission."""
+    opinions: dict[str, Judged] = {}
+    for record in sorted(records, key=lambda record: (record.owner, record.index)):
+        entry = _judged(record)
+        if entry.submission == submission and record.owner in authority.validators:
+            held = opinions.setdefault(record.owner, entry)
+            if ruling.supersedes(entry, held):
+                opinions[record.owner] = entry
+    yield from ruling.contradictions(opinions)

@@ -1,7 +1,7 @@
 """Tables derived from the entries of all logs in a trusted peer's database.
 
 The transaction that appends an entry also updates them: signed verdicts, workers' balances and
-validators' contradictions (`swarm.ledger.stakes`), submissions refused for all, the evidence
+validators' contradictions (`swarm.ledger.capital`), submissions refused for all, the evidence
 against each worker, used submissions, admitted peers, and signed evictions and reinstatements.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from swarm.ledger import epochs, stakes
+from swarm.ledger import capital, epochs
 from swarm.ledger import redeemed_invites as invites
 from swarm.ledger.entries import (
     Admitted,
@@ -69,17 +69,17 @@ class DerivedTables:
         They follow `authority`. Only `verdicts` cannot be filled: its signed envelopes are in no
         entry.
         """
-        raw = stakes.encoded(authority)
+        raw = capital.encoded(authority)
 
         def create(connection: sqlite3.Connection) -> None:
-            tables = (*_TABLES, *invites.TABLES, *stakes.TABLES)
+            tables = (*_TABLES, *invites.TABLES, *capital.TABLES)
             held = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             for table in tables:
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
-            stakes.follow(connection, raw)
+            capital.follow(connection, raw)
             if not held.issuperset(table.split()[0] for table in tables):
                 _derive_all(connection)
-                stakes.follow(connection, raw, anew=True)
+                capital.follow(connection, raw, anew=True)
             connection.execute(
                 "CREATE INDEX IF NOT EXISTS verdicts_of ON verdicts (worker, position)"
             )
@@ -89,12 +89,12 @@ class DerivedTables:
 
     def follows(self, authority: Authority) -> bool:
         """Whether the tables follow an authority's validators and rules."""
-        return self._followed == stakes.encoded(authority)
+        return self._followed == capital.encoded(authority)
 
     async def follow(self, authority: Authority) -> None:
         """Compute the balances and contradictions again, by another authority."""
-        raw = stakes.encoded(authority)
-        await self._database.transact(lambda connection: stakes.follow(connection, raw))
+        raw = capital.encoded(authority)
+        await self._database.transact(lambda connection: capital.follow(connection, raw))
         self._followed = raw
 
     def verdicts(self, newest: int) -> list[Envelope]:
@@ -250,7 +250,7 @@ def prune(
     if receipts:
         connection.execute("DELETE FROM verdicts WHERE position < ?", (covered.first,))
     log.prune_within(connection, covered.first)
-    stakes.forget(connection, epochs.frontier_of(seal))
+    capital.forget(connection, epochs.frontier_of(seal))
     _keep_capitals(connection, log.owner, position, seal)
     return covered.first - start
 
@@ -301,10 +301,10 @@ def deriving(owner: str, entries: Sequence[Entry], *, anew: bool = False) -> Als
             if isinstance(entry, Carried):  # as if it were still at its own index
                 deriving(owner, [decode(entry.entry)])(connection, entry.position)
             if isinstance(entry, (Redeemed, InviteRevoked)):
-                authority = stakes.stored(connection)
+                authority = capital.stored(connection)
                 invites.derive(connection, entry, authority.owners, authority.run)
             if isinstance(entry, Judged):
-                stakes.derive(connection, owner, position, entry)
+                capital.derive(connection, owner, position, entry)
                 if binds(entry):
                     connection.execute(
                         "INSERT OR IGNORE INTO refused (worker, submission) VALUES (?, ?)",

@@ -20,7 +20,7 @@ from swarm.transport.rates import TokenBucket, TokenBuckets
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Present
-from swarm.world.lifetime import Lifetime
+from swarm.world.tasks import Lifetime
 
 ANSWER_BYTES_MAX = 512 * 1024
 """Most bytes of entries in one answer; a single entry always fits."""

@@ -25,7 +25,7 @@ from swarm.terminal.interrupt import run_until_interrupted
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.identity import KEY_FILE, check_home_identity, id_in_home, load_or_create
 from swarm.wire.messages import LogHead
-from swarm.world.home_format import check_format
+from swarm.world.home import check_format
 
 FORMATS = ("jsonl", "csv", "parquet")
 

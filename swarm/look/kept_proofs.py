@@ -8,8 +8,7 @@ from pathlib import Path
 
 from swarm.errors import UserError
 from swarm.ledger.archive import Archive
-from swarm.ledger.kept_proofs import KEPT_PROOFS, KEPT_PROOFS_OF_RUN, proven_in
-from swarm.ledger.proof_file import Proven
+from swarm.ledger.proof_file import KEPT_PROOFS, KEPT_PROOFS_OF_RUN, Proven, proven_in
 from swarm.ledger.state import Record
 from swarm.look.archives import home_rows
 from swarm.look.onlooker import logged_expulsion
@@ -19,7 +18,7 @@ from swarm.run.run import Run
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Eviction, Reinstatement
-from swarm.world.home_format import check_format
+from swarm.world.home import check_format
 
 
 def keeps_proofs(home: Path) -> bool:

@@ -13,8 +13,14 @@ from swarm.look.onlooker import RunStatus
 from swarm.node.local import visit
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held
-from swarm.shardcast.mirror.folder import check_out, move_out, partial_of, watcher, writing
-from swarm.shardcast.mirror.index import Progress
+from swarm.shardcast.mirror.folder import (
+    Progress,
+    check_out,
+    move_out,
+    partial_of,
+    watcher,
+    writing,
+)
 from swarm.wire.envelope import Envelope
 from swarm.wire.messages import Checkpoint
 

@@ -27,15 +27,13 @@ from swarm.run.manifest import load_manifest, run_id
 from swarm.run.run import Run
 from swarm.settings import BOOTSTRAP, PeerSettings, RelaySettings
 from swarm.transport.libp2p import open_libp2p, parse_multiaddr
-from swarm.transport.libp2p.addresses import default_listen
-from swarm.transport.libp2p.announced import Announced, announced
+from swarm.transport.libp2p.addresses import Announced, announced, default_listen
 from swarm.transport.libp2p.circuits import CircuitLimits
 from swarm.transport.libp2p.dnsaddr import check_bootstrap, expand
 from swarm.wire.identity import KEY_FILE, home_identity
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
-from swarm.world.home import make_home, sole_user
-from swarm.world.home_format import open_format
+from swarm.world.home import make_home, open_format, sole_user
 from swarm.world.machine import Machine
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)

@@ -1,4 +1,7 @@
-"""A peer in the network: its identity and signatures, and the peers and runs that it knows."""
+"""A peer in the network: its identity and signatures, and the peers and runs that it knows.
+
+Leaving in good order: a peer that is asked to leave finishes what is nearly done.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from swarm.errors import PeerError
 from swarm.events import Events
 from swarm.kademlia.dht import Kademlia
 from swarm.ledger.serving import Ledger
-from swarm.node.departure import Departure
 from swarm.node.searches import SEARCH_SECONDS_MAX, Search, Searches
 from swarm.run.changes import changes
 from swarm.run.lease import HEARTBEAT_SECONDS
@@ -31,6 +33,25 @@ from swarm.wire.identity import Identity, PeerId
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Message, PeerRecord
 from swarm.world import Compute, Database, Disk, World
+
+
+class Departure:
+    """A request to leave. Roles with a method `leave` finish their work first; then the peer says
+    goodbye."""
+
+    def __init__(self) -> None:
+        self.asked = trio.Event()
+        self.listens = False
+        """Whether roles are at work, which end by themselves when they are asked to."""
+
+    def ask(self) -> bool:
+        """Ask the roles to leave; returns whether they do. Called again, it returns False: then the
+        work is to be abandoned."""
+        if not self.listens or self.asked.is_set():
+            return False
+        self.asked.set()
+        return True
+
 
 PEER_RECORD_LIFETIME_SECONDS = 3600.0
 """Lifetime of a peer record; it is republished after half of this time."""

@@ -15,16 +15,14 @@ from swarm.events import Rationed
 from swarm.gossip.gossip import Gossip
 from swarm.gossip.slots import NEIGHBOURS_WANTED
 from swarm.gossip.topics import RUN
-from swarm.node.announced import Announced
 from swarm.node.evictions import Evictions
-from swarm.node.neighbours import Neighbours
+from swarm.node.neighbours import Neighbours, reconnect_after_sleep
 from swarm.node.node import Node
-from swarm.node.policies import Policies
+from swarm.node.policies import Announced, Policies
 from swarm.node.states import States
 from swarm.node.status import Status
 from swarm.node.trusted import TrustedPart
 from swarm.node.versions import Versions
-from swarm.node.waking import reconnect_after_sleep
 from swarm.run.admission import ADMISSION_LEASE_SECONDS, NotAdmitted, admits
 from swarm.run.clock import TrustedClock
 from swarm.run.invites import check_token

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 import trio
 
 from swarm.events import Events
-from swarm.ledger import agreement, epochs
-from swarm.ledger.agreement import Place, Seals
+from swarm.ledger import epochs, sealing
 from swarm.ledger.entries import Sealed
-from swarm.ledger.sealing import Books, FalseSeal
+from swarm.ledger.sealing import Books, FalseSeal, Place, Seals
 from swarm.ledger.state import Authority, Frontier
 from swarm.node.node import Node
 from swarm.run.run import Run
@@ -88,13 +87,13 @@ class Sealing:
         """Seal what is due as the first trusted peer: what others have sealed already if most may
         still agree on it (an earlier first peer began), else all that is final."""
         seals = self._books.seals()
-        last = agreement.newest_agreed(seals, authority.trusted)
+        last = sealing.newest_agreed(seals, authority.trusted)
         number, held = self._after(last)
         mine = [place for place in seals.get(self._me, ()) if place.epoch >= number]
         entries = self._run.manifest.limits.epoch_entries
-        if not entries or not all(agreement.is_lost(seals, p, authority) for p in mine):
+        if not entries or not all(sealing.is_lost(seals, p, authority) for p in mine):
             return  # the others have not sealed the last one yet
-        for place in agreement.adoptable(seals, number, authority):
+        for place in sealing.adoptable(seals, number, authority):
             if (place.owner, number) in self._accused:
                 continue
             covered = {log.owner: log.size for log in place.says.logs}
@@ -119,9 +118,9 @@ class Sealing:
 
         Raises `FalseSeal`.
         """
-        if not agreement.may_follow(seals, self._me, place, authority):
+        if not sealing.may_follow(seals, self._me, place, authority):
             return False
-        previous = agreement.newest_agreed(seals, authority.trusted, before=place.epoch)
+        previous = sealing.newest_agreed(seals, authority.trusted, before=place.epoch)
         if self._objection(place, previous, authority):
             return False
         await self._write(lambda: self._books.countersign(place, previous, authority))
@@ -165,12 +164,12 @@ class Sealing:
         if mine := seals.get(self._me):
             last = mine[-1]
             # Another one follows a lost one.
-            if not agreement.agreed(seals, last, trusted) and not agreement.is_lost(
+            if not sealing.agreed(seals, last, trusted) and not sealing.is_lost(
                 seals, last, authority
             ):
-                done = agreement.voters(seals, last.stated, trusted)
+                done = sealing.voters(seals, last.stated, trusted)
                 return _Awaited(last.epoch, [peer for peer in trusted if peer not in done])
-        previous = agreement.newest_agreed(seals, trusted)
+        previous = sealing.newest_agreed(seals, trusted)
         number, held = self._after(previous)
         entries = self._run.manifest.limits.epoch_entries
         if (
@@ -205,7 +204,7 @@ class Sealing:
     async def _prune(self, authority: Authority) -> None:
         seals = self._books.seals()
         for own in reversed(seals.get(self._me, [])):
-            if not agreement.prunable(seals, own, authority.trusted):
+            if not sealing.prunable(seals, own, authority.trusted):
                 continue
             for owner in authority.trusted:
                 place = next((p for p in seals.get(owner, ()) if p.stated == own.stated), None)

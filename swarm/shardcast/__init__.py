@@ -6,8 +6,8 @@ then pieces from several sources at once. Each piece is checked when it arrives,
 others at once.
 
 - `manifest`: what a checkpoint consists of, and how a hostile manifest is refused
-- `store`: checkpoints on disk, complete and partial; survives a crash at any point. Its parts are
-  `held` (one checkpoint, and which holds a blob) and `recovery`
+- `store`: checkpoints on disk, complete and partial; survives a crash at any point. Its part
+  `held` is one checkpoint, which of them holds a blob, and their recovery at a start
 - `delta`: the file that turns one checkpoint into the next, bit for bit (in a child process)
 - `chain`: when a delta is published, and when one is used
 - `sources`: which source to ask next

@@ -29,7 +29,18 @@ import trio
 from swarm.errors import DiskFullError, SwarmError
 from swarm.events import Events
 from swarm.shardcast import limits
-from swarm.shardcast.held import BlobIndex, Change, Held, Key, Watcher, delta_key
+from swarm.shardcast.held import (
+    COMPLETE_NAME,
+    BlobIndex,
+    Change,
+    Held,
+    Key,
+    Watcher,
+    allocate,
+    delta_key,
+    is_right,
+    read_back,
+)
 from swarm.shardcast.manifest import (
     BASE_NAME,
     MANIFEST_NAME,
@@ -39,7 +50,6 @@ from swarm.shardcast.manifest import (
     digest_of,
     parse,
 )
-from swarm.shardcast.recovery import COMPLETE_NAME, allocate, is_right, read_back
 from swarm.wire.messages import CheckpointReference
 from swarm.world import Disk, Sink
 

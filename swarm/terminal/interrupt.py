@@ -8,7 +8,7 @@ from typing import TypeVar, TypeVarTuple
 
 import trio
 
-from swarm.world.first_error import open_guarded
+from swarm.world.tasks import open_guarded
 
 ResultT = TypeVar("ResultT")
 ArgumentsT = TypeVarTuple("ArgumentsT")

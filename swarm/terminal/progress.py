@@ -17,7 +17,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from swarm.shardcast.mirror.index import Progress as Report
+from swarm.shardcast.mirror.folder import Progress as Report
 
 
 @contextmanager

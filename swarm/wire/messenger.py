@@ -37,7 +37,7 @@ from swarm.wire.envelope import (
 )
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Message, StateMessage
-from swarm.world.lifetime import Lifetime
+from swarm.world.tasks import Lifetime
 
 REQUEST_DEADLINE_SECONDS = 10.0
 """Default deadline for the reply to a request."""

@@ -49,8 +49,8 @@ from swarm.world.frames import (
     encode,
     raw,
 )
+from swarm.world.process import FORK_SERVER_VARIABLE, INSTALLED_VARIABLE
 from swarm.world.progress import Reporter, current
-from swarm.world.surroundings import FORK_SERVER_VARIABLE, INSTALLED_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
 

@@ -14,13 +14,12 @@ from swarm.errors import UserError
 from swarm.events import Events
 from swarm.world import Child, ChildDied, Setup
 from swarm.world.child import CHILD_ENVIRONMENT
-from swarm.world.first_error import open_guarded
 from swarm.world.fork_server import CHILD_REQUEST
 from swarm.world.frames import Assignment, raw
 from swarm.world.local_child import LocalChild
 from swarm.world.machine import free_memory_bytes, most_memory_bytes
-from swarm.world.process import Forked, Process, Spawned
-from swarm.world.surroundings import FORK_SERVER_VARIABLE, childs_environment
+from swarm.world.process import FORK_SERVER_VARIABLE, Forked, Process, Spawned, childs_environment
+from swarm.world.tasks import open_guarded
 
 
 class LocalCompute:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from swarm.world.surroundings import INSTALLED_VARIABLE
+from swarm.world.process import INSTALLED_VARIABLE
 
 T = TypeVar("T")
 

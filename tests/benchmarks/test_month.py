@@ -83,7 +83,7 @@ def test_no_table_or_collection_grows_with_the_days(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(f"peers.trainer.{module}.STEPS_REMEMBERED", 20)
     monkeypatch.setattr("peers.trainer.store.ORDERS_KEPT", 20)
     monkeypatch.setattr("peers.trainer.precedence.ACKNOWLEDGED_KEPT", 20)
-    monkeypatch.setattr("swarm.node.announced.ANNOUNCEMENTS_MAX", 20)
+    monkeypatch.setattr("swarm.node.policies.ANNOUNCEMENTS_MAX", 20)
     monkeypatch.setitem(FEW_PROOFS["inference"], "proofs_kept_bytes", 10_000)
     size = Size(
         days=9, day_seconds=100.0, validators=2, workers=2, restarts_per_day=0, leavers_per_day=0,

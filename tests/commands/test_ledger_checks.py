@@ -16,9 +16,8 @@ from swarm.ledger.archive import Archive
 from swarm.ledger.audit import audit
 from swarm.ledger.entries import Admitted, Evicted, decode, encode
 from swarm.ledger.forks import ForkEvidence
-from swarm.ledger.kept_proofs import KeptProofs
 from swarm.ledger.log import Log
-from swarm.ledger.proof_file import Proven
+from swarm.ledger.proof_file import KeptProofs, Proven
 from swarm.look.archives import FORMATS, archive_in_home, fetch_archive, read_export, write_export
 from swarm.look.why import (
     about_peer,
@@ -34,7 +33,7 @@ from swarm.wire.envelope import open_envelope
 from swarm.wire.identity import load_or_create
 from swarm.wire.messages import Check, Eviction, Evidence, LogHead, Reinstatement
 from swarm.world.disk import LocalDisk
-from swarm.world.home_format import FORMAT_FILE, HOME_FORMAT
+from swarm.world.home import FORMAT_FILE, HOME_FORMAT
 from tests.commands.harness import complaint, swarm
 from tests.ledger.harness import (
     ALICE,

@@ -18,7 +18,7 @@ from swarm.look.dashboard.snapshot import Snapshot
 from swarm.look.onlooker import RunStatus
 from swarm.run.members import Standing
 from swarm.run.run import Run
-from swarm.shardcast.fetch.arriving import source_mark
+from swarm.shardcast.fetch.job import source_mark
 from swarm.transport.http.local_server import open_listener
 from swarm.wire.messages import Arrival, CheckpointReference, Heartbeat, Present, StepOrder, Verdict
 from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, WORKER, manifest, verdict_at

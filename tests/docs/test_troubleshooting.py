@@ -15,7 +15,7 @@ from swarm.look.refusals import REFUSALS
 from swarm.node.trusted import UNGRADED
 from tests.docs.pages import ROOT, text
 
-UPGRADES = ("swarm/wire/protocol.py", "swarm/world/home_format.py")
+UPGRADES = ("swarm/wire/protocol.py", "swarm/world/home.py")
 """Modules whose sentences say what to do, and are all explained under "Upgrades"."""
 
 DEMAND = re.compile(r"[:;,] (so )?(end the run|free|install|keep|restore|start|stop|upgrade)\b")

@@ -41,8 +41,7 @@ from swarm.wire.manifest import (
 )
 from swarm.world.child import die_with_parent
 from swarm.world.observable import Observable
-from swarm.world.process import lines_of
-from swarm.world.surroundings import FORK_SERVER_VARIABLE
+from swarm.world.process import FORK_SERVER_VARIABLE, lines_of
 
 REPOSITORY = Path(__file__).parents[2]
 START_SECONDS = 60.0

@@ -16,7 +16,7 @@ from peers.engines.demo import make_policy
 from swarm.run.update import sign_manifest
 from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import Limits, Optimiser, Outer, TrustedKey
-from swarm.world.surroundings import FORK_SERVER_VARIABLE
+from swarm.world.process import FORK_SERVER_VARIABLE
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Peer, tiny_manifest
 
 ROUNDS = 3

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import trio
 
-from swarm.gossip.frames import PROTOCOL
+from swarm.gossip.topics import PROTOCOL
 from swarm.transport.framing import encode_varint
 from swarm.wire.envelope import seal
 from swarm.wire.identity import Identity

@@ -17,7 +17,7 @@ from peers.environments.verifiers.installed import interpreter_for
 from swarm.jobs.training import TrainingTerms
 from swarm.run.allowed import ALLOWED_VARIABLE
 from swarm.wire.manifest import EnvironmentReference, Objective, Optimiser, Sampling, Schedule
-from swarm.world.surroundings import HOME_VARIABLE
+from swarm.world.process import HOME_VARIABLE
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts
 from tests.end_to_end.pipeline import pipeline

@@ -15,7 +15,7 @@ from peers.environments.graders.plain import number_in
 from peers.environments.graders.pool import Overdue, Pool, ProcessFailed, ServiceError
 from swarm.errors import UserError
 from swarm.world import landlock
-from swarm.world.surroundings import INSTALLED_VARIABLE
+from swarm.world.process import INSTALLED_VARIABLE
 from tests.environments.junk import KINDS, junk
 
 MATH = make_grader("math")

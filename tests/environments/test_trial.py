@@ -25,7 +25,7 @@ from peers.environments import (
 )
 from peers.environments.tasks import Curriculum, held_out_share
 from peers.environments.trial import Catalogue, Trial
-from swarm.jobs.environments import (
+from swarm.jobs.environment import (
     Describe,
     DrawTrial,
     GradeTrial,

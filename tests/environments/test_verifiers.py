@@ -11,7 +11,7 @@ from peers.environments import Transcript, grade, load, task_of
 from peers.environments.interface import Environment, Message, NotGradable, messages_of
 from peers.environments.play import Episode
 from swarm.errors import UserError
-from swarm.world.surroundings import HOME_VARIABLE
+from swarm.world.process import HOME_VARIABLE
 from tests.environments import verifiers_packages
 
 pytestmark = pytest.mark.verifiers

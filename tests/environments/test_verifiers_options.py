@@ -24,7 +24,7 @@ from peers.environments.verifiers.installed import (
 )
 from peers.environments.verifiers.messages import Graded, Open, Said
 from swarm.errors import UserError
-from swarm.world.surroundings import HOME_VARIABLE
+from swarm.world.process import HOME_VARIABLE
 from tests.commands.harness import complaint
 from tests.engines.test_installed import ROOT
 

@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 from swarm.errors import DECODE_ERRORS, PeerError, UserError
-from swarm.gossip import frames as gossip
+from swarm.gossip import topics as gossip
 from swarm.kademlia import wire as dht
 from swarm.ledger import entries, merkle
 from swarm.ledger import wire as ledger
@@ -21,8 +21,8 @@ from swarm.run.manifest import check_manifest, content_digest, manifest_in
 from swarm.run.run import Run
 from swarm.shardcast import limits as shardcast_limits
 from swarm.shardcast import manifest as checkpoints
-from swarm.shardcast.have import messages as have
-from swarm.shardcast.mirror.index import Index
+from swarm.shardcast.have import claims as have
+from swarm.shardcast.mirror.folder import Index
 from swarm.transport.http import messages as pieces
 from swarm.transport.http.messages import split_root
 from swarm.wire.envelope import UNKNOWN_BYTES_MAX, Dropped, Envelope, open_envelope

@@ -23,13 +23,13 @@ from swarm.transport.framing import (
     encode_data,
     encode_varint,
 )
+from swarm.transport.http.client import Connection
 from swarm.transport.http.messages import answer_head, blob_request, request_head
 from swarm.transport.http.pace import Broken
-from swarm.transport.http.pool import Connection
 from swarm.transport.http.server import Clients, Session
 from swarm.transport.http.serving import Serving
 from swarm.transport.http.wire import Buffers, Wire
-from swarm.transport.libp2p import negotiation, yamux
+from swarm.transport.libp2p import guard, yamux
 from swarm.wire.identity import Identity
 from tests.fuzz.files import folder
 from tests.fuzz.target import Target
@@ -214,7 +214,7 @@ async def _negotiate(
 ) -> None:
     with contextlib.suppress(refusal):
         assert await negotiate(script) == "/ours/1.0.0"
-    assert script.largest <= negotiation.NEGOTIATION_BYTES_MAX
+    assert script.largest <= guard.NEGOTIATION_BYTES_MAX
 
 
 def _frames() -> list[bytes]:

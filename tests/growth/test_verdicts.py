@@ -18,7 +18,7 @@ from simnet.clock import run_virtual
 from simnet.compute.setting import Hardware, Workload
 from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Plan, Simulation
-from swarm.gossip import frames
+from swarm.gossip import topics
 from swarm.ledger.entries import Consumed, decode, encode, judged
 from swarm.run.bounds import SUBMISSION_GROUPS_MAX, SUBMISSION_ROWS_MAX
 from swarm.wire.envelope import ENVELOPE_BYTES_MAX, Envelope
@@ -80,7 +80,7 @@ def test_the_largest_verdict_of_a_valid_run_fits_an_envelope(group_size: int) ->
     envelope = sealed(ALICE, verdict, "x" * 115)  # the longest id of a run
     seconds = time.process_time() - began
     assert len(envelope.raw) <= ENVELOPE_BYTES_MAX
-    assert len(frames.encode(frames.Push(envelope.raw))) <= frames.FRAME_BYTES_MAX
+    assert len(topics.encode(topics.Push(envelope.raw))) <= topics.FRAME_BYTES_MAX
     assert len(encode(judged(verdict))) < 2500
     print(f"{groups} x {group_size}: {len(envelope.raw)} bytes, {1000 * seconds:.1f} ms")
 

@@ -8,11 +8,11 @@ import pytest
 import trio
 
 from swarm.kademlia import wire
+from swarm.kademlia.contacts import REQUEST_SECONDS_MAX
 from swarm.kademlia.dht import MAINTENANCE_SECONDS, QUORUM, Kademlia
 from swarm.kademlia.providers import PROVIDER_SECONDS, provider_key
 from swarm.kademlia.publishing import REPUBLISH_SECONDS
 from swarm.kademlia.records import InvalidRecord
-from swarm.kademlia.requests import REQUEST_SECONDS_MAX
 from swarm.kademlia.routing_table import CONTACT_FRESH_SECONDS, key_id, node_id
 from swarm.kademlia.wire import Message, MessageType, Neighbour, Record
 from swarm.transport import ConnectError, Framing

@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.kademlia.records import InvalidRecord, RecordStore, namespace_of
-from swarm.kademlia.values import (
+from swarm.kademlia.records import (
     DATA_BYTES_MAX,
     NAMESPACE,
+    InvalidRecord,
+    RecordStore,
     SignedValue,
     SignedValues,
     _signed,
     data_of,
+    namespace_of,
     sign_value,
     value_key,
 )

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.ledger import agreement, epochs
-from swarm.ledger.agreement import Place
+from swarm.ledger import epochs, sealing
 from swarm.ledger.entries import Sealed, SealedLog
+from swarm.ledger.sealing import Place
 from swarm.ledger.state import Authority, Record
 from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, Peer, identity, in_virtual_time
 from tests.ledger.test_epochs import Run, a_swarm, honest_block
@@ -92,8 +92,8 @@ def test_a_run_that_loses_a_peer_for_good_seals_with_its_successor(tmp_path: Pat
     now = Authority.of((OWNER.peer_id,), manifest([TRAINER], [ALICE, BOB]))
     place = _place(TRAINER.peer_id, 5, _seal(before.trusted, before, [5, 5, 5], 1))
     seals: dict[str, list[Place]] = {TRAINER.peer_id: [place]}
-    assert not agreement.is_lost(seals, place, before)
-    assert now.trusted == trusted and agreement.is_lost(seals, place, now)
+    assert not sealing.is_lost(seals, place, before)
+    assert now.trusted == trusted and sealing.is_lost(seals, place, now)
 
 
 # --- the rule by itself, in every order of votes ------------------------------------------------
@@ -149,17 +149,17 @@ def test_two_seals_of_an_epoch_never_both_win_and_one_wins_in_the_end(
 
     def turn(peer: str, first: str) -> None:
         seals = view(peer)
-        if agreement.newest_agreed(seals, trusted) is not None:
+        if sealing.newest_agreed(seals, trusted) is not None:
             return
         if peer != first:
             theirs = seals[first][-1:]
-            if theirs and agreement.may_follow(seals, peer, theirs[0], authority):
+            if theirs and sealing.may_follow(seals, peer, theirs[0], authority):
                 vote(peer, theirs[0].says)
             return
-        if not all(agreement.is_lost(seals, place, authority) for place in seals[peer]):
+        if not all(sealing.is_lost(seals, place, authority) for place in seals[peer]):
             return
-        for place in agreement.adoptable(seals, 0, authority):
-            if agreement.may_follow(seals, peer, place, authority):
+        for place in sealing.adoptable(seals, 0, authority):
+            if sealing.may_follow(seals, peer, place, authority):
                 vote(peer, place.says)
                 return
         covered = [seen[peer][owner] for owner in trusted]
@@ -179,7 +179,7 @@ def test_two_seals_of_an_epoch_never_both_win_and_one_wins_in_the_end(
         place.stated
         for log in truth.values()
         for place in log
-        if agreement.agreed(truth, place, trusted)
+        if sealing.agreed(truth, place, trusted)
     }
     assert len(winners) == 1
     assert max(len(log) for log in truth.values()) <= turns
@@ -194,8 +194,8 @@ def test_one_peer_alone_makes_nobody_vote_twice() -> None:
     for step in range(2, 6):
         again = _seal(authority.trusted, authority, [9, 9, 9, 9], step)
         seals[liar].append(_place(liar, 8 + step, again))
-        assert not agreement.may_follow(seals, alice, seals[liar][-1], authority)
-    assert agreement.may_follow(seals, bob, seals[liar][-1], authority), "who has not voted may"
+        assert not sealing.may_follow(seals, alice, seals[liar][-1], authority)
+    assert sealing.may_follow(seals, bob, seals[liar][-1], authority), "who has not voted may"
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -12,12 +12,10 @@ import trio
 from blake3 import blake3
 
 from swarm.errors import PeerError
-from swarm.gossip.frames import PROTOCOL, Frame, Have, Hello, Push, Want, decode, encode
 from swarm.gossip.gossip import ANSWER_BYTES_PER_TICK, OUTBOX_MAX
-from swarm.gossip.neighbour import KNOWN_SWEPT_MIN
-from swarm.gossip.slots import NEIGHBOURS_WANTED
+from swarm.gossip.slots import KNOWN_SWEPT_MIN, NEIGHBOURS_WANTED
 from swarm.gossip.store import EVENTS_MAX
-from swarm.gossip.topics import RUN, WORK
+from swarm.gossip.topics import PROTOCOL, RUN, WORK, Frame, Have, Hello, Push, Want, decode, encode
 from swarm.node.trusted import EVICTION_LIFETIME_SECONDS
 from swarm.transport import Stream, StreamError
 from swarm.wire.envelope import INVALID_MAX

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swarm.errors import UserError, leaf_errors
-from swarm.gossip.frames import Push
+from swarm.gossip.topics import Push
 from swarm.node.joining import is_outgrown
 from swarm.run.admission import NotAdmitted
 from swarm.run.manifest import Outgrown, check_manifest

@@ -8,9 +8,7 @@ from itertools import islice
 import pytest
 import trio
 
-from swarm.gossip.frames import PROTOCOL, Hello, encode
 from swarm.gossip.gossip import ADMITTED_SECONDS
-from swarm.gossip.neighbour import Neighbour
 from swarm.gossip.slots import (
     FULL_SECONDS,
     LASTING_SECONDS,
@@ -23,9 +21,10 @@ from swarm.gossip.slots import (
     STRANGERS_MAX,
     STRANGERS_PER_RANGE_MAX,
     YIELD_SECONDS,
+    Neighbour,
     Slots,
 )
-from swarm.gossip.topics import RUN
+from swarm.gossip.topics import PROTOCOL, RUN, Hello, encode
 from swarm.transport import StreamError
 from swarm.wire.messages import Acknowledgement, Admission, Checkpoint
 from tests.network.harness import (

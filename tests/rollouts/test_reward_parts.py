@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.rollouts.reward_parts import mean_parts, parts_in, parts_of
+from swarm.rollouts.rollouts import mean_parts, parts_in, parts_of
 from swarm.wire.envelope import ENVELOPE_BYTES_MAX
 from swarm.wire.messages import REWARD_VALUES_MAX, Check, RewardParts, Verdict
 

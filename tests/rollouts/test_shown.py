@@ -39,9 +39,8 @@ from swarm.look.rollouts.seen import (
 )
 from swarm.look.rollouts.sources import open_source
 from swarm.look.rollouts.text import Decoder
-from swarm.rollouts.reward_parts import parts_of
 from swarm.rollouts.rollout import Rollout, Segment, Span
-from swarm.rollouts.rollouts import Rollouts, Row
+from swarm.rollouts.rollouts import Rollouts, Row, parts_of
 from swarm.rollouts.submission_file import Header, write
 from swarm.wire.envelope import seal
 from swarm.wire.identity import Identity

@@ -12,7 +12,7 @@ import trio
 from swarm.errors import DeadlineError, DiskFullError
 from swarm.shardcast import limits
 from swarm.shardcast.fetch import job
-from swarm.shardcast.fetch.arriving import source_mark
+from swarm.shardcast.fetch.job import source_mark
 from swarm.shardcast.manifest import BadManifest, digest_of
 from swarm.shardcast.store import CheckpointConflict
 from swarm.transport import Arrived, BlobReference, FetchError, OpenBlob, Refused, Source, Transport

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from swarm.events import Events
 from swarm.shardcast import limits
-from swarm.shardcast.have import announcing, messages
-from swarm.shardcast.have import messages as messages_module
+from swarm.shardcast.have import announcing, claims
 from swarm.shardcast.have import streams as exchange
-from swarm.shardcast.have.claims import Claim
-from swarm.shardcast.have.messages import PROTOCOL
+from swarm.shardcast.have.claims import PROTOCOL, Claim
 from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Stream
@@ -203,7 +201,7 @@ def test_a_tiny_checkpoint_costs_one_small_frame(monkeypatch: pytest.MonkeyPatch
         ):
             await client.connect(relay)
             frames: list[bytes] = []
-            decode = messages.decode
+            decode = claims.decode
 
             def counting(raw: bytes) -> object:
                 frames.append(raw)
@@ -408,15 +406,15 @@ def test_what_is_remembered_of_a_neighbour_is_bounded() -> None:
                 await stream.send(msgspec.msgpack.encode([entry]))
             await trio.sleep(10)
             assert listener.have is not None
-            claims = listener.have.claims._claims[liar.transport.peer_id]
-            assert len(claims) == 16  # of as many pieces as a checkpoint can have
-            assert next(reversed(claims)) == (199).to_bytes(32, "big")
+            held = listener.have.claims._claims[liar.transport.peer_id]
+            assert len(held) == 16  # of as many pieces as a checkpoint can have
+            assert next(reversed(held)) == (199).to_bytes(32, "big")
             assert trio.current_time() - started > 1.0
             for number in range(300):
-                complete = messages.Complete(number.to_bytes(32, "big"))
-                await stream.send(messages.encode([complete]))
+                complete = claims.Complete(number.to_bytes(32, "big"))
+                await stream.send(claims.encode([complete]))
             await trio.sleep(10)
-            assert len(claims) == messages_module.CLAIMS_MAX
+            assert len(held) == claims.CLAIMS_MAX
 
     run(main)
 

@@ -21,7 +21,7 @@ from swarm.shardcast import limits
 from swarm.shardcast import sources as sources_module
 from swarm.shardcast.fetch import choosing
 from swarm.shardcast.have import streams as exchange
-from swarm.shardcast.have.messages import PROTOCOL
+from swarm.shardcast.have.claims import PROTOCOL
 from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.uploads import Uploads
 from swarm.transport import Arrived, BlobReference, Source, Stream, Transport

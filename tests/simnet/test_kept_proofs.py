@@ -17,9 +17,8 @@ from simnet.simulation import Peer, Plan, Simulation
 from swarm.events import Event
 from swarm.ledger import merkle, proof_file
 from swarm.ledger.entries import Sealed, decode
-from swarm.ledger.kept_proofs import KEPT_PROOFS, proven_in
 from swarm.ledger.log import Log
-from swarm.ledger.proof_file import Proven
+from swarm.ledger.proof_file import KEPT_PROOFS, Proven, proven_in
 from swarm.wire.envelope import open_envelope
 from swarm.wire.manifest import Limits, Thresholds
 from swarm.wire.messages import Eviction

@@ -13,8 +13,7 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import Peer, Plan, Simulation
 from swarm.errors import PeerError
 from swarm.events import Event
-from swarm.gossip.frames import PROTOCOL, Hello, encode
-from swarm.gossip.topics import RUN, WORK
+from swarm.gossip.topics import PROTOCOL, RUN, WORK, Hello, encode
 from swarm.node.run_node import RunNode
 from swarm.transport import Stream, Transport
 from swarm.wire.identity import Identity, PeerId

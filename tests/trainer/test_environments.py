@@ -19,7 +19,7 @@ from simnet.scenarios.parts import start_bootstrap
 from simnet.simulation import SIMULATED, Plan, Simulation
 from swarm.errors import UserError
 from swarm.events import Event, Events
-from swarm.rollouts.reward_parts import parts_of
+from swarm.rollouts.rollouts import parts_of
 from swarm.run.bounds import check_manifest_numbers
 from swarm.run.curriculum import environments_of
 from swarm.wire.identity import Identity

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from swarm.transport import FetchError, Source
-from swarm.transport.http import limits, pool
+from swarm.transport.http import client, limits
 from swarm.transport.libp2p import pieces
 
 from .harness import ALICE, BOB, Network, Service, Sink
@@ -159,7 +159,7 @@ def test_an_address_is_tried_again_without_another_way_and_after_a_while(
             await alice.transport.connect(bob.id, bob.transport.addresses())
             assert await fetch() == 3, "who comes back may have been reached again"
             assert await fetch() == 3
-            monkeypatch.setattr(pool, "UNREACHABLE_SECONDS", 0.0)
+            monkeypatch.setattr(client, "UNREACHABLE_SECONDS", 0.0)
             assert await fetch() == 4
 
     network.run(main)

@@ -13,7 +13,7 @@ import trio.testing
 from multiaddr import Multiaddr
 
 from swarm.transport.libp2p.addresses import resolved
-from swarm.transport.libp2p.names import LOOKUPS_MAX
+from swarm.transport.libp2p.opening import LOOKUPS_MAX
 from tests.transport.harness import ALICE, run
 from tests.transport.test_libp2p_security import Peers
 

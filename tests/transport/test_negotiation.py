@@ -8,7 +8,7 @@ import trio.testing
 from libp2p.protocol_muxer.exceptions import MultiselectError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
-from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
+from swarm.transport.libp2p.guard import BoundedMultiselect, BoundedMultiselectClient
 
 from .attacks import NEGOTIATIONS
 from .hostile import MULTISTREAM, name

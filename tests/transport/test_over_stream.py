@@ -14,11 +14,12 @@ import trio.testing
 from swarm.shardcast import limits as checkpoint_limits
 from swarm.shardcast.fetch import job
 from swarm.transport import FetchError, Stream, StreamError, Traffic
-from swarm.transport.http import limits, over_stream
+from swarm.transport.http import limits
 from swarm.transport.http.messages import BLOB_PROTOCOL, Answer, Ask
-from swarm.transport.http.over_stream import StreamServer, fetch_over_stream
 from swarm.transport.http.pace import Pace, Uplink
 from swarm.transport.http.serving import Serving
+from swarm.transport.libp2p import pieces
+from swarm.transport.libp2p.pieces import StreamServer, fetch_over_stream
 from tests.memory_network import MemoryNetwork
 from tests.worlds import VirtualWorld
 
@@ -77,7 +78,7 @@ def test_a_reader_that_trickles_is_broken_off(tmp_path) -> None:
         stream = await open_stream()
         began = trio.current_time()
         await ask(stream, push=False, digest=reference.digest, size_bytes=len(DATA))
-        seconds_a_frame = 2 * longest_seconds(len(DATA)) * over_stream.STREAM_FRAME_BYTES
+        seconds_a_frame = 2 * longest_seconds(len(DATA)) * pieces.STREAM_FRAME_BYTES
         received = 0
         with pytest.raises(StreamError):
             while received < len(DATA):
@@ -157,11 +158,11 @@ def test_who_is_evicted_is_cut_off_in_the_middle(tmp_path, push: bool) -> None:
         await ask(stream, push=push, digest=reference.digest, size_bytes=len(DATA))
         began = trio.current_time()
         with pytest.raises(StreamError):
-            for number in range(len(DATA) // over_stream.STREAM_FRAME_BYTES):
+            for number in range(len(DATA) // pieces.STREAM_FRAME_BYTES):
                 if number == 5:
                     service.admitted.clear()
                 if push:
-                    await stream.send(bytes(over_stream.STREAM_FRAME_BYTES))
+                    await stream.send(bytes(pieces.STREAM_FRAME_BYTES))
                 else:
                     await stream.receive()
                 await trio.sleep(0.2)

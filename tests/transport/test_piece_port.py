@@ -20,8 +20,7 @@ from swarm.transport.http import limits, server
 from swarm.transport.http.client import BulkClient
 from swarm.transport.http.messages import Proof, proof_message
 from swarm.transport.http.server import BulkServer
-from swarm.transport.http.serving import Serving
-from swarm.transport.http.table import Table
+from swarm.transport.http.serving import Serving, Table
 from swarm.transport.room import NoRoom, Origin, Sizes, origin_of
 from swarm.wire.identity import Identity, PeerId
 

@@ -18,7 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.transport.port_maps import igd
-from swarm.transport.port_maps.gateway import Gateway, Granted, MapRefused, Router, default_gateway
+from swarm.transport.port_maps.gateway import (
+    DATAGRAM_BYTES_MAX,
+    TRIES,
+    Gateway,
+    Granted,
+    MapRefused,
+    NatPmp,
+    Router,
+    default_gateway,
+    granted,
+    request,
+)
 from swarm.transport.port_maps.keeper import (
     LEASE_SECONDS,
     RENEW_SECONDS_MAX,
@@ -26,7 +37,6 @@ from swarm.transport.port_maps.keeper import (
     RETRY_SECONDS,
     PortMaps,
 )
-from swarm.transport.port_maps.natpmp import DATAGRAM_BYTES_MAX, TRIES, NatPmp, granted, request
 from swarm.transport.port_maps.upnp import Upnp
 
 HOME = Gateway("192.168.1.1", "192.168.1.2")

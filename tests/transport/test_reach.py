@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import UserError
 from swarm.transport import Reachability, StreamError
-from swarm.transport.libp2p.addresses import may_be_global
-from swarm.transport.libp2p.announced import Announced, announced
+from swarm.transport.libp2p.addresses import Announced, announced, may_be_global
 from swarm.transport.libp2p.dial_back import (
     DIALS_MAX,
     PORTS_MAX,

@@ -17,8 +17,8 @@ from libp2p.utils.varint import encode_varint_prefixed
 from swarm.events import Event, Events
 from swarm.transport import ConnectError, StreamError
 from swarm.transport.libp2p.circuits import STRANGERS_SHARE, CircuitLimits, Circuits
-from swarm.transport.libp2p.notices import PROTOCOL as NOTICE_PROTOCOL
 from swarm.transport.libp2p.relays import LIFETIME_SECONDS, Relays
+from swarm.transport.libp2p.relays import PROTOCOL as NOTICE_PROTOCOL
 from swarm.transport.limits import RELAY_RETRY_SECONDS
 from swarm.wire.identity import Identity, PeerId
 from tests.network.harness import identity
@@ -175,7 +175,7 @@ def test_a_strangers_notice_is_not_reported(tmp_path) -> None:
 
 
 def _notice(other: str, limit: str) -> Any:
-    from swarm.transport.libp2p.notices import Notice
+    from swarm.transport.libp2p.relays import Notice
 
     return Notice(other, limit)
 

@@ -28,9 +28,8 @@ from peers.environments.collection import Environments
 from peers.environments.sort_digits import SortDigits
 from peers.validator.checks import file
 from peers.validator.inspector import expected_header
-from swarm.rollouts.reward_parts import parts_in
 from swarm.rollouts.rollout import Rollout, Span
-from swarm.rollouts.rollouts import Rollouts
+from swarm.rollouts.rollouts import Rollouts, parts_in
 from swarm.rollouts.seeds import environment_of_group
 from swarm.rollouts.submission_file import Header
 from swarm.wire.manifest import EnvironmentReference

@@ -26,7 +26,7 @@ from swarm.world import Child, ChildDied, ChildError, Setup, frames, landlock, l
 from swarm.world.compute import LocalCompute
 from swarm.world.frames import Answer, Part, encode, raw
 from swarm.world.machine import Machine
-from swarm.world.surroundings import (
+from swarm.world.process import (
     FORK_SERVER_VARIABLE,
     HOME_VARIABLE,
     INSTALLED_VARIABLE,
@@ -517,7 +517,7 @@ def test_where_keys_cannot_be_closed_the_child_says_so_and_works(
 def test_the_memory_of_a_process_that_closes_it_is_closed_to_its_user() -> None:
     code = """
 import ctypes, os, sys
-from swarm.world.surroundings import close_memory
+from swarm.world.process import close_memory
 if os.geteuid() == 0:  # root reads everything
     os.setgid(65534)
     os.setuid(65534)

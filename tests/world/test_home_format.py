@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import UserError
-from swarm.world.home_format import FORMAT_FILE, HOME_FORMAT, check_format, open_format
+from swarm.world.home import FORMAT_FILE, HOME_FORMAT, check_format, open_format
 
 
 def test_a_new_home_has_the_present_format(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from swarm.errors import UserError
 from swarm.run.links import Link, make_link
 from swarm.settings import load_settings
 from swarm.wire.identity import Identity, home_identity, load_or_create
-from swarm.world.home_format import open_format
+from swarm.world.home import open_format
 from tests.commands.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
 
 OWNER = Identity(bytes(32))

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from peers.evaluation.run import SERVICE, Evaluation, draw, play_rows
 from swarm.errors import UserError
-from swarm.jobs.environments import (
+from swarm.jobs.environment import (
     Describe,
     Described,
     DrawTrial,

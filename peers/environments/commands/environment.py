@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from swarm.errors import UserError
-from swarm.jobs.environments import CatalogueService, Installed, ListInstalled
+from swarm.jobs.environment import CatalogueService, Installed, ListInstalled
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
@@ -113,7 +113,7 @@ def check_command(
     Exits with 1 if a run would fail in it.
     """
     from peers.environments.commands.check import check, figures
-    from swarm.jobs.environments import TrialSetup
+    from swarm.jobs.environment import TrialSetup
 
     setup = TrialSetup(
         environment=name,

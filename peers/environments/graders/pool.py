@@ -26,8 +26,7 @@ from peers.environments.graders import START_SECONDS, worker
 from peers.environments.graders.worker import Reply
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.world.child import CHILD_ENVIRONMENT
-from swarm.world.process import describe_status
-from swarm.world.surroundings import INSTALLED_VARIABLE
+from swarm.world.process import INSTALLED_VARIABLE, describe_status
 
 END_SECONDS = 5.0
 """Wall time for a process to end once it has closed its connection."""

@@ -14,7 +14,7 @@ from peers.engines.install import install as install_recipe
 from peers.engines.install import pip
 from peers.engines.installed import Installed, Recipe, python_of, why_unusable
 from swarm.errors import UserError
-from swarm.world.surroundings import HOME_VARIABLE, INSTALLED_VARIABLE
+from swarm.world.process import HOME_VARIABLE, INSTALLED_VARIABLE
 
 DEFAULT_HOME = Path("~/.swarm")
 

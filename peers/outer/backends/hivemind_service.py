@@ -34,8 +34,8 @@ from swarm.jobs.averaging import (
     OpenAveraging,
 )
 from swarm.jobs.training import Done
-from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.progress import checkpoint
+from swarm.world.tasks import JobThread, in_job_thread
 
 PRESENT_SECONDS = 10.0
 """A trainer announces itself this often, and counts as gone this long after its last word."""

@@ -34,7 +34,7 @@ from swarm.jobs.outer import (
     ToUpdate,
 )
 from swarm.jobs.training import Done
-from swarm.world.job_thread import JobThread
+from swarm.world.tasks import JobThread
 
 T = TypeVar("T")
 

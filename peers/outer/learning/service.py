@@ -31,8 +31,8 @@ from swarm.jobs.outer import (
     TrainRound,
 )
 from swarm.jobs.training import Done, EndTraining
-from swarm.world.job_thread import JobThread, in_job_thread
 from swarm.world.landlock import reading_in_home
+from swarm.world.tasks import JobThread, in_job_thread
 
 
 @reading_in_home("outer", "trainer", "checkpoints")

@@ -24,8 +24,7 @@ from peers.trainer.standby.offering import ROOT as BUNDLES
 from swarm.errors import PeerError, SwarmError
 from swarm.node.run_node import RunNode
 from swarm.shardcast.fetch.fetcher import Fetcher
-from swarm.shardcast.held import Change, Held
-from swarm.shardcast.recovery import read_back
+from swarm.shardcast.held import Change, Held, read_back
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Source
 from swarm.wire.identity import PeerId

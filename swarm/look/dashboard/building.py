@@ -18,7 +18,7 @@ from swarm.look.dashboard.snapshot import (
 from swarm.look.onlooker import RunStatus
 from swarm.look.refusals import REFUSALS, UNKNOWN
 from swarm.sentences import numbered
-from swarm.shardcast.fetch.arriving import source_mark
+from swarm.shardcast.fetch.job import source_mark
 from swarm.terminal.untrusted import printable
 from swarm.wire.messages import Arrival, Present
 

@@ -27,8 +27,7 @@ from swarm.transport.libp2p.addresses import (
 )
 from swarm.version import __version__
 from swarm.wire.identity import KEY_FILE, check_home_identity, load_or_create
-from swarm.world.home import existing
-from swarm.world.home_format import check_format
+from swarm.world.home import check_format, existing
 
 WRITTEN_BYTES = 16 << 20
 """Bytes written to measure the disk."""

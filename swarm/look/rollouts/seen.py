@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from swarm.ledger.entries import Outcome
-from swarm.rollouts.reward_parts import parts_in
 from swarm.rollouts.rollout import Finish, Kind, Span
+from swarm.rollouts.rollouts import parts_in
 from swarm.wire.manifest import Objective
 from swarm.wire.messages import Verdict
 

@@ -11,9 +11,8 @@ from swarm.errors import DeadlineError
 from swarm.events import Events
 from swarm.shardcast import limits
 from swarm.shardcast.chain import Deltas
-from swarm.shardcast.fetch.arriving import Arriving
 from swarm.shardcast.fetch.choosing import Chooser
-from swarm.shardcast.fetch.job import Job, Request, Sources, Width
+from swarm.shardcast.fetch.job import Arriving, Job, Request, Sources, Width
 from swarm.shardcast.fetch.requesting import Requester
 from swarm.shardcast.have.streams import HaveExchange
 from swarm.shardcast.held import Held, Key, delta_key

@@ -12,8 +12,7 @@ digest:
 A peer looks for eight neighbours, for sixteen while it is late, and for more while its uplink is
 idle. It also announces to peers that chose it.
 
-- `messages`: the frames
-- `claims`: what the neighbours claim to hold
+- `claims`: the frames, and what the neighbours claim to hold
 - `announcing`: what to announce to which neighbour, and when
-- `exchange`: the streams, and the choice of neighbours
+- `streams`: the streams, and the choice of neighbours
 """

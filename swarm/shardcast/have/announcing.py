@@ -17,9 +17,10 @@ from math import inf
 
 import trio
 
-from swarm.shardcast.have.claims import Claim, Claims
-from swarm.shardcast.have.messages import (
+from swarm.shardcast.have.claims import (
     CLAIMS_MAX,
+    Claim,
+    Claims,
     Complete,
     Entry,
     Gone,

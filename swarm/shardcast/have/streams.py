@@ -9,8 +9,14 @@ import trio
 from swarm.errors import DECODE_ERRORS
 from swarm.events import Events
 from swarm.shardcast.have.announcing import Announcer, Neighbour
-from swarm.shardcast.have.claims import Claims
-from swarm.shardcast.have.messages import ENTRIES_MAX, FRAME_BYTES_MAX, PROTOCOL, decode, encode
+from swarm.shardcast.have.claims import (
+    ENTRIES_MAX,
+    FRAME_BYTES_MAX,
+    PROTOCOL,
+    Claims,
+    decode,
+    encode,
+)
 from swarm.shardcast.held import Held
 from swarm.shardcast.store import CheckpointStore
 from swarm.shardcast.uploads import Uploads

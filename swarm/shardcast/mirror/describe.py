@@ -20,7 +20,7 @@ from swarm.shardcast.manifest import (
     is_mirror,
     parse,
 )
-from swarm.shardcast.mirror.index import Progress, is_run
+from swarm.shardcast.mirror.folder import Progress, is_run
 from swarm.world.disk import LocalDisk
 
 NO_RUN = "nobody/published"

@@ -17,8 +17,16 @@ from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.held import Held
 from swarm.shardcast.manifest import BadManifest, is_mirror, parse
 from swarm.shardcast.mirror.describe import read_bounded
-from swarm.shardcast.mirror.folder import check_out, move_out, watcher, writing
-from swarm.shardcast.mirror.index import INDEX, Index, Progress, index_of
+from swarm.shardcast.mirror.folder import (
+    INDEX,
+    Index,
+    Progress,
+    check_out,
+    index_of,
+    move_out,
+    watcher,
+    writing,
+)
 from swarm.shardcast.store import CheckpointStore
 from swarm.transport import Arrived, BlobReference, FetchError, Source, Traffic, fetch_one
 from swarm.transport.http.client import BulkClient

@@ -20,7 +20,7 @@ from swarm.shardcast.manifest import (
     parse,
 )
 from swarm.shardcast.mirror.describe import describe, differs, own_manifest, read_bounded, verify
-from swarm.shardcast.mirror.index import INDEX, Index, Progress, index_of
+from swarm.shardcast.mirror.folder import INDEX, Index, Progress, index_of
 from swarm.shardcast.service import BlobService
 from swarm.transport.http.pace import Uplink
 from swarm.transport.http.server import BulkServer

@@ -21,6 +21,6 @@ A peer without a usable HTTP address answers the same requests over a stream, `/
 `Answer` (put).
 
 Files: `wire` moves heads and bodies over one connection; `pace` bounds how long a body takes and
-how fast this peer sends; `server` answers; `client` and `pool` ask; `over_stream` does both over a
-stream.
+how fast this peer sends; `server` answers; `client` asks; `swarm.transport.libp2p.pieces` does both
+over a stream.
 """

@@ -1,16 +1,355 @@
-"""The piece client: fetches and pushes over HTTP."""
+"""The piece client: fetches and pushes over HTTP.
+
+Connections of a piece client and their pool, with round trips and unreachable roots.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import select
+import ssl
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
-from swarm.transport import Arrived, BlobReference, FetchError, Traffic
+import h11
+import trio
+
+from swarm.transport import BUSY_STATUSES, Arrived, BlobReference, FetchError, Traffic, refusal
 from swarm.transport.http import limits
+from swarm.transport.http.messages import (
+    CHALLENGE_BYTES,
+    MISDIRECTED,
+    Proof,
+    Unreachable,
+    blob_request,
+    encode,
+    proof_message,
+    request_head,
+    split_root,
+)
 from swarm.transport.http.pace import Broken, Uplink
-from swarm.transport.http.pool import Pool
+from swarm.transport.http.wire import Buffers, Wire
 from swarm.wire.identity import Identity, PeerId
-from swarm.world import Disk, Sink
+from swarm.world import Disk, Piece, Sink
+
+REASON_BYTES_MAX = 200
+"""Bytes read of a refusal's reason. After a longer one the connection is not used again."""
+
+
+class Connection:
+    """A connection to one root. Every method may also raise `Broken` and
+    `h11.RemoteProtocolError`."""
+
+    def __init__(self, wire: Wire, root: str) -> None:
+        self.wire = wire
+        self.root = root
+        self._unanswered = 0
+        """Requests whose answers have not been received completely."""
+        self.ends = False
+        """The server closes the connection, or the start of its next answer is unknown."""
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether another request may be sent: no answer is outstanding."""
+        return not (self._unanswered or self.ends or self.wire.has_unread)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the server closed the idle connection, or sent bytes without a request."""
+        poll = select.poll()
+        poll.register(self.wire.socket.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        self.wire.close()
+
+    async def request(
+        self,
+        method: bytes,
+        path: str,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        body: bytes = b"",
+    ) -> None:
+        self._unanswered += 1
+        await self.wire.send(request_head(self.root, method, path, headers) + body)
+
+    async def request_blobs(self, digests: list[bytes]) -> None:
+        """GET several blobs at once."""
+        self._unanswered += len(digests)
+        await self.wire.send(b"".join([blob_request(self.root, digest) for digest in digests]))
+
+    async def receive_blob(self, reference: BlobReference, sink: Sink) -> Piece:
+        """Receive the answer to the oldest GET of a blob; raises `FetchError`."""
+        size = await self.wire.plain_blob(reference.size_bytes, sink.write)
+        if size >= 0:
+            self._check_size(size, reference)
+        else:
+            status, size = await self.response()
+            if status != 200:
+                raise await self.refusal(status, size)
+            self._check_size(size, reference)
+            await self.wire.body(size, sink.write)
+        self._unanswered -= 1
+        return sink.finish()
+
+    def _check_size(self, size: int, reference: BlobReference) -> None:
+        if size != reference.size_bytes:
+            raise FetchError(
+                f"{self.root} offers {size} bytes of a blob of {reference.size_bytes}", lacks=True
+            )
+
+    async def response(self) -> tuple[int, int]:
+        """Receive the next head (100 Continue included): its status and Content-Length.
+
+        Raises `FetchError`.
+        """
+        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.HEAD_BYTES_MAX)
+        # h11 parses an answer only after a request; the bytes of this one are never sent.
+        parser.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
+        head = await self.wire.head(parser, limits.STALL_SECONDS)
+        if isinstance(head, h11.InformationalResponse):
+            return head.status_code, 0
+        assert isinstance(head, h11.Response)
+        headers = {bytes(name): bytes(value) for name, value in head.headers}
+        closes = b"close" in headers.get(b"connection", b"").lower()
+        if closes or head.http_version < b"1.1" or b"transfer-encoding" in headers:
+            self.ends = True
+        if head.status_code == 204:
+            return 204, 0
+        size = headers.get(b"content-length", b"")
+        if size.isdigit() and len(size) < 16:
+            return head.status_code, int(size)
+        if head.status_code == 200:
+            raise FetchError(f"{self.root} does not say how many bytes it sends")
+        self.ends = True
+        return head.status_code, 0
+
+    async def small_answer(self, size: int, bytes_max: int = limits.HEAD_BYTES_MAX) -> bytes:
+        """Receive a body of `size` bytes.
+
+        Of a longer one, only the first `bytes_max`: then the connection is not kept.
+        """
+        body = await self.wire.small_body(min(size, bytes_max))
+        if size <= bytes_max:
+            self._unanswered -= 1
+        return body
+
+    async def refusal(self, status: int, size: int) -> FetchError:
+        """The error for an answer that refuses, with the reason in its body."""
+        if status < 200:
+            self.ends = True  # the answer itself is still to come
+        body = await self.small_answer(size, REASON_BYTES_MAX)
+        reason = body.decode("utf-8", "replace").splitlines()[:1] or [""]
+        return refusal(self.root, status, "".join(filter(str.isprintable, reason[0])))
+
+
+POOL_PER_SOURCE = 4
+"""Idle connections kept to one source; more are closed after use."""
+
+LOOK_SECONDS = 1.0
+"""Between two checks of all idle connections."""
+
+UNREACHABLE_SECONDS = 60.0
+"""A root that did not answer is skipped for this long if the source can be reached otherwise."""
+
+ROOTS_KNOWN_MAX = 4096
+"""Roots whose round trip or lack of an answer is remembered."""
+
+_Key = tuple[str, PeerId | None, bytes]
+"""Root, the peer behind it, and the credential shown to it."""
+
+
+class Pool:
+    """Connections to roots. On those to peers this peer has proved its identity."""
+
+    def __init__(
+        self, identity: Identity, credential: Callable[[], bytes], traffic: Traffic
+    ) -> None:
+        self._identity = identity
+        self._credential = credential
+        self._traffic = traffic
+        self.tls: ssl.SSLContext | None = None
+        """Verifies https mirrors; the system's default context, made on first use."""
+        self._buffers = Buffers()
+        self._idle: dict[_Key, list[tuple[Connection, float]]] = {}
+        """Idle connections, each with the time since when it is idle."""
+        self._looked_at = 0.0
+        self._round_trips: OrderedDict[str, float] = OrderedDict()
+        """By root: the shortest time that connecting took, in seconds."""
+        self._unreachable: OrderedDict[tuple[str, PeerId | None], float] = OrderedDict()
+        """Roots that did not answer, and the time of the last attempt."""
+
+    @asynccontextmanager
+    async def connection(
+        self, root: str, peer: PeerId | None, connect_seconds: float
+    ) -> AsyncIterator[Connection]:
+        """A connection on which this peer has proved its identity. Raises `FetchError`,
+        `Unreachable`.
+
+        It is kept if every request made on it got a complete answer, even a refusal.
+        """
+        key = (root, peer, self._credential() if peer else b"")
+        connection = self._reuse(key) or await self._open(root, peer, key[2], connect_seconds)
+        try:
+            yield connection
+        except Broken as error:
+            raise FetchError(f"{root} {error}") from error
+        except h11.RemoteProtocolError as error:
+            raise FetchError(f"{root} speaks no HTTP: {error}") from error
+        finally:
+            idle = len(self._idle.get(key, ()))
+            if connection.can_be_kept:
+                self._unreachable.pop((root, peer), None)
+            if connection.can_be_kept and idle < POOL_PER_SOURCE:
+                self._idle.setdefault(key, []).append((connection, trio.current_time()))
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for connections in self._idle.values():
+            for connection, _ in connections:
+                connection.close()
+        self._idle.clear()
+
+    def may_reach(self, root: str, peer: PeerId | None) -> bool:
+        """False for a minute after a root did not answer."""
+        since = self._unreachable.get((root, peer))
+        return since is None or trio.current_time() - since > UNREACHABLE_SECONDS
+
+    def forget(self, peer: PeerId) -> None:
+        """Forget which roots of a peer were unreachable: the peer has come back."""
+        for key in [key for key in self._unreachable if key[1] == peer]:
+            del self._unreachable[key]
+
+    def round_trip_seconds(self, roots: Sequence[str]) -> float:
+        """The shortest round trip to any of these roots; 0 if none was measured."""
+        known = (self._round_trips[root] for root in roots if root in self._round_trips)
+        return min(known, default=0.0)
+
+    def _reuse(self, key: _Key) -> Connection | None:
+        """An idle connection that is still open, if any."""
+        now = trio.current_time()
+        if now - self._looked_at > LOOK_SECONDS:
+            self._looked_at = now
+            self._drop_stale(now)
+        idle = self._idle.get(key, [])
+        while idle:
+            connection, _ = idle.pop()
+            if not connection.is_closed:
+                return connection
+            connection.close()
+        return None
+
+    def _drop_stale(self, now: float) -> None:
+        for key in list(self._idle):
+            for connection, since in list(self._idle[key]):
+                if now - since > limits.IDLE_SECONDS / 2 or connection.is_closed:
+                    self._idle[key].remove((connection, since))
+                    connection.close()
+            if not self._idle[key]:
+                del self._idle[key]
+
+    async def _open(
+        self, root: str, peer: PeerId | None, credential: bytes, connect_seconds: float
+    ) -> Connection:
+        """Connect and prove this peer's identity, within `connect_seconds`.
+
+        Raises `Unreachable`, `FetchError`.
+        """
+        with trio.move_on_after(connect_seconds):
+            stream = await self._connect(root, peer)
+            connection = Connection(Wire(stream, self._traffic, self._buffers), root)
+            try:
+                if peer is not None:
+                    await self._prove(connection, peer, credential)
+            except BaseException as error:
+                connection.close()
+                if isinstance(error, Broken):
+                    raise Unreachable(f"{root} {error}") from error
+                if isinstance(error, h11.RemoteProtocolError):
+                    raise Unreachable(f"{root} speaks no HTTP: {error}") from error
+                raise
+            return connection
+        self._note_unreachable(root, peer)
+        raise Unreachable(f"{root} cannot be reached: no answer in time")
+
+    async def _connect(
+        self, root: str, peer: PeerId | None
+    ) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+        host, port, secure = split_root(root)
+        began = trio.current_time()
+        try:
+            stream = await trio.open_tcp_stream(host, port)
+            self._note_round_trip(root, trio.current_time() - began)
+            return await self._secured(stream, host) if secure else stream
+        except (OSError, UnicodeError, trio.BrokenResourceError) as error:
+            self._note_unreachable(root, peer)
+            raise Unreachable(f"{root} cannot be reached: {_why(error)}") from error
+
+    async def _secured(
+        self, stream: trio.SocketStream, host: str
+    ) -> trio.SSLStream[trio.SocketStream]:
+        if self.tls is None:
+            self.tls = ssl.create_default_context()
+        secured = trio.SSLStream(stream, self.tls, server_hostname=host, https_compatible=True)
+        try:
+            await secured.do_handshake()
+        except BaseException:
+            stream.socket.close()
+            raise
+        return secured
+
+    async def _prove(self, connection: Connection, peer: PeerId, credential: bytes) -> None:
+        await connection.request(b"GET", "/challenge")
+        status, size = await connection.response()
+        if status in BUSY_STATUSES:
+            raise await self._full(connection, status, size)
+        challenge = await connection.small_answer(size)
+        if status != 200 or len(challenge) != CHALLENGE_BYTES:
+            return  # a plain web server in front of the peer: needs no proof, or will refuse
+        signature = self._identity.sign(proof_message(peer, challenge))
+        proof = encode(Proof(self._identity.peer_id, signature, credential))
+        headers = [(b"content-length", b"%d" % len(proof))]
+        await connection.request(b"POST", "/admission", headers, proof)
+        status, size = await connection.response()
+        if status == MISDIRECTED:
+            self._note_unreachable(connection.root, peer)
+            raise Unreachable(f"{connection.root} is another peer's here")
+        if status in BUSY_STATUSES:
+            raise await self._full(connection, status, size)
+        if status != 204:
+            raise await connection.refusal(status, size)
+        await connection.small_answer(size, 0)
+
+    async def _full(self, connection: Connection, status: int, size: int) -> Unreachable:
+        """The error for a server without room for this connection: a stream may carry the blob."""
+        refusal = await connection.refusal(status, size)
+        return Unreachable(str(refusal), retry=refusal.retry, busy=refusal.busy)
+
+    def _note_unreachable(self, root: str, peer: PeerId | None) -> None:
+        self._unreachable.pop((root, peer), None)
+        self._unreachable[root, peer] = trio.current_time()
+        if len(self._unreachable) > ROOTS_KNOWN_MAX:
+            self._unreachable.popitem(last=False)
+
+    def _note_round_trip(self, root: str, seconds: float) -> None:
+        self._round_trips[root] = min(seconds, self._round_trips.get(root, seconds))
+        if len(self._round_trips) > ROOTS_KNOWN_MAX:
+            self._round_trips.popitem(last=False)
+
+
+def _why(error: BaseException) -> str:
+    """The cause of a failed connection; of several attempts, the first."""
+    cause = error.__cause__ or error
+    if isinstance(cause, ExceptionGroup):
+        cause = cause.exceptions[0]
+    if isinstance(cause, OSError) and cause.strerror:
+        # trio puts the address before the reason; the caller names it already.
+        return cause.strerror.rpartition("): ")[2]
+    return str(cause)
+
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from swarm.transport.http.messages import (
     proof_message,
 )
 from swarm.transport.http.pace import Broken
-from swarm.transport.http.serving import FinalRefusal, Serving, commit_push
-from swarm.transport.http.table import Table
+from swarm.transport.http.serving import FinalRefusal, Serving, Table, commit_push
 from swarm.transport.http.wire import Buffers, Wire
 from swarm.transport.rates import TokenBuckets
 from swarm.transport.room import Caller, NoRoom, Sizes, origin_of
@@ -126,7 +125,7 @@ class Session:
         self.used_at = trio.current_time()
         self.leaving = False
 
-    # --- `swarm.transport.http.table.Guest` ---
+    # --- `swarm.transport.http.serving.Guest` ---
 
     @property
     def peer(self) -> str:

@@ -1,14 +1,110 @@
-"""The parts of a piece server that HTTP and streams share."""
+"""The parts of a piece server that HTTP and streams share.
+
+The connections of a piece server, by the rules of `swarm.transport.room`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol, cast
 
 from swarm.transport import BlobReference, BulkService, Refused, Traffic
 from swarm.transport.http.pace import Uplink
+from swarm.transport.room import (
+    Caller,
+    Door,
+    Known,
+    NoRoom,
+    Sizes,
+    is_full,
+    least_useful,
+    most_crowding,
+)
 from swarm.wire.identity import PeerId
 from swarm.world import Disk, Sink
+
+
+class Guest(Known, Protocol):
+    """A connection of the table. A stranger's `peer` is empty."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it is being closed."""
+        ...
+
+    def leave(self) -> None:
+        """Close the connection, whatever it is doing."""
+        ...
+
+
+class Table:
+    """Says who may stay.
+
+    Each connection begins as a stranger's, and competes with strangers only. Once its peer has
+    proved its identity it competes with those of admitted peers.
+    """
+
+    def __init__(self, sizes: Sizes, per_peer: int) -> None:
+        """`per_peer`: connections on which one peer may have proved its identity."""
+        self._sizes = sizes
+        self._per_peer = per_peer
+        self._known = max(1, sizes.connections - sizes.for_strangers)
+        self._door = Door(sizes)
+        self._guests: dict[Guest, Caller] = {}
+
+    @contextmanager
+    def entered(self, guest: Guest, host: str) -> Iterator[Caller]:
+        """Hold a place until the block ends. Raises `NoRoom`.
+
+        The block runs within the caller's `handshake` scope, which is cancelled when others need
+        the place more before the first request is complete.
+        """
+        with self._door.entered(host) as (caller, displaced):
+            if displaced is not None:
+                cast(Guest, displaced).leave()
+            self._make_room(guest)
+            self._guests[guest] = caller
+            caller.connection = guest
+            try:
+                yield caller
+            finally:
+                del self._guests[guest]
+
+    def prove(self, guest: Guest) -> None:
+        """Give a connection, whose peer has just proved its identity, a place among those of
+        admitted peers. Raises `NoRoom`."""
+        known = [each for each in self._staying() if each.vouched and each is not guest]
+        own = [each for each in known if each.peer == guest.peer]
+        if len(own) >= self._per_peer:
+            idle = [each for each in own if each.idle]
+            if not idle:
+                raise NoRoom("too many connections of this peer")
+            min(idle, key=lambda each: each.used_at).leave()
+        elif len(known) >= self._known:
+            victim = most_crowding(known, guest)
+            if victim is None:
+                raise NoRoom("too many connections of admitted peers")
+            victim.leave()
+        if guest in self._guests:
+            self._door.give_back(self._guests[guest])
+
+    def _make_room(self, guest: Guest) -> None:
+        """Make room for a stranger's connection."""
+        if len(self._guests) < min(self._sizes.connections, self._sizes.strangers):
+            return  # each of a flood comes here
+        held = self._staying()
+        if not is_full(held, self._sizes.connections, self._sizes.strangers):
+            return
+        useless = least_useful(held, guest.origin, self._sizes.for_strangers)
+        # A crowd of one network, as that of a mirror's clients, is served to its end, in turn.
+        if useless is None or (not useless.idle and useless.origin.range == guest.origin.range):
+            raise NoRoom("too many connections")
+        useless.leave()
+
+    def _staying(self) -> list[Guest]:
+        return [guest for guest in self._guests if not guest.leaving]
 
 
 class FinalRefusal(Refused):

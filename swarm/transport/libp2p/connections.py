@@ -39,8 +39,12 @@ from multiaddr import Multiaddr
 from swarm.transport import limits
 from swarm.transport.libp2p import yamux
 from swarm.transport.libp2p.addresses import LOOPBACK, host_and_port, multiaddr
-from swarm.transport.libp2p.guard import Guard, innermost
-from swarm.transport.libp2p.negotiation import BoundedMultiselect, BoundedMultiselectClient
+from swarm.transport.libp2p.guard import (
+    BoundedMultiselect,
+    BoundedMultiselectClient,
+    Guard,
+    innermost,
+)
 from swarm.transport.libp2p.yamux import Shared, Yamux
 from swarm.transport.room import (
     Door,

@@ -1,10 +1,19 @@
-"""Construction of a libp2p host with its defects repaired, and of a transport on it."""
+"""Construction of a libp2p host with its defects repaired, and of a transport on it.
+
+Names of hosts are looked up in threads of their own.
+
+Strangers announce names as addresses. A lookup whose DNS server is silent holds its thread for up
+to half a minute, also after the dial was given up. In the threads that trio gives to all, a few
+dozen of such names would stop the disk of every peer that dials them.
+"""
 
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -21,15 +30,42 @@ from swarm.errors import UserError
 from swarm.events import Events
 from swarm.transport import limits
 from swarm.transport.http.pace import Uplink
-from swarm.transport.libp2p.addresses import check_port_free, host_and_port, parse_multiaddr
-from swarm.transport.libp2p.announced import Announced
+from swarm.transport.libp2p.addresses import (
+    Announced,
+    check_port_free,
+    host_and_port,
+    parse_multiaddr,
+)
 from swarm.transport.libp2p.circuits import CircuitLimits, Circuits
 from swarm.transport.libp2p.connections import HolePunching, Host, TamedSwarm, TamedTCP, Upgrader
 from swarm.transport.libp2p.guard import Guard
-from swarm.transport.libp2p.names import Lookups
 from swarm.transport.libp2p.transport import Libp2pTransport
 from swarm.wire.identity import Identity
 from swarm.world import Disk, World
+
+LOOKUPS_MAX = 32
+"""Lookups at once; further ones wait, for as long as their dial may take."""
+
+
+class Lookups(trio.abc.HostnameResolver):
+    """Looks names up as the system does."""
+
+    def __init__(self) -> None:
+        self._threads = trio.CapacityLimiter(LOOKUPS_MAX)
+
+    async def getaddrinfo(self, *given: Any) -> Any:
+        """See `socket.getaddrinfo`."""
+        return await self._run(socket.getaddrinfo, *given)
+
+    async def getnameinfo(self, *given: Any) -> Any:
+        """See `socket.getnameinfo`."""
+        return await self._run(socket.getnameinfo, *given)
+
+    async def _run(self, function: Any, *given: Any) -> Any:
+        return await trio.to_thread.run_sync(
+            function, *given, limiter=self._threads, abandon_on_cancel=True
+        )
+
 
 HANDSHAKE_SECONDS = 10.0
 """From accepting a connection until its peer has proved its identity: four round trips."""

@@ -39,6 +39,7 @@ from swarm.transport.http.pace import Uplink
 from swarm.transport.http.serving import Serving
 from swarm.transport.libp2p.addresses import (
     CIRCUIT,
+    Announced,
     by_relay,
     dial_failure,
     expanded,
@@ -50,19 +51,16 @@ from swarm.transport.libp2p.addresses import (
     resolved,
     without_peer,
 )
-from swarm.transport.libp2p.announced import Announced
 from swarm.transport.libp2p.connections import Connection, HolePunching, Host, TamedSwarm
 from swarm.transport.libp2p.dial_back import FRAME_BYTES_MAX as DIAL_BACK_FRAME_BYTES_MAX
 from swarm.transport.libp2p.dial_back import PROTOCOL as DIAL_BACK_PROTOCOL
 from swarm.transport.libp2p.dial_back import DialBack
-from swarm.transport.libp2p.forwarding import Forwarding
 from swarm.transport.libp2p.guard import BROKEN, reason_of
-from swarm.transport.libp2p.notices import FRAME_BYTES_MAX as NOTICE_FRAME_BYTES_MAX
-from swarm.transport.libp2p.notices import PROTOCOL as NOTICE_PROTOCOL
-from swarm.transport.libp2p.notices import Notices
 from swarm.transport.libp2p.pieces import PiecePlane
-from swarm.transport.libp2p.reach import Ports, Reach
-from swarm.transport.libp2p.relays import Relays
+from swarm.transport.libp2p.reach import Forwarding, Ports, Reach
+from swarm.transport.libp2p.relays import FRAME_BYTES_MAX as NOTICE_FRAME_BYTES_MAX
+from swarm.transport.libp2p.relays import PROTOCOL as NOTICE_PROTOCOL
+from swarm.transport.libp2p.relays import Notices, Relays
 from swarm.wire.identity import Identity, PeerId
 from swarm.world import Disk, Piece, Sink, World
 

@@ -11,10 +11,10 @@ from swarm.transport.port_maps.gateway import (
     Gateway,
     Granted,
     MapRefused,
+    NatPmp,
     Router,
     default_gateway,
 )
-from swarm.transport.port_maps.natpmp import NatPmp
 from swarm.transport.port_maps.upnp import Upnp
 
 LEASE_SECONDS = 3600
