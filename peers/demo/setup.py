@@ -1,4 +1,4 @@
-"""The run of a demo, its peers, and their settings."""
+"""The options of a demo, its run, its peers, and their settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoint's process: an engine, and an HTTP server before it."""
+"""The endpoint's process: an engine of its own, or an inference peer's, and an HTTP server."""
 
 from __future__ import annotations
 

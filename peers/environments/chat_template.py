@@ -254,7 +254,7 @@ class ChatTokens:
         They end the turn, unless `last`, the model's last token, has ended it; then follow the
         observation and the beginning of the model's next turn. Without an observation they only end
         the turn. Earlier turns play no part: a template that looks back at them is refused when
-        the run is created (`peers.environments.chat_checks`). Raises `UserError`.
+        the run is created (`peers.environments.run_probe`). Raises `UserError`.
         """
         _, after = self._around_turn(_chat(messages), variables, _chat(observation))
         tokens = self.encode(after)

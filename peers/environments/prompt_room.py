@@ -1,4 +1,4 @@
-"""Which prompts a model can be given: those that have tokens, and leave room for an answer."""
+"""Which prompts a model can be given, by its config.json: with tokens, and room for an answer."""
 
 from __future__ import annotations
 

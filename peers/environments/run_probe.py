@@ -7,7 +7,7 @@ Imports no torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ from typing import Any
 from peers.engines.config import read_supported_config
 from peers.engines.tokenizer import check_tokenizer
 from peers.environments import Environment, Renderer, Task, Transcript, grade, probe_hash, task_of
-from peers.environments.chat_checks import check_history, check_stop_ids
+from peers.environments.chat import Chat
+from peers.environments.chat_template import TURN, ChatTemplate
 from peers.environments.collection import SERVED_PROMPT_TOKENS_MAX, Environments, room_for
-from peers.environments.interface import episodes_of
+from peers.environments.interface import Message, Prompt, Wrapper, episodes_of, messages_of
 from peers.environments.play import Episode, indexed_tasks
 from peers.environments.probe import PROBE_TASKS, probe_seed
 from peers.environments.prompt_room import ModelFacts, PromptRoom
+from peers.environments.renderer import variables_of
 from peers.environments.row_check import RowsRead, read_rows
 from swarm.errors import UserError
 from swarm.run.curriculum import at_level
@@ -358,3 +360,91 @@ def _check_chat(
         # None of the texts made the environment answer, so its role is unknown.
         warnings.append(f"if environment {environment.name!r} answers with text: {error}")
     return warnings
+
+
+# What a chat template must do before a run relies on it: end turns, and leave earlier ones alone.
+#
+# In an episode of several turns the model sees its own tokens as it wrote them. A template that
+# writes earlier turns otherwise, as by removing thoughts, makes a different prompt of the same
+# conversation, so that the model would be trained on what nobody shows it later.
+
+THOUGHT = "thought of the turn"
+
+
+def check_stop_ids(
+    renderer: Renderer, prompt: Prompt, stop_ids: Sequence[int], where: str
+) -> list[str]:
+    """Check that a run's completions end where the template ends a turn.
+
+    Returns warnings; raises `UserError`, which begins with `where`.
+    """
+    ends = renderer.turn_end(prompt)
+    if ends is None:
+        return [
+            f"{renderer.chat.template.where}: the chat template ends a turn with text and no "
+            "control token, so that the model must learn to end it with one of sampling.stop_ids"
+        ]
+    if ends not in stop_ids:
+        raise UserError(
+            f"{where}: sampling.stop_ids lacks {ends} ({renderer.chat.text_of(ends)}), with which "
+            "the chat template ends the model's turn; add it"
+        )
+    return []
+
+
+def check_history(
+    environment: Environment,
+    renderer: Renderer,
+    prompt: Prompt,
+    observation: str | tuple[Message, ...],
+) -> None:
+    """Raise `UserError` for a template that writes earlier turns otherwise than the model.
+
+    The option `history = "keep"` turns this off.
+    """
+    template, variables = renderer.chat.template, variables_of(prompt)
+    messages, observed = messages_of(prompt), messages_of(observation)
+    changes = _change(template, messages, observed, variables)
+    if changes and not _keeps(environment):
+        raise UserError(
+            f"{template.where}: the chat template {changes} when an observation of the role "
+            f"{observed[0].role} follows, so that the model would see another conversation in "
+            f"training than in use; let environment {environment.name!r} answer with another role "
+            '(tool), change the template, or set its option history = "keep" to train on turns as '
+            "they were written"
+        )
+
+
+def _change(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    observed: Sequence[Message],
+    variables: Mapping[str, Any],
+) -> str:
+    """What the template does to earlier turns; empty if it leaves them alone."""
+
+    def written(*after: Message) -> str:
+        chat = [each.fields() for each in (*messages, *after)]
+        return template.render(chat, variables, prompts=True)
+
+    prompt = written()
+    turn = TURN
+    if "</think>" in template.source and not prompt.rstrip().endswith("</think>"):
+        begins = "" if prompt.rstrip().endswith("<think>") else "<think>\n"
+        turn = f"{begins}{THOUGHT}\n</think>\n\n{TURN}"
+    once = written(Message("assistant", turn), *observed)
+    if not once.startswith(prompt) or not once[len(prompt) :].lstrip().startswith(turn):
+        if turn != TURN and THOUGHT not in once:
+            return "removes the thoughts of earlier turns"
+        return "writes earlier turns otherwise than they were"
+    earlier = (Message("assistant", "earlier"), *observed)
+    again = written(*earlier, Message("assistant", TURN), *observed)
+    if again.partition(TURN)[2] != once.partition(TURN)[2]:
+        return "ends a later turn otherwise than the first"
+    return ""
+
+
+def _keeps(environment: Environment) -> bool:
+    if isinstance(environment, Chat):
+        return environment.keeps_history
+    return isinstance(environment, Wrapper) and _keeps(environment.inner)

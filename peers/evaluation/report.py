@@ -1,4 +1,4 @@
-"""The figures of an evaluation: as tables to read, and as JSON."""
+"""The figures of an evaluation and their intervals: as tables to read, and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run an evaluation in a child process, and keep each finished sample."""
+"""What to evaluate, by options and a run's file, and its run in a child process."""
 
 from __future__ import annotations
 

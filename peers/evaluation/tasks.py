@@ -1,4 +1,4 @@
-"""The tasks of an evaluation: they depend on environment, split and seed only."""
+"""The tasks of an evaluation, by environment, split and seed only, and a checkpoint's hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data set of `swarm synthesize`: Parquet in a Hugging Face folder, with credits."""
+"""Which solutions `swarm synthesize` keeps, and their Parquet in a Hugging Face folder."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from peers.environments import Renderer, Task, Transcript, grade, load, probe_hash, task_of
-from peers.environments.chat_checks import check_history, check_stop_ids
 from peers.environments.episodes import EpisodeLimits, Replies
 from peers.environments.interface import Conversation, Message, Prompt
 from peers.environments.probe import probe_seed
+from peers.environments.run_probe import check_history, check_stop_ids
 from swarm.errors import UserError
 from swarm.rollouts.rollout import Segment, Span
 from tests.commands.harness import complaint, swarm
