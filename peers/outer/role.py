@@ -71,6 +71,13 @@ class ReplicaRole:
     Settings: ClassVar[type[ReplicaSettings]] = ReplicaSettings
 
     @staticmethod
+    def check(settings: PeerSettings) -> None:
+        """Make the exchange folder: the child may read only what is there before it starts."""
+        exchange = settings.of("replica", ReplicaSettings).exchange
+        if exchange:
+            Path(exchange).expanduser().mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
     async def doctor(
         settings: PeerSettings, work: Work | None, model: Path | None
     ) -> list[Finding]:

@@ -60,6 +60,13 @@ class TrainerRole:
     Settings: ClassVar[type[TrainerSettings]] = TrainerSettings
 
     @staticmethod
+    def check(settings: PeerSettings) -> None:
+        """Make the exchange folder: the child may read only what is there before it starts."""
+        exchange = settings.of("trainer", TrainerSettings).exchange
+        if exchange:
+            Path(exchange).expanduser().mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
     async def doctor(
         settings: PeerSettings, work: Work | None, model: Path | None
     ) -> list[Finding]:

@@ -194,9 +194,9 @@ def publishes(simulation: Simulation, step: int) -> Any:
     )
 
 
-@pytest.mark.parametrize(("save_steps", "kept", "states"), [(None, 5, 2), (3, 2, 4), (1, 5, 10)])
+@pytest.mark.parametrize(("save_steps", "kept", "states"), [(5, 5, 2), (3, 2, 4), (1, 5, 10)])
 def test_ten_steps_write_few_states_and_a_crash_repeats_the_rest(
-    save_steps: int | None, kept: int, states: int
+    save_steps: int, kept: int, states: int
 ) -> None:
     """However few policies other peers keep; a state is the largest file that a trainer writes."""
     written: dict[str, int] = {}
