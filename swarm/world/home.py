@@ -95,24 +95,6 @@ def sole_user(home: Path, roles: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def holder_of(home: Path) -> str | None:
-    """Describe the process that uses a home, without touching its lock.
-
-    None: nobody does, or this system does not say.
-    """
-    try:
-        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    locks = [line.split() for line in lines]
-    held = {fields[5].split(":")[2] for fields in locks if fields[1] == "FLOCK"}
-    path = home / LOCK
-    if not path.is_file() or str(path.stat().st_ino) not in held:
-        return None
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return file.read(HOLDER_BYTES_MAX).strip()
-
-
 def existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())

@@ -13,7 +13,7 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.wire.identity import load_or_create
-from swarm.world.home import holder_of, make_home, sole_user
+from swarm.world.home import make_home, sole_user
 from tests.commands.harness import NOBODY, complaint, swarm
 
 HOLDER = """
@@ -44,8 +44,6 @@ def test_a_second_process_is_told_who_holds_the_home(tmp_path: Path) -> None:
     peer = ("peer", "--home", tmp_path, "--bootstrap", NOBODY)
     with sole_user(tmp_path, "trainer"):
         said = complaint(*peer)
-        assert f"process {os.getpid()} (trainer, since" in (holder_of(tmp_path) or "")
-    assert holder_of(tmp_path) is None
     held = r"--home (.*) is in use by process (\d+) \(trainer, since \d{4}-\d\d-\d\d \d\d:\d\d:"
     found = re.match(held, said)
     assert found is not None and found.groups() == (str(tmp_path), str(os.getpid())), said
@@ -70,15 +68,6 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
                 os.kill(child, 0)
         finally:
             os.kill(child, 9)
-
-
-def test_a_home_tells_who_uses_it(tmp_path: Path) -> None:
-    assert holder_of(tmp_path) is None
-    with sole_user(tmp_path, "trainer"):
-        assert f"process {os.getpid()} (trainer, since" in str(holder_of(tmp_path))
-        with pytest.raises(UserError, match=rf"is in use by process {os.getpid()} \(trainer"):
-            sole_user(tmp_path, "trainer").__enter__()
-    assert holder_of(tmp_path) is None
 
 
 def test_a_key_where_nothing_can_be_written_is_a_sentence(tmp_path: Path) -> None:
