@@ -27,11 +27,11 @@ from peers.environments.renderer import Renderer, stop_ids_of
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.jobs.inference import EndpointSetup
+from swarm.transport.http.connections import serve_connections
 from swarm.transport.http.local_server import (
     keys_in,
     open_listener,
     required_keys,
-    serve_connections,
     url_of,
 )
 

@@ -13,7 +13,7 @@ import trio
 from swarm.look.dashboard.feed import Feed
 from swarm.look.dashboard.server import Dashboard, serve
 from swarm.look.dashboard.snapshot import Snapshot
-from swarm.transport.http import local_server
+from swarm.transport.http import connections
 from swarm.transport.http.local_server import open_listener
 from tests.dashboard.harness import event_stream, example, serving, until
 
@@ -42,7 +42,7 @@ async def connected(http: httpx.AsyncClient, sent: bytes) -> AsyncIterator[trio.
 def test_a_connection_without_a_whole_request_makes_way(
     sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_server, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 2)
 
     async def main() -> None:
         async with (
@@ -60,7 +60,7 @@ def test_a_connection_without_a_whole_request_makes_way(
 
 
 def test_a_client_that_reads_nothing_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_server, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 2)
 
     async def main() -> None:
         async with (
@@ -77,7 +77,7 @@ def test_a_client_that_reads_nothing_makes_way(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_open_page_is_not_dropped_for_a_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_server, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 1)
 
     async def main() -> None:
         feed = Feed(example())

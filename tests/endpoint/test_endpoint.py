@@ -40,7 +40,7 @@ from swarm.look.rollouts.filters import Filters
 from swarm.look.rollouts.sources import open_source
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import ReadLimits, read
-from swarm.transport.http import local_server
+from swarm.transport.http import connections
 from swarm.transport.http.local_server import open_listener
 from tests.endpoint.harness import Client, serving
 
@@ -434,7 +434,7 @@ def test_connections_are_bounded_and_never_become_http_2(
     policy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle connection of HTTP/2 would stay open."""
-    monkeypatch.setattr(local_server, "CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 2)
 
     async def reply(port: int, sent: bytes) -> bytes:
         """What comes until the endpoint closes, or has answered."""

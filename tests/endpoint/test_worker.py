@@ -132,7 +132,7 @@ def test_wrong_settings_are_sentences(tmp_path: Path, monkeypatch: pytest.Monkey
         EngineService(setup(listen="0.0.0.0:0"))
     with pytest.raises(UserError, match="'8000' is no host:port"):
         EngineService(setup(listen="8000"))
-    for name in ("peers.endpoint.server", "swarm.transport.http.local_server"):
+    for name in ("peers.endpoint.server", "swarm.transport.http.connections"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "hypercorn.config", None)
     with pytest.raises(UserError, match=r"hypercorn.* is not installed; type: pip install 'swarm-"):

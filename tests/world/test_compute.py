@@ -675,6 +675,8 @@ def test_a_child_may_run_under_another_interpreter(
     (packages / "ours.pth").write_text("".join(f"{path}\n" for path in ours))
     (packages / "swarm_marker_for_tests.py").write_text("TEXT = 'only here'")
 
+    monkeypatch.delenv(HOME_VARIABLE, raising=False)  # a child of a peer gets no fork server
+
     async def main() -> None:
         async with LocalCompute().child(SERVICE, name="c", interpreter=str(interpreter)) as child:
             answer = await child.request("marker", Nothing(), str)

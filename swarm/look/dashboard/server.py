@@ -29,7 +29,8 @@ from swarm.look.dashboard.reading import read_rollouts
 from swarm.look.dashboard.requests import Kept, record
 from swarm.look.dashboard.watch import Watcher
 from swarm.terminal.untrusted import printable
-from swarm.transport.http.local_server import is_addressed_as_loopback, serve_connections, url_of
+from swarm.transport.http.connections import serve_connections
+from swarm.transport.http.local_server import is_addressed_as_loopback, url_of
 
 PAGES_MAX = 64
 """Event streams at a time; a further one gets status 503."""
