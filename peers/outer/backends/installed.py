@@ -16,16 +16,15 @@ SERVICES = {
 """The service of each library's child."""
 
 RECIPES = {
-    name: Recipe(
-        name=name,
+    "hivemind": Recipe(
+        name="hivemind",
         engine="",
-        steps=(("torch==2.13.0",), (f"{name}=={version}", *CHILD_NEEDS)),
+        steps=(("torch==2.13.0",), ("hivemind==1.1.12", *CHILD_NEEDS)),
         unwanted=(),
-        check=("-m", "peers.outer.backends.selftest", name),
+        check=("-m", "peers.outer.backends.selftest", "hivemind"),
         disk_bytes=6 << 30,
         kind="backend",
     )
-    for name, version in (("hivemind", "1.1.12"),)
 }
 
 
