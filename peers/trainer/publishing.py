@@ -78,13 +78,14 @@ class Publisher:
             for old in [each for each in known if each < step]:
                 del known[old]
 
-    async def fetch_back(self, used: CheckpointReference | None) -> None:
-        """Fetch kept policies, and the one in use, if they were deleted here.
+    async def fetch_back(self, oldest: int, used: CheckpointReference | None) -> None:
+        """Fetch the policies from step `oldest` on, and the one in use, if they were deleted here.
 
         Those that no peer has stay missing.
         """
         store, lineage = self.peer.store, self.progress.lineage
-        kept = self.peer.announced.references(lineage)[-store.keep :]
+        known = self.peer.announced.references(lineage)[-store.keep :]
+        kept = [each for each in known if each.step >= oldest]
         named = {each.step: each for each in (*kept, *([used] if used else ()))}
         self.peer.status.doing = "fetching policies that were deleted"
         async with trio.open_nursery() as nursery:

@@ -51,14 +51,14 @@ class Resumption:
         step = state.step
         orders = self.store.newest_orders(state.lineage, 1)
         used = orders[0].checkpoint if orders else None
-        await self.publisher.fetch_back(used)
+        oldest = step - self.peer.run.manifest.schedule.max_staleness
+        await self.publisher.fetch_back(oldest, used)
         consumed = await child.resume(manifest, state.folder, self.publisher.folders())
         self.publisher.states.loaded(state)
         self.progress.advance(step)
         batches = self.store.batches_from(state.lineage, step - 1)
         before = batches.pop(step - 1, None)
         lacking = {each.submission for batch in batches.values() for each in batch.consumed}
-        oldest = step - self.peer.run.manifest.schedule.max_staleness
         logged: dict[bytes, int] = {}
         """Step that consumed each submission, for those young enough to be offered again."""
         for entry in self.accepted.log.entries(self.peer.peer_id):

@@ -59,7 +59,7 @@ class TrainerSettings(EvaluationSettings):
     past_policies: Literal["memory", "disk"] = "memory"
     """Where older policies and the KL term's reference lie: in main memory, or in the folders from
     which they were published, read again for each batch."""
-    save_steps: int = pydantic.Field(default=1, ge=1, le=1000)
+    save_steps: int = pydantic.Field(default=5, ge=1, le=1000)
     """Steps between training states, and so the most that a crash loses: the trainer repeats them
     from their recorded batches. It keeps the policies that these need, `max_staleness` and as many
     as these steps, if the run's `checkpoints_kept` is less."""

@@ -97,8 +97,9 @@ def _plans(
 ) -> list[Plan]:
     """Plans of all peers but the bootstrap peer."""
     quick = Hardware(tokens_per_second=1000.0, step_seconds=12.0)
+    saving = {"save_steps": source(simulation.seed, "states").choice((1, 5))}
     plans = [
-        Plan("trainer", ["trainer"], SERVER, quick),
+        Plan("trainer", ["trainer"], SERVER, quick, tables={"trainer": saving}),
         Plan("validator-0", ["validator"], SERVER, quick),
         Plan("validator-1", ["validator"], SERVER, quick),
         Plan("relay-0", ["relay"], SERVER),

@@ -367,13 +367,16 @@ class CheckpointStore:
         if not held.complete:
             if missing := held.missing():
                 raise ValueError(f"checkpoint {held.key} lacks {len(missing)} pieces")
-            held.complete = True
-            if held.manifest.total_bytes >= CHECKPOINT_SYNC_BYTES:
-                self._unsettled.append(held)
-                self._received.set()
-            self._notify(Change.COMPLETE, held)
+            self._complete(held)
         await self.trim()
         return held.folder
+
+    def _complete(self, held: Held) -> None:
+        held.complete = True
+        if held.manifest.total_bytes >= CHECKPOINT_SYNC_BYTES:
+            self._unsettled.append(held)
+            self._received.set()
+        self._notify(Change.COMPLETE, held)
 
     async def settle_received(self) -> None:
         """Settle each large checkpoint once it is complete, until cancelled."""
@@ -500,7 +503,11 @@ class CheckpointStore:
     # --- starting ----------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Load the checkpoints on disk, as far as their hashes are right. Call it once, first."""
+        """Load the checkpoints on disk, as far as their hashes are right. Call it once, first.
+
+        None is removed until another one is complete: this peer's role has yet to say how many it
+        needs.
+        """
         for name in (_SPARE_NAME, ENCODING_NAME):
             await self.disk.remove(f"{self._root}/{name}")
         for name in self.disk.list(self._root):
@@ -519,8 +526,7 @@ class CheckpointStore:
             await self._link_base(path, held.manifest)
             self._remember(held)
             if not held.complete and not held.missing():
-                await self.finish(held)
-        await self.trim()
+                self._complete(held)
         for held in self.all():
             self._events.emit(
                 "shardcast.checkpoint_found",

@@ -437,7 +437,7 @@ class Swarm:
                 continue
             table = dict((settings or {}).get(name, {}))
             if peer.role == "trainer":
-                table = {"save_steps": 1, "model": str(base), **table}
+                table = {"model": str(base), **table}
             write_config(peer.home / "settings.toml", peer.role, table)
             peer.command = [*peer.command, "--bootstrap", bootstrap]
             peer.command = [*peer.command, "--config", str(peer.home / "settings.toml")]

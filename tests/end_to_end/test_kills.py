@@ -38,7 +38,7 @@ def test_every_peer_is_killed_once(tmp_path: Path, base: Path, fork_server: Path
             await trainer.kill()
             peers.restart("trainer")
             resumed = await trainer.says("trainer.resumed", since=since)
-            assert resumed["step"] >= 8
+            assert resumed["step"] >= 4  # the state is at most five steps old; the rest is repeated
             await trainer.says("trainer.checkpoint_published", step=10)
             await peers["bootstrap"].kill()
             peers.restart("bootstrap")

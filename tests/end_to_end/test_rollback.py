@@ -54,7 +54,7 @@ def test_an_alarm_rolls_back_then_pauses_and_a_person_goes_on(
             since = len(trainer.events)
             peers.restart("trainer")
             resumed = await trainer.says("trainer.resumed", since=since)
-            assert resumed["step"] == newest
+            assert newest - 5 < resumed["step"] <= newest  # the rest is repeated
             await peers.complete(steps * STEP_SECONDS)
             assert await trainer.ended(30) == 0
 
