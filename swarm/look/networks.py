@@ -13,7 +13,7 @@ from swarm.node.joining import EntryPoints, join_dht
 from swarm.node.local import visit_network
 from swarm.node.node import Node
 from swarm.run.manifest import run_id
-from swarm.run.manifest_exchange import list_runs
+from swarm.run.manifest_exchange import ask_for_manifests
 from swarm.run.run import Run
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
@@ -68,7 +68,7 @@ async def _manifests(node: Node, entry_points: EntryPoints) -> list[Envelope]:
     async def ask(peer: PeerId) -> None:
         nonlocal answered
         try:
-            for envelope in await list_runs(node.transport, peer):
+            for envelope in await ask_for_manifests(node.transport, peer):
                 held = newest.get(run_id(envelope))
                 if held is None or held.message.order() < envelope.message.order():
                     newest[run_id(envelope)] = envelope

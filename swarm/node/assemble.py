@@ -10,8 +10,6 @@ import trio
 from swarm.events import Events
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.records import Validator
-from swarm.node.joining import LOOKED_FOR
-from swarm.node.line import LineService
 from swarm.node.node import Expand, Node, StoredSequence, create_tables, expand_nothing
 from swarm.run.records import record_validators
 from swarm.settings import PeerSettings
@@ -60,8 +58,6 @@ async def assemble(
             expand=expand,
         )
         node.serve_manifests()
-        if LOOKED_FOR.intersection(settings.role):
-            LineService(transport, world)
         events.emit(
             "peer.listening",
             roles=settings.role,

@@ -14,7 +14,7 @@ from swarm.node.node import PEERS_MET, Node
 from swarm.run.admission import TRUSTED_ROLES
 from swarm.run.choice import check_joined, choose_run, joined_runs, pin_owner
 from swarm.run.manifest import Outgrown, manifest_in
-from swarm.run.manifest_exchange import list_runs
+from swarm.run.manifest_exchange import ask_for_manifests
 from swarm.run.records import run_key
 from swarm.run.run import Run
 from swarm.run.terms import terms
@@ -285,12 +285,12 @@ async def runs_of(
     wanted: str | None,
     patience_seconds: float,
 ) -> list[Envelope]:
-    """As `list_runs`, but a peer that is too busy to answer is asked again for a while, and so is
-    one that has closed the connection, at `addresses`: it needs the room for other newcomers."""
+    """The runs that a peer lists. One that is too busy to answer is asked again for a while, and so
+    is one that has closed the connection, at `addresses`: it needs the room for other newcomers."""
     until = trio.current_time() + patience_seconds
     while True:
         try:
-            return await list_runs(transport, peer, wanted)
+            return await ask_for_manifests(transport, peer, wanted=wanted)
         except PeerError as error:
             lost = peer not in transport.connected()
             if not (lost or isinstance(error, DeadlineError)):

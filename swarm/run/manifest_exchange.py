@@ -7,7 +7,6 @@ digest, and accepts newer ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import trio
 
@@ -19,8 +18,8 @@ from swarm.wire.envelope import ENVELOPE_BYTES_MAX, Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messenger import REQUEST_DEADLINE_SECONDS
 
-MANIFESTS_MAX = 64
-"""Most run manifests in one answer."""
+MANIFESTS_MAX = 256
+"""Most run manifests in one answer, each of at most 64 KiB."""
 
 PROTOCOL = "/swarm/runs/1.0.0"
 
@@ -29,18 +28,12 @@ BOOTSTRAP_SECONDS = 15.0
 new version to one of them, or restarts it with a new file."""
 
 LIST = b"list"
-"""Request for the newest manifest of every known run, by id, the first `MANIFESTS_MAX` of them."""
-
-AFTER = b"list after "
-"""Request for the next `MANIFESTS_MAX`: those after the run whose id follows these bytes."""
-
-RUNS_MAX = 512
-"""Most runs that are read of one peer, in 8 answers. Each manifest is at most 64 KiB."""
+"""Request for the newest manifest of every known run, the first `MANIFESTS_MAX` by id."""
 
 DIGEST_BYTES = 32
 
 HOURLY_LISTS = HourlyBytes(network=256 << 20, unplaced=1 << 30, all=2 << 30)
-"""Bytes of lists that a peer sends in an hour: a request of a few bytes gets up to 4 MiB. A run is
+"""Bytes of lists that a peer sends in an hour: a request of a few bytes gets up to 16 MiB. A run is
 3 KiB, so a network gets 80,000 of them."""
 
 
@@ -66,13 +59,11 @@ def serve_manifests(
         if asked is None:
             return
         found: Sequence[Envelope | None]
-        if asked == LIST or (len(asked) != DIGEST_BYTES and asked.startswith(AFTER)):
-            after = asked.removeprefix(AFTER).decode("utf-8", "replace") if asked != LIST else ""
-            later = (each for each in newest() if run_id(each) > after)
-            found = page = sorted(later, key=run_id)[:MANIFESTS_MAX]
+        if asked == LIST:
+            found = page = sorted(newest(), key=run_id)[:MANIFESTS_MAX]
             size = sum(len(envelope.raw) for envelope in page)
             network = transport.network_of(stream.peer)
-            if budgets.charge(stream.peer, network, size).take(trio.current_time()):
+            if not budgets.take(stream.peer, network, size, trio.current_time()):
                 await stream.reset()
                 return
         elif len(asked) == DIGEST_BYTES:
@@ -93,102 +84,49 @@ def serve_manifests(
 async def ask_for_manifests(
     transport: Transport, peer: PeerId, asked: bytes = LIST, *, wanted: str | None = None
 ) -> list[Envelope]:
-    """Request manifests from a connected peer and check their signatures; raises `PeerError`.
+    """Request manifests from a connected peer and check their signatures.
 
-    `asked` is `LIST` or `AFTER` and a run's id for the newest manifests, a content digest for that
-    version, or a complete manifest. The peer accepts a complete manifest if it is newer, and
-    answers with its newest of that run.
+    `asked` is `LIST` for the newest manifests, a content digest for that version, or a complete
+    manifest. The peer accepts a complete manifest if it is newer, and answers with its newest of
+    that run.
 
-    Runs of protocol versions that this build does not speak are left out. Raises `Outgrown` if one
-    of them is `wanted`, a run's id or name, or if it is the only run in a list.
+    Raises `PeerError`, also if nothing of the answer can be read, and `DeadlineError` if it takes
+    too long. Runs of protocol versions that this build does not speak are left out. Raises
+    `Outgrown` if one of them is `wanted`, a run's id or name, or if it is the only run in a list.
     """
-    page = await _ask(transport, peer, asked)
-    _raise_outgrown(page, wanted, alone=asked == LIST and wanted is None)
-    return sorted(page.found.values(), key=run_id)
-
-
-async def list_runs(
-    transport: Transport, peer: PeerId, wanted: str | None = None
-) -> list[Envelope]:
-    """Request the newest manifest of every run that a connected peer knows, page by page.
-
-    Raises `PeerError` (`DeadlineError` if it takes too long), and `Outgrown` as `ask_for_manifests`
-    does. A peer of an earlier version answers with the first page only. Of a list longer than
-    `RUNS_MAX`, the run whose id is `wanted` is read as well.
-    """
-    runs = _Page()
-    asked, last = LIST, ""
-    for _ in range(RUNS_MAX // MANIFESTS_MAX):
-        page = await _ask(transport, peer, asked)
-        runs.add(page)
-        if page.frames < MANIFESTS_MAX or page.last <= last:
-            break
-        last = page.last
-        asked = AFTER + last.encode()
-    else:
-        if wanted is not None and "/" in wanted and wanted not in runs.found:
-            runs.add(await _ask(transport, peer, AFTER + wanted[:-1].encode()))
-    _raise_outgrown(runs, wanted, alone=wanted is None)
-    return list(runs.found.values())
-
-
-@dataclass
-class _Page:
-    """What a peer answered to one request or more."""
-
-    found: dict[str, Envelope] = field(default_factory=dict)
-    outgrown: list[Outgrown] = field(default_factory=list)
-    frames: int = 0
-    """With those that this build cannot read."""
-
-    @property
-    def last(self) -> str:
-        """The last run's id; empty if there is none."""
-        return max([*self.found, *(each.run for each in self.outgrown)], default="")
-
-    def add(self, other: _Page) -> None:
-        self.found |= other.found
-        self.outgrown += other.outgrown
-
-
-async def _ask(transport: Transport, peer: PeerId, asked: bytes) -> _Page:
-    """Send one request; raises `PeerError`, also if nothing of the answer can be read, and
-    `DeadlineError` if it takes too long."""
-    page = _Page()
+    found: dict[str, Envelope] = {}
+    outgrown: list[Outgrown] = []
     problem: UserError | None = None
+    frames = 0
     try:
         with trio.fail_after(REQUEST_DEADLINE_SECONDS):
             stream = await transport.open_stream(peer, PROTOCOL)
             await stream.send(asked)
             await stream.end()
             while (raw := await stream.receive()) is not None:
-                if page.frames == MANIFESTS_MAX:
+                if frames == MANIFESTS_MAX:
                     await stream.reset()
                     break
-                page.frames += 1
+                frames += 1
                 try:
                     envelope = check_manifest(raw, f"what {peer} sent")
-                    page.found[run_id(envelope)] = envelope
+                    found[run_id(envelope)] = envelope
                 except Outgrown as error:
-                    page.outgrown.append(error)
+                    outgrown.append(error)
                 except UserError as error:
                     # One owner's manifest that this build cannot read hides nobody else's.
                     problem = error
     except trio.TooSlowError as error:
         raise DeadlineError(f"{peer} did not list its runs in time") from error
-    if problem is not None and not page.last:
+    if problem is not None and not found and not outgrown:
         raise PeerError(str(problem)) from problem
-    return page
-
-
-def _raise_outgrown(page: _Page, wanted: str | None, *, alone: bool) -> None:
-    """Raise the `Outgrown` of the run that is wanted; with `alone`, also that of the only runs."""
 
     def is_wanted(run: str) -> bool:
         return wanted in (run, run.partition("/")[2])
 
-    if any(map(is_wanted, page.found)):  # a stranger's run of the same name does not count
-        return
-    for each in page.outgrown:
-        if (alone and not page.found) or is_wanted(each.run):
-            raise each
+    if not any(map(is_wanted, found)):  # a stranger's run of the same name does not count
+        alone = asked == LIST and wanted is None and not found
+        for each in outgrown:
+            if alone or is_wanted(each.run):
+                raise each
+    return sorted(found.values(), key=run_id)

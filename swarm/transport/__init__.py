@@ -352,13 +352,6 @@ class Transport(BlobTransport, Protocol):
         peers of a run call this one."""
         ...
 
-    def expect(self, peer: PeerId, size_bytes: int) -> None:
-        """Read so many bytes of a connected peer besides what a stranger may send at its rate.
-
-        A negative size takes back what did not come.
-        """
-        ...
-
     def network_of(self, peer: PeerId) -> str:
         """The /24 (IPv6: /48) of a connected peer's address: a range that one owner gets easily.
 

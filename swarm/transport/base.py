@@ -160,9 +160,6 @@ class BaseTransport:
             await trio.sleep(limits.CONNECTION_TRIM_SECONDS)
             idle()
 
-    def expect(self, peer: PeerId, size_bytes: int) -> None:
-        """Nothing, where strangers have no rate."""
-
     def _is_vouched(self, peer: PeerId) -> bool:
         return self._vouched_until.get(peer, 0.0) > self._world.now()
 

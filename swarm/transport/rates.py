@@ -6,10 +6,8 @@ They only compute with times that the caller gives, so that they work with any c
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, TypeAlias
 
 HOUR = 3600.0
 
@@ -85,10 +83,6 @@ class TokenBuckets:
         return bucket
 
 
-Spent: TypeAlias = Literal["", "network", "all"]
-"""Which budget is used up; empty if none."""
-
-
 @dataclass(frozen=True)
 class HourlyBytes:
     """What a service gives away in an hour."""
@@ -109,30 +103,16 @@ class NetworkBudgets:
         self._unplaced = TokenBucket(hourly.unplaced / HOUR, hourly.unplaced)
         self._all = TokenBucket(hourly.all / HOUR, hourly.all)
 
-    def charge(self, peer: str, network: str, size_bytes: int) -> Charge:
-        """Prepare a charge to a peer. `network`: as `Transport.network_of` returns it."""
+    def take(self, peer: str, network: str, size_bytes: int, now: float) -> bool:
+        """Take bytes for a peer out of all its budgets, or out of none; returns whether.
+
+        `network`: as `Transport.network_of` returns it.
+        """
         own = self._networks.of(network or peer)
-        return Charge([own, self._all] if network else [own, self._all, self._unplaced], size_bytes)
-
-
-class Charge:
-    """Bytes taken out of a network's budgets beforehand, since requests run side by side."""
-
-    def __init__(self, buckets: Sequence[TokenBucket], size_bytes: int) -> None:
-        """`buckets`: the network's own first."""
-        self._buckets = buckets
-        self._size_bytes = size_bytes
-
-    def take(self, now: float) -> Spent:
-        """Take the bytes out of all budgets, or out of none; returns which one lacks them."""
-        for number, bucket in enumerate(self._buckets):
-            if not bucket.take(self._size_bytes, now):
-                for taken in self._buckets[:number]:
-                    taken.give_back(self._size_bytes)
-                return "all" if number else "network"
-        return ""
-
-    def settle(self, moved_bytes: int) -> None:
-        """Give back what was not moved."""
-        for bucket in self._buckets:
-            bucket.give_back(max(0, self._size_bytes - moved_bytes))
+        buckets = [own, self._all] if network else [own, self._all, self._unplaced]
+        for number, bucket in enumerate(buckets):
+            if not bucket.take(size_bytes, now):
+                for taken in buckets[:number]:
+                    taken.give_back(size_bytes)
+                return False
+        return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +14,12 @@ from peers.inference.doctor import tolerated
 from swarm.events import Event
 from swarm.look.doctor import at_start
 from swarm.look.doctor.network import Place, network_findings
-from swarm.look.onlooker import RunStatus
-from swarm.node.line import PROTOCOL, LineService
 from swarm.run.findings import Finding
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
-from swarm.transport import Stream
 from swarm.wire.manifest import Admissions, RunManifest, Thresholds, TrustedKey
 from tests.ledger.harness import OWNER, TRAINER, WORKER, Peer, Swarm, in_virtual_time
 from tests.network.harness import sealed_manifest
-from tests.worlds import WALL
-
-Prepare = Callable[[Peer], None]
 
 
 def by_topic(found: list[Finding]) -> dict[str, Finding]:
@@ -39,69 +33,20 @@ def place_of(peer: Peer, settings: PeerSettings | None = None, run: Run | None =
         settings or PeerSettings(role=["inference"]),
         peer.node.peer_id,
         run,
-        RunStatus(run),
-        wall_time=lambda: WALL + trio.current_time(),
     )
 
 
-def found_with(tmp_path: Path, serve: Prepare) -> dict[str, Finding]:
-    """What a worker finds beside a trainer that serves its line in some way."""
+def test_what_a_worker_finds_beside_a_trainer(tmp_path: Path) -> None:
     found: list[Finding] = []
 
     async def main() -> None:
         swarm = Swarm(tmp_path)
-        async with swarm.peer(TRAINER) as trainer, swarm.peer(WORKER) as worker:
-            serve(trainer)
+        async with swarm.peer(TRAINER), swarm.peer(WORKER) as worker:
             found.extend(await network_findings(place_of(worker)))
 
     in_virtual_time(main)
-    return by_topic(found)
-
-
-def honest(peer: Peer) -> None:
-    LineService(peer.node.transport, peer.node.world)
-
-
-def an_hour_ahead(peer: Peer) -> None:
-    peer.node.world.correct_clock(3600)
-    honest(peer)
-
-
-def serves(handler: Callable[[Stream], Awaitable[None]]) -> Prepare:
-    return lambda peer: peer.node.transport.serve(PROTOCOL, handler)
-
-
-async def stalls(_: Stream) -> None:
-    await trio.sleep_forever()
-
-
-async def curses(stream: Stream) -> None:
-    await stream.send(b"\xa9\x1b[2J\x1b[31m")
-
-
-def test_what_a_worker_finds_beside_an_honest_trainer(tmp_path: Path) -> None:
-    found = found_with(tmp_path, honest)
-    assert list(found) == [
-        *("skew", "line", "reach", "versions", "admission"),
-    ]
-    assert not any(each.problem or each.advice for each in found.values())
-    assert "the median of 1 trusted peers" in found["skew"].text
-    assert "Mbit/s, down" in found["line"].text
-
-
-def test_a_clock_that_is_wrong_is_advice(tmp_path: Path) -> None:
-    skew = found_with(tmp_path, an_hour_ahead)["skew"]
-    assert skew.state == "advice"
-    assert skew.text.startswith("3600.0") and "timedatectl" in skew.text
-
-
-@pytest.mark.parametrize("hostile", [serves(stalls), serves(curses), lambda peer: None])
-def test_a_hostile_or_older_peer_only_makes_a_sentence(tmp_path: Path, hostile: Prepare) -> None:
-    found = found_with(tmp_path, hostile)
-    for topic in ("skew", "line"):
-        assert not found[topic].problem
-        assert found[topic].text.startswith("not "), found[topic].text
-        assert found[topic].text.isprintable()
+    assert [each.topic for each in found] == ["reach", "versions", "admission"]
+    assert not any(each.problem or each.advice for each in found)
 
 
 def admission(
@@ -172,8 +117,7 @@ def test_a_starting_peer_makes_the_same_checks_in_the_background(
 
     async def main() -> None:
         swarm = Swarm(tmp_path)
-        async with swarm.peer(TRAINER) as trainer, swarm.apart(WORKER) as worker:
-            honest(trainer)
+        async with swarm.peer(TRAINER), swarm.apart(WORKER) as worker:
             node = worker.node
             node.settings = node.settings.model_copy(update={"home": str(tmp_path)})
             last = trio.Event()  # virtual time runs on while a thread writes to the disk
@@ -189,10 +133,8 @@ def test_a_starting_peer_makes_the_same_checks_in_the_background(
                 await last.wait()
             said = [each.fields for each in worker.seen if each.name == "peer.check"]
             assert [each["topic"] for each in said] == [
-                *("clock", "disk", "skew", "line", "reach", "versions", "admission"),
+                *("clock", "disk", "reach", "versions", "admission"),
             ]
-            (line,) = [each for each in said if each["topic"] == "line"]
-            assert "in its own network" in line["text"], "this machine measures no line to itself"
 
     in_virtual_time(main)
 

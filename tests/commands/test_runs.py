@@ -23,8 +23,7 @@ from swarm.run.manifest import Outgrown, run_id
 from swarm.run.manifest_exchange import (
     MANIFESTS_MAX,
     PROTOCOL,
-    RUNS_MAX,
-    list_runs,
+    ask_for_manifests,
     serve_manifests,
 )
 from swarm.run.run import Run
@@ -122,7 +121,7 @@ def listed(
             await client.connect(SERVER.peer_id, server.addresses())
             for _ in range(times):
                 try:
-                    found[:] = await list_runs(client, SERVER.peer_id, wanted)
+                    found[:] = await ask_for_manifests(client, SERVER.peer_id, wanted=wanted)
                 except (PeerError, Outgrown) as error:  # not inside a group
                     problems.append(error)
 
@@ -140,8 +139,8 @@ def named(count: int) -> list[Envelope]:
     ]
 
 
-@pytest.mark.parametrize("count", [0, 1, MANIFESTS_MAX, MANIFESTS_MAX + 1])
-def test_a_long_list_is_read_page_by_page(count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [0, 1, 65])
+def test_a_long_list_is_read_whole(count: int, tmp_path: Path) -> None:
     manifests = named(count)
     assert {run_id(each) for each in listed(manifests, tmp_path)} == {
         run_id(each) for each in manifests
@@ -230,28 +229,36 @@ def test_a_peer_that_closes_the_connection_again_and_again_is_too_busy(tmp_path:
     in_virtual_time(main)
 
 
-def test_a_list_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("swarm.run.manifest_exchange.RUNS_MAX", 2 * MANIFESTS_MAX)
-    assert RUNS_MAX > 2 * MANIFESTS_MAX
-    assert len(listed(named(3 * MANIFESTS_MAX), tmp_path)) == 2 * MANIFESTS_MAX
+def test_a_list_without_end_is_cut_off(tmp_path: Path) -> None:
+    one = named(1)[0].raw
+    sent = 0
+
+    async def answer(stream: Stream) -> None:
+        nonlocal sent
+        while True:
+            await stream.send(one)
+            sent += 1
+
+    async def main() -> None:
+        network, world = MemoryNetwork(), VirtualWorld()
+        async with (
+            network.transport(SERVER, world=world, disk=InlineDisk(tmp_path / "s")) as server,
+            network.transport(CLIENT, world=world, disk=InlineDisk(tmp_path / "c")) as client,
+        ):
+            server.serve(PROTOCOL, answer)
+            await client.connect(SERVER.peer_id, server.addresses())
+            assert len(await ask_for_manifests(client, SERVER.peer_id)) == 1
+            assert MANIFESTS_MAX <= sent < 2 * MANIFESTS_MAX
+
+    in_virtual_time(main)
 
 
-def test_a_run_beyond_the_end_of_a_list_is_found_by_its_id(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("swarm.run.manifest_exchange.RUNS_MAX", MANIFESTS_MAX)
-    manifests = named(3 * MANIFESTS_MAX)
-    last = max(run_id(each) for each in manifests)
-    assert last in {run_id(each) for each in listed(manifests, tmp_path, last)}
-
-
-@pytest.mark.parametrize("count", [MANIFESTS_MAX // 2 + 1, MANIFESTS_MAX, 2 * MANIFESTS_MAX])
-def test_a_strangers_runs_that_cannot_be_read_hide_no_others(count: int, tmp_path: Path) -> None:
+def test_a_strangers_runs_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
     message = manifest([SERVER], [SERVER])
     first, last = sorted((OWNER, OTHER), key=lambda each: each.peer_id)
     newer = [
         sealed_manifest(first, msgspec.structs.replace(message, name=f"run-{number}", needs=99))
-        for number in range(count)
+        for number in range(33)
     ]
     readable = sealed_manifest(last, msgspec.structs.replace(message, name="run-0"))
     assert listed([*newer, readable], tmp_path) == [readable]

@@ -71,23 +71,17 @@ def test_identities_without_a_network_share_a_budget_and_leave_networks_theirs()
     budgets = NetworkBudgets(HourlyBytes(network=10, unplaced=40, all=100))
 
     def granted(network: str) -> int:
-        charges = [budgets.charge(f"peer {number}", network, 5) for number in range(50)]
-        return sum(charge.take(0.0) == "" for charge in charges)
+        return sum(budgets.take(f"peer {number}", network, 5, 0.0) for number in range(50))
 
     assert granted("") * 5 == 40
     assert granted("192.0.2.0/24") * 5 == 10
     assert sum(granted(f"198.51.{number}.0/24") for number in range(50)) * 5 == 100 - 40 - 10
-    assert budgets.charge("late", "203.0.113.0/24", 5).take(0.0) == "all"
-    assert budgets.charge("late", "192.0.2.0/24", 5).take(0.0) == "network"
-    assert budgets.charge("late", "203.0.113.0/24", 5).take(HOUR) == ""
+    assert not budgets.take("late", "203.0.113.0/24", 5, 0.0)
+    assert budgets.take("late", "203.0.113.0/24", 5, HOUR)
 
 
-def test_a_charge_is_taken_whole_or_not_and_settled_by_what_was_moved() -> None:
+def test_bytes_are_taken_whole_or_not() -> None:
     budgets = NetworkBudgets(HourlyBytes(network=10, unplaced=100, all=12))
-    assert budgets.charge("a", "x", 8).take(0.0) == ""
-    assert budgets.charge("b", "y", 8).take(0.0) == "all"  # and nothing of the network's is gone
-    first = budgets.charge("c", "y", 4)
-    assert first.take(0.0) == ""
-    first.settle(1)
-    assert budgets.charge("c", "y", 3).take(0.0) == ""
-    assert budgets.charge("c", "y", 1).take(0.0) == "all"
+    assert budgets.take("a", "x", 8, 0.0)
+    assert not budgets.take("b", "y", 8, 0.0)  # and nothing of the network's is gone
+    assert budgets.take("c", "y", 4, 0.0)

@@ -71,12 +71,11 @@ async def _check_later(node: Node, at_work: trio.Event) -> None:
 
     run = Run(node.part.run.manifest_envelope)  # apart from the peer's own, which events change
     try:
-        status = await status_of(node, run)
+        await status_of(node, run)
     except PeerError as error:
         _say(node, [Finding("trusted", str(error), {}, advice=True)])
         return
-    place = Place(node, node.settings, node.peer_id, run, status, node.transport.connected())
-    _say(node, await network_findings(place, strangers_only=True))
+    _say(node, await network_findings(Place(node, node.settings, node.peer_id, run)))
 
 
 def _say(node: Node, found: Iterable[Finding]) -> None:

@@ -60,7 +60,6 @@ async def _outside(
             text = f"found the run {run.id} in {seconds:.1f} s"
             found.append(Finding("network", text, {"run": run.id, "seconds": round(seconds, 1)}))
             work = Work(run)
-            entries = node.transport.connected()
             status = await status_of(node, run)
             count = len(status.present)
             text = f"its trusted peers answer, and know {count} peers"
@@ -69,7 +68,7 @@ async def _outside(
             peer = peer_id_of(settings)
             if peer:
                 await learn_expulsions(node, run, peer, [])
-            place = Place(node, settings, peer, run, status, entries)
+            place = Place(node, settings, peer, run)
             found += await network_findings(place)
     except (SwarmError, BaseExceptionGroup) as error:
         leaves = leaf_errors(error)

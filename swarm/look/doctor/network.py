@@ -1,25 +1,11 @@
-"""Checks that ask other peers: clock, line, reachability, versions, and what the run wants."""
+"""Checks that ask other peers: reachability, versions, and what the run wants."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-import trio
-
-from swarm.errors import PeerError, UserError
-from swarm.look.onlooker import RunStatus
-from swarm.node.line import (
-    CLOCK_SECONDS,
-    MEASURE_SECONDS,
-    ClockReading,
-    LineReading,
-    measure_line,
-    median_ahead,
-    read_clock,
-)
+from swarm.errors import UserError
 from swarm.node.node import Node
 from swarm.run.admission import ROLES, TRUSTED_ROLES
 from swarm.run.findings import Finding, attempt, within
@@ -29,20 +15,13 @@ from swarm.settings import BOOTSTRAP, PeerSettings
 from swarm.terminal.untrusted import printable
 from swarm.transport import Reachability
 from swarm.version import __version__
-from swarm.wire.envelope import CLOCK_SKEW_SECONDS_MAX
 from swarm.wire.identity import PeerId
-
-CLOCKS_ASKED_MAX = 5
-"""Trusted peers whose clocks are compared."""
 
 VERSIONS_ASKED_MAX = 16
 """Trusted peers whose versions are compared."""
 
-LINES_TRIED_MAX = 3
-"""Peers that are asked for a measurement, one after another, until one agrees."""
-
-REACH_SECONDS = 10.0
-"""Time for finding and dialling the peers that are asked."""
+VERSIONS_SECONDS = 10.0
+"""Time for finding the records of these peers."""
 
 REACHED = {
     Reachability.PUBLIC: "others can dial this machine",
@@ -63,135 +42,12 @@ class Place:
     peer_id: str
     """Of the peer that is checked; empty if it has no key yet."""
     run: Run
-    status: RunStatus
-    entries: Sequence[PeerId] = field(default_factory=list)
-    """Bootstrap peers that answered."""
-    wall_time: Callable[[], float] = time.time
-    """This machine's own clock, which a peer in a run may correct for itself."""
 
 
-async def network_findings(place: Place, *, strangers_only: bool = False) -> list[Finding]:
-    """The checks that ask other peers, each with a deadline.
-
-    `strangers_only`: measures no line to a peer on this machine or in its own network, where the
-    figure means little and costs the same processors.
-    """
-    found: dict[str, Finding] = {}
-
-    async def check(topic: str, seconds: float, ask: Callable[[], Awaitable[Finding]]) -> None:
-        found[topic] = await within(seconds, topic, ask)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(check, "skew", REACH_SECONDS + CLOCK_SECONDS, partial(_skew, place))
-        seconds = REACH_SECONDS + LINES_TRIED_MAX * MEASURE_SECONDS
-        nursery.start_soon(check, "line", seconds, partial(_line, place, strangers_only))
-        nursery.start_soon(check, "versions", REACH_SECONDS, partial(_versions, place))
-    first = [found["skew"], found["line"], _reach(place.node), found["versions"]]
-    return [*first, attempt("admission", lambda: _admission(place))]
-
-
-# --- clock and line --------------------------------------------------------------------------
-
-
-async def _skew(place: Place) -> Finding:
-    """Compare this machine's own clock, uncorrected, with the trusted peers'."""
-    readings: list[ClockReading] = []
-    silent: list[str] = []
-
-    async def ask(peer: PeerId) -> None:
-        node = place.node
-        try:
-            await node.reach(peer)
-            readings.append(await read_clock(node.transport, node.world, peer, place.wall_time))
-        except PeerError as error:
-            silent.append(str(error))
-
-    trusted = [PeerId(peer) for peer in place.run.manifest.trusted_ids()]
-    async with trio.open_nursery() as nursery:
-        for peer in [each for each in trusted if each != place.node.peer_id][:CLOCKS_ASKED_MAX]:
-            nursery.start_soon(ask, peer)
-    if not readings:
-        why = silent[0] if silent else "the run has no other trusted peer"
-        return Finding("skew", f"not compared: {why}", {})
-    ahead = median_ahead(readings)
-    doubt = max(reading.round_trip_seconds for reading in readings) / 2
-    direction = "behind" if ahead > 0 else "ahead of"
-    text = (
-        f"{abs(ahead):.2f} s {direction} the median of {len(readings)} trusted peers "
-        f"(± {doubt:.2f} s)"
-    )
-    off = abs(ahead) > CLOCK_SKEW_SECONDS_MAX
-    if off:
-        text += "; the peer corrects it; set it right: sudo timedatectl set-ntp true"
-    figures = {"behind_seconds": round(ahead, 3), "asked": len(readings)}
-    return Finding("skew", text, figures, advice=off)
-
-
-async def _line(place: Place, strangers_only: bool) -> Finding:
-    """Measure with a relay, a bootstrap peer or, if there is none, a trusted peer."""
-    relays = [
-        PeerId(each.peer)
-        for each in place.status.present.values()
-        if "relay" in each.heartbeat.roles and each.standing == "live"
-    ]
-    trusted = [PeerId(peer) for peer in place.run.manifest.trusted_ids()]
-    known = dict.fromkeys([*relays, *place.entries, *trusted])
-    reasons: list[str] = []
-    tried = 0
-    for peer in [each for each in known if each != place.node.peer_id]:
-        if tried == LINES_TRIED_MAX:
-            break
-        tried += 1
-        try:
-            await place.node.reach(peer)
-            if strangers_only and not place.node.transport.network_of(peer):
-                reasons.append("the peers beside it are in its own network")
-                continue
-            reading = await measure_line(place.node.transport, place.node.world, peer)
-        except PeerError as error:
-            reasons.append(str(error))
-        else:
-            return _line_finding(place, peer, reading)
-    why = reasons[0] if reasons else "the run has no other peer"
-    return Finding("line", f"not measured: {printable(why)}", {})
-
-
-def _line_finding(place: Place, peer: PeerId, reading: LineReading) -> Finding:
-    up, down = reading.up_bytes_per_second, reading.down_bytes_per_second
-    text = (
-        f"up {up * 8e-6:,.3g} Mbit/s, down {down * 8e-6:,.3g} Mbit/s at least, round trip "
-        f"{reading.round_trip_seconds * 1e3:.0f} ms (with …{peer[-8:]}, "
-        f"{reading.moved_bytes / 1e6:.1f} MB)"
-    )
-    checkpoint = place.status.checkpoint
-    if checkpoint is not None:
-        text += f"; a policy of {_size(checkpoint.total_bytes)} takes "
-        text += _seconds(checkpoint.total_bytes / down)
-    figures = {
-        "up_bytes_per_second": round(up),
-        "down_bytes_per_second": round(down),
-        "round_trip_seconds": round(reading.round_trip_seconds, 4),
-        "moved_bytes": reading.moved_bytes,
-        "peer": peer,
-    }
-    return Finding("line", text, figures)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 100:
-        return f"{max(seconds, 0.1):.1f} s"
-    return f"{seconds / 60:,.0f} min"
-
-
-# --- reachability, versions, wishes ----------------------------------------------------------
+async def network_findings(place: Place) -> list[Finding]:
+    """The checks that ask other peers, each with a deadline."""
+    versions = await within(VERSIONS_SECONDS, "versions", partial(_versions, place))
+    return [_reach(place.node), versions, attempt("admission", lambda: _admission(place))]
 
 
 def _reach(node: Node) -> Finding:

@@ -311,11 +311,6 @@ class Libp2pTransport(BaseTransport):
         direct = [c for c in self._connections.get(peer, ()) if not c.relayed]
         return direct[0].origin.public_range if direct else ""
 
-    def expect(self, peer: PeerId, size_bytes: int) -> None:
-        for connection in self._connections.get(peer, ()):
-            muxed = connection.muxed_conn
-            muxed.expected_bytes = max(0, muxed.expected_bytes + size_bytes)
-
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
         if peer in self._connections:

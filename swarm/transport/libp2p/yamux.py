@@ -300,8 +300,6 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
         self._pong = trio.Event()
         self._frames = TokenBucket(MUXER_FRAMES_PER_SECOND, MUXER_FRAMES_BURST)
         self._bytes = TokenBucket(STRANGER_BYTES_PER_SECOND, STRANGER_BYTES_BURST)
-        self.expected_bytes = 0
-        """Bytes that a stranger was offered to send besides its rate."""
 
     # --- life ---
 
@@ -467,9 +465,7 @@ class Yamux(IMuxedConn):  # type: ignore[misc]
             del self._buffer[: len(data)]
             left -= len(data)
             if self.is_strangers:
-                offered = min(len(data), self.expected_bytes)
-                self.expected_bytes -= offered
-                await _spend(self._bytes, len(data) - offered)
+                await _spend(self._bytes, len(data))
             stream = self.streams.get(number)
             if stream is not None and not stream.feed(data):
                 self._overran("more came than its window allows")
