@@ -67,7 +67,6 @@ async def open_node(
             role=["observer"],
             bootstrap=_listed(bootstrap),
             listen=list(listen),
-            map_ports=False,
             home=str(home or momentary),
         )
         namespaces = {NAMESPACE: SignedValues(time.time)}

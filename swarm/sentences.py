@@ -137,8 +137,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "transport.reachability": lambda f: (
         f"others reach this peer: {f['reachability']} ({f['reason']})"
     ),
-    "transport.ports_mapped": lambda f: f"router {f['reason']}",
-    "transport.ports_unmapped": lambda f: f"router {f['reason']}",
     "transport.relay_limit": lambda f: (
         f"relay {_short(f['relay'])} ended the connection to {_short(f['remote'])}: {f['reason']}"
         f"{_untold(f)}"

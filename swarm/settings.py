@@ -117,9 +117,6 @@ class PeerSettings(pydantic.BaseModel):
     `http://192.0.2.7:4002`."""
     announce_detected: bool = True
     """Announce the addresses of this machine's interfaces, and those at which others reached it."""
-    map_ports: bool = True
-    """Ask the router to forward ports (NAT-PMP, UPnP) if others cannot simply connect and
-    `announce` is empty. Only the default gateway is asked."""
     bulk_port: int = pydantic.Field(default=0, ge=0, le=65535)
     """TCP port of the piece plane; 0 lets the system choose."""
     uplink_mbps: float | None = pydantic.Field(default=None, gt=0)

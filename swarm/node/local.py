@@ -94,7 +94,6 @@ async def _node_at(
             identity,
             listen=settings.listen or default_listen(),
             announced=_announced(settings, identity.peer_id),
-            map_ports=settings.map_ports,
             circuit_limits=_circuit_limits(settings),
             bulk_port=settings.bulk_port,
             uplink_bytes_per_second=settings.uplink_mbps and settings.uplink_mbps * 1e6 / 8,
@@ -147,16 +146,12 @@ async def visit(
     home: Path | None = None,
     looks_on: bool = False,
     listen: Sequence[str] = LOOPBACK,
-    map_ports: bool = False,
 ) -> AsyncIterator[tuple[Node, Run]]:
     """Open a node that has found a run, without joining it; arguments as of `visit_network`.
 
     `looks_on`: see `find_run`.
     """
-    async with visit_network(bootstrap, run, home=home, listen=listen, map_ports=map_ports) as (
-        node,
-        entry_points,
-    ):
+    async with visit_network(bootstrap, run, home=home, listen=listen) as (node, entry_points):
         yield node, await find_run(node, entry_points, looks_on=looks_on)
 
 
@@ -167,20 +162,17 @@ async def visit_network(
     *,
     home: Path | None = None,
     listen: Sequence[str] = LOOPBACK,
-    map_ports: bool = False,
 ) -> AsyncIterator[tuple[Node, EntryPoints]]:
     """Open a node that is connected to bootstrap peers, those last used by default.
 
     `run` is for `find_run`. The node's key and state are in `home`, by default a temporary folder.
-    `listen`: where it listens; by default, nobody else can reach it. `map_ports`: ask the router
-    to forward these ports.
+    `listen`: where it listens; by default, nobody else can reach it.
     """
     with tempfile.TemporaryDirectory(prefix="swarm-observer-") as momentary:
         settings = PeerSettings(
             role=["observer"],
             bootstrap=list(bootstrap or last_bootstrap()),
             listen=list(listen),
-            map_ports=map_ports,
             home=str(home or momentary),
             run=run,
         )

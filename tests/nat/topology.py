@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 PORT = 4001
 """Each host listens here."""
@@ -43,8 +41,6 @@ class Kind:
     ip6: bool = False
     is_open: bool = False
     """Others can connect to it."""
-    maps: str = ""
-    """`UPnP` or `NAT-PMP`: its router forwards ports when asked by this protocol."""
 
 
 MASQUERADE = 'chain out { type nat hook postrouting priority 100; oifname "wan" masquerade; }'
@@ -95,42 +91,7 @@ KINDS = (
     Kind("only 80, 443", firewall=OUT_443),
     Kind("IPv6 only", ip4=False, ip6=True, is_open=True),
     Kind("dual stack", nat=MASQUERADE, ip6=True),
-    Kind("UPnP", nat=MASQUERADE, maps="UPnP", is_open=True),
-    Kind("NAT-PMP", nat=SYMMETRIC, maps="NAT-PMP", is_open=True),
 )
-
-MAPPER = "miniupnpd"
-"""The program of many home routers, built for nftables (Debian: `miniupnpd-nftables`)."""
-
-MAPPED = """table inet mapped {
-  chain miniupnpd { }
-  chain forwards { }
-  chain sources { }
-  chain through { type filter hook forward priority 0; jump miniupnpd; }
-  chain in { type nat hook prerouting priority -100; jump forwards; }
-  chain out { type nat hook postrouting priority 90; jump sources; }
-}
-"""
-"""Chains that it fills."""
-
-MAPPER_SETTINGS = """ext_ifname=wan
-listening_ip=lan
-enable_upnp={upnp}
-enable_natpmp={natpmp}
-secure_mode=yes
-upnp_table_name=mapped
-upnp_nat_table_name=mapped
-upnp_forward_chain=miniupnpd
-upnp_nat_chain=forwards
-upnp_nat_postrouting_chain=sources
-allow 1024-65535 192.168.1.0/24 1024-65535
-deny 0-65535 0.0.0.0/0 0-65535
-"""
-
-
-def possible_kinds() -> list[Kind]:
-    """The kinds that this machine has the programs for."""
-    return [kind for kind in KINDS if not kind.maps or shutil.which(MAPPER)]
 
 
 @dataclass(frozen=True)
@@ -170,18 +131,12 @@ class Internet:
     def __init__(self) -> None:
         self._prefix = f"swarm{os.getpid()}"
         self._namespaces: list[str] = []
-        self._mappers: list[subprocess.Popen[bytes]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="swarm-nat-")
         self._sites = 0
         self._core = self._namespace("net")
         for private in ("192.168.0.0/16", "100.64.0.0/10"):
             _ip(self._core, f"route add blackhole {private}")
 
     def close(self) -> None:
-        for mapper in self._mappers:
-            mapper.terminate()
-            mapper.wait()
-        self._folder.cleanup()
         for namespace in self._namespaces:
             _run("ip", "netns", "del", namespace)
 
@@ -239,8 +194,6 @@ class Internet:
                 self._rules(router, rules)
             else:
                 self._rules(router, kind.nat)
-            if kind.maps:
-                self._map_ports(router, kind.maps)
             if kind.ip6:
                 self._link6(outside, outside_name, router, public6, "wan")
                 self._link6(router, "lan", host, f"2600:{number}:1", "eth0")
@@ -258,23 +211,6 @@ class Internet:
             addresses = [f"{public}.2"] if kind.ip4 else []
         addresses += [f"{public6}::2"] if kind.ip6 else []
         return Site(kind, number, tuple(namespaces), tuple(addresses))
-
-    def _map_ports(self, router: str, protocol: str) -> None:
-        """Start the program that forwards ports on request."""
-        _run("ip", "netns", "exec", router, "nft", "-f", "-", text=MAPPED)
-        given = {
-            name: "yes" if name == protocol.lower().replace("-", "") else "no"
-            for name in ("upnp", "natpmp")
-        }
-        settings = Path(self._folder.name) / f"{router}.conf"
-        settings.write_text(MAPPER_SETTINGS.format(**given), encoding="ascii")
-        command = ["ip", "netns", "exec", router, MAPPER, "-d", "-f", str(settings)]
-        pid = settings.with_suffix(".pid")
-        self._mappers.append(
-            subprocess.Popen(
-                [*command, "-P", str(pid)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-        )
 
     def _rules(self, namespace: str, rules: str) -> None:
         """Load a router's rules; it answers no packet from outside that is for none of its hosts,

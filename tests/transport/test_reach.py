@@ -25,7 +25,7 @@ from swarm.transport.libp2p.dial_back import (
     Question,
     ask,
 )
-from swarm.transport.libp2p.reach import Ports, Reach
+from swarm.transport.libp2p.reach import Reach
 from swarm.wire.identity import PeerId
 from tests.network.harness import identity
 from tests.transport.harness import ALICE, BOB, CAROL, run
@@ -213,8 +213,9 @@ def concluded(*answers: Answer, own: str = OWN, forwarded: tuple[int, ...] = ())
     from swarm.transport.libp2p.reach import Told
 
     transport: Any = Answering()
-    ports = Ports(lambda: [4001], list(forwarded))
-    reach = Reach(transport, ports, lambda: {own, "127.0.0.1"}, VirtualWorld(), None)
+    reach = Reach(
+        transport, lambda: [4001], forwarded, lambda: {own, "127.0.0.1"}, VirtualWorld(), None
+    )
     reach._weigh([Told(peer, each) for peer, each in zip(PEERS, answers, strict=False)])
     return reach
 
@@ -322,7 +323,7 @@ def test_announced_addresses_come_before_or_instead_of_detected_ones(tmp_path) -
                 assert (len(alice.addresses()) > 1) == detected
                 assert alice.bulk_addresses()[0] == "http://8.8.8.8:14002"
                 assert (len(alice.bulk_addresses()) > 1) == detected
-                assert (14001 in alice.reach.ports.asked()) is True
+                assert 14001 in alice.reach._asked_ports()
 
     run(main)
 

@@ -49,13 +49,10 @@ async def _outside(
     work: Work | None = None
     began = time.perf_counter()
     try:
-        async with visit(
-            settings.bootstrap,
-            settings.run,
-            looks_on=True,
-            listen=listen,
-            map_ports=settings.map_ports,
-        ) as (node, run):
+        async with visit(settings.bootstrap, settings.run, looks_on=True, listen=listen) as (
+            node,
+            run,
+        ):
             seconds = time.perf_counter() - began
             text = f"found the run {run.id} in {seconds:.1f} s"
             found.append(Finding("network", text, {"run": run.id, "seconds": round(seconds, 1)}))

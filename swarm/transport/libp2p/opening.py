@@ -85,7 +85,6 @@ async def open_libp2p(
     bulk_port: int = 0,
     uplink_bytes_per_second: float | None = None,
     announced: Announced | None = None,
-    map_ports: bool = False,
     circuit_limits: CircuitLimits | None = None,
 ) -> AsyncIterator[Libp2pTransport]:
     """The transport of a peer on the real network, until the block ends.
@@ -93,9 +92,8 @@ async def open_libp2p(
     `listen`: TCP multiaddrs; none for a peer that only dials. `events`: receives contained faults
     of strangers. `relay`: carry connections for peers behind NAT. `bulk_port`: the port of HTTP, on
     the same interfaces (0: any). `uplink_bytes_per_second`: a limit on all blobs sent.
-    `announced`: addresses beside or instead of the detected ones. `map_ports`: ask the router for
-    ports if others cannot simply connect, and the user announces none. `circuit_limits`: how much
-    a relay carries.
+    `announced`: addresses beside or instead of the detected ones. `circuit_limits`: how much a
+    relay carries.
     Raises `UserError` for a malformed address or a port in use.
     """
     addresses = _listen_addresses(listen, bulk_port)
@@ -134,8 +132,6 @@ async def open_libp2p(
                 nursery.start_soon(transport.trim)
                 if addresses:
                     nursery.start_soon(transport.reach.run)
-                    if map_ports and not (announced and announced.addresses):
-                        nursery.start_soon(transport.forwarding.run)
                 yield transport
             finally:
                 with trio.move_on_after(limits.CLOSE_SECONDS, shield=True):

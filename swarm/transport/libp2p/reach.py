@@ -1,25 +1,18 @@
-"""Whether other peers can reach this one: found out by dial-back, and how it is known.
-
-The ports that a router forwards to a libp2p peer: found, dialled back, announced.
-"""
+"""Whether other peers can reach this one: found out by dial-back, and how it is known."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
-from multiaddr import Multiaddr
 
 from swarm.events import Events
 from swarm.transport import ConnectionEvent, Reachability, Stream, StreamError
-from swarm.transport.http.messages import split_root
-from swarm.transport.libp2p.addresses import expanded, host_and_port
 from swarm.transport.libp2p.dial_back import PORTS_MAX, PROTOCOL, SEEN, Answer, ask
-from swarm.transport.port_maps.keeper import PortMaps
 from swarm.wire.identity import PeerId
 from swarm.world import World
 
@@ -61,35 +54,24 @@ class Told:
         return ipaddress.ip_address(self.answer.host).is_global
 
 
-@dataclass
-class Ports:
-    """TCP ports at which others may reach this peer."""
-
-    listening: Callable[[], Sequence[int]]
-    forwarded: list[int] = field(default_factory=list)
-    """Ports of a router or proxy that lead here: announced by the user, or
-    mapped at its request."""
-
-    def asked(self) -> list[int]:
-        """The ports to be dialled back, the user's first."""
-        ports = dict.fromkeys([*self.forwarded, *self.listening(), SEEN])
-        return list(ports)[:PORTS_MAX]
-
-
 class Reach:
     """Asks connected peers to dial back, now and then."""
 
     def __init__(
         self,
         transport: Asking,
-        ports: Ports,
+        listening: Callable[[], Sequence[int]],
+        forwarded: Sequence[int],
         own_hosts: Callable[[], set[str]],
         world: World,
         events: Events | None,
     ) -> None:
-        """`own_hosts`: the IP addresses of this machine's interfaces."""
+        """`listening`: the TCP ports of this peer. `forwarded`: those of a router or proxy that
+        lead here, announced by the user. `own_hosts`: the IP addresses of this machine's
+        interfaces."""
         self._transport = transport
-        self.ports = ports
+        self._listening = listening
+        self._forwarded = forwarded
         self._own_hosts = own_hosts
         self._world = world
         self._events = events
@@ -101,11 +83,7 @@ class Reach:
         """Hosts and ports that are no interface's, at which this peer was reached."""
         self.seen: list[tuple[str, int]] = []
         """Where others see connections from the port at which this peer listens."""
-        self.shut = trio.Event()
-        """Set once it is known that not everybody can simply connect."""
         self._awaited: dict[PeerId, trio.Event] = {}
-        self._waiting = trio.CancelScope()
-        self._is_stale = False
 
     def note_handshake(self, peer: PeerId) -> None:
         """Note that a peer has proved itself on a connection to the listener."""
@@ -116,11 +94,6 @@ class Reach:
         """Note that this peer does not listen."""
         self.wants_relay = True
         self._conclude(Reachability.RELAY_ONLY, "this peer does not listen")
-
-    def look_again(self) -> None:
-        """Note that other ports are forwarded than before: ask soon."""
-        self._is_stale = True
-        self._waiting.cancel()
 
     def note_punched(self, peer: PeerId) -> None:
         """Note that a relayed connection became direct by hole punching."""
@@ -133,9 +106,8 @@ class Reach:
         with self._transport.connection_events() as events:
             while True:
                 asked_at = trio.current_time()
-                self._is_stale = False
                 pause = await self._round()
-                with trio.move_on_at(asked_at + (0 if self._is_stale else pause)) as self._waiting:
+                with trio.move_on_at(asked_at + pause):
                     # Without an answer the next connection is worth a question.
                     async for event in events:
                         if pause == RETRY_SECONDS and event.connected and not event.relayed:
@@ -169,7 +141,7 @@ class Reach:
         with self._awaiting(peer) as seen:
             try:
                 stream = await self._transport.open_stream(peer, PROTOCOL)
-                answer = await ask(stream, self.ports.asked())
+                answer = await ask(stream, self._asked_ports())
                 await stream.end()
             except StreamError:
                 return None
@@ -181,6 +153,10 @@ class Reach:
                 if scope.cancelled_caught:
                     return None
             return answer
+
+    def _asked_ports(self) -> list[int]:
+        """The ports to be dialled back, the user's first."""
+        return list(dict.fromkeys([*self._forwarded, *self._listening(), SEEN]))[:PORTS_MAX]
 
     @contextmanager
     def _awaiting(self, peer: PeerId) -> Iterator[trio.Event]:
@@ -197,7 +173,7 @@ class Reach:
         self.seen = list(dict.fromkeys((each.answer.host, each.answer.port) for each in told))
         self.outside = self._agreed(told, own)
         by_own = [each for each in reached if each.answer.host in own]
-        forwarded = [e for e in reached if set(e.answer.reached) & set(self.ports.forwarded)]
+        forwarded = [e for e in reached if set(e.answer.reached) & set(self._forwarded)]
         certain = by_own + forwarded
         self.wants_relay = not any(
             ":" not in each.answer.host or not each.is_global for each in certain
@@ -215,7 +191,7 @@ class Reach:
             self._conclude(
                 Reachability.RELAY_ONLY,
                 f"nobody answered {len(told)} peer{'s' * (len(told) > 1)} that connected to "
-                f"{told[0].answer.host}, port {self.ports.asked()[0]}",
+                f"{told[0].answer.host}, port {self._asked_ports()[0]}",
             )
             return
         port = who.answer.reached[0]
@@ -242,60 +218,5 @@ class Reach:
     def _conclude(self, state: Reachability, how: str) -> None:
         changed = state is not self.state
         self.state, self.how = state, how
-        if state in (Reachability.PUNCHED, Reachability.RELAY_ONLY):
-            self.shut.set()
         if changed and self._events is not None:
             self._events.emit("transport.reachability", reachability=state.value, reason=how)
-
-
-class Forwarding:
-    """Asks the router for the ports of both planes when others cannot simply connect."""
-
-    def __init__(
-        self,
-        listening: Callable[[], Sequence[Multiaddr]],
-        roots: Callable[[], Sequence[str]],
-        reach: Reach,
-        events: Events | None,
-    ) -> None:
-        """`listening`, `roots`: where libp2p and the piece plane listen."""
-        self._listening = listening
-        self._roots = roots
-        self._reach = reach
-        self.maps = PortMaps(self._inside, self._on_change, events)
-
-    async def run(self) -> None:
-        """Keep ports forwarded while this peer needs them, until cancelled."""
-        await self.maps.run(self._reach.shut)
-
-    def bulk_roots(self) -> list[str]:
-        """Where others reach the piece plane through the router, once a peer has dialled back at
-        the other port: the same router forwards both."""
-        control = {self.maps.ports.get(port) for _, port in self._control()}
-        bulk = {self.maps.ports.get(port) for _, port in self._bulk()} - {None}
-        hosts = [host for host, port in self._reach.outside if port in control and ":" not in host]
-        return [f"http://{host}:{port}" for host in hosts for port in bulk]
-
-    def clause(self) -> str:
-        """What the router said, to go after the reason of the reachability."""
-        shown = self.maps.how and self._reach.state is not Reachability.PUBLIC
-        return f"; {self.maps.how}" if shown else ""
-
-    def _inside(self, own: str) -> list[int]:
-        return [
-            port
-            for places in (self._control(), self._bulk())
-            for port in [port for host, port in places if host == own][:1]
-        ]
-
-    def _control(self) -> list[tuple[str, int]]:
-        return [host_and_port(each) for each in expanded(self._listening())]
-
-    def _bulk(self) -> list[tuple[str, int]]:
-        return [split_root(root)[:2] for root in self._roots()]
-
-    def _on_change(self) -> None:
-        control = dict.fromkeys(port for _, port in self._control())
-        ports = self.maps.ports
-        self._reach.ports.forwarded = [ports[port] for port in control if port in ports]
-        self._reach.look_again()

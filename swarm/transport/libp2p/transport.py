@@ -57,7 +57,7 @@ from swarm.transport.libp2p.dial_back import PROTOCOL as DIAL_BACK_PROTOCOL
 from swarm.transport.libp2p.dial_back import DialBack
 from swarm.transport.libp2p.guard import BROKEN, reason_of
 from swarm.transport.libp2p.pieces import PiecePlane
-from swarm.transport.libp2p.reach import Forwarding, Ports, Reach
+from swarm.transport.libp2p.reach import Reach
 from swarm.transport.libp2p.relays import FRAME_BYTES_MAX as NOTICE_FRAME_BYTES_MAX
 from swarm.transport.libp2p.relays import PROTOCOL as NOTICE_PROTOCOL
 from swarm.transport.libp2p.relays import Notices, Relays
@@ -203,8 +203,7 @@ class Libp2pTransport(BaseTransport):
         self._relays = Relays(host, self)
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._announced = announced
-        ports = Ports(self._ports, announced.ports())
-        self.reach = Reach(self, ports, self._own_hosts, world, events)
+        self.reach = Reach(self, self._ports, announced.ports(), self._own_hosts, world, events)
         if not host.get_transport_addrs():
             self.reach.conclude_deaf()
         back = DialBack(self._swarm, self._seen_at, world.now)
@@ -225,9 +224,6 @@ class Libp2pTransport(BaseTransport):
         )
         self._pieces = PiecePlane(identity, serving, lambda: self._credential, self)
         self.serve(BLOB_PROTOCOL, self._pieces.serve_stream)
-        self.forwarding = Forwarding(
-            host.get_transport_addrs, lambda: self._pieces.roots, self.reach, events
-        )
         self._swarm.refuses = self._is_banned
         self._swarm.vouches = self._is_vouched
         self._swarm.trusts = self._is_trusted
@@ -258,16 +254,14 @@ class Libp2pTransport(BaseTransport):
         return tuple(result)
 
     def bulk_addresses(self) -> Sequence[str]:
-        detected: list[str] = []
-        if self._announced.detected:
-            detected = self.forwarding.bulk_roots() + self._pieces.roots
+        detected = self._pieces.roots if self._announced.detected else ()
         return tuple(dict.fromkeys([*self._announced.bulk, *detected]))
 
     def reachability(self) -> Reachability:
         return self.reach.state
 
     def reachability_reason(self) -> str:
-        return self.reach.how + self.forwarding.clause()
+        return self.reach.how
 
     def wants_relay(self) -> bool:
         return self.reach.wants_relay
