@@ -19,7 +19,6 @@ from swarm.node.joining import (
     find_run,
     join_dht,
     join_network,
-    keep_looking_up,
 )
 from swarm.node.node import PEER_RECORD_LIFETIME_SECONDS, Node
 from swarm.node.run_node import RunNode
@@ -92,7 +91,6 @@ async def take_part(node: Node, roles: Sequence[type[Role]]) -> None:
     """
     async with trio.open_nursery() as nursery:
         entry_points = await join_network(node, room_seconds=ROOM_DEADLINE_SECONDS)
-        nursery.start_soon(keep_looking_up, node)
         given = list(node.manifests)
         run = None
         if roles:

@@ -104,8 +104,8 @@ class PeerSettings(pydantic.BaseModel):
     role: list[str] = ["inference"]
     """Roles of this peer in the run."""
     bootstrap: list[str] = []
-    """Multiaddrs of peers that know the network, each ending in `/p2p/<peer id>`, or names of such
-    peers, `/dnsaddr/example.org`. All are tried side by side."""
+    """Multiaddrs of peers that know the network, each ending in `/p2p/<peer id>`. All are
+    tried side by side."""
     listen: list[str] = []
     """Multiaddrs to listen on; port 0 lets the system choose. Empty: a port of IPv4, and one of
     IPv6 where this machine has a global address."""

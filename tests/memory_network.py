@@ -304,7 +304,7 @@ class MemoryTransport(BaseTransport):
             return
         if self._is_banned(peer):
             raise ConnectError(f"{peer} is banned here")
-        reasons = []
+        failures: list[DialFailure] = []
         with trio.move_on_after(limits.CONNECT_DEADLINE_SECONDS) as scope:
             if peer in self._network.full:
                 closed = [
@@ -315,10 +315,13 @@ class MemoryTransport(BaseTransport):
                 reason = await self._dial(peer, address)
                 if reason is None:
                     return
-                reasons.append(f"{address}: {reason}")
+                failures.append(DialFailure(address, reason))
+        reasons = [str(failure) for failure in failures]
         if scope.cancelled_caught:
             reasons.append(f"no answer within {limits.CONNECT_DEADLINE_SECONDS:g} s")
-        raise ConnectError(f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}")
+        raise ConnectError(
+            f"cannot connect to {peer}: {'; '.join(reasons) or 'no address known'}", failures
+        )
 
     async def _dial(self, peer: PeerId, address: str) -> str | None:
         """None when connected, else the reason for the failure."""

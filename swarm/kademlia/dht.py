@@ -110,10 +110,6 @@ class Kademlia:
         await self._look_around()
         return len(self.table)
 
-    def enter_through(self, addresses: Sequence[str]) -> None:
-        """Replace the addresses through which this peer enters the DHT again, and meets others."""
-        self._bootstrap_addresses = tuple(addresses)
-
     async def find_peer(self, peer: PeerId) -> tuple[str, ...]:
         """The addresses of a peer; empty if unknown.
 

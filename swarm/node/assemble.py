@@ -10,7 +10,7 @@ import trio
 from swarm.events import Events
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.records import Validator
-from swarm.node.node import Expand, Node, StoredSequence, create_tables, expand_nothing
+from swarm.node.node import Node, StoredSequence, create_tables
 from swarm.run.records import record_validators
 from swarm.settings import PeerSettings
 from swarm.transport import Transport
@@ -30,7 +30,6 @@ async def assemble(
     events: Events,
     settings: PeerSettings,
     manifests: Mapping[str, Envelope],
-    expand: Expand = expand_nothing,
     namespaces: Mapping[str, Validator] | None = None,
 ) -> AsyncIterator[Node]:
     """Make a node from the parts of the seam; it serves its DHT and its manifests in the block.
@@ -55,7 +54,6 @@ async def assemble(
             database=database,
             sequencer=Sequencer(StoredSequence(database), world.wall_time),
             manifests=dict(manifests),
-            expand=expand,
         )
         node.serve_manifests()
         events.emit(

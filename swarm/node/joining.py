@@ -52,12 +52,6 @@ MET_AFTER_SECONDS = 2.0
 ENTRY_GRACE_SECONDS = 1.0
 """Time that the other attempts get after one peer has answered."""
 
-LOOK_UP_SECONDS = 900.0
-"""Interval at which a peer looks up the names of its bootstrap addresses again."""
-
-LOOK_UP_AGAIN_SECONDS = 60.0
-"""The same after a name had no answer."""
-
 ITSELF = "that is this peer itself"
 
 NOT_ITSELF = "give the address of another peer"
@@ -109,16 +103,18 @@ async def join_network(
     if not answered:
         silent = f"no answer within {BOOTSTRAP_DEADLINE_SECONDS:g} s"
         tried = [
-            failure
-            for each in settings.bootstrap
-            for failure in attempt.failures_of(each) or [DialFailure(each, silent)]
+            attempt.failures.get(each, DialFailure(each, silent)) for each in settings.bootstrap
         ]
         # Usually the bootstrap peer starts later or restarts, so it is no mistake of the user.
         raise PeerError(
             "no bootstrap peer can be reached: "
             + "; ".join(f"{failure} ({failure.advice})" for failure in tried)
         )
-    failed = [str(why) for each in settings.bootstrap for why in attempt.failures_of(each)]
+    failed = [
+        str(why)
+        for why in attempt.failures.values()
+        if not by_peer([why.address]).keys() & answered.keys()
+    ]
     if failed and answered.keys() & by_peer(node.bootstrap).keys():
         node.events.emit("dht.bootstrap_partly_silent", reasons=failed)
     await node.disk.write(LAST_BOOTSTRAP, "\n".join(settings.bootstrap).encode())
@@ -126,11 +122,11 @@ async def join_network(
 
 
 class Attempt:
-    """One attempt to join: all bootstrap addresses and names side by side."""
+    """One attempt to join: all bootstrap addresses side by side."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._failures: dict[str, DialFailure] = {}
+        self.failures: dict[str, DialFailure] = {}
         """The last one of each address."""
         self._peers: dict[PeerId, list[str]] = {}
         self._dialling: defaultdict[PeerId, trio.Lock] = defaultdict(trio.Lock)
@@ -148,42 +144,23 @@ class Attempt:
         """Connect to the peers of these addresses, and to those `met`; returns those that answered.
 
         Waits for `patience_seconds`, or for `room_seconds` if that is longer and a peer is there
-        and has no room, but only `ENTRY_GRACE_SECONDS` after the first answer. What the names stand
-        for is in `Node.bootstrap` afterwards.
+        and has no room, but only `ENTRY_GRACE_SECONDS` after the first answer.
         """
         self._room_until = trio.current_time() + room_seconds
         with trio.move_on_after(patience_seconds) as self._scope:
             async with trio.open_nursery() as nursery:
                 for peer, addresses in met.items():
                     nursery.start_soon(self._connect, peer, addresses)
-                for text in named:
-                    nursery.start_soon(self._look_up, text, nursery)
+                for peer, addresses in by_peer(named).items():
+                    if peer == self._node.peer_id:
+                        self._note([DialFailure(each, ITSELF, NOT_ITSELF) for each in addresses])
+                    else:
+                        nursery.start_soon(self._connect, peer, addresses)
         connected = self._node.transport.connected()
         return {peer: each for peer, each in self._peers.items() if peer in connected}
 
-    def failures_of(self, text: str) -> list[DialFailure]:
-        """Why an address of the settings has led to no peer so far; empty if that is open."""
-        found = self._node.expanded.get(text, ())
-        meant = {text, *found}
-        if by_peer(found).keys() & set(self._node.transport.connected()):
-            return []
-        return [each for address, each in self._failures.items() if address in meant]
-
-    async def _look_up(self, text: str, nursery: trio.Nursery) -> None:
-        try:
-            found = await self._node.expand(text)
-        except ConnectError as error:
-            self._note(error.failures)
-            return
-        self._node.expanded[text] = found
-        for peer, addresses in by_peer(found).items():
-            if peer == self._node.peer_id:
-                self._note([DialFailure(each, ITSELF, NOT_ITSELF) for each in addresses])
-            else:
-                nursery.start_soon(self._connect, peer, addresses)
-
     def _note(self, failures: Sequence[DialFailure]) -> None:
-        self._failures.update((each.address, each) for each in failures)
+        self.failures.update((each.address, each) for each in failures)
 
     async def _connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self._peers.setdefault(peer, []).extend(addresses)
@@ -216,34 +193,6 @@ class Attempt:
             self._full.add(peer)
             seconds = round(self._scope.deadline - trio.current_time())
             self._node.events.emit("dht.bootstrap_full", remote=peer, seconds=seconds)
-
-
-async def keep_looking_up(node: Node) -> None:
-    """Look up the names of the bootstrap addresses again and again, until cancelled.
-
-    So a peer that runs for weeks finds the bootstrap peers that have replaced the first ones. While
-    a name has no answer, its last one counts.
-    """
-    answered = False
-
-    async def look_up(name: str) -> None:
-        nonlocal answered
-        try:
-            node.expanded[name] = await node.expand(name)
-        except ConnectError as error:
-            answered = False
-            node.events.emit("dht.bootstrap_failed", reason=str(error))
-
-    names = [each for each in node.settings.bootstrap if node.expanded.get(each) != [each]]
-    answered = all(name in node.expanded for name in names)
-    while names:
-        await trio.sleep(LOOK_UP_SECONDS if answered else LOOK_UP_AGAIN_SECONDS)
-        before, answered = node.bootstrap, True
-        async with trio.open_nursery() as nursery:
-            for name in names:
-                nursery.start_soon(look_up, name)
-        if node.bootstrap != before:
-            node.dht.enter_through(node.bootstrap)
 
 
 async def _peers_met(node: Node) -> EntryPoints:

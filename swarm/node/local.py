@@ -26,10 +26,9 @@ from swarm.node.node import Node
 from swarm.run.manifest import load_manifest, run_id
 from swarm.run.run import Run
 from swarm.settings import BOOTSTRAP, PeerSettings, RelaySettings
-from swarm.transport.libp2p import open_libp2p, parse_multiaddr
+from swarm.transport.libp2p import open_libp2p, parse_multiaddr, require_peer
 from swarm.transport.libp2p.addresses import Announced, announced, default_listen
 from swarm.transport.libp2p.circuits import CircuitLimits
-from swarm.transport.libp2p.dnsaddr import check_bootstrap, expand
 from swarm.wire.identity import KEY_FILE, home_identity
 from swarm.world.compute import LocalCompute
 from swarm.world.disk import LocalDisk
@@ -53,7 +52,7 @@ async def open_node(
     Raises `UserError` for a wrong setting before anything starts.
     """
     for address in settings.bootstrap:
-        check_bootstrap(address)
+        require_peer(address)
     for address in settings.listen:
         parse_multiaddr(address)
     _announced(settings, "")
@@ -111,7 +110,6 @@ async def _node_at(
             events=events,
             settings=settings,
             manifests=manifests,
-            expand=expand,
             namespaces=namespaces,
         ) as node,
     ):

@@ -5,12 +5,11 @@ Leaving in good order: a peer that is asked to leave finishes what is nearly don
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import trio
 
@@ -74,16 +73,6 @@ RECORD_BYTES_MAX = 11 * 1024
 records fit the frame in which they are forwarded."""
 
 
-Expand: TypeAlias = Callable[[str], Awaitable[Sequence[str]]]
-"""Finds the peers' addresses behind a bootstrap address; raises `ConnectError` if there are
-none."""
-
-
-async def expand_nothing(address: str) -> Sequence[str]:
-    """Stand for `Expand` where no address has a name to look up."""
-    return [address]
-
-
 class StoredSequence:
     """The sequence number of signed messages, stored in the peer's own database."""
 
@@ -141,9 +130,6 @@ class Node:
     settings: PeerSettings
     database: Database
     sequencer: Sequencer
-    expand: Expand = expand_nothing
-    expanded: dict[str, Sequence[str]] = field(default_factory=dict)
-    """What each bootstrap address of the settings stood for when its name was last answered."""
     manifests: dict[str, Envelope] = field(default_factory=dict)
     """Signed run manifests that this peer hands out, by run id."""
     part: Part | None = None
@@ -171,10 +157,8 @@ class Node:
 
     @property
     def bootstrap(self) -> list[str]:
-        """Addresses of bootstrap peers: those of the settings, names replaced by what they stand
-        for."""
-        found = (self.expanded.get(text, ()) for text in self.settings.bootstrap)
-        return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+        """Addresses of bootstrap peers."""
+        return list(dict.fromkeys(self.settings.bootstrap))
 
     async def seal(self, message: Message, lifetime_seconds: float, run: str = "") -> Envelope:
         """Sign a message as this peer."""

@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from swarm.errors import UserError
 from swarm.run.invites import invite_in
-from swarm.transport.libp2p.dnsaddr import check_bootstrap
+from swarm.transport.libp2p.addresses import require_peer
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import InvalidPeerId, public_key_of
 
@@ -28,7 +28,7 @@ LINK_CHARACTERS_MAX = 4096
 """Longest link: an invite of 600 characters, and more addresses than one needs."""
 
 ADDRESSES_MAX = 8
-"""Most bootstrap addresses of a link; a name (`/dnsaddr/…`) stands for more."""
+"""Most bootstrap addresses of a link."""
 
 CHECKSUM_CHARACTERS = 8
 """Hexadecimal characters of BLAKE3: one in 4 billion mistyped links passes."""
@@ -69,7 +69,7 @@ def make_link(link: Link) -> str:
     if len(text) > LINK_CHARACTERS_MAX:
         raise UserError(
             f"the link would have {len(text)} characters, and {LINK_CHARACTERS_MAX} are the most; "
-            "give fewer --bootstrap addresses, or a name for all (/dnsaddr/…)"
+            "give fewer --bootstrap addresses"
         )
     parse_link(text)
     return text
@@ -150,7 +150,7 @@ def _parsed(body: str) -> Link:
             f"the link has {len(addresses)} bootstrap addresses; it must have 1 to {ADDRESSES_MAX}"
         )
     for address in addresses:
-        check_bootstrap(address)
+        require_peer(address)
     role = once.get("role", "inference")
     if role not in ROLES:
         raise UserError(f"the link asks for the role {role[:40]!r}; there are: {', '.join(ROLES)}")

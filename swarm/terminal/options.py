@@ -17,7 +17,7 @@ Bootstrap = Annotated[
     list[str] | None,
     typer.Option(
         "--bootstrap",
-        help="Multiaddr of a peer in the network, or /dnsaddr/NAME; repeatable. Default: the "
+        help="Multiaddr of a peer in the network; repeatable. Default: the "
         "addresses that a peer with the default --home last joined through.",
     ),
 ]

@@ -34,9 +34,10 @@ def test_the_settings_are_written_once_and_belong_to_the_person_then(tmp_path: P
     table = tomllib.loads(joining.path.read_text())
     assert table == {"role": ["relay"], "run": RUN, "bootstrap": [NOBODY], "home": "."}
 
-    moved = prepare(link("/dnsaddr/example.org"), home)
+    moved_to = NOBODY.replace("/tcp/1/", "/tcp/2/")
+    moved = prepare(link(moved_to), home)
     moved.write()
-    assert tomllib.loads(joining.path.read_text())["bootstrap"] == ["/dnsaddr/example.org"]
+    assert tomllib.loads(joining.path.read_text())["bootstrap"] == [moved_to]
     own = f"{HEAD}run = '{RUN}'\nuplink_mbps = 5\n"
     joining.path.write_text(own)
     joining.write()

@@ -1,8 +1,7 @@
-"""Bootstrap peers over weeks: names that change, names without an answer, peers long gone."""
+"""Bootstrap peers without room, and those long gone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,72 +11,19 @@ import trio
 
 from swarm.errors import PeerError
 from swarm.node import joining
-from swarm.node.joining import join_network, keep_looking_up
+from swarm.node.joining import join_network
 from swarm.run.manifest_exchange import BOOTSTRAP_SECONDS
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
-from swarm.transport import ConnectError, DialFailure
 from swarm.wire.identity import Identity
 from tests.ledger.harness import ALICE, OWNER, TRAINER, Swarm, in_virtual_time
 from tests.network.harness import identity, sealed
-
-FIRST, SECOND, THIRD = (
-    f"/ip4/192.0.2.{number}/tcp/4001/p2p/{identity(number).peer_id}" for number in (1, 2, 3)
-)
-NAME, OTHER = "/dnsaddr/example.org", "/dnsaddr/other.example.org"
-
-
-class Zone:
-    """Names and their peers; counts the questions."""
-
-    def __init__(self) -> None:
-        self.peers: dict[str, Sequence[str]] = {}
-        self.asked = 0
-
-    async def __call__(self, text: str) -> Sequence[str]:
-        self.asked += 1
-        await trio.sleep(1.0)
-        if text not in self.peers:
-            raise ConnectError(f"{text}: no answer", [DialFailure(text, "no answer")])
-        return self.peers[text]
-
-
-def test_a_name_follows_its_records_and_keeps_its_last_answer(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Swarm(tmp_path).apart(ALICE) as peer, trio.open_nursery() as nursery:
-            node, zone = peer.node, Zone()
-            node.settings = PeerSettings(role=["observer"], bootstrap=[FIRST, NAME, OTHER])
-            node.expand = zone
-            node.expanded |= {FIRST: [FIRST], NAME: [SECOND], OTHER: [SECOND]}
-            zone.peers |= {NAME: [THIRD], OTHER: [SECOND]}
-            nursery.start_soon(keep_looking_up, node)
-            await trio.sleep(joining.LOOK_UP_SECONDS + 2)
-            assert node.bootstrap == [FIRST, THIRD, SECOND]
-            assert list(node.dht._bootstrap_addresses) == node.bootstrap
-            del zone.peers[NAME]
-            zone.peers[OTHER] = []
-            await trio.sleep(joining.LOOK_UP_SECONDS + 2)
-            assert node.bootstrap == [FIRST, THIRD]
-            assert list(node.dht._bootstrap_addresses) == node.bootstrap
-            assert len(peer.events("dht.bootstrap_failed")) == 1
-            zone.peers[NAME] = [SECOND]  # asked again soon, not after a quarter of an hour
-            await trio.sleep(joining.LOOK_UP_AGAIN_SECONDS + 2)
-            assert node.bootstrap == [FIRST, SECOND]
-            asked = zone.asked
-            await trio.sleep(joining.LOOK_UP_SECONDS - 5)
-            assert zone.asked == asked
-            nursery.cancel_scope.cancel()
-
-    in_virtual_time(main)
 
 
 @pytest.mark.parametrize("has_room_after", [joining.ROOM_DEADLINE_SECONDS - 10, None])
 def test_a_newcomer_without_room_waits_for_its_turn(
     has_room_after: float | None, tmp_path: Path
 ) -> None:
-    async def itself(text: str) -> Sequence[str]:
-        return [text]
-
     async def main() -> None:
         swarm = Swarm(tmp_path)
         async with (
@@ -90,7 +36,6 @@ def test_a_newcomer_without_room_waits_for_its_turn(
             swarm.network.full.add(TRAINER.peer_id)
             addresses = bootstrap.node.transport.addresses()
             node.settings = PeerSettings(role=["inference"], bootstrap=list(addresses))
-            node.expand = itself
             waiting = partial(join_network, node, room_seconds=joining.ROOM_DEADLINE_SECONDS)
             if has_room_after is None:
                 with pytest.raises(PeerError, match="it closed the connection at once"):
@@ -132,7 +77,6 @@ def test_silent_bootstrap_peers_delay_no_manifest(tmp_path: Path) -> None:
                 for key in gone:
                     swarm.network.stall(key.peer_id, ALICE.peer_id)
                 peer.node.settings = PeerSettings(role=["validator"], bootstrap=addresses)
-                peer.node.expanded |= {each: [each] for each in addresses}
                 nursery.start_soon(peer.run_node.versions.compare_with_bootstrap)
                 await trio.sleep(BOOTSTRAP_SECONDS + 1)
                 assert peer.run_node.run.manifest.version == 2
@@ -146,5 +90,27 @@ def test_silent_bootstrap_peers_delay_no_manifest(tmp_path: Path) -> None:
                 await trio.sleep(2 * BOOTSTRAP_SECONDS)
                 assert not peer.run_node.versions._silent
                 nursery.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+def test_a_list_is_tried_side_by_side_and_the_dead_are_named(tmp_path: Path) -> None:
+    dead = f"/ip4/127.0.0.1/tcp/1/p2p/{identity(61).peer_id}"
+
+    async def main() -> None:
+        swarm = Swarm(tmp_path)
+        async with swarm.apart(TRAINER) as bootstrap, swarm.apart(ALICE) as peer:
+            node = peer.node
+            await node.transport.disconnect(TRAINER.peer_id)
+            listed = [dead, *bootstrap.node.transport.addresses()]
+            node.settings = PeerSettings(role=["inference"], bootstrap=listed)
+            assert list(await join_network(node)) == [TRAINER.peer_id]
+            (said,) = peer.events("dht.bootstrap_partly_silent")
+            (reason,) = said["reasons"]
+            assert reason.startswith(f"{dead}: ")
+            await node.transport.disconnect(TRAINER.peer_id)
+            node.settings = PeerSettings(role=["inference"], bootstrap=[dead])
+            with pytest.raises(PeerError, match=dead):
+                await join_network(node)
 
     in_virtual_time(main)
