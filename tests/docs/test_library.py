@@ -58,9 +58,7 @@ async def trusted_peer(folder: Path) -> AsyncIterator[str]:
     (home / "identity.key").touch(mode=0o600)
     (home / "identity.key").write_text(bytes([2] * 32).hex())
     envelope = signed_manifest(folder, Identity(bytes(32)), "sorting", seed=1)
-    settings = PeerSettings(
-        role=["validator"], listen=["/ip4/127.0.0.1/tcp/0"], home=str(home)
-    )
+    settings = PeerSettings(role=["validator"], listen=["/ip4/127.0.0.1/tcp/0"], home=str(home))
     async with open_node(settings, events_sink=lambda event: None) as node:
         node.manifests[envelope.body.run] = envelope
         async with RunNode(node, Run(envelope)).joined():
