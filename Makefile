@@ -6,7 +6,6 @@
 # make test-vllm the tests that need vLLM: installs its CPU build in build/vllm first (3.5 GB)
 # make test-hivemind  the test that needs this backend of the outer loop: installs it in
 #                build/backends first (1 GB)
-# make test-lm-eval  the test that needs lm-eval: installs it in build/lm-eval first
 # make test-deploy  checks of deploy/ by validators, which it installs first
 # make test-browser  the dashboard's page in Chromium; skipped without one
 # make test-nat  peers behind real NATs in network namespaces, as root; ARGS='-s' prints the table
@@ -22,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist wo
 # The tests start hundreds of Pythons: compiled modules are kept, though the shell may say not to.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo test test-slow test-long test-verifiers test-vllm test-hivemind test-lm-eval test-deploy test-browser test-nat test-upgrade test-gpu lint clean
+.PHONY: install demo test test-slow test-long test-verifiers test-vllm test-hivemind test-deploy test-browser test-nat test-upgrade test-gpu lint clean
 
 install: .venv/installed
 
@@ -61,14 +60,6 @@ test-vllm: .venv/installed
 test-hivemind: .venv/installed
 	$(BIN)/swarm backend install hivemind --home build/backends
 	$(BIN)/python -m pytest -n0 -m hivemind tests/end_to_end/test_backends.py $(ARGS)
-
-# Beside this environment's packages, whose versions it shares.
-test-lm-eval: .venv/installed
-	$(BIN)/python -m venv build/lm-eval
-	$(CURDIR)/$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
-		"$$(build/lm-eval/bin/python -c 'import site; print(site.getsitepackages()[0])')/swarm.pth"
-	build/lm-eval/bin/python -m pip install -q lm-eval==0.4.13
-	$(BIN)/python -m pytest -m lm_eval tests/evaluation $(ARGS)
 
 test-deploy: .venv/installed
 	@tools/install-validators.sh

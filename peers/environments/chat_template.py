@@ -228,19 +228,7 @@ class ChatTokens:
 
     def prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
         """Token ids of a prompt, with the beginning of the model's turn; raises `UserError`."""
-        return self.encode(self.text(messages, variables))
-
-    def text(
-        self, messages: Sequence[Message], variables: Mapping[str, Any], begun: str | None = None
-    ) -> str:
-        """The text of a prompt, which `encode` turns into its tokens; raises `UserError`.
-
-        It has codes for control tokens. `begun`: text with which the model's turn begins already.
-        """
-        if begun is None:
-            return self._rendered(_chat(messages), variables, prompts=True)
-        before, _ = self._around_turn(_chat(messages), variables, ())
-        return before + self._quote(NONCHARACTERS.sub("\ufffd", begun))
+        return self.encode(self._rendered(_chat(messages), variables, prompts=True))
 
     def after_turn(
         self,

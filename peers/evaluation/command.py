@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
-from msgspec import to_builtins
 
 from swarm.errors import UserError
 from swarm.terminal.exit import exits
@@ -39,7 +38,7 @@ def evaluate(
         str | None,
         typer.Option(
             help="Environments, as NAME or NAME@VERSION, separated by commas; with --run a choice "
-            "of the run's. lm_eval:NAME is a task of lm-eval."
+            "of the run's."
         ),
     ] = None,
     run: Annotated[
@@ -83,16 +82,6 @@ def evaluate(
     out: Annotated[
         Path, typer.Option(help="File of finished samples; an existing one is resumed.")
     ] = Path("evaluation.jsonl"),
-    lm_eval_include: Annotated[
-        Path | None, typer.Option(help="Folder with task files (YAML) for lm-eval.")
-    ] = None,
-    apply_chat_template: Annotated[
-        bool,
-        typer.Option(
-            "--apply-chat-template",
-            help="Render the prompts of lm-eval's tasks with the checkpoint's chat template.",
-        ),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure a checkpoint on tasks of environments, by default held-out ones. Needs no network.
@@ -102,7 +91,6 @@ def evaluate(
     """
     require_extra("infer", "swarm eval")
     from peers.engines.installed import interpreter_for
-    from peers.evaluation import lm_eval as harness
     from peers.evaluation import report
     from peers.evaluation.run import Given, Machine, as_measured, measure, wanted_of
     from swarm.jobs import Hardware
@@ -116,12 +104,6 @@ def evaluate(
         if folder is not None and not folder.is_dir():
             raise UserError(f"{name} {folder} is no folder; name a Hugging Face folder")
     check_writable("--out", out)
-    own, harness_names = harness.split_names(tasks)
-    if apply_chat_template and not harness_names:
-        raise UserError(
-            "--apply-chat-template is for tasks lm_eval:NAME, and --tasks names none; an "
-            "environment's prompts become messages by --option chat=true"
-        )
     machine = Machine(
         engine,
         Hardware(device=device, dtype=dtype, threads=threads),
@@ -130,52 +112,31 @@ def evaluate(
     folders = [("", checkpoint.resolve(), out)]
     if base is not None:
         folders.append(("base: ", base.resolve(), out.with_suffix(f".base{out.suffix}")))
-    told: dict[str, Any] = {}
-    texts: list[str] = []
-    if own or run is not None or not harness_names:
-        wanted = wanted_of(
-            Given(
-                tasks=own,
-                run=run,
-                options=environment_options(option),
-                limit=limit,
-                pass_at=pass_at,
-                samples=samples,
-                temperature=temperature,
-                greedy=greedy,
-                max_new_tokens=max_new_tokens,
-                split=cast(Literal["train", "held_out"], split),
-                seed=seed,
-                step=step,
-            )
+    wanted = wanted_of(
+        Given(
+            tasks=tasks,
+            run=run,
+            options=environment_options(option),
+            limit=limit,
+            pass_at=pass_at,
+            samples=samples,
+            temperature=temperature,
+            greedy=greedy,
+            max_new_tokens=max_new_tokens,
+            split=cast(Literal["train", "held_out"], split),
+            seed=seed,
+            step=step,
         )
-        measured = []
-        for prefix, folder, file in folders:
-            show = ProgressLine(prefix).show
-            measured.append(run_until_interrupted(measure, wanted, folder, file, machine, show))
-            wanted = as_measured(wanted, measured[0].drawn)
-        told |= report.report(wanted, *measured)
-        texts += report.tables(wanted, *measured)
-    if harness_names:
-        chosen = harness.HarnessTasks(harness_names, lm_eval_include, limit, apply_chat_template)
-        answered = []
-        for prefix, folder, file in folders:
-            show = ProgressLine(prefix).show
-            beside = file.with_suffix(f".lm_eval{file.suffix}")
-            answered.append(
-                (
-                    folder.name,
-                    run_until_interrupted(
-                        harness.run_harness, chosen, folder, beside, machine, show
-                    ),
-                )
-            )
-        told["lm_eval"] = {name: to_builtins(done) for name, done in answered}
-        texts.append(harness.harness_table(*answered))
+    )
+    measured = []
+    for prefix, folder, file in folders:
+        show = ProgressLine(prefix).show
+        measured.append(run_until_interrupted(measure, wanted, folder, file, machine, show))
+        wanted = as_measured(wanted, measured[0].drawn)
     if as_json:
-        print_json(told)
+        print_json(report.report(wanted, *measured))
     else:
-        print("\n\n".join(texts))
+        print("\n\n".join(report.tables(wanted, *measured)))
 
 
 class ProgressLine:

@@ -13,28 +13,19 @@ from pathlib import Path
 import trio
 
 from peers.environments.collection import labels
+from peers.evaluation import run
 from peers.evaluation.report import estimate
 from peers.evaluation.settings import EvaluationSettings
 from swarm.errors import leaf_errors
 from swarm.jobs import Hardware
-from swarm.jobs.evaluation import (
-    EVALUATION_START_SECONDS,
-    DrawTasks,
-    EvaluationService,
-    EvaluationSetup,
-    PlayTasks,
-    Sample,
-    TasksDrawn,
-)
+from swarm.jobs.evaluation import EVALUATION_START_SECONDS, EvaluationSetup, Sample
 from swarm.node.run_node import RunNode
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
-from swarm.wire.manifest import EnvironmentReference, RunManifest, Sampling
+from swarm.wire.manifest import EnvironmentReference, RunManifest
 from swarm.wire.messages import Checkpoint, CheckpointReference, EnvironmentEvaluation, Evaluation
-from swarm.world import Child, client
 from swarm.world.observable import Observable
 
-SERVICE = "peers.evaluation.service:EvaluationService"
 NICENESS = 19
 """Priority of the child: it takes only the processor time that nobody else wants."""
 
@@ -196,54 +187,39 @@ class Evaluations:
         return followed or self._peer.run.manifest
 
     async def _evaluate(self, reference: CheckpointReference, folder: Path) -> Evaluation:
-        manifest = self._manifest()
-        weighted = [
-            (label, each)
-            for label, each in zip(
-                labels(manifest.environments), manifest.environments, strict=True
-            )
-            if each.weight
-        ]
+        manifest, settings = self._manifest(), self._settings
+        named = zip(labels(manifest.environments), manifest.environments, strict=True)
+        weighted = [(label, each) for label, each in named if each.weight]
+        environments = [each for _, each in weighted]
+        wanted = run.Evaluation(
+            environments=environments,
+            split="held_out",
+            tasks=settings.evaluate_tasks,
+            samples=1,
+            temperature=manifest.sampling.temperature,
+            max_new_tokens=manifest.sampling.max_new_tokens,
+            stop_ids=manifest.sampling.stop_ids,
+            step=reference.step,
+        )
         setup = EvaluationSetup(
             folder=str(folder),
-            environments=[reference for _, reference in weighted],
-            hardware=Hardware(device=self._settings.evaluate_device, dtype=self._settings.dtype),
+            environments=environments,
+            hardware=Hardware(device=settings.evaluate_device, dtype=settings.dtype),
             niceness=NICENESS,
         )
+        samples: list[list[Sample]] = []
         async with self._peer.node.compute.child(
-            SERVICE,
+            run.SERVICE,
             setup,
             name="evaluation",
-            interpreter=self._settings.interpreter or None,
+            interpreter=settings.interpreter or None,
             start_deadline_seconds=EVALUATION_START_SECONDS,
         ) as child:
-            drawn = await client(EvaluationService, child).draw(
-                DrawTasks(
-                    split="held_out",
-                    seed=0,
-                    step=reference.step,
-                    tasks=self._settings.evaluate_tasks,
-                    max_new_tokens=manifest.sampling.max_new_tokens,
-                    stop_ids=manifest.sampling.stop_ids,
-                )
-            )
-            samples = [
-                await self._play(child, index, drawn, manifest) for index in range(len(weighted))
-            ]
+            drawn = await run.draw(child, wanted)
+            for index, tasks in enumerate(drawn.tasks):
+                async with run.play_rows(child, wanted, drawn, index, range(tasks)) as played:
+                    samples.append([sample async for sample in played])
         return _evaluation(reference, weighted, samples)
-
-    async def _play(
-        self, child: Child, index: int, drawn: TasksDrawn, manifest: RunManifest
-    ) -> list[Sample]:
-        sampling = Sampling(
-            temperature=manifest.sampling.temperature,
-            max_new_tokens=drawn.max_new_tokens,
-            stop_ids=drawn.stop_ids,
-            group_size=1,
-        )
-        job = PlayTasks(environment=index, rows=list(range(drawn.tasks[index])), sampling=sampling)
-        async with child.stream("play", job, Sample) as samples:
-            return [sample async for sample in samples]
 
 
 def _evaluation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ from swarm.world.compute import LocalCompute
 Split = Literal["train", "held_out"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """What is asked of a checkpoint; the same is asked of its base."""
 
@@ -41,14 +41,14 @@ class Evaluation:
     tasks: int
     """Tasks of each environment."""
     samples: int
-    pass_at: list[int]
+    pass_at: list[int] = field(default_factory=lambda: [1])
     temperature: float
-    greedy: bool
+    greedy: bool = False
     max_new_tokens: int
     """0: the service decides."""
     stop_ids: list[int]
     """Empty: those of the checkpoint."""
-    seed: int
+    seed: int = 0
     step: int
     """Rollout step for which curricula draw their tasks."""
     with_prompts: bool = False
@@ -303,7 +303,7 @@ async def measure(
         drawn = await draw(child, wanted)
         for sentence in drawn.unusable:
             print(f"warning: {sentence}", file=sys.stderr)
-        with open_samples(out, head_of(wanted, drawn), Sample, named) as file:
+        with open_samples(out, head_of(wanted, drawn), named) as file:
             for index in range(len(wanted.environments)):
                 await _play(wanted, index, drawn, child, file, show)
             return Measured(folder.name, drawn, _in_order(wanted, drawn, file.samples))
@@ -334,7 +334,7 @@ async def _play(
     index: int,
     drawn: TasksDrawn,
     child: Child,
-    file: SampleFile[Sample],
+    file: SampleFile,
     show: Callable[[Progress], None],
 ) -> None:
     total = drawn.tasks[index] * wanted.samples

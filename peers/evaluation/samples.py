@@ -1,4 +1,4 @@
-"""Files of finished samples, or of answers: what makes an evaluation resumable.
+"""Files of finished samples: what makes an evaluation resumable.
 
 JSON lines: first the checkpoint and the settings that the samples depend on, then one line per
 sample, in the order in which they finished. Each line is written at once, and only complete lines
@@ -15,29 +15,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
 from swarm.errors import UserError
+from swarm.jobs.evaluation import Sample
 from swarm.terminal.strict_json import to_json
 
 FORMAT = 1
 
 SYNC_SECONDS = 5.0
 """Most seconds of finished samples that a power cut may take."""
-
-
-class Keyed(Protocol):
-    """A finished piece of work."""
-
-    @property
-    def key(self) -> Any:
-        """What no two pieces of a file share."""
-        ...
-
-
-SampleT = TypeVar("SampleT", bound=Keyed)
 
 
 @dataclass(frozen=True)
@@ -51,16 +40,16 @@ class Named:
 EVALUATION = Named()
 
 
-class SampleFile(Generic[SampleT]):
+class SampleFile:
     """The samples of one checkpoint."""
 
-    def __init__(self, file: str, descriptor: int, samples: list[SampleT]) -> None:
+    def __init__(self, file: str, descriptor: int, samples: list[Sample]) -> None:
         """`file`: option and path, for sentences."""
         self.samples = samples
         self._file, self._descriptor = file, descriptor
         self._synced = time.monotonic()
 
-    def append(self, sample: SampleT) -> None:
+    def append(self, sample: Sample) -> None:
         """Add a sample. Raises `UserError` on a full disk; the samples before it are kept."""
         line = to_json(msgspec.to_builtins(sample)).encode() + b"\n"
         try:
@@ -79,8 +68,8 @@ class SampleFile(Generic[SampleT]):
 
 @contextmanager
 def open_samples(
-    path: Path, head: Mapping[str, Any], kind: type[SampleT], named: Named = EVALUATION
-) -> Iterator[SampleFile[SampleT]]:
+    path: Path, head: Mapping[str, Any], named: Named = EVALUATION
+) -> Iterator[SampleFile]:
     """Begin or resume a file.
 
     Raises `UserError` for a file with another checkpoint's or setting's samples, and for one that
@@ -99,7 +88,7 @@ def open_samples(
             raise UserError(f"{file} is being written by another `{named.command}`") from error
         raw = path.read_bytes()
         whole = raw[: raw.rfind(b"\n") + 1]
-        samples = _read(file, whole, first, kind) if whole else []
+        samples = _read(file, whole, first) if whole else []
         if len(whole) < len(raw):
             os.ftruncate(descriptor, len(whole))
         if not whole:
@@ -110,13 +99,13 @@ def open_samples(
         os.close(descriptor)
 
 
-def _read(file: str, whole: bytes, first: Mapping[str, Any], kind: type[SampleT]) -> list[SampleT]:
+def _read(file: str, whole: bytes, first: Mapping[str, Any]) -> list[Sample]:
     head, *lines = whole.splitlines()
     _compare(file, head, json.loads(to_json(first)))
-    found: dict[Any, SampleT] = {}
+    found: dict[tuple[int, int], Sample] = {}
     for number, line in enumerate(lines, 2):
         try:
-            sample = msgspec.json.decode(line, type=kind)
+            sample = msgspec.json.decode(line, type=Sample)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise UserError(
                 f"{file}: line {number} is no sample ({error}); remove that line"

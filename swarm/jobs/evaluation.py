@@ -1,4 +1,4 @@
-"""The services of `swarm eval`: one plays tasks of environments, one runs lm-eval's tasks."""
+"""The service of `swarm eval`, which plays tasks of environments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.wire.manifest import EnvironmentReference, Sampling
 from swarm.world import Job, Setup
 
 EVALUATION_START_SECONDS = 300.0
-"""Time for a child to import torch, and lm-eval's forty packages, on a machine that is busy."""
+"""Time for a child to import torch on a machine that is busy."""
 
 
 class EvaluationSetup(Setup, frozen=True, kw_only=True):
@@ -118,81 +118,3 @@ class EvaluationService(Protocol):
     def play(self, job: PlayTasks) -> AsyncIterator[Sample]:
         """Raises `UserError` for an environment whose code fails."""
         ...
-
-
-# --- tasks of lm-eval --------------------------------------------------------------------------
-
-
-class HarnessSetup(Setup, frozen=True, kw_only=True):
-    """Raises `UserError` where lm-eval is not installed, and as `EvaluationSetup`."""
-
-    folder: str
-    """Hugging Face folder of the checkpoint."""
-    engine: str = "native"
-    hardware: Hardware = Hardware()
-
-
-class RunHarness(Job, frozen=True, kw_only=True):
-    """Evaluate lm-eval's tasks, with data of this machine only."""
-
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
-
-    tasks: list[str]
-    include: str
-    """Folder with task files (YAML) beside lm-eval's own; empty: none."""
-    limit: int
-    """Most documents of each task."""
-    chat: bool = False
-    """Whether the checkpoint's chat template renders the prompts."""
-    out: str
-    """File of answers; an existing one is resumed."""
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's answer to one request of lm-eval."""
-
-    key: str
-    """BLAKE3-256 of the request, hex."""
-    log_probability: float = 0.0
-    is_greedy: bool = False
-    text: str = ""
-
-
-class HarnessFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric of a task, as lm-eval computes it."""
-
-    task: str
-    metric: str
-    """Its name, and its filter where that is not `none`: `exact_match,strict`."""
-    value: float
-    standard_error: float | None
-    """None where lm-eval gives none."""
-    documents: int
-
-
-class HarnessDone(msgspec.Struct, frozen=True, kw_only=True):
-    checkpoint: str
-    engine: str
-    figures: list[HarnessFigure]
-
-
-class AskHarnessProgress(Job, frozen=True, kw_only=True):
-    """Ask how far a running `RunHarness` is."""
-
-    patience_seconds: ClassVar[float] = 60.0
-
-
-class HarnessProgress(msgspec.Struct, frozen=True, kw_only=True):
-    finished: int
-    """Requests of the current kind answered."""
-    total: int
-
-
-class HarnessService(Protocol):
-    """Runs lm-eval on one checkpoint."""
-
-    async def evaluate(self, job: RunHarness) -> HarnessDone:
-        """Raises `UserError` for an unknown task, and for one whose data is not here."""
-        ...
-
-    async def progress(self, job: AskHarnessProgress) -> HarnessProgress: ...

@@ -77,17 +77,17 @@ def test_an_evaluation_is_resumed_and_compared(tmp_path: Path) -> None:
 
 def test_samples_survive_a_torn_line_and_other_checkpoints_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    with open_samples(path, {"checkpoint": "aa", "seed": 0}, Sample) as file:
+    with open_samples(path, {"checkpoint": "aa", "seed": 0}) as file:
         for row in range(3):
             file.append(sample(row))
         with (
             pytest.raises(UserError, match="being written by another"),
-            open_samples(path, {"checkpoint": "aa", "seed": 0}, Sample),
+            open_samples(path, {"checkpoint": "aa", "seed": 0}),
         ):
             pass
     raw = path.read_bytes()
     path.write_bytes(raw[:-5])
-    with open_samples(path, {"checkpoint": "aa", "seed": 0}, Sample) as file:
+    with open_samples(path, {"checkpoint": "aa", "seed": 0}) as file:
         assert file.samples == [sample(0), sample(1)]
         file.append(sample(2))
     assert path.read_bytes() == raw
@@ -95,21 +95,21 @@ def test_samples_survive_a_torn_line_and_other_checkpoints_are_refused(tmp_path:
         ({"checkpoint": "bb", "seed": 0}, "samples of another checkpoint"),
         ({"checkpoint": "aa", "seed": 1}, "seed is 0 there and 1 here"),
     ):
-        with pytest.raises(UserError, match=words), open_samples(path, head, Sample):
+        with pytest.raises(UserError, match=words), open_samples(path, head):
             pass
     path.write_bytes(raw + b"{}\n")
     with (
         pytest.raises(UserError, match="line 5 is no sample"),
-        open_samples(path, {"checkpoint": "aa", "seed": 0}, Sample),
+        open_samples(path, {"checkpoint": "aa", "seed": 0}),
     ):
         pass
     path.write_text("notes\n")
     with (
         pytest.raises(UserError, match="is no file of samples"),
-        open_samples(path, {"checkpoint": "aa"}, Sample),
+        open_samples(path, {"checkpoint": "aa"}),
     ):
         pass
-    with pytest.raises(UserError, match="cannot be written"), open_samples(tmp_path, {}, Sample):
+    with pytest.raises(UserError, match="cannot be written"), open_samples(tmp_path, {}):
         pass
 
 
@@ -135,7 +135,6 @@ def test_samples_survive_a_torn_line_and_other_checkpoints_are_refused(tmp_path:
         (["--run", "nothing.toml"], "nothing.toml cannot be read"),
         (["--tasks", "sort-digits", "--base", "nothing"], "--base nothing is no folder"),
         (["--tasks", "sort-digits", "--engine", "vllm"], "engine 'vllm' is not installed in"),
-        (["--tasks", "sort-digits", "--apply-chat-template"], "--option chat=true"),
         (["--tasks", "sort-digits", "--out", "/nowhere/x"], "there is no folder /nowhere"),
     ],
 )

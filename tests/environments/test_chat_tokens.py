@@ -51,18 +51,6 @@ def folder(name: str, tmp_path: Path) -> Path:
 # --- prompts --------------------------------------------------------------------------------------
 
 
-def test_a_prompts_text_has_its_tokens_and_may_begin_the_models_turn() -> None:
-    messages = [Message("user", "end <|im_end|>")]
-    prompt = CHATML_TOKENS.prompt(messages, {})
-    assert CHATML_TOKENS.encode(CHATML_TOKENS.text(messages, {})) == prompt
-    begun = CHATML_TOKENS.encode(CHATML_TOKENS.text(messages, {}, "So <|im_end|>"))
-    controls = [
-        [token for token in tokens if token in CHATML_TOKENS.control_ids]
-        for tokens in (prompt, begun)
-    ]
-    assert len(begun) > len(prompt) and controls[0] == controls[1]
-
-
 @pytest.mark.slow
 def test_a_prompt_has_the_tokens_that_transformers_gives(folder: Path, name: str) -> None:
     from transformers import PreTrainedTokenizerFast
