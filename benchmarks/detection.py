@@ -15,29 +15,32 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
 import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from benchmarks.common import at_least, several
-from peers.calibration.calibrate import EngineClass, attacks
-from peers.calibration.measure import Sample, bits_per_token, sample
-from peers.calibration.thresholds import Assessment, assess
-from peers.calibration.workers import Generates, Worker
+from peers.calibration.calibrate import EngineClass
+from peers.calibration.workers import Generates
 from peers.calibration.workload import Workload
 from peers.demo.recipes import ENVIRONMENT, SAMPLING, THRESHOLDS
 from peers.engines.engine import Engine
+from peers.engines.sampling import gumbel_noise
 from peers.environments import load as load_environment
 from swarm.terminal.output import print_json
-from swarm.wire.manifest import Sampling
+from swarm.wire.manifest import Sampling, Thresholds
+from tests.attacks.assessment import Assessment, Judged, assess, judge
+from tests.attacks.cheats import Worker, attacks
 
 DTYPES = ("float32", "bfloat16")
 
@@ -70,7 +73,7 @@ def honest(folder: Path, completions: int) -> Iterator[dict[str, Any]]:
     workload = workload_of(folder, replace(SAMPLING, groups_per_submission=HONEST_GROUPS))
     engines = {dtype: EngineClass(dtype, "cpu").engine(folder) for dtype in DTYPES}
     for generating, recomputing in ((a, b) for a in DTYPES for b in DTYPES):
-        found: list[Sample] = []
+        found: list[Judged] = []
         while sum(each.completions for each in found) < completions:
             worker = {
                 0: Generates(engines[generating], batch=3),
@@ -78,7 +81,7 @@ def honest(folder: Path, completions: int) -> Iterator[dict[str, Any]]:
                 2: Generates(engines[generating], batch=64),
             }.get(len(found) % ODD_SHARE, Generates(engines[generating]))
             name = f"{generating} {recomputing}"
-            found.append(sample(worker, engines[recomputing], workload, len(found), name))
+            found.append(judge(worker, engines[recomputing], workload, len(found), name))
         assessed = figures(assess(found, THRESHOLDS))
         yield {"generates": generating, "recomputes": recomputing, **assessed}
 
@@ -87,9 +90,9 @@ def caught(
     worker: Worker, validator: Engine, workload: Workload, seed: int, most: int
 ) -> Assessment:
     """One cheat until it is evicted, or has handed in `most` submissions."""
-    found: list[Sample] = []
+    found: list[Judged] = []
     while True:
-        found.append(sample(worker, validator, workload, len(found), f"seed {seed}"))
+        found.append(judge(worker, validator, workload, len(found), f"seed {seed}"))
         assessed = assess(found, THRESHOLDS)
         if assessed.tokens_until_eviction is not None or len(found) == most:
             return assessed
@@ -135,6 +138,61 @@ def cheats(
                 )
                 print(step, name, rows[name], file=sys.stderr)
     return rows
+
+
+# How much choice the tolerated mismatches leave a worker, in bits.
+#
+# A worker who is never to be evicted must keep its mean of min(margin, 1) at or below
+# `honest_margin`, and every margin at or below `margin_max`. The number of texts that do is an
+# upper bound on its choice. Following the capacity arguments of arXiv 2511.02620: with m the
+# capped margins of all tokens v at a position, and any β > 0,
+#
+#     number of texts with Σ m ≤ B  ≤  e^(βB) · Π over positions of Σ over v of e^(−βm)
+#
+# because each such text contributes at least e^(−βB) to the product. The least over a grid of β is
+# the bound. It counts choices at the positions of the sampled text; other texts have other
+# positions, but alike ones on average.
+
+BETAS = (1.0, 4.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0, 5120.0)
+
+
+def log_choices(perturbed: Tensor, margin_max: float) -> list[float]:
+    """log Σ e^(−βm) summed over positions, for each β, from perturbed logits [n, vocabulary]."""
+    margins = perturbed.amax(-1, keepdim=True) - perturbed
+    capped = margins.clamp(max=1.0).masked_fill(margins > margin_max, torch.inf)
+    return [float(torch.logsumexp(-beta * capped.double(), -1).sum()) for beta in BETAS]
+
+
+def bits(log_sums: Sequence[float], positions: int, honest_margin: float) -> float:
+    """The bound in bits on the choice at so many positions."""
+    budget = honest_margin * positions
+    nats = min(beta * budget + total for beta, total in zip(BETAS, log_sums, strict=True))
+    return nats / math.log(2)
+
+
+@torch.inference_mode()
+def bits_per_token(
+    engine: Engine, workload: Workload, submissions: int, thresholds: Thresholds
+) -> float:
+    """The bound on honest submissions of an engine, per token."""
+    totals, positions, sampling = [0.0] * len(BETAS), 0, workload.sampling
+    for number in range(submissions):
+        work = workload.work(number)
+        for row, tokens in enumerate(Generates(engine).submit(work, sampling).completions):
+            prompt, count = work.prompts[row], len(tokens)
+            sampled = list(range(len(prompt), len(prompt) + count))
+            states = engine.prefill([[*prompt, *tokens]], [sampled]).states[0]
+            noise = gumbel_noise(
+                work.key(),
+                torch.tensor(row),
+                torch.arange(count),
+                engine.capabilities.vocabulary_size,
+            )
+            perturbed = engine.logits(states) / sampling.temperature + noise
+            sums = log_choices(perturbed, thresholds.margin_max)
+            totals = [total + more for total, more in zip(totals, sums, strict=True)]
+            positions += count
+    return bits(totals, positions, thresholds.honest_margin) / positions
 
 
 def choice(folder: Path) -> float:

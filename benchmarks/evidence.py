@@ -30,12 +30,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import at_least
-from peers.calibration import weights
-from peers.calibration.calibrate import EngineClass, Kept
-from peers.calibration.measure import Sample, find, sample_of
-from peers.calibration.report import PROPOSED
-from peers.calibration.thresholds import area, assess, propose
-from peers.calibration.workers import BestOf, Generates, HandedIn, Worker
+from benchmarks.kept import Kept
+from peers.calibration.calibrate import PROPOSED, EngineClass
+from peers.calibration.measure import find
+from peers.calibration.thresholds import propose
+from peers.calibration.workers import Generates, HandedIn
 from peers.calibration.workload import Work, Workload
 from peers.engines.config import read_config
 from peers.engines.engine import Engine, Prefill
@@ -47,6 +46,9 @@ from peers.validator.evidence.submission import Recomputed
 from peers.validator.recompute import Found
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Sampling, Thresholds
+from tests.attacks import weights
+from tests.attacks.assessment import Judged, area, assess, judged_of
+from tests.attacks.cheats import BestOf, Worker
 
 DTYPES = ("bfloat16", "float32")
 GROUP_SIZE = 8
@@ -143,7 +145,7 @@ class Bench:
             write(folder)
         return folder
 
-    def samples(self, contender: Contender, validator: str) -> Iterator[Sample]:
+    def samples(self, contender: Contender, validator: str) -> Iterator[Judged]:
         """The submissions of a contender, as a validator finds them."""
         kept = Kept(self.keep, self.model.resolve().name, TOKENS_MAX, GROUP_SIZE)
         workload = self.workload(contender.groups)
@@ -156,7 +158,7 @@ class Bench:
             found = kept.found(
                 contender.label, validator, number, partial(self._find, contender, validator, given)
             )
-            yield sample_of(found, *given)
+            yield judged_of(found, *given)
 
     def hand_in(self, contender: Contender, work: Work, sampling: Sampling) -> HandedIn:
         return contender.make(self, contender.dtype).submit(work, sampling)
@@ -294,11 +296,11 @@ def best_of_two(bench: Bench, dtype: str) -> Worker:
 # --- what thresholds make of it -----------------------------------------------------------------
 
 
-def groups_of(sample: Sample) -> list[Sample]:
+def groups_of(sample: Judged) -> list[Judged]:
     """The groups of a submission as submissions of their own."""
     found, parts = sample.found, sample.recomputed
     size = len(parts.ties[0])
-    lengths = [int(length) for group in parts.outcomes[2] for length in group]
+    lengths = sample.lengths
     tokens = np.cumsum([0, *lengths])
     chunks = np.cumsum([0, *map(chunk_count, lengths)])
     cut = []
@@ -310,12 +312,16 @@ def groups_of(sample: Sample) -> list[Sample]:
         only = Found(found.chunks[of_chunks], errors, margins, found.ties[rows])
         outcomes = [kind[group : group + 1] for kind in parts.outcomes]
         cut.append(
-            Sample(only, Recomputed(margins, errors, parts.ties[group : group + 1], outcomes), size)
+            Judged(
+                only,
+                lengths[rows],
+                Recomputed(margins, errors, parts.ties[group : group + 1], outcomes),
+            )
         )
     return cut
 
 
-def figures(samples: list[Sample], limits: Thresholds) -> dict[str, Any]:
+def figures(samples: list[Judged], limits: Thresholds) -> dict[str, Any]:
     """What thresholds make of a worker, and how soon if a submission is a single group."""
     whole = assess(samples, limits)
     cut = assess([part for each in samples for part in groups_of(each)], limits)
@@ -338,12 +344,11 @@ def figures(samples: list[Sample], limits: Thresholds) -> dict[str, Any]:
     }
 
 
-def completion_errors(samples: list[Sample]) -> list[float]:
+def completion_errors(samples: list[Judged]) -> list[float]:
     """The mean error of each completion's proofs."""
     found: list[float] = []
     for each in samples:
-        lengths = [int(length) for group in each.recomputed.outcomes[2] for length in group]
-        ends = np.cumsum([chunk_count(length) for length in lengths])[:-1]
+        ends = np.cumsum([chunk_count(length) for length in each.lengths])[:-1]
         found += [float(part.mean()) for part in np.split(each.found.errors, ends)]
     return found
 
@@ -408,9 +413,9 @@ def one_prefill(bench: Bench, folder: Path) -> Prefill:
     )
 
 
-def report(bench: Bench, measured: dict[tuple[str, str, str], list[Sample]]) -> dict[str, Any]:
+def report(bench: Bench, measured: dict[tuple[str, str, str], list[Judged]]) -> dict[str, Any]:
     """What the thresholds that are measured on a few tokens make of everything else."""
-    pairs: dict[tuple[str, str], list[Sample]] = {}
+    pairs: dict[tuple[str, str], list[Judged]] = {}
     for (name, dtype, validator), samples in measured.items():
         if name.startswith("honest"):
             pairs.setdefault((dtype, validator), []).extend(samples)
@@ -460,7 +465,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     bench = Bench(arguments.model, arguments.keep)
-    measured: dict[tuple[str, str, str], list[Sample]] = {}
+    measured: dict[tuple[str, str, str], list[Judged]] = {}
     for contender in contenders(arguments.tokens):
         if arguments.workers not in (None, contender.dtype):
             continue

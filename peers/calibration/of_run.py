@@ -14,7 +14,6 @@ import msgspec
 
 from peers.environments.collection import Environments
 from swarm.errors import UserError
-from swarm.settings import PeerSettings
 from swarm.terminal.output import check_writable
 from swarm.terminal.progress import counting_bar
 from swarm.terminal.tables import read_toml, struct_from_mapping
@@ -32,11 +31,6 @@ class Measuring:
     """Whether to measure although an earlier version of the run has measured ones."""
     engines: Sequence[str] = ()
     """Engine classes that the run admits; empty: fp32 and bf16 on every device here."""
-
-
-def kept_folder() -> Path:
-    """Where measured submissions are kept, so that a stopped measurement goes on."""
-    return PeerSettings().home_path / "measured"
 
 
 def settle(
@@ -69,19 +63,19 @@ def read_thresholds(file: Path) -> Thresholds:
     """Read thresholds that were measured; raises `UserError`."""
     table = read_toml(file, str(file)).get("thresholds")
     if table is None:
-        raise UserError(f"{file} has no [thresholds]; name a file of swarm proofs calibrate --out")
+        raise UserError(f"{file} has no [thresholds]; name a file that --thresholds wrote")
     found = struct_from_mapping(Thresholds, table, f"{file}: thresholds")
     if found.observes:
         raise UserError(
-            f"{file}: thresholds.measured_tokens is 0, so nobody measured them; name a file of "
-            "swarm proofs calibrate --out"
+            f"{file}: thresholds.measured_tokens is 0, so nobody measured them; name a file "
+            "that --thresholds wrote"
         )
     return found
 
 
 def _with(manifest: RunManifest, measured: Thresholds, where: Path) -> RunManifest:
     """The manifest with measured thresholds, except for those that its description sets."""
-    from peers.calibration.report import PROPOSED
+    from peers.calibration.calibrate import PROPOSED
 
     stated = read_toml(where, str(where)).get("thresholds", {})
     taken = {name: getattr(measured, name) for name in PROPOSED if name not in stated}
@@ -101,7 +95,7 @@ def _observing(manifest: RunManifest, where: Path, why: str) -> RunManifest:
 
 def _measure(manifest: RunManifest, model: Path, wanted: Measuring) -> Thresholds:
     """Measure with the run's own model and prompts; shows a table, and a bar in a terminal."""
-    from peers.calibration.report import measure_run
+    from peers.calibration.calibrate import measure_run
 
     installed = Environments(allowed=[each.name for each in manifest.environments])
     environments = [installed.of(each) for each in manifest.environments]
@@ -116,7 +110,6 @@ def _measure(manifest: RunManifest, model: Path, wanted: Measuring) -> Threshold
             environments,
             manifest.sampling,
             wanted.engines,
-            kept_folder(),
             lambda line: print(line, file=sys.stderr, flush=True),
             advance,
         )

@@ -258,8 +258,8 @@ def _warnings(manifest: RunManifest, where: str) -> list[str]:
     if thresholds.quantised_weights and not calibrated:
         return [
             f"{where}: thresholds.quantised_weights names {', '.join(thresholds.quantised_weights)}"
-            ", whose work the default [thresholds] refuse; loosen them by what `swarm proofs "
-            "calibrate` measures for such weights"
+            ", whose work the default [thresholds] refuse; loosen them by what such weights "
+            "change, or let no worker round"
         ]
     return []
 

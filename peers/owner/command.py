@@ -42,8 +42,8 @@ app = typer.Typer(help="Make and read run manifests.", no_args_is_help=True)
 Thresholds = Annotated[
     Path | None,
     typer.Option(
-        help="File of measured thresholds to reuse (swarm proofs calibrate --out); if there is "
-        "none, they are measured and written there."
+        help="File of measured thresholds to reuse; if there is none, they are measured and "
+        "written there."
     ),
 ]
 Engines = Annotated[

@@ -1,6 +1,6 @@
 """Attacks on text: a real model, and the chain from a worker's file to its evidence.
 
-A cheat (`peers.calibration.workers`, or any function of the work) hands in completions and proofs
+A cheat (`tests.attacks.cheats`, or any function of the work) hands in completions and proofs
 for the work that its order gives. The inspector and the prefill service judge its files in order,
 and its evidence adds up as in a validator, until it would be evicted.
 """
@@ -20,8 +20,7 @@ import trio
 from blake3 import blake3
 
 from peers.calibration.calibrate import EngineClass
-from peers.calibration.weights import Change, write_changed
-from peers.calibration.workers import Generates, HandedIn, Worker
+from peers.calibration.workers import Generates, HandedIn
 from peers.calibration.workload import Work
 from peers.demo.recipes import ENVIRONMENT, OPTIMISER, SAMPLING, THRESHOLDS
 from peers.demo.warmup import Warmup, warm_up
@@ -43,6 +42,8 @@ from swarm.rollouts.rollout import Finish, Rollout, Segment
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, ReadLimits, read
 from swarm.wire.manifest import Sampling
+from tests.attacks.cheats import Worker
+from tests.attacks.weights import Change, write_changed
 from tests.background import Ask
 from tests.orders import ORDER, submission_order
 from tests.rollouts.harness import single_turns

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from peers.calibration.calibrate import EngineClass, Kept, Measurement
-from peers.calibration.measure import Sample, sample
-from peers.calibration.thresholds import assess, propose
-from peers.calibration.weights import int8, write_changed
+from peers.calibration.calibrate import EngineClass, measure_pairs
+from peers.calibration.thresholds import propose
 from peers.calibration.workers import Generates
 from peers.calibration.workload import Workload
 from peers.demo.recipes import THRESHOLDS
 from swarm.wire.manifest import Sampling
+from tests.attacks.assessment import Judged, assess, judge
+from tests.attacks.weights import int8, write_changed
 from tests.calibration.deep_model import make_deep_model
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
@@ -30,19 +30,19 @@ CLASSES = [EngineClass("float32", "cpu"), EngineClass("bfloat16", "cpu")]
 
 def submissions(
     worker: Path, model: Path, sampling: Sampling, numbers: Sequence[int], dtype: str = "bfloat16"
-) -> list[Sample]:
+) -> list[Judged]:
     """What a bf16 validator finds of a worker's submissions."""
     engine, workload = EngineClass(dtype, "cpu").engine(worker), Workload(model, sampling)
     validator = CLASSES[1].engine(model)
-    return [sample(Generates(engine), validator, workload, n, "tried") for n in numbers]
+    return [judge(Generates(engine), validator, workload, n, "tried") for n in numbers]
 
 
 def check(model: Path, sampling: Sampling, aside: Path) -> None:
     honest = submissions(model, model, sampling, range(2))
     demo = assess(honest, THRESHOLDS)
     assert demo.refused == 2 and demo.tokens_until_eviction is not None
-    few = Measurement(model, Workload(model, sampling, grades=False), 1, Kept(None))
-    limits = propose(list(few.honest(CLASSES).values()))
+    few = measure_pairs(model, Workload(model, sampling, grades=False), CLASSES)
+    limits = propose([[each] for each in few.values()])
     judged = assess(honest, limits)
     assert judged.refused == 0, judged.refused_by
     assert judged.tokens_until_eviction is None and judged.log_capital < 3

@@ -12,7 +12,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from peers.calibration.weights import fp8
 from peers.engines.config import read_config
 from peers.engines.engine import Capabilities
 from peers.engines.native import NativeEngine
@@ -25,6 +24,7 @@ from peers.inference.settings import InferenceSettings
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.settings import PeerSettings
+from tests.attacks.weights import fp8
 
 CPU = torch.device("cpu")
 

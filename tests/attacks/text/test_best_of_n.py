@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from peers.calibration.workers import BestOf
+from tests.attacks.cheats import BestOf
 from tests.attacks.drawing import Drawing, Draws
 from tests.attacks.models import Arena
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from peers.calibration.workers import TakesTies
+from tests.attacks.cheats import TakesTies
 from tests.attacks.models import Arena
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import pytest
 
-from peers.calibration.workers import Generates, HandedIn, proven
+from peers.calibration.workers import Generates, HandedIn
 from peers.calibration.workload import Work
 from swarm.jobs import SubmissionOrder
 from swarm.wire.manifest import Sampling
+from tests.attacks.cheats import proven
 from tests.attacks.models import Arena
 
 

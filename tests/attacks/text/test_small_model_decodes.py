@@ -8,8 +8,8 @@ Cost: the swarm recomputes them; the cheat prefills everything, for nothing.
 
 from __future__ import annotations
 
-from peers.calibration import weights
-from peers.calibration.workers import Drafts
+from tests.attacks import weights
+from tests.attacks.cheats import Drafts
 from tests.attacks.models import FP32, Arena, without_last_layer
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import pytest
 
-from peers.calibration import weights
 from peers.engines.engine import Engine
+from tests.attacks import weights
 from tests.attacks.drawing import Drawing, Draws, Rule, within
 from tests.attacks.models import FP32, Arena
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import pytest
 
-from peers.calibration.workers import Generates, Nucleus
+from peers.calibration.workers import Generates
+from tests.attacks.cheats import Nucleus
 from tests.attacks.models import FP32, Arena
 
 

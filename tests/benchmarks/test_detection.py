@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peers.calibration.measure import bits, log_choices
+from benchmarks.detection import bits, log_choices
 
 
 @settings(deadline=None, max_examples=50)
