@@ -291,9 +291,8 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     ),
     "inference.starved": _starved,
     "validator.starved": _starved,
-    "inference.proofs_kept": lambda f: (
-        f"kept proofs of {f['proofs']} submissions that {_short(f['remote'])} has sealed"
-        + (f"; deleted the {f['dropped']} oldest to make room" if f["dropped"] else "")
+    "inference.proofs_deleted": lambda f: (
+        f"deleted the {f['proofs']} oldest receipts to make room for newer ones"
     ),
     "inference.proofs_not_kept": lambda f: (
         f"no proofs of sealed work from {_short(f['remote'])} yet: {f['reason']}; asking again"

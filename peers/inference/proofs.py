@@ -1,10 +1,8 @@
 """Proving a worker's own work for ever, before the ledger's entries about it are deleted.
 
-Validators delete entries one epoch after they are sealed. Until then they prove them under the root
-that the seal, and the next 1,024 seals, name. This worker fetches these proofs when it sees a newer
-seal, and keeps them (`swarm.ledger.proof_file`). Until then it keeps its receipts under the heads
-that it saw, so that it has them when the network is gone: a few seconds after each verdict, and
-once more before it leaves.
+Validators delete entries one epoch after they are sealed. This worker fetches the proofs of its own
+work a few seconds after each verdict, and once more before it leaves, and keeps them
+(`swarm.ledger.proof_file`): it has them when the entries, or the whole network, are gone.
 """
 
 from __future__ import annotations
@@ -14,16 +12,15 @@ from collections.abc import Iterable
 import trio
 
 from swarm.errors import PeerError
-from swarm.ledger.client import LedgerClient, open_ledger, own_head
+from swarm.ledger.client import open_ledger, own_head
 from swarm.ledger.proof_file import KeptProofs, Proven
-from swarm.ledger.receipts import receipts_from, sealed_proofs
+from swarm.ledger.receipts import receipts_from
 from swarm.node.run_node import RunNode
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
-from swarm.wire.messages import LogHead
 
 LOOK_SECONDS = 120.0
-"""Mean interval at which each validator is asked for its newest seal: one small request."""
+"""Mean interval at which each validator is asked for what came without a verdict heard."""
 
 SOON_SECONDS = 5.0
 """Mean time after a verdict until its validator is asked for the place in its log; verdicts that
@@ -44,8 +41,6 @@ class ProofKeeper:
         self._node = peer.node
         self._most_bytes = most_bytes
         self._kept = KeptProofs(peer.node.database, peer.run.id, most_bytes)
-        self._proven: dict[str, int] = {}
-        """By validator: the sealed entries of its log among which everything is proven."""
         self._silent: set[str] = set()
         """Validators that gave no proofs the last time, which is said once."""
         self._judging: set[str] = set()
@@ -60,7 +55,7 @@ class ProofKeeper:
         self._judged.set()
 
     async def run(self) -> None:
-        """Ask for proofs after verdicts, and look for new seals, until cancelled."""
+        """Ask for proofs after verdicts, and from time to time, until cancelled."""
         if not self._most_bytes:
             return
         await self._kept.open()
@@ -95,7 +90,6 @@ class ProofKeeper:
     async def _ask(self, named: Iterable[str]) -> None:
         """Ask validators for proofs, one after the other."""
         validators = self._peer.run.manifest.validator_ids()
-        self._proven = {name: self._proven.get(name, 0) for name in validators}
         self._silent &= set(validators)
         asked = [name for name in validators if name in named]
         self._judging.clear()
@@ -114,40 +108,15 @@ class ProofKeeper:
                 self._silent.add(validator)
 
     async def _prove(self, validator: PeerId) -> None:
-        """Keep the proofs of what a validator has logged and sealed since the last time."""
+        """Keep the proofs of what a validator has logged since the last time."""
         await self._node.reach(validator)
-        count = dropped = 0
+        deleted = 0
         async with open_ledger(self._node.transport, validator) as client:
-            sealed = await client.sealed_size(validator)
             head = await own_head(client)
-            await self._keep_unsealed(client, head, sealed)
-            if sealed <= self._proven[validator]:
-                return
-            if head.expect(LogHead).size < sealed:
-                raise PeerError(f"{validator} names a seal of more entries than its log has")
-            start: int | None = self._kept.next_index(validator, sealed=True)
-            while start is not None and start < sealed:
+            start: int | None = self._kept.next_index(validator)
+            while start is not None:
                 page, start = await receipts_from(client, head, start, self._peer.peer_id)
-                receipts = [each for each in page if each.index < sealed]
-                proofs = await sealed_proofs(client, head, receipts, sealed)
                 signed = self._peer.run.manifest_envelope
-                dropped += await self._kept.keep(
-                    [
-                        Proven(signed, receipt, sealed, proof)
-                        for receipt, proof in zip(receipts, proofs, strict=True)
-                    ]
-                )
-                count += len(receipts)
-        self._proven[validator] = sealed
-        if count:
-            self._node.events.emit(
-                "inference.proofs_kept", remote=validator, proofs=count, dropped=dropped
-            )
-
-    async def _keep_unsealed(self, client: LedgerClient, head: Envelope, sealed: int) -> None:
-        """Keep the receipts that no seal covers yet; their proofs under a seal replace them."""
-        start: int | None = max(sealed, self._kept.next_index(client.peer, sealed=False))
-        while start is not None:
-            page, start = await receipts_from(client, head, start, self._peer.peer_id)
-            signed = self._peer.run.manifest_envelope
-            await self._kept.keep([Proven(signed, receipt) for receipt in page])
+                deleted += await self._kept.keep([Proven(signed, receipt) for receipt in page])
+        if deleted:
+            self._node.events.emit("inference.proofs_deleted", proofs=deleted)

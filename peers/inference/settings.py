@@ -36,8 +36,8 @@ class InferenceSettings(ComputeSettings):
     leave_seconds: float = pydantic.Field(default=20.0, ge=0)
     """Most seconds to finish and deliver a submission after Ctrl-C or SIGTERM. 0: leave at once."""
     proofs_kept_bytes: int = pydantic.Field(default=64 * 2**20, ge=0)
-    """Room in the home for receipts and proofs of this peer's own work, and those under a seal; the
-    oldest make way. A proof takes a few kilobytes. 0: keep none."""
+    """Room in the home for the proven receipts of this peer's own work; the oldest make way. One
+    takes a few kilobytes. 0: keep none."""
     cuda_graphs: bool = False
     """vLLM: decode with CUDA graphs, which launch a step's kernels at once."""
     quantise: Literal["none", "fp8"] = "none"

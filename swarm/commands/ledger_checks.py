@@ -13,7 +13,6 @@ import typer
 from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
-from swarm.terminal.extras import require_extra
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
 from swarm.terminal.output import check_writable, print_json, write_text
 from swarm.terminal.untrusted import printable
@@ -21,22 +20,12 @@ from swarm.terminal.untrusted import printable
 if TYPE_CHECKING:
     from swarm.ledger.archive import Archive
     from swarm.ledger.audit import Audited
-    from swarm.ledger.proof_file import ProofFile
 
 Source = Annotated[
     Path | None,
     typer.Option(
         "--from",
         help="Home of a trainer or validator, or an export; default: ask the network.",
-    ),
-]
-
-SourceOrOwn = Annotated[
-    Path | None,
-    typer.Option(
-        "--from",
-        help="Home of a worker (its own receipts), trainer or validator, or an export; default: "
-        "ask the network.",
     ),
 ]
 
@@ -167,77 +156,36 @@ def prove(
     out: Annotated[Path, typer.Option(help="File for the proof; - is standard output.")] = Path(
         "-"
     ),
-    source: SourceOrOwn = None,
-    bootstrap: Bootstrap = None,
-    run: WhichRun = None,
+    home: Annotated[Path, typer.Option("--from", help="Home of the worker.")] = Path("~/.swarm"),
 ) -> None:
-    """Write a proof that a submission's verdict is in its validator's log.
+    """Write the proof, kept by the worker, that a verdict on its work is in its validator's log.
 
-    `swarm ledger verify FILE.json` checks it offline. With --from the home of a worker, the proof
-    is the one that the worker has kept; its validator may have deleted the entry since.
+    `swarm ledger verify FILE.json` checks it offline. The validator may have deleted the entry.
     """
-    from swarm.ledger import proof_file
-    from swarm.look.kept_proofs import keeps_proofs, kept_proof
+    from swarm.ledger.proof_file import file_of
+    from swarm.look.kept_proofs import kept_proof
 
     check_writable("--out", out, () if out == Path("-") else (".json",))
-    if source is not None and keeps_proofs(home := source.expanduser()):
-        written = proof_file.file_of(kept_proof(home, submission))
-    else:
-        written = _proof_from_logs(readable(source, bootstrap, run), submission)
-    write_text("--out", msgspec.json.format(msgspec.json.encode(written)).decode(), out)
-
-
-def _proof_from_logs(archive: Archive, submission: str) -> ProofFile:
-    from swarm.ledger import proof_file
-    from swarm.ledger.entries import Judged
-    from swarm.look.why import submission_named
-
-    digest = submission_named(archive, submission)
-    judge = archive.state.judges.get(digest)
-    index = next(
-        record.index
-        for record in archive.records
-        if isinstance(record.entry, Judged)
-        and record.entry.submission == digest
-        and judge in (None, record.owner)
-    )
-    if judge is None:
-        raise UserError(f"no validator of the run has judged {digest.hex()}")
-    try:
-        receipt = proof_file.receipt_in(archive.log(judge), index)
-    except ValueError as error:
-        raise UserError(f"{error}; ask the network instead of --from") from error
-    written = proof_file.written(archive, receipt)
-    if not written.sealed_size and archive.manifest.limits.epoch_entries:
-        print(
-            "note: no seal covers this entry yet; prove it again after the next seal for a proof "
-            "that can be held against the log after the entry is pruned",
-            file=sys.stderr,
-        )
-    return written
+    proof = file_of(kept_proof(home.expanduser(), submission))
+    write_text("--out", msgspec.json.format(msgspec.json.encode(proof)).decode(), out)
 
 
 @exits
 def export(
     out: Annotated[Path, typer.Option(help="File to write.")],
-    format: Annotated[str, typer.Option(help="parquet, csv or jsonl.")] = "jsonl",
     source: Source = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
 ) -> int:
-    """Write the entries of all logs, the signed heads and verdicts, and the credits to a table.
+    """Write the entries of all logs, signed heads and verdicts, and credits as lines of JSON.
 
     Each row has the signed or hashed bytes, so `swarm ledger verify FILE` can check it again.
     """
-    from swarm.look.archives import FORMATS, write_export
+    from swarm.look.archives import write_export
 
-    if format not in FORMATS:
-        raise UserError(f"--format is {format!r}; there are: {', '.join(FORMATS)}")
-    if format == "parquet":
-        require_extra("infer", "swarm ledger export --format parquet")
-    check_writable("--out", out, (f".{format}",))
+    check_writable("--out", out, (".jsonl",))
     archive = readable(source, bootstrap, run)
-    rows = write_export(archive, out, format)
+    rows = write_export(archive, out)
     print(numbered(f"{rows:,} rows in {out}"))
     report(archive)
     return 1 if archive.problems else 0

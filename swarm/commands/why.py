@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm.commands.ledger_checks import SourceOrOwn, readable, readable_archive, report
+from swarm.commands.ledger_checks import readable, readable_archive, report
 from swarm.errors import UserError
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
@@ -33,7 +33,14 @@ def why(
             help="Hash of a submission or id of a peer, or its beginning or end; or a step."
         ),
     ],
-    source: SourceOrOwn = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Home of a worker (its own receipts), trainer or validator, or an export; "
+            "default: ask the network.",
+        ),
+    ] = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
     logs: Annotated[

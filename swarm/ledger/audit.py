@@ -1,9 +1,7 @@
 """Checking copies of logs: signatures, contents, and whether all signed heads fit one history.
 
-A kept receipt is held against its validator's log as it is now, which may have pruned the entry.
-
-What a log has pruned it still commits to: by the hashes that it keeps for signed heads that are not
-older than these, and by the roots that its seals name.
+A kept receipt is held against its validator's log as it is now. What the log has pruned it still
+commits to by the hashes that it keeps, for signed heads that are not older than these.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from swarm.ledger.entries import (
     decode,
     judged,
 )
-from swarm.ledger.epochs import records_of, seals_in
 from swarm.ledger.forks import contradiction
 from swarm.ledger.proof_file import Proven
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
@@ -267,31 +264,8 @@ def anchor(proven: Proven, archive: Archive) -> Anchor:
         return Anchor(
             True, f"it is pruned, and one of the {receipt.log_size} entries that the log began with"
         )
-    return _sealed(proven, log)
-
-
-def _sealed(proven: Proven, log: LogCopy) -> Anchor:
-    """Hold a receipt against the roots that the seals of the log name."""
-    receipt = proven.receipt
-    leaf, roots = merkle.leaf_hash(receipt.entry), sealed_roots(log)
-    for size, proof in ((receipt.log_size, receipt.proof), (proven.sealed_size, proven.sealed)):
-        if size not in roots:
-            continue
-        if not merkle.verify_inclusion(leaf, receipt.index, size, list(proof), roots[size]):
-            return Anchor(False, f"it is not among the {size} entries that were sealed")
-        return Anchor(True, f"it is pruned, and one of the {size} entries that were sealed")
     return Anchor(
         None,
         f"it is pruned, and was proven under {receipt.log_size} entries, of which the log keeps no "
-        "root; the validator's signature stands by itself. Prove work again after the next seal",
+        "root; the validator's signature stands by itself",
     )
-
-
-def sealed_roots(log: LogCopy) -> dict[int, bytes]:
-    """The root of each sealed size of a log that its seals name."""
-    found: dict[int, bytes] = {}
-    for _, seal in seals_in(records_of(log.owner, log.origin.start, log.entries)):
-        found |= {earlier.size: earlier.root for earlier in seal.earlier}
-        if (covered := seal.log(log.owner)) is not None:
-            found[covered.size] = covered.root
-    return found

@@ -68,11 +68,6 @@ class LedgerClient:
         answer = await self._ask(wire.OriginRequest(owner), wire.Origin)
         return Origin(answer.start, answer.hashes)
 
-    async def sealed_size(self, owner: str) -> int:
-        """How many entries the newest seal in the peer's copy of `owner`'s log covers, as the peer
-        says; 0 without a seal, and from older builds."""
-        return (await self._ask(wire.OriginRequest(owner), wire.Origin)).sealed
-
     async def entries_or_origin(
         self, owner: str, start: int, count: int
     ) -> tuple[list[bytes], Origin | None]:

@@ -212,17 +212,6 @@ class SealedLog(_Struct, frozen=True, kw_only=True):
     pruned."""
 
 
-class SealedRoot(_Struct, frozen=True):
-    """Size and root of a log at one of its seals."""
-
-    size: Count
-    root: Digest
-
-
-SEALED_ROOTS_MAX = 1024
-"""Roots of earlier seals that a seal repeats."""
-
-
 class Sealed(_Struct, frozen=True, kw_only=True, tag="sealed"):
     """Seals an epoch. The `block` entries before it carry what the next epochs need of it."""
 
@@ -237,8 +226,6 @@ class Sealed(_Struct, frozen=True, kw_only=True, tag="sealed"):
     totals: Digest
     """Digest of the workers' totals."""
     block: Count
-    earlier: Annotated[list[SealedRoot], Meta(max_length=SEALED_ROOTS_MAX)] = []
-    """This log at its earlier seals, the newest last."""
 
     def log(self, owner: str) -> SealedLog | None:
         """How much of one log is covered."""

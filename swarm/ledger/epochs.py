@@ -17,7 +17,6 @@ from blake3 import blake3
 from swarm.ledger.capital import Capitals
 from swarm.ledger.entries import (
     LASTING,
-    SEALED_ROOTS_MAX,
     Carried,
     CheckpointPublished,
     Consumed,
@@ -27,7 +26,6 @@ from swarm.ledger.entries import (
     Sealed,
     SealedCapital,
     SealedLog,
-    SealedRoot,
     SealedWorker,
     decode,
     encode,
@@ -73,11 +71,6 @@ def first_needed(log: Iterable[Record], frontier: Frontier) -> int | None:
         if needed:
             return record.index
     return None
-
-
-def last_seal(log: Sequence[Record]) -> Sealed | None:
-    """The newest seal of a log."""
-    return next((r.entry for r in reversed(log) if isinstance(r.entry, Sealed)), None)
 
 
 def _block(log: Sequence[Record], seal: Sealed) -> list[Entry]:
@@ -151,7 +144,7 @@ def base_at(log: Sequence[Record], at: int) -> Base | None:
 
 def stated(seal: Sealed) -> bytes:
     """What a seal says of the run: equal for all peers that agree."""
-    return encode(msgspec.structs.replace(seal, block=0, earlier=[]))
+    return encode(msgspec.structs.replace(seal, block=0))
 
 
 @dataclass(frozen=True)
@@ -204,7 +197,6 @@ class Epoch:
     def block(self, log: Sequence[Record], owner: str) -> list[Entry]:
         """The block of entries that seals `owner`'s log, of which `log` are the covered ones."""
         covered = next(each for each in self.logs if each.owner == owner)
-        earlier = last_seal(log)
         carried = [
             Carried(position=index, entry=raw)
             for raw, index in _lasting(log, covered.first).items()
@@ -214,9 +206,6 @@ class Epoch:
             _sealed_worker(worker, total, capitals.get(worker, Capitals()).sealed())
             for worker, total in sorted(self.totals.items())
         ]
-        roots: list[SealedRoot] = []
-        if earlier is not None and (before := earlier.log(owner)) is not None:
-            roots = [*earlier.earlier, SealedRoot(before.size, before.root)][-SEALED_ROOTS_MAX:]
         seal = Sealed(
             epoch=self.number,
             lineage=self.frontier.lineage,
@@ -225,7 +214,6 @@ class Epoch:
             rules=self.rules,
             totals=totals_digest(self.totals),
             block=len(carried) + len(workers),
-            earlier=roots,
         )
         return [*carried, *workers, seal]
 

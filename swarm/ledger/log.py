@@ -210,11 +210,6 @@ class Log:
         self._check_kept(old or new)  # the proof from nothing is empty
         return merkle.consistency_proof(old, new, self._stored)
 
-    def newest_seal(self) -> bytes | None:
-        """The entry of the newest seal in this log."""
-        rows = self._database.read(_NEWEST_SEAL, (self.owner, self.owner))
-        return bytes(rows[0][0]) if rows else None
-
     def _check(self, size: int) -> None:
         held = self.size()
         if size > held:
@@ -235,10 +230,6 @@ class Log:
 _SIZE = (
     "SELECT COALESCE(MAX(position) + 1, (SELECT position FROM starts WHERE owner = ?), 0) "
     "FROM entries WHERE owner = ? ORDER BY 1"
-)
-_NEWEST_SEAL = (
-    "SELECT entry FROM entries WHERE owner = ? AND position = "
-    "(SELECT MAX(position) FROM seals WHERE owner = ?) ORDER BY position"
 )
 _START = "SELECT position FROM starts WHERE owner = ? ORDER BY 1"
 _NODE = "SELECT hash FROM nodes WHERE owner = ? AND level = ? AND position = ? ORDER BY hash"

@@ -141,17 +141,12 @@ def verify_inclusion(
     leaf: bytes, index: int, size: int, proof: Sequence[bytes], root_hash: bytes
 ) -> bool:
     """Whether `proof` proves leaf hash `leaf` at `index` under `root_hash` (RFC 9162 §2.1.3.2)."""
-    return root_by_inclusion(leaf, index, size, proof) == root_hash
-
-
-def root_by_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes]) -> bytes | None:
-    """The root under which `proof` proves leaf hash `leaf` at `index`; None if there is none."""
     if not 0 <= index < size:
-        return None
+        return False
     first, last, value = index, size - 1, leaf
     for sibling in proof:
         if last == 0:
-            return None
+            return False
         if first % 2 == 1 or first == last:
             value = node_hash(sibling, value)
             while first % 2 == 0 and first != 0:
@@ -159,7 +154,7 @@ def root_by_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes]
         else:
             value = node_hash(value, sibling)
         first, last = first >> 1, last >> 1
-    return value if last == 0 else None
+    return last == 0 and value == root_hash
 
 
 def verify_consistency(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm.errors import PeerError
@@ -109,28 +108,6 @@ async def receipts_from(
             raise PeerError(f"{peer} sent a bad receipt for entry {item.index}: {problem}")
         receipts.append(receipt)
     return receipts, indices[-1] + 1
-
-
-async def sealed_proofs(
-    client: LedgerClient, head: Envelope, receipts: Sequence[Receipt], size: int
-) -> list[list[bytes]]:
-    """Fetch the inclusion proofs of a page of receipts under the first `size` entries of the log.
-
-    Raises `PeerError` if they do not hold, or if `head` does not extend that log.
-    """
-    peer, newest = client.peer, head.expect(LogHead)
-    proofs = await client.inclusions(peer, [each.index for each in receipts], size)
-    roots = {
-        merkle.root_by_inclusion(merkle.leaf_hash(each.entry), each.index, size, proof)
-        for each, proof in zip(receipts, proofs, strict=True)
-    }
-    for root in roots:
-        consistent = root is not None and merkle.verify_consistency(
-            size, newest.size, root, newest.root, await client.consistency(peer, size, newest.size)
-        )
-        if not consistent:
-            raise PeerError(f"{peer} sent a bad proof under the {size} entries of its newest seal")
-    return proofs
 
 
 async def reinstatement_in_log(client: LedgerClient, peer: str) -> Record | None:

@@ -319,16 +319,6 @@ class Books:
         return [bytes(raw) for (raw,) in rows]
 
 
-def sealed_size(log: Log) -> int:
-    """How many entries of a log its newest seal covers; 0 without a seal."""
-    raw = log.newest_seal()
-    if raw is None:
-        return 0
-    seal = decode(raw)
-    covered = seal.log(log.owner) if isinstance(seal, Sealed) else None
-    return covered.size if covered is not None else 0
-
-
 def _difference(seal: Sealed, own: Sealed) -> str:
     """What a seal states that this peer does not find."""
     if seal.logs != own.logs:

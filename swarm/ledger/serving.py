@@ -14,7 +14,6 @@ from swarm.ledger.client import LedgerClient
 from swarm.ledger.faults import FaultStore
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
-from swarm.ledger.sealing import sealed_size
 from swarm.transport import Stream, Transport
 from swarm.transport.rates import TokenBucket, TokenBuckets
 from swarm.wire.envelope import Envelope
@@ -363,7 +362,7 @@ async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
         count = _fitting(log.entry_sizes(request.start, request.count))
         return wire.Entries(log.entries(request.start, count))
     if isinstance(request, wire.OriginRequest):
-        return wire.Origin(log.start(), log.peaks(), sealed_size(log))
+        return wire.Origin(log.start(), log.peaks())
     if isinstance(request, wire.InclusionsRequest):
         return wire.Proofs([log.inclusion(index, request.size) for index in request.indices])
     return wire.Proof(log.consistency(request.old, request.new))

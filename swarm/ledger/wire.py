@@ -178,8 +178,6 @@ class Origin(_Struct, frozen=True, tag="origin"):
     """Index of the first entry that is not pruned."""
     hashes: _Hashes
     """The largest complete subtrees before it, from left to right."""
-    sealed: Count = 0
-    """How many entries of the log its newest seal covers. Builds before 2026-11-24 say nothing."""
 
 
 class Proof(_Struct, frozen=True, tag="proof"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from swarm.errors import PeerError, UserError
 from swarm.ledger import merkle
-from swarm.ledger.archive import Archive, Row
+from swarm.ledger.archive import Archive
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.mirror import Origin
@@ -26,11 +25,6 @@ from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.identity import KEY_FILE, check_home_identity, id_in_home, load_or_create
 from swarm.wire.messages import LogHead
 from swarm.world.home import check_format
-
-FORMATS = ("jsonl", "csv", "parquet")
-
-CSV_FIELD_BYTES_MAX = 1 << 20
-"""Longest field of a CSV file: an eviction's entry has 68 KiB, twice as many hexadecimal digits."""
 
 
 def find_archive(source: Path | None, bootstrap: Sequence[str] | None, run: str | None) -> Archive:
@@ -171,8 +165,6 @@ def _fill(archive: Archive, own: str, rows: Rows) -> None:
 
 def _origins(rows: Rows) -> Iterator[tuple[str, Origin]]:
     """Where each pruned log in a home begins."""
-    if not rows("SELECT 1 FROM sqlite_master WHERE name = 'starts'"):
-        return  # written by an earlier version
     node = "SELECT hash FROM nodes WHERE owner = ? AND level = ? AND position = ?"
     for owner, start in rows("SELECT owner, position FROM starts ORDER BY owner"):
         peaks = [rows(node, owner, *place)[0][0] for place in merkle.peaks_of(start)]
@@ -203,72 +195,23 @@ def _reading(database: Path) -> Iterator[Rows]:
 # --- exports ---------------------------------------------------------------------------------
 
 
-def write_export(archive: Archive, path: Path, format: str) -> int:
-    """Write an archive as a table; returns the number of rows."""
+def write_export(archive: Archive, path: Path) -> int:
+    """Write an archive as lines of JSON; returns the number of rows."""
     rows = list(archive.rows())
     try:
-        if format == "jsonl":
-            with path.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
-        elif format == "csv":
-            with path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, _columns(rows))
-                writer.writeheader()
-                writer.writerows(map(_flat, rows))
-        else:
-            _write_parquet(rows, path)
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
     except OSError as error:
         raise UserError(f"--out {path} cannot be written ({error.strerror})") from error
     return len(rows)
 
 
-def _columns(rows: Sequence[Row]) -> list[str]:
-    """The columns of all rows; `raw`, which is long, comes last."""
-    names = dict.fromkeys(name for row in rows for name in row if name != "raw")
-    return [*names, "raw"]
-
-
-def _flat(row: Row) -> Row:
-    """A row whose lists and structures are JSON text, for formats that have none."""
-    return {
-        name: json.dumps(value) if isinstance(value, (list, dict)) else value
-        for name, value in row.items()
-    }
-
-
-def _write_parquet(rows: Sequence[Row], path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    flat = [_flat(row) for row in rows]
-    columns = {name: [row.get(name) for row in flat] for name in _columns(rows)}
-    pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd")
-
-
 def read_export(path: Path) -> Archive:
     """Read a file that `write_export` wrote; raises `UserError`."""
     try:
-        return Archive.of_rows(_read_rows(path))
+        with path.open(encoding="utf-8") as file:
+            return Archive.of_rows(map(json.loads, file))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError, csv.Error) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no export of a ledger: {error}") from error
-
-
-def _read_rows(path: Path) -> Iterator[Row]:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet
-
-        names = ["owner", "index", "type", "raw"]
-        yield from pyarrow.parquet.read_table(path, columns=names).to_pylist()
-    elif path.suffix == ".csv":
-        csv.field_size_limit(CSV_FIELD_BYTES_MAX)
-        with path.open(encoding="utf-8", newline="") as file:
-            yield from csv.DictReader(file)
-    else:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError("a line is no JSON object")
-                yield row

@@ -32,11 +32,10 @@ def kept_proof(home: Path, prefix: str) -> Proven:
     Of several validators' verdicts, the newest acceptance, else the newest.
     """
     database = _database(home)
-    names = {name for (name,) in home_rows(database, "SELECT lower(hex(submission)) FROM proofs")}
+    names = {name for (name,) in home_rows(database, "SELECT lower(hex(submission)) FROM receipts")}
     if not names:
         raise UserError(
-            f"{home} keeps no proof yet: a worker asks for them a few seconds after each verdict; "
-            "ask the network with --bootstrap until then"
+            f"{home} keeps no proof yet: a worker asks for them a few seconds after each verdict"
         )
     submission = bytes.fromhex(resolve(prefix.lower(), names, "submission", str(home)))
     try:
@@ -52,8 +51,7 @@ def kept_archive(home: Path, run: str | None) -> Archive:
     database = _database(home)
     manifests: dict[str, Envelope] = {}
     signed = home_rows(database, "SELECT envelope FROM proof_manifests")
-    if _has_table(database, "own_expulsions"):  # older homes have none
-        signed += home_rows(database, "SELECT manifest FROM own_expulsions")
+    signed += home_rows(database, "SELECT manifest FROM own_expulsions")
     for (raw,) in signed:
         with suppress(Dropped):
             manifest = open_envelope(raw)
@@ -92,19 +90,13 @@ def _database(home: Path) -> Path:
     """The file that holds a worker's proofs; raises `UserError` if it holds none."""
     check_format(home)
     database = home / "peer.sqlite"
-    if not _has_table(database, "proofs"):
+    if not home_rows(database, "SELECT 1 FROM sqlite_master WHERE name = 'receipts'"):
         raise UserError(f"{home} keeps no proofs: only workers keep them")
     return database
 
 
-def _has_table(database: Path, name: str) -> bool:
-    return bool(home_rows(database, "SELECT 1 FROM sqlite_master WHERE name = ?", name))
-
-
 def _expulsions(database: Path, archive: Archive) -> Iterator[Record]:
     """The eviction and the reinstatement that the worker heard before it left."""
-    if not _has_table(database, "own_expulsions"):
-        return
     run = Run(archive.signed)
     for (raw,) in home_rows(
         database, "SELECT envelope FROM own_expulsions WHERE run = ?", archive.run

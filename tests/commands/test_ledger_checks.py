@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -18,7 +21,8 @@ from swarm.ledger.entries import Admitted, Evicted, decode, encode
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Log
 from swarm.ledger.proof_file import KeptProofs, Proven
-from swarm.look.archives import FORMATS, archive_in_home, fetch_archive, read_export, write_export
+from swarm.ledger.receipts import Receipt
+from swarm.look.archives import archive_in_home, fetch_archive, read_export, write_export
 from swarm.look.why import (
     about_peer,
     about_submission,
@@ -30,7 +34,6 @@ from swarm.look.why import (
 from swarm.look.why_step import about_step, step_lines
 from swarm.run.run import Run
 from swarm.wire.envelope import open_envelope
-from swarm.wire.identity import load_or_create
 from swarm.wire.messages import Check, Eviction, Evidence, LogHead, Reinstatement
 from swarm.world.disk import LocalDisk
 from swarm.world.home import FORMAT_FILE, HOME_FORMAT
@@ -46,6 +49,7 @@ from tests.ledger.harness import (
     Swarm,
     identity,
     in_virtual_time,
+    receipts,
     sealed,
     verdict_at,
 )
@@ -66,9 +70,13 @@ REFUSED: dict[str, Any] = {
 }
 
 
-def collected(tmp_path: Path) -> Archive:
-    """The archive of a run in which Alice accepted three submissions and refused and evicted."""
-    found: list[Archive] = []
+Seen = tuple[Archive, list[Receipt]]
+
+
+def collected(tmp_path: Path) -> Seen:
+    """The archive of a run in which Alice accepted three submissions, and refused one and evicted
+    its worker, and the worker's receipts."""
+    found: list[Seen] = []
 
     async def main() -> None:
         lab = Swarm(tmp_path)
@@ -83,7 +91,8 @@ def collected(tmp_path: Path) -> Archive:
             await alice.trusted.append_verdict(verdict_at(9, WORKER, **REFUSED))
             await alice.trusted.evict(WORKER.peer_id, "another policy", LIE, 0.5, 1.0)
             await bob.until(lambda: _mirrored(bob) == 5, "bob mirrors alice")
-            found.append(await fetch_archive(onlooker.node, Run(lab.manifest)))
+            archive = await fetch_archive(onlooker.node, Run(lab.manifest))
+            found.append((archive, await receipts(onlooker.node, ALICE.peer_id, WORKER.peer_id)))
 
     in_virtual_time(main)
     return found[0]
@@ -96,8 +105,45 @@ def _mirrored(peer: Peer) -> int:
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return collected(tmp_path_factory.mktemp("ledger"))
+
+
+@pytest.fixture(scope="module")
+def archive(seen: Seen) -> Archive:
+    return seen[0]
+
+
+@pytest.fixture(scope="module")
+def kept(seen: Seen) -> list[Receipt]:
+    """The worker's receipts; the last one is of its refused submission."""
+    return seen[1]
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Path:
+    """The home of the worker."""
+    home = formatted(tmp_path / "worker")
+    (home / "identity.key").write_text(WORKER.seed.hex())
+    (home / "identity.key").chmod(0o600)
+    (home / "identity.pub").write_text(f"{WORKER.peer_id}\n")
+    return home
+
+
+def keep(
+    home: Path, archive: Archive, receipts: Sequence[Receipt], evictions: Sequence[Evicted] = ()
+) -> None:
+    """Let the worker of a home be admitted, and keep receipts and its evictions."""
+
+    async def main() -> None:
+        kept = KeptProofs(LocalDisk(home).database("peer.sqlite"), archive.run, 1 << 20)
+        await kept.open()
+        await kept.keep([Proven(archive.signed, receipt) for receipt in receipts])
+        expulsions = [open_envelope(each.envelope) for each in evictions]
+        await kept.keep_expulsions(archive.signed, expulsions)
+        assert not receipts or kept.next_index(ALICE.peer_id) == receipts[-1].index + 1
+
+    trio.run(main)
 
 
 def formatted(home: Path) -> Path:
@@ -136,10 +182,9 @@ def test_the_log_of_a_silent_peer_is_read_from_a_mirror(tmp_path: Path) -> None:
     in_virtual_time(main)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_an_export_can_be_checked_again(archive: Archive, tmp_path: Path, format: str) -> None:
-    file = tmp_path / f"run.{format}"
-    rows = write_export(archive, file, format)
+def test_an_export_can_be_checked_again(archive: Archive, tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    rows = write_export(archive, file)
     again = read_export(file)
     assert again.run == archive.run
     assert {owner: log.entries for owner, log in again.logs.items() if log.entries} == {
@@ -147,7 +192,7 @@ def test_an_export_can_be_checked_again(archive: Archive, tmp_path: Path, format
     }
     assert problems(again) == ""
     assert again.state == archive.state
-    assert write_export(again, file, format) == rows
+    assert write_export(again, file) == rows
     outcome = swarm("ledger", "verify", file)
     assert outcome.status == 0, outcome.errors
     assert f"{ALICE.peer_id} (validator): sound, 5 entries" in outcome.output
@@ -171,8 +216,7 @@ def test_what_is_no_export_is_refused(tmp_path: Path) -> None:
         ("half.jsonl", '{"type": "head", "owner": "x", "raw": "00"}\n'),
         ("torn.jsonl", '{"type": "mani'),
         ("other.csv", "a,b\n1,2\n"),
-        ("hex.csv", "owner,index,type,raw\n,,manifest,zz\n"),
-        ("wide.csv", "owner,index,type,raw\n" + "z" * (2 << 20)),
+        ("hex.jsonl", '{"type": "manifest", "owner": "", "raw": "zz"}\n'),
     ):
         (tmp_path / name).write_text(text)
         assert "is no export of a ledger" in complaint("ledger", "verify", tmp_path / name)
@@ -182,7 +226,7 @@ def test_what_is_no_export_is_refused(tmp_path: Path) -> None:
 
 def test_an_eviction_that_nobody_signed_is_passed_over(archive: Archive, tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
-    write_export(archive, file, "jsonl")
+    write_export(archive, file)
     raw = encode(Evicted(peer=WORKER.peer_id, reason="", envelope=b"nothing"))
     row = {"owner": BOB.peer_id, "index": 0, "type": "evicted", "raw": raw.hex()}
     with file.open("a") as lines:
@@ -193,7 +237,7 @@ def test_an_eviction_that_nobody_signed_is_passed_over(archive: Archive, tmp_pat
 
 def test_a_changed_entry_is_found(archive: Archive, tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
-    write_export(archive, file, "jsonl")
+    write_export(archive, file)
     lines = file.read_text().splitlines()
     entry = next(i for i, line in enumerate(lines) if '"type": "judged"' in line)
     row = json.loads(lines[entry])
@@ -254,11 +298,18 @@ def test_entries_that_their_owner_may_not_write_are_found(tmp_path: Path) -> Non
 # --- proofs ----------------------------------------------------------------------------------
 
 
-def test_a_receipt_is_proven_offline(archive: Archive, tmp_path: Path) -> None:
+def test_a_receipt_is_proven_offline(
+    archive: Archive, kept: list[Receipt], worker: Path, tmp_path: Path
+) -> None:
     table, file = tmp_path / "run.jsonl", tmp_path / "receipt.json"
-    write_export(archive, table, "jsonl")
-    prefix = LIE.hex()[:13]
-    assert swarm("ledger", "prove", prefix, "--from", table, "--out", file).status == 0
+    proving = ("--from", worker, "--out", file)
+    (worker / "peer.sqlite").touch()
+    assert "keeps no proofs: only workers keep them" in complaint("ledger", "prove", "0", *proving)
+    keep(worker, archive, [])
+    assert "keeps no proof yet" in complaint("ledger", "prove", "0", *proving)
+    keep(worker, archive, kept)
+    assert "has no submission 'eeee'" in complaint("ledger", "prove", "eeee", *proving)
+    assert swarm("ledger", "prove", LIE.hex()[:13], *proving).status == 0
     outcome = swarm("ledger", "verify", file)
     assert outcome.status == 0, outcome.errors
     assert f"was refused by {ALICE.peer_id}, a validator of the run {archive.run}" in outcome.output
@@ -266,21 +317,17 @@ def test_a_receipt_is_proven_offline(archive: Archive, tmp_path: Path) -> None:
     other = swarm("ledger", "verify", file, "--owner", BOB.peer_id)
     assert other.status == 1 and "belongs to" in other.errors
     assert file.stat().st_size < 8192
+    write_export(archive, table)
+    outcome = swarm("ledger", "verify", file, "--from", table)
+    assert outcome.status == 0 and "it is entry 3 of the 5 that the log has now" in outcome.output
 
 
-def test_a_changed_proof_proves_nothing(archive: Archive) -> None:
-    log = archive.logs[ALICE.peer_id]
-    receipt = proof_file.receipt_in(log, 1)
-    file = proof_file.written(archive, receipt)
-    fields = {name: getattr(file, name) for name in file.__struct_fields__}
-    other = proof_file.written(archive, proof_file.receipt_in(log, 2))
+def test_a_changed_proof_proves_nothing(archive: Archive, kept: list[Receipt]) -> None:
+    file, other = (proof_file.file_of(Proven(archive.signed, kept[index])) for index in (1, 2))
 
-    def problem(**changes: object) -> str | None:
-        changed = proof_file.ProofFile(**{**fields, **changes})
-        return proof_file.read(json.dumps(changed_fields(changed)).encode()).problem()
-
-    def changed_fields(changed: proof_file.ProofFile) -> dict[str, object]:
-        return {name: getattr(changed, name) for name in changed.__struct_fields__}
+    def problem(**changes: Any) -> str | None:
+        changed = msgspec.structs.replace(file, **changes)
+        return proof_file.read(msgspec.json.encode(changed)).problem()
 
     assert problem() is None
     assert problem(index=2) is not None
@@ -295,123 +342,45 @@ def test_a_changed_proof_proves_nothing(archive: Archive) -> None:
         proof_file.read(b"{}")
 
 
-def test_a_worker_proves_its_work_from_its_own_home(archive: Archive, tmp_path: Path) -> None:
-    home, out = formatted(tmp_path / "worker"), tmp_path / "receipt.json"
-    receipt = proof_file.receipt_in(archive.logs[ALICE.peer_id], 1)
-    name = receipt.verdict.submission.hex()
-
-    def proving(prefix: str) -> list[str | Path]:
-        return ["ledger", "prove", prefix, "--from", home, "--out", out]
-
-    async def main() -> None:
-        disk = LocalDisk(home)
-        database = disk.database("peer.sqlite")
-        await database.transact(lambda connection: None)
-        assert "keeps no proofs: only workers keep them" in complaint(*proving(name))
-        kept = KeptProofs(database, archive.run, 1 << 20)
-        await kept.open()
-        assert "keeps no proof yet" in complaint(*proving(name))
-        await kept.keep([Proven(archive.signed, receipt, 3, [b"\0" * 32])])
-        assert kept.next_index(ALICE.peer_id, sealed=True) == receipt.index + 1
-
-    trio.run(main)
-    assert swarm(*proving(name[:9])).status == 0
-    outcome = swarm("ledger", "verify", out)
-    assert outcome.status == 0 and f"proven: submission {name}" in outcome.output
-    assert "has no submission 'ffff'" in complaint(*proving("ffff"))
-
-
-def test_an_evicted_worker_reads_why_without_the_network(archive: Archive, tmp_path: Path) -> None:
-    home = formatted(tmp_path / "worker")
-    (home / "identity.key").write_text(WORKER.seed.hex())
-    (home / "identity.key").chmod(0o600)
-    (home / "identity.pub").write_text(f"{WORKER.peer_id}\n")
-    log = archive.logs[ALICE.peer_id]
-    evicted = decode(log.entries[4])
-    assert isinstance(evicted, Evicted)
-
-    async def main() -> None:
-        kept = KeptProofs(LocalDisk(home).database("peer.sqlite"), archive.run, 1 << 20)
-        await kept.open()
-        await kept.keep([Proven(archive.signed, proof_file.receipt_in(log, 3))])
-        await kept.keep_expulsions(archive.signed, [open_envelope(evicted.envelope)])
-
-    trio.run(main)
-    assert "evicted another policy" in swarm("ledger", "--from", home).output
-    for named in (WORKER.peer_id, "worker"):
-        told = swarm("why", named, "--from", home).output
-        assert "evicted on" in told and "another policy" in told
-        assert LIE.hex() in told
-
-    async def admitted_again() -> None:
-        await KeptProofs(LocalDisk(home).database("peer.sqlite"), archive.run, 1 << 20).open()
-
-    trio.run(admitted_again)
-    assert "evicted" not in swarm("ledger", "--from", home).output
-
-
-def test_a_worker_that_is_evicted_before_its_first_receipt_reads_why(
-    archive: Archive, tmp_path: Path
+def test_an_evicted_worker_reads_why_without_the_network(
+    archive: Archive, kept: list[Receipt], worker: Path
 ) -> None:
-    home = formatted(tmp_path / "worker")
-    (home / "identity.key").write_text(WORKER.seed.hex())
-    (home / "identity.key").chmod(0o600)
     evicted = decode(archive.logs[ALICE.peer_id].entries[4])
     assert isinstance(evicted, Evicted)
+    keep(worker, archive, [], [evicted])
+    assert "evicted another policy" in swarm("ledger", "--from", worker).output, "before a receipt"
+    keep(worker, archive, kept, [evicted])
+    for named in (WORKER.peer_id, "worker"):
+        told = swarm("why", named, "--from", worker).output
+        assert "evicted on" in told and "another policy" in told
+        assert LIE.hex() in told
+    keep(worker, archive, [])
+    assert "evicted" not in swarm("ledger", "--from", worker).output, "it is admitted again"
 
-    async def main() -> None:
-        kept = KeptProofs(LocalDisk(home).database("peer.sqlite"), archive.run, 1 << 20)
-        await kept.open()
-        await kept.keep_expulsions(archive.signed, [open_envelope(evicted.envelope)])
 
-    trio.run(main)
-    assert "evicted another policy" in swarm("ledger", "--from", home).output
-
-
-def test_a_worker_reads_its_receipts_without_the_network(archive: Archive, tmp_path: Path) -> None:
-    home = formatted(tmp_path / "worker")
-    load_or_create(home / "identity.key")
-    receipts = [proof_file.receipt_in(archive.logs[ALICE.peer_id], index) for index in (1, 2)]
-    names = [receipt.verdict.submission.hex() for receipt in receipts]
-
-    async def main() -> None:
-        database = LocalDisk(home).database("peer.sqlite")
-        kept = KeptProofs(database, archive.run, 1 << 20)
-        await kept.open()
-        assert "keeps no receipt yet" in complaint("ledger", "--from", home)
-        await kept.keep([Proven(archive.signed, receipt) for receipt in receipts])
-        assert kept.next_index(ALICE.peer_id, sealed=True) == 0
-        assert kept.next_index(ALICE.peer_id, sealed=False) == receipts[1].index + 1
-
-    trio.run(main)
-    outcome = swarm("ledger", "--from", home, "--json")
+def test_a_worker_reads_its_receipts_without_the_network(
+    archive: Archive, kept: list[Receipt], worker: Path, tmp_path: Path
+) -> None:
+    some = kept[1:3]
+    names = [receipt.verdict.submission.hex() for receipt in some]
+    keep(worker, archive, [])
+    assert "keeps no receipt yet" in complaint("ledger", "--from", worker)
+    keep(worker, archive, some)
+    outcome = swarm("ledger", "--from", worker, "--json")
     assert outcome.status == 0
     told = json.loads(outcome.output)
     assert [row["submission"] for row in told["receipts"]] == names
-    explained = swarm("why", names[0], "--from", home)
+    explained = swarm("why", names[0], "--from", worker)
     assert explained.status == 0 and ALICE.peer_id in explained.output
     assert "has its worker's own receipts only, as of when it last asked" in explained.errors
     assert "worker, which has its worker's own receipts only, has no work of step 99" in complaint(
-        "why", "99", "--from", home
+        "why", "99", "--from", worker
     )
-    assert swarm("ledger", "prove", names[0], "--from", home).status == 0
     assert "give either --peer ID or --from HOME" in complaint(
-        "ledger", "--from", home, "--peer", WORKER.peer_id
+        "ledger", "--from", worker, "--peer", WORKER.peer_id
     )
-
-    async def damage() -> None:
-        await (
-            LocalDisk(home)
-            .database("peer.sqlite")
-            .transact(
-                lambda connection: connection.execute(
-                    "UPDATE proofs SET proof = ? WHERE position = ?", (LIE, receipts[0].index)
-                )
-            )
-        )
-
-    trio.run(damage)
-    outcome = swarm("ledger", "--from", home, "--json")
+    keep(worker, archive, [dataclasses.replace(some[0], proof=[LIE]), some[1]])
+    outcome = swarm("ledger", "--from", worker, "--json")
     rows = json.loads(outcome.output)["receipts"]
     assert [row["submission"] for row in rows] == names[1:]
     assert "1 of the receipts in" in outcome.errors
@@ -512,7 +481,7 @@ def test_a_reinstated_peer_is_not_evicted(tmp_path: Path) -> None:
 
 
 def test_a_home_of_a_trusted_peer_can_be_read(tmp_path: Path) -> None:
-    archive = collected(tmp_path)
+    archive, _ = collected(tmp_path)
     home = formatted(tmp_path / BOB.peer_id)
     (home / "identity.key").write_text(BOB.seed.hex())
     (home / "identity.key").chmod(0o600)
@@ -526,7 +495,7 @@ def test_a_home_of_a_trusted_peer_can_be_read(tmp_path: Path) -> None:
 
 def test_a_home_is_read_at_one_instant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peer prunes a log after the reader has learnt where the log begins."""
-    archive = collected(tmp_path)
+    archive, _ = collected(tmp_path)
     home = formatted(tmp_path / BOB.peer_id)
     (home / "identity.key").write_text(BOB.seed.hex())
     (home / "identity.key").chmod(0o600)
@@ -555,24 +524,20 @@ def test_a_home_is_read_at_one_instant(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_hostile_table_ends_no_command_with_a_traceback(archive: Archive, tmp_path: Path) -> None:
     """A malformed entry, a verdict that is none, nesting without end."""
     file = tmp_path / "logs.jsonl"
-    write_export(archive, file, "jsonl")
+    write_export(archive, file)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     entry = next(row for row in rows if row["type"] == "judged")
     entry["raw"] = "ff00"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = tmp_path / "out.csv"
-    for command in (
-        ("why", WORKER.peer_id),
-        ("ledger", "prove", LIE.hex()),
-        ("ledger", "export", "--out", out, "--format", "csv"),
-    ):
+    out = tmp_path / "out.jsonl"
+    for command in (("why", WORKER.peer_id), ("ledger", "export", "--out", out)):
         said = complaint(*command, "--from", file)
         assert "a malformed log entry" in said and "swarm ledger verify" in said
     assert "malformed" in problems(read_export(file))
     verdict = next(row for row in rows if row["type"] == "verdict")
     entry["raw"], verdict["raw"] = archive.logs[ALICE.peer_id].entries[0].hex(), rows[0]["raw"]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_export(read_export(file), out, "csv")
+    write_export(read_export(file), out)
     assert "is not signed by" in problems(read_export(file))
     file.write_text("[" * 100_000)
     assert "is no export of a ledger" in complaint("ledger", "verify", file)
@@ -582,7 +547,7 @@ def test_a_hostile_table_ends_no_command_with_a_traceback(archive: Archive, tmp_
 def test_a_peer_is_named_by_how_logs_write_it(archive: Archive, named: str, tmp_path: Path) -> None:
     assert peer_named(archive, named) == WORKER.peer_id
     table = tmp_path / "ledger.jsonl"
-    write_export(archive, table, "jsonl")
+    write_export(archive, table)
     assert WORKER.peer_id in swarm("why", named, "--from", table).output
     assert LIE.hex() in swarm("why", LIE.hex()[-6:], "--from", table).output
 
@@ -593,7 +558,7 @@ def test_a_peer_is_named_by_its_home_beside_the_one_that_is_read(
     (tmp_path / "inference-1").mkdir()
     (tmp_path / "inference-1/identity.pub").write_text(WORKER.peer_id + "\n")
     table = tmp_path / "ledger.jsonl"
-    write_export(archive, table, "jsonl")
+    write_export(archive, table)
     assert WORKER.peer_id in swarm("why", "inference-1", "--from", table).output
     checked = swarm("ledger", "check-eviction", "inference-1", "--from", table)
     assert WORKER.peer_id in checked.output

@@ -39,7 +39,6 @@ NESTED = (
     entries.TrainingFigures,
     entries.SealedCapital,
     entries.SealedLog,
-    entries.SealedRoot,
 )
 
 LOGGED: dict[str, type[msgspec.Struct]] = {

@@ -388,7 +388,6 @@ def _entries() -> list[bytes]:
                 rules=DIGEST,
                 totals=DIGEST,
                 block=2,
-                earlier=[entries.SealedRoot(1, DIGEST)],
             ),
         )
     ]

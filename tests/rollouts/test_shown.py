@@ -254,7 +254,7 @@ def test_the_ledger_in_a_home_gives_rewards_and_outcomes(tmp_path: Path) -> None
         lifetime_seconds=60,
     )
     log.entries.append(encode(Consumed(step=7, submission=digest, outcomes=["consumed"] * 2)))
-    write_export(archive, tmp_path / "ledger.jsonl", "jsonl")
+    write_export(archive, tmp_path / "ledger.jsonl")
     told = swarm(
         *("rollouts", "show", tmp_path / "file.parquet", "--json"),
         *("--ledger", tmp_path / "ledger.jsonl"),
