@@ -1,157 +1,131 @@
-"""`swarm dataset`: choose the tasks of a run."""
+"""`swarm dataset`: choose the tasks of a run.
+
+INTELLECT-2 kept problems that its base model solved in 12.5 % to 50 % of 8 attempts (arXiv
+2505.07291, §3.3): other problems teach little at first.
+"""
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 from blake3 import blake3
 
+from peers.evaluation.command import ProgressLine
 from swarm.errors import UserError
-from swarm.jobs.offline import (
-    DescribePolicy,
-    FilterService,
-    FilterSetup,
-    MeasuredTask,
-    MeasureTasks,
-)
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.options import (
-    SEED_MAX,
     EnvironmentOptions,
+    TaskSeed,
     Temperature,
     check_temperature,
     environment_options,
 )
+from swarm.terminal.output import check_writable
 from swarm.terminal.strict_json import to_json
-from swarm.world import client
-from swarm.world.compute import LocalCompute
 
-# `swarm dataset filter`: keep the tasks that a policy solves sometimes.
-#
-# The results are a file of JSON lines: first the settings and the policy that they depend on, then
-# one line per task, in order. Only complete lines count, so an interrupted run can be resumed.
+if TYPE_CHECKING:
+    from peers.environments import Task
+    from peers.evaluation.run import Evaluation
+    from swarm.jobs.evaluation import Sample
 
-
-class ResponseFile:
-    """JSON lines of responses, in the order of the tasks."""
-
-    def __init__(self, path: Path, kept: int, shared: Mapping[str, Any]) -> None:
-        """Begin or resume a file that has the responses of `kept` attempts.
-
-        `shared` are the fields that all records have. Raises `UserError`.
-        """
-        self._path, self._shared = path, dict(shared)
-        try:
-            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            if len([line for line in lines[:kept] if line.endswith(b"\n")]) < kept:
-                raise UserError(
-                    f"--responses {path} has fewer responses than the {kept} attempts of --out; "
-                    "choose another --out to begin anew"
-                )
-            if kept == 0 and lines:
-                raise UserError(f"--responses {path} exists; choose another file, or remove it")
-            self._file = path.open("ab")
-            self._file.truncate(sum(map(len, lines[:kept])))
-        except OSError as error:
-            raise UserError(
-                f"--responses {path} cannot be written ({error.strerror}); choose another file"
-            ) from error
-
-    def add(self, row: MeasuredTask) -> None:
-        """Append the attempts at a task; raises `UserError` on a full disk."""
-        lines = [
-            to_json({**record_of(row), **self._shared, **response}) + "\n"
-            for response in _responses(row)
-        ]
-        try:
-            self._file.write("".join(lines).encode())
-            self._file.flush()
-        except OSError as error:
-            raise UserError(
-                f"--responses {self._path} cannot be written ({error.strerror}); free some space "
-                "and give the same command"
-            ) from error
-
-    def close(self) -> None:
-        """Make the file durable."""
-        with suppress(OSError):
-            os.fsync(self._file.fileno())
-        self._file.close()
+app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
 
 
-def record_of(row: MeasuredTask) -> dict[str, Any]:
-    """The task's record; of another environment than `genesys`, one made from the task."""
-    data = row.data
-    info = data.get("verification_info")
-    return {
-        "problem_id": data.get("problem_id", row.seed),
-        "source": data.get("source", ""),
-        "task_type": data.get("task_type", ""),
-        "in_source_id": data.get("in_source_id"),
-        "prompt": row.prompt,
-        "gold_standard_solution": row.answer,
-        "verification_info": to_json(info if info is not None else data),
-        "metadata": to_json(data.get("metadata", {})),
-    }
+@app.command("filter")
+@exits
+def filter_command(
+    policy: Annotated[Path, typer.Option(help="Hugging Face folder of the base policy.")],
+    environment: Annotated[
+        str, typer.Option(help="Environment of the tasks, as NAME or NAME@VERSION.")
+    ],
+    option: EnvironmentOptions = None,
+    pass_at: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 8,
+    keep: Annotated[
+        str, typer.Option(help="Lowest and highest share of right attempts to keep.")
+    ] = "0.125:0.5",
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks to try.")] = 1024,
+    seed: TaskSeed = 0,
+    temperature: Temperature = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of an attempt.")] = 512,
+    out: Annotated[Path, typer.Option(help="File of JSON lines, one for each task.")] = Path(
+        "filtered.jsonl"
+    ),
+    responses: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the texts and scores of all attempts: JSON lines in the form of genesys."
+        ),
+    ] = None,
+) -> None:
+    """Try tasks with a policy and keep those that it solves sometimes.
 
+    Interrupt it at will: the same command resumes it. The attempts are in OUT.samples.jsonl.
+    """
+    require_extra("infer", "swarm dataset filter")
+    from peers.evaluation.run import Given, Machine, measure, wanted_of
+    from peers.evaluation.samples import Named
+    from swarm.jobs import Hardware
 
-def _responses(row: MeasuredTask) -> list[dict[str, Any]]:
-    return [
-        {
-            "llm_response": attempt.text,
-            "response_id": blake3(f"{row.seed}/{number}".encode()).hexdigest(length=16),
-            "score": attempt.reward,
-            "finished": attempt.finished,
-        }
-        for number, attempt in enumerate(row.responses)
-    ]
-
-
-SERVICE = "peers.dataset.service:DatasetService"
-TASKS_AT_ONCE = 32
-
-FORMAT = 3
-
-
-@dataclass(frozen=True)
-class Filtering:
-    """Settings of one filtering; the first line of the results records all but `tasks`."""
-
-    policy: Path
-    environment: str
-    version: str
-    options: dict[str, Any]
-    """Options of the environment."""
-    attempts: int
-    low: float
-    high: float
-    tasks: int
-    """Tasks to try."""
-    seed: int
-    temperature: float
-    max_new_tokens: int
-
-
-@dataclass
-class Progress:
-    """Counts of tasks tried, tasks kept, and tasks to try, which may turn out to be fewer."""
-
-    tried: int = 0
-    kept: int = 0
-    total: int = 0
+    low, high = parse_bounds(keep)
+    check_temperature(temperature)
+    if not policy.is_dir():
+        raise UserError(f"--policy {policy} is no folder; name a Hugging Face folder")
+    check_writable("--out", out)
+    wanted = wanted_of(
+        Given(
+            tasks=environment,
+            run=None,
+            options=environment_options(option),
+            limit=tasks,
+            pass_at="1",
+            samples=pass_at,
+            temperature=temperature,
+            greedy=False,
+            max_new_tokens=max_new_tokens,
+            split="train",
+            seed=seed,
+            step=0,
+        )
+    )
+    wanted = replace(wanted, with_prompts=True)
+    measured = run_until_interrupted(
+        measure,
+        wanted,
+        policy.resolve(),
+        out.with_name(f"{out.name}.samples.jsonl"),
+        Machine("native", Hardware(), None),
+        ProgressLine("").show,
+        Named("--out", "swarm dataset filter"),
+    )
+    rows: list[dict[str, Any]] = []
+    texts: list[dict[str, Any]] = []
+    tried = zip(_drawn(policy, wanted), measured.samples[0], strict=True)
+    for index, ((each, task), samples) in enumerate(tried):
+        row = _row(index, each, task, samples)
+        row["kept"] = not row["problem"] and low <= row["passes"] / pass_at <= high
+        if row["problem"]:
+            print(f"warning: task {index} is not kept: {row['problem']}", file=sys.stderr)
+        rows.append(row)
+        if responses is not None:
+            model = f"{policy.name}@{measured.drawn.checkpoint[:16]}"
+            texts += _responses(each, task, samples, wanted, model)
+    head = {"policy": measured.drawn.checkpoint, "environment": environment, "keep": keep}
+    _write("--out", out, [head, *rows])
+    if responses is not None:
+        _write("--responses", responses, texts)
+    if len(rows) < tasks:
+        print(f"{environment} has no other prompts than these {len(rows)}", file=sys.stderr)
+    kept = sum(row["kept"] for row in rows)
+    print(numbered(f"{kept} of {len(rows)} tasks are kept; the results are in {out}"))
 
 
 def parse_bounds(text: str) -> tuple[float, float]:
@@ -166,182 +140,63 @@ def parse_bounds(text: str) -> tuple[float, float]:
     return bounds
 
 
-async def filter_tasks(
-    wanted: Filtering,
-    out: Path,
-    show: Callable[[Progress], None],
-    responses: Path | None = None,
-) -> Progress:
-    """Try the tasks and write `out`, resuming an existing file; raises `UserError`.
+def _drawn(policy: Path, wanted: Evaluation) -> Iterator[tuple[bytes, Task]]:
+    """The seeds and tasks that were evaluated, drawn again."""
+    from peers.environments import Renderer
+    from peers.environments.prompt_room import ModelFacts, PromptRoom
+    from peers.environments.registry import load
+    from peers.evaluation.tasks import different_tasks
 
-    `responses`: a file for the texts of all attempts.
-    """
-    setup = FilterSetup(
-        policy=str(wanted.policy),
-        environment=wanted.environment,
-        version=wanted.version,
-        options=wanted.options,
-    )
-    async with LocalCompute().child(SERVICE, setup, name="dataset filter") as child:
-        service = client(FilterService, child)
-        policy = await service.describe(DescribePolicy(max_new_tokens=wanted.max_new_tokens))
-        head = {"format": FORMAT, **asdict(wanted), **msgspec.structs.asdict(policy)}
-        del head["tasks"], head["unusable"]  # more may be tried later
-        if policy.unusable:
-            _warn(policy.unusable)
-        progress = _resume(out, head)
-        progress.total = wanted.tasks
-        kept = _response_file(responses, wanted, policy.policy, progress.tried)
-        with out.open("a", encoding="utf-8") as file:
-            while progress.tried < wanted.tasks:
-                show(progress)
-                job = _tasks(wanted, policy.stop_ids, progress.tried, responses is not None)
-                rows = (await service.measure(job)).rows
-                for task in rows:
-                    if kept is not None:
-                        kept.add(task)
-                    row = msgspec.structs.asdict(task)
-                    del row["data"], row["responses"]
-                    share = row["passes"] / wanted.attempts
-                    row["kept"] = not task.problem and wanted.low <= share <= wanted.high
-                    if task.problem:
-                        _warn(f"task {task.index} is not kept: {task.problem}")
-                    progress.tried += 1
-                    progress.kept += row["kept"]
-                    file.write(json.dumps(row) + "\n")
-                file.flush()
-                if len(rows) < job.count:  # there are no others
-                    progress.total = progress.tried
-                    break
-        if kept is not None:
-            kept.close()
-        show(progress)
-        return progress
+    (named,) = wanted.environments
+    positions = ModelFacts.read(policy).max_position_embeddings
+    room = PromptRoom.of_policy(Renderer(policy), positions, wanted.max_new_tokens)
+    environment = load(named.name, named.version, named.options)
+    return different_tasks(environment, "train", wanted.seed, wanted.tasks, room=room)
 
 
-def _warn(sentence: str) -> None:
-    print(f"\nwarning: {sentence}", file=sys.stderr)
+def _row(index: int, seed: bytes, task: Task, samples: Sequence[Sample]) -> dict[str, Any]:
+    from peers.environments.interface import as_text
 
-
-def _response_file(
-    path: Path | None, wanted: Filtering, policy: str, tried: int
-) -> ResponseFile | None:
-    if path is None:
-        return None
-    shared = {
-        "model_name": f"{wanted.policy.name}@{policy[:16]}",
-        "generation_config": to_json(
-            {
-                "temperature": wanted.temperature,
-                "max_new_tokens": wanted.max_new_tokens,
-                "seed": wanted.seed,
-            }
-        ),
-        "machine_info": to_json({"system": platform.system(), "machine": platform.machine()}),
+    return {
+        "index": index,
+        "seed": seed.hex(),
+        "prompt": as_text(task.prompt),
+        "answer": task.answer,
+        "passes": sum(each.reward >= 1.0 for each in samples),
+        "problem": next((each.problem for each in samples if each.problem), ""),
     }
-    return ResponseFile(path, tried * wanted.attempts, shared)
 
 
-def _tasks(wanted: Filtering, stop_ids: list[int], first: int, responses: bool) -> MeasureTasks:
-    return MeasureTasks(
-        seed=wanted.seed,
-        first=first,
-        count=min(TASKS_AT_ONCE, wanted.tasks - first),
-        attempts=wanted.attempts,
-        temperature=wanted.temperature,
-        max_new_tokens=wanted.max_new_tokens,
-        stop_ids=stop_ids,
-        responses=responses,
-    )
+def _responses(
+    seed: bytes, task: Task, samples: Sequence[Sample], wanted: Evaluation, model: str
+) -> Iterator[dict[str, Any]]:
+    """The attempts as records of genesys; of another environment, records made from the task."""
+    from peers.environments.interface import as_text
+
+    data = task.own.data
+    settings = {name: getattr(wanted, name) for name in ("temperature", "max_new_tokens", "seed")}
+    for number, sample in enumerate(samples):
+        yield {
+            "problem_id": data.get("problem_id", seed.hex()),
+            "source": data.get("source", ""),
+            "task_type": data.get("task_type", ""),
+            "in_source_id": data.get("in_source_id"),
+            "prompt": as_text(task.prompt),
+            "gold_standard_solution": task.answer,
+            "verification_info": to_json(data.get("verification_info", data)),
+            "metadata": to_json(data.get("metadata", {})),
+            "model_name": model,
+            "generation_config": to_json(settings),
+            "machine_info": to_json({"system": platform.system(), "machine": platform.machine()}),
+            "llm_response": "".join(sample.turns[1:]),
+            "response_id": blake3(f"{seed.hex()}/{number}".encode()).hexdigest(length=16),
+            "score": sample.reward,
+            "finished": sample.finished,
+        }
 
 
-def _resume(out: Path, head: dict[str, Any]) -> Progress:
-    """Read the results so far. Starts a missing file and drops an incomplete last line."""
-    progress = Progress()
-    expected = json.dumps(head, default=str, sort_keys=True)
+def _write(option: str, path: Path, rows: Sequence[dict[str, Any]]) -> None:
     try:
-        raw = out.read_bytes() if out.exists() else b""
-        whole = raw[: raw.rfind(b"\n") + 1]
-        if len(whole) < len(raw) or not whole:
-            out.write_bytes(whole or expected.encode() + b"\n")
+        path.write_text("".join(to_json(row) + "\n" for row in rows), encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--out {out} cannot be written ({error.strerror})") from error
-    if not whole:
-        return progress
-    lines = whole.decode("utf-8", "replace").splitlines()
-    if lines[0] != expected:
-        raise UserError(
-            f"--out {out} holds the results of another policy, environment or setting; "
-            "choose another file, or remove it to begin anew"
-        )
-    for line in lines[1:]:
-        row = json.loads(line)
-        progress.tried += 1
-        progress.kept += row["kept"]
-    return progress
-
-
-app = typer.Typer(help="Choose the tasks of a run.", no_args_is_help=True)
-
-
-@app.command("filter")
-@exits
-def filter_command(
-    policy: Annotated[Path, typer.Option(help="Hugging Face folder of the base policy.")],
-    environment: Annotated[
-        str, typer.Option(help="Environment of the tasks, as in a run manifest.")
-    ],
-    environment_version: Annotated[str, typer.Option(help="Version of the environment.")] = "1",
-    option: EnvironmentOptions = None,
-    pass_at: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 8,
-    keep: Annotated[
-        str, typer.Option(help="Lowest and highest share of right attempts to keep.")
-    ] = "0.125:0.5",
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks to try.")] = 1024,
-    seed: Annotated[
-        int,
-        typer.Option(min=0, max=SEED_MAX, help="Seed of the choice of tasks and of the sampling."),
-    ] = 0,
-    temperature: Temperature = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length limit of an attempt.")] = 512,
-    out: Annotated[
-        Path, typer.Option(help="File of JSON lines; an existing one is resumed.")
-    ] = Path("filtered.jsonl"),
-    responses: Annotated[
-        Path | None,
-        typer.Option(
-            help="File for the texts and scores of all attempts: JSON lines in the form of genesys."
-        ),
-    ] = None,
-) -> None:
-    """Try tasks with a policy and keep those that it solves sometimes.
-
-    Interrupt it at will: the same command resumes it.
-    """
-    require_extra("infer", "swarm dataset filter")
-
-    low, high = parse_bounds(keep)
-    check_temperature(temperature)
-    wanted = Filtering(
-        policy=policy,
-        environment=environment,
-        version=environment_version,
-        options=environment_options(option),
-        attempts=pass_at,
-        low=low,
-        high=high,
-        tasks=tasks,
-        seed=seed,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-    )
-
-    def show(progress: Progress) -> None:
-        text = f"{progress.tried} of {progress.total} tasks tried, {progress.kept} kept"
-        end = "\n" if progress.tried == progress.total or not sys.stderr.isatty() else ""
-        print(f"\r{text}" if sys.stderr.isatty() else text, end=end, file=sys.stderr)
-
-    done = run_until_interrupted(filter_tasks, wanted, out, show, responses)
-    if done.tried < tasks:
-        print(f"{environment} has no other prompts than these {done.tried}", file=sys.stderr)
-    print(numbered(f"{done.kept} of {done.tried} tasks are kept; the results are in {out}"))
+        raise UserError(f"{option} {path} cannot be written ({error.strerror})") from error

@@ -302,6 +302,18 @@ def grade(environment: Environment, task: Task, transcript: Transcript) -> Grade
     return Grade(float(graded.reward), {name: float(part) for name, part in graded.parts.items()})
 
 
+def graded_alike(environment: Environment, task: Task, transcript: Transcript) -> Grade:
+    """The grade of an episode, computed twice; raises `UserError` if the two rewards differ."""
+    given, again = (grade(environment, task, transcript) for _ in range(2))
+    if given != again:
+        raise UserError(
+            f"environment {environment.name!r} gives the completion {transcript.text[:40]!r} first "
+            f"the reward {given.reward:g}, then {again.reward:g}; equal texts must get equal "
+            "rewards"
+        )
+    return given
+
+
 def _of_row(task: Task) -> str:
     return f" of {task.place}" if task.place else ""
 

@@ -19,7 +19,7 @@ from peers.environments.chat import Chat
 from peers.environments.chat_template import TURN, ChatTemplate
 from peers.environments.collection import SERVED_PROMPT_TOKENS_MAX, Environments, room_for
 from peers.environments.interface import Message, Prompt, Wrapper, episodes_of, messages_of
-from peers.environments.play import Episode, indexed_tasks
+from peers.environments.play import Episode, graded_alike, indexed_tasks
 from peers.environments.probe import PROBE_TASKS, probe_seed
 from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.environments.renderer import variables_of
@@ -285,8 +285,7 @@ def _probe_environment(environment: Environment, room: PromptRoom, steps: int) -
             tokens = room.encode(task.prompt)
             longest, largest = max(longest, len(tokens)), max(largest, *tokens)
             if index < GRADED_TASKS:
-                _try_grades(environment, task)
-                _try_answers(environment, task)
+                _try_texts(environment, task)
     return longest, largest
 
 
@@ -306,28 +305,14 @@ def check_prompts_fit(environment: Environment, renderer: Renderer, steps: int) 
             )
 
 
-def _try_grades(environment: Environment, task: Task) -> None:
-    """Grade a task's answer and odd texts, each twice.
+def _try_texts(environment: Environment, task: Task) -> None:
+    """Grade a task's answer and odd texts, and answer them, twice each.
 
-    Raises `UserError` if the two rewards differ.
+    Raises `UserError` if two results differ.
     """
     for text in (task.answer, *ODD_TEXTS):
         for finished in (True, False):
-            transcript = Transcript.of(text, finished=finished)
-            first, second = (grade(environment, task, transcript).reward for _ in range(2))
-            if first != second:
-                raise UserError(
-                    f"environment {environment.name!r} gives the completion {text[:40]!r} first "
-                    f"the reward {first:g}, then {second:g}; equal texts must get equal rewards"
-                )
-
-
-def _try_answers(environment: Environment, task: Task) -> None:
-    """Ask an environment of several turns to answer each text twice.
-
-    Raises `UserError` if the two answers differ.
-    """
-    for text in (task.answer, *ODD_TEXTS):
+            graded_alike(environment, task, Transcript.of(text, finished=finished))
         first, second = (Episode(environment, task).step(text) for _ in range(2))
         if first != second:
             raise UserError(

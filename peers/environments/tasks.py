@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import blake3
@@ -140,34 +139,3 @@ def indexed(tasks: Tasks) -> Indexed | None:
     if isinstance(tasks, TaskList):
         return Indexed(len(tasks.tasks), tasks.tasks.__getitem__)
     return tasks if isinstance(tasks, Indexed) else None
-
-
-SHARE_DRAWS = 1024
-"""Prompts whose split is looked at to estimate the share that is held out."""
-
-
-def held_out_share(tasks: Tasks) -> float | None:
-    """About the share of the prompts that is held out; None for tasks of another kind."""
-    drawn: Iterable[Task]
-    listed = indexed(tasks)
-    if listed is not None:
-        drawn = _usable(listed)
-    elif isinstance(tasks, Generated):
-        drawn = map(tasks.make, _randoms())
-    elif isinstance(tasks, Curriculum):
-        drawn = (tasks.make(randomness, 0) for randomness in _randoms())
-    else:
-        return None
-    splits = [split_of(task.prompt) for task in drawn]
-    return splits.count("held_out") / len(splits) if splits else None
-
-
-def _usable(tasks: Indexed) -> Iterator[Task]:
-    for index in range(min(tasks.count, SHARE_DRAWS)):
-        with suppress(UnusableTask):
-            yield tasks.at(index)
-
-
-def _randoms() -> Iterator[bytes]:
-    for number in range(SHARE_DRAWS):
-        yield digest("swarm/1/share", number.to_bytes(4, "big"))

@@ -15,37 +15,22 @@ import blake3
 import msgspec
 
 from peers.environments.interface import (
-    Episodes,
     NotGradable,
     Split,
     Task,
     Transcript,
-    Turn,
     as_text,
     episodes_of,
 )
-from peers.environments.play import Episode, cannot_draw, described, failures, grade, task_of
+from peers.environments.play import Episode, described, graded_alike, task_of
 from peers.environments.probe import probe_hash
 from peers.environments.prompt_room import PromptRoom
-from peers.environments.registry import class_of, installed, load_any
+from peers.environments.registry import load_any
 from peers.environments.renderer import Renderer
 from peers.environments.row_check import unusable_rows
-from peers.environments.tasks import SPLITS, held_out_share
+from peers.environments.tasks import SPLITS
 from swarm.errors import UserError
-from swarm.jobs.environment import (
-    CatalogueService,
-    Describe,
-    Described,
-    DrawTrial,
-    GradeTrial,
-    Installed,
-    InstalledList,
-    ListInstalled,
-    TrialDrawn,
-    TrialGraded,
-    TrialService,
-    TrialSetup,
-)
+from swarm.jobs.environment import TrialService, TrialSetup, Tried, TryEnvironment
 from swarm.rollouts.seeds import digest
 from swarm.world.progress import checkpoint
 from swarm.world.tasks import JobThread, in_job_thread
@@ -86,73 +71,59 @@ class Trial:
         self._thread = JobThread()
 
     @in_job_thread
-    def describe(self, job: Describe) -> Described:
-        return Described(
+    def play(self, job: TryEnvironment) -> Tried:
+        found = Tried(
             version=self._environment.version,
             several_turns=episodes_of(self._environment) is not None,
-            call_seconds=self._environment.call_seconds,
         )
-
-    @in_job_thread
-    def draw(self, job: DrawTrial) -> TrialDrawn:
-        found, prompts = TrialDrawn(), dict[Split, set[str]]((split, set()) for split in SPLITS)
         try:
-            for number, split in ((n, s) for s in SPLITS for n in range(job.tasks)):
-                checkpoint()
-                task, seconds = _timed(lambda n=number, s=split: self._task(n, s))  # type: ignore[misc]
-                prompts[split].add(as_text(task.prompt))
-                found.answers.append((f"{split} task {number}", _digest(task)))
-                if split == "train":
-                    found.seconds.append(seconds)
-                    self._measure(task, found)
-            self._look_at_splits(prompts, found)
-            unusable = unusable_rows(self._environment, self._room)
-            found.warnings += [unusable] if unusable else []
+            self._draw(job.tasks, found)
+            if not found.faults:
+                self._grade(job.graded, found)
         except UserError as error:
             found.faults.append(str(error))
         return found
+
+    def _draw(self, tasks: int, found: Tried) -> None:
+        prompts = dict[Split, set[str]]((split, set()) for split in SPLITS)
+        for number, split in ((n, s) for s in SPLITS for n in range(tasks)):
+            checkpoint()
+            task, seconds = _timed(lambda n=number, s=split: self._task(n, s))  # type: ignore[misc]
+            prompts[split].add(as_text(task.prompt))
+            found.answers.append((f"{split} task {number}", _digest(task)))
+            if split == "train":
+                found.draw_seconds.append(seconds)
+                if self._renderer is not None:
+                    found.prompt_tokens.append(len(self._renderer.encode_prompt(task.prompt)))
+                    found.answer_tokens.append(len(self._renderer.encode_completion(task.answer)))
+        found.different = len(prompts["train"])
+        both = sorted(prompts["train"] & prompts["held_out"])
+        if both:
+            found.faults.append(
+                f"environment {self._environment.name!r} draws the prompt {both[0]:.60} as a "
+                "training task and as a held-out one; use the Tasks of peers.environments, which "
+                "split by the prompt"
+            )
+        self._task(0, step=LATER_STEP)
+        if self._renderer is not None:
+            found.probe_hash = probe_hash(self._environment, self._renderer).hex()
+        unusable = unusable_rows(self._environment, self._room)
+        found.warnings += [unusable] if unusable else []
 
     def _task(self, number: int, split: Split = "train", step: int = 0) -> Task:
         seed = digest("swarm/1/trial", number.to_bytes(4, "big"))
         return task_of(self._environment, seed, split, step=step, room=self._room)
 
-    def _measure(self, task: Task, found: TrialDrawn) -> None:
-        if self._renderer is None:
-            return
-        tokens = self._renderer.encode_prompt(task.prompt)
-        found.prompt_tokens.append(len(tokens))
-        found.answer_tokens.append(len(self._renderer.encode_completion(task.answer)))
-
-    def _look_at_splits(self, prompts: dict[Split, set[str]], found: TrialDrawn) -> None:
-        name = self._environment.name
-        found.different = len(prompts["train"])
-        with failures(cannot_draw(self._environment)):
-            found.held_out_share = held_out_share(self._environment.cached_tasks)
-        both = sorted(prompts["train"] & prompts["held_out"])
-        if both:
-            found.faults.append(
-                f"environment {name!r} draws the prompt {both[0]:.60} as a training task and as a "
-                "held-out one; use the Tasks of peers.environments, which split by the prompt"
-            )
-        self._task(0, step=LATER_STEP)
-        if self._renderer is not None:
-            found.probe_hash = probe_hash(self._environment, self._renderer).hex()
-
-    @in_job_thread
-    def grade(self, job: GradeTrial) -> TrialGraded:
-        found, before = TrialGraded(), _memory_bytes()
-        try:
-            for number in range(job.tasks):
-                task = self._task(number)
-                with _noting(found, f"task {number}, its answer", task):
-                    self._grade_answer(number, task, found)
-                for junk, text in self._junk(number, task):
-                    with _noting(found, f"task {number}, {junk}", task):
-                        self._grade_junk(f"task {number}, {junk}", task, text, found)
-        except UserError as error:
-            found.faults.append(str(error))
+    def _grade(self, tasks: int, found: Tried) -> None:
+        before = _memory_bytes()
+        for number in range(tasks):
+            task = self._task(number)
+            with _noting(found, f"task {number}, its answer", task):
+                self._grade_answer(number, task, found)
+            for junk, text in self._junk(number, task):
+                with _noting(found, f"task {number}, {junk}", task):
+                    self._grade_junk(f"task {number}, {junk}", task, text, found)
         found.grown_bytes = _memory_bytes() - before
-        return found
 
     def _junk(self, number: int, task: Task) -> Iterator[tuple[str, str]]:
         yield from JUNK.items()
@@ -161,15 +132,12 @@ class Trial:
         if other.answer != task.answer:
             yield "another task's answer", other.answer
 
-    def _grade_answer(self, number: int, task: Task, found: TrialGraded) -> None:
+    def _grade_answer(self, number: int, task: Task, found: Tried) -> None:
         texts = task.own.model_turns
         if not any(texts):
             return
-        episode, turns = Episode(self._environment, task), list[Turn]()
-        for at, text in enumerate(texts):
-            turns.append(Turn("model", text))
-            if at + 1 == len(texts):
-                break
+        episode, said = Episode(self._environment, task), list[str]()
+        for at, text in enumerate(texts[:-1]):
             observation = self._stepped(f"task {number}, turn {at}", episode, text, found)
             if observation is None:
                 found.faults.append(
@@ -177,13 +145,13 @@ class Trial:
                     "but the task's demonstration goes on; make it and `step` agree"
                 )
                 return
-            turns.append(Turn("environment", observation))
-        what = f"task {number}, its answer"
-        reward = self._graded(what, task, Transcript(tuple(turns), finished=True), found)
+            said += [text, observation]
+        transcript = Transcript.of(*said, texts[-1])
+        reward = self._graded(f"task {number}, its answer", task, transcript, found)
         if reward is not None:
             found.answer_rewards.append(reward)
 
-    def _grade_junk(self, what: str, task: Task, text: str, found: TrialGraded) -> None:
+    def _grade_junk(self, what: str, task: Task, text: str, found: Tried) -> None:
         for finished in (True, False):
             transcript = Transcript.of(text, finished=finished)
             reward = self._graded(f"{what}, {finished}", task, transcript, found)
@@ -198,31 +166,17 @@ class Trial:
             if self._stepped(f"{what}, turn {turn}", episode, text, found) is None:
                 break
 
-    def _graded(
-        self, what: str, task: Task, transcript: Transcript, found: TrialGraded
-    ) -> float | None:
+    def _graded(self, what: str, task: Task, transcript: Transcript, found: Tried) -> float | None:
         checkpoint()
-        graded = None
         with _noting(found, what, task):
-            graded = (
-                _timed(lambda: grade(self._environment, task, transcript)),
-                grade(self._environment, task, transcript),
-            )
-        if graded is None:
-            return None
-        (given, seconds), again = graded
-        if given != again:
-            raise UserError(
-                f"environment {self._environment.name!r} gives the completion "
-                f"{transcript.text[:40]!r} first the reward {given.reward:g}, then "
-                f"{again.reward:g}; equal texts must get equal rewards"
-            )
-        found.grade_seconds.append(seconds)
-        found.parts = sorted({*found.parts, *given.parts})
-        found.answers.append((f"the reward of {what}", f"{given.reward!r}"))
-        return given.reward
+            given, seconds = _timed(lambda: graded_alike(self._environment, task, transcript))
+            found.grade_seconds.append(seconds / 2)
+            found.parts = sorted({*found.parts, *given.parts})
+            found.answers.append((f"the reward of {what}", f"{given.reward!r}"))
+            return given.reward
+        return None
 
-    def _stepped(self, what: str, episode: Episode, text: str, found: TrialGraded) -> str | None:
+    def _stepped(self, what: str, episode: Episode, text: str, found: Tried) -> str | None:
         checkpoint()
         observation, seconds = _timed(lambda: episode.step(text))
         found.step_seconds.append(seconds)
@@ -234,38 +188,8 @@ class Trial:
 _SERVICE: type[TrialService] = Trial
 
 
-class Catalogue:
-    """Implements `swarm.jobs.environment.CatalogueService`."""
-
-    def __init__(self) -> None:
-        self._thread = JobThread()
-
-    @in_job_thread
-    def list(self, job: ListInstalled) -> InstalledList:
-        return InstalledList(environments=[_listed(name) for name in sorted(installed())])
-
-
-_CATALOGUE: type[CatalogueService] = Catalogue
-
-
-def _listed(name: str) -> Installed:
-    entry = installed()[name]
-    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
-    try:
-        made = class_of(name)
-    except UserError as error:
-        return Installed(name=name, package=package, problem=str(error))
-    return Installed(
-        name=name,
-        package=package,
-        version=made.version,
-        several_turns=issubclass(made, Episodes),
-        options=list(made.Options.__struct_fields__) if made.Options is not None else [],
-    )
-
-
 @contextmanager
-def _noting(found: TrialGraded, what: str, task: Task) -> Iterator[None]:
+def _noting(found: Tried, what: str, task: Task) -> Iterator[None]:
     """Count a text that is not gradable, and go on after the block."""
     try:
         yield

@@ -70,7 +70,12 @@ class EvaluationService:
         room = PromptRoom.of_policy(self._renderer, positions, wanted)
         with shorter_answers():
             self._tasks = [
-                different_tasks(each, job.split, job.seed, job.tasks, step=job.step, room=room)
+                [
+                    task
+                    for _, task in different_tasks(
+                        each, job.split, job.seed, job.tasks, step=job.step, room=room
+                    )
+                ]
                 for each in self._environments
             ]
         rows = [unusable_rows(each, room) for each in self._environments]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 
 import blake3
@@ -42,29 +41,15 @@ def different_tasks(
     *,
     step: int = 0,
     room: PromptRoom | None = None,
-) -> list[Task]:
-    """The first `count` tasks with different prompts, or all that the environment has.
+) -> Iterator[tuple[bytes, Task]]:
+    """The first `count` tasks with different prompts, each with its seed, or all that there are.
 
     Those that `room` does not take are passed over.
     """
-    seeds = seeds_of_tasks(evaluation_seed(split, seed))
-    drawn = with_new_prompts(environment, seeds, split, step=step, room=room)
-    return [task for _, task in islice(drawn, count)]
-
-
-def with_new_prompts(
-    environment: Environment,
-    seeds: Iterable[bytes],
-    split: Split,
-    *,
-    step: int = 0,
-    room: PromptRoom | None = None,
-) -> Iterator[tuple[bytes, Task]]:
-    """Each seed, and its task, whose prompt none before it had; ends when no other is found."""
     known: set[Prompt] = set()
     repeated = 0
-    for each in seeds:
-        if repeated >= REPEATS_MIN + REPEATS_FACTOR * len(known):
+    for each in seeds_of_tasks(evaluation_seed(split, seed)):
+        if len(known) >= count or repeated >= REPEATS_MIN + REPEATS_FACTOR * len(known):
             return
         task = task_of(environment, each, split, step=step, room=room)
         repeated = repeated + 1 if task.prompt in known else 0

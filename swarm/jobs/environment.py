@@ -96,11 +96,6 @@ class EnvironmentService(Protocol):
         ...
 
 
-PATIENCE_SECONDS = 60.0
-"""Each call of the environment's code is bounded by its own limit; this ends a call that even that
-limit cannot interrupt."""
-
-
 class TrialSetup(Setup, frozen=True, kw_only=True):
     """Raises `UserError` for an environment that cannot be loaded, and for a wrong option."""
 
@@ -110,84 +105,35 @@ class TrialSetup(Setup, frozen=True, kw_only=True):
     """Hugging Face folder whose tokenizer renders the prompts; empty: none does."""
 
 
-class ListInstalled(Job, frozen=True, kw_only=True):
-    patience_seconds: ClassVar[float] = PATIENCE_SECONDS
+class TryEnvironment(Job, frozen=True, kw_only=True):
+    """Draw `tasks` tasks of each split, and play the first `graded` over their answers and junk."""
+
+    patience_seconds: ClassVar[float] = 60.0
+    """Each call of the environment's code is bounded by its own limit; this ends a call that even
+    that limit cannot interrupt."""
+
+    tasks: int
+    graded: int
 
 
-class Installed(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment of this machine."""
+class Tried(msgspec.Struct, kw_only=True):
+    """What a trial found."""
 
-    name: str
-    package: str
-    """The package that registers it, with its version; empty: built into Swarm."""
-    version: str = ""
+    version: str = "?"
     several_turns: bool = False
-    options: list[str] = []
-    """Names of its own options."""
-    problem: str = ""
-    """Why it cannot be loaded."""
-
-
-class InstalledList(msgspec.Struct, frozen=True, kw_only=True):
-    environments: list[Installed]
-
-
-class CatalogueService(Protocol):
-    """Lists the environments of this machine."""
-
-    async def list(self, job: ListInstalled) -> InstalledList: ...
-
-
-class Describe(Job, frozen=True, kw_only=True):
-    patience_seconds: ClassVar[float] = PATIENCE_SECONDS
-
-
-class Described(msgspec.Struct, frozen=True, kw_only=True):
-    version: str
-    several_turns: bool
-    call_seconds: float
-
-
-class Findings(msgspec.Struct, kw_only=True):
-    """What a part of the trial found."""
-
     faults: list[str] = []
     """Sentences, each of which would prevent or spoil a run."""
     warnings: list[str] = []
     answers: list[tuple[str, str]] = []
     """(the call, its result), for a comparison with another process."""
-
-
-class DrawTrial(Job, frozen=True, kw_only=True):
-    """Draw `tasks` tasks of each split."""
-
-    patience_seconds: ClassVar[float] = PATIENCE_SECONDS
-
-    tasks: int
-
-
-class TrialDrawn(Findings, kw_only=True):
-    seconds: list[float] = []
+    draw_seconds: list[float] = []
     """Of each draw of a training task."""
     different: int = 0
     """Different prompts among the training tasks."""
-    held_out_share: float | None = None
-    """None: the tasks do not say how they are split."""
     prompt_tokens: list[int] = []
     answer_tokens: list[int] = []
     probe_hash: str = ""
     """Hex; empty without a tokenizer."""
-
-
-class GradeTrial(Job, frozen=True, kw_only=True):
-    """Play the first `tasks` training tasks over their answers, and over junk."""
-
-    patience_seconds: ClassVar[float] = PATIENCE_SECONDS
-
-    tasks: int
-
-
-class TrialGraded(Findings, kw_only=True):
     answer_rewards: list[float] = []
     """Rewards of the tasks' own answers; empty if they have none."""
     junk_rewards: list[float] = []
@@ -203,8 +149,4 @@ class TrialGraded(Findings, kw_only=True):
 class TrialService(Protocol):
     """Tries one environment."""
 
-    async def describe(self, job: Describe) -> Described: ...
-
-    async def draw(self, job: DrawTrial) -> TrialDrawn: ...
-
-    async def grade(self, job: GradeTrial) -> TrialGraded: ...
+    async def play(self, job: TryEnvironment) -> Tried: ...

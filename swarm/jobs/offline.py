@@ -1,19 +1,16 @@
-"""Jobs of the commands that need no network: fine-tuning and the filtering of tasks."""
+"""Jobs of fine-tuning, which needs no network."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS
 from swarm.jobs.training import SAVE_PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS, Done, Export
-from swarm.wire.manifest import EnvironmentReference, OptionValue
-from swarm.world import Job, Setup
-
-# --- fine-tuning ------------------------------------------------------------------------------
-
+from swarm.wire.manifest import EnvironmentReference
+from swarm.world import Job
 
 TUNING_START_SECONDS = 300.0
 """Time for a child to import torch on a machine that is busy."""
@@ -142,90 +139,3 @@ class TuningService(Protocol):
     async def save_state(self, job: SaveState) -> Done: ...
 
     async def save(self, job: Export) -> Done: ...
-
-
-# --- filtering of tasks ------------------------------------------------------------------------
-
-
-class FilterSetup(Setup, frozen=True, kw_only=True):
-    policy: str
-    """Hugging Face folder."""
-    environment: str
-    version: str
-    options: dict[str, OptionValue]
-    """Options of the environment."""
-
-
-class DescribePolicy(Job, frozen=True, kw_only=True):
-    """Identify the policy by its weights, and look at the environment's rows."""
-
-    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
-
-    max_new_tokens: int
-
-
-class PolicyDescribed(msgspec.Struct, frozen=True, kw_only=True):
-    policy: str
-    """BLAKE3-256 of its weights, hex."""
-    stop_ids: list[int]
-    """Stop ids that the model names."""
-    unusable: str = ""
-    """Names the rows that no attempt can be made at; empty without any."""
-
-
-class MeasureTasks(Job, frozen=True, kw_only=True):
-    """Count how often the policy solves each of `count` tasks, from index `first` on."""
-
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
-
-    seed: int
-    first: int
-    count: int
-    attempts: int
-    """Completions per task."""
-    temperature: float
-    max_new_tokens: int
-    stop_ids: list[int]
-    responses: bool = False
-    """Whether the reply holds the texts of all attempts."""
-
-
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One completion of a task; of several turns, all of them end to end."""
-
-    text: str
-    finished: bool
-    reward: float
-    problem: str = ""
-    """Why it cannot be graded."""
-
-
-class MeasuredTask(msgspec.Struct, frozen=True, kw_only=True):
-    index: int
-    seed: str
-    """Seed of the task, in hex."""
-    prompt: str
-    answer: str
-    passes: int
-    """Number of completions with full reward."""
-    problem: str = ""
-    """Why an attempt cannot be graded; empty if all are."""
-    data: dict[str, Any] = {}
-    """`Task.data`; empty unless responses were asked for."""
-    responses: list[Attempt] = []
-
-
-class TasksMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    rows: list[MeasuredTask]
-
-
-class FilterService(Protocol):
-    """Samples tasks of an environment with one policy."""
-
-    async def describe(self, job: DescribePolicy) -> PolicyDescribed:
-        """Identify the policy; raises `UserError` if its model names no stop token."""
-        ...
-
-    async def measure(self, job: MeasureTasks) -> TasksMeasured:
-        """Count the solved attempts; raises `UserError` for a task too long for the policy."""
-        ...

@@ -1,4 +1,4 @@
-"""What `swarm environment` does: `check` an environment for a run, write a `new` one, `try` it.
+"""What `swarm environment` does: `check` an environment for a run, and write a `new` one.
 
 A check runs its code in two child processes, which hash text differently, as two machines do: an
 environment that iterates over a set is found out.
@@ -13,29 +13,10 @@ import statistics
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from rich.text import Text
-
-from peers.evaluation.run import SERVICE, Evaluation, draw, play_rows
 from swarm.errors import UserError
-from swarm.jobs.environment import (
-    Describe,
-    Described,
-    DrawTrial,
-    Findings,
-    GradeTrial,
-    TrialDrawn,
-    TrialGraded,
-    TrialService,
-    TrialSetup,
-)
-from swarm.jobs.evaluation import EvaluationSetup, Sample
-from swarm.look.rollouts.screen import GROUP_MARK, turn_lines
-from swarm.look.rollouts.seen import Turn
-from swarm.rollouts.rollout import Kind
+from swarm.jobs.environment import TrialService, TrialSetup, Tried, TryEnvironment
 from swarm.terminal.output import removed_on_failure
 from swarm.world import ChildDied, ChildError, ChildUserError, client
 from swarm.world.compute import LocalCompute
@@ -52,113 +33,70 @@ REPEATED_MAX = 3
 """Warnings of a kind that are shown."""
 
 
-@dataclass
-class Part:
-    """What one process found."""
+async def check(setup: TrialSetup, tasks: int, graded: int) -> Tried:
+    """Try an environment in two processes; raises `UserError` if it cannot be loaded.
 
-    described: Described | None = None
-    drawn: TrialDrawn = field(default_factory=TrialDrawn)
-    graded: TrialGraded = field(default_factory=TrialGraded)
-    faults: list[str] = field(default_factory=list)
-    """Why it did not finish."""
-
-
-@dataclass(frozen=True)
-class Checked:
-    """The results of both processes."""
-
-    environment: str
-    parts: list[Part]
-    """Of one process if that found faults, else of two."""
-
-    @property
-    def faults(self) -> list[str]:
-        found = [
-            sentence
-            for part in self.parts
-            for sentence in (*part.drawn.faults, *part.graded.faults, *part.faults)
-        ]
-        found += [
-            f"environment {self.environment!r}: {part.graded.not_gradable} completions are not "
-            "gradable, so a run would quarantine their groups; repair the rows that the warnings "
-            "name, or the environment"
-            for part in self.parts[:1]
-            if part.graded.not_gradable
-        ]
-        return found or list(self._differences())
-
-    @property
-    def warnings(self) -> list[str]:
-        part = self.parts[0]
-        found = list(dict.fromkeys([*part.drawn.warnings, *part.graded.warnings]))
-        more = len(found) - REPEATED_MAX
-        found = [*found[:REPEATED_MAX], *([f"… and {more} more such answers"] if more > 0 else [])]
-        rewards = part.graded.answer_rewards
-        if rewards and min(rewards) < 1:
-            found.append(
-                f"{sum(each < 1 for each in rewards)} of {len(rewards)} answers earn less than 1: "
-                "a policy that learns them learns too little"
-            )
-        if part.graded.grown_bytes > GROWTH_BYTES_MAX:
-            found.append(
-                f"memory grew by {part.graded.grown_bytes >> 20} MiB while "
-                f"{len(part.graded.grade_seconds)} completions were graded; a validator grades "
-                "millions"
-            )
-        if part.drawn.held_out_share == 0:
-            found.append("no prompt is held out, so `swarm eval` has no tasks; add prompts")
-        return found
-
-    def _differences(self) -> Iterator[str]:
-        """A sentence about the first call whose result differs between the processes."""
-        here, there = _answers(self.parts[0]), _answers(self.parts[-1])
-        for what in here:
-            if what in there and here[what] != there[what]:
-                yield (
-                    f"environment {self.environment!r} gives {what} differently in another process "
-                    f"({here[what]:.40} and {there[what]:.40}); sort what comes from a set, and "
-                    "never use hash(), a clock or the global random state"
-                )
-                return
+    Returns the findings of the first, and the faults of both.
+    """
+    job, where = TryEnvironment(tasks=tasks, graded=graded), f"environment {setup.environment!r}"
+    first = await _try(setup, job, "1")
+    if first.not_gradable:
+        first.faults.append(
+            f"{where}: {first.not_gradable} completions are not gradable, so a run would "
+            "quarantine their groups; repair the rows that the warnings name, or the environment"
+        )
+    if not first.faults:
+        second = await _try(setup, job, "2")
+        first.faults = second.faults or _differences(where, dict(first.answers), second)
+    first.warnings = _warnings(first)
+    return first
 
 
-def _answers(part: Part) -> dict[str, str]:
-    findings: Sequence[Findings] = (part.drawn, part.graded)
-    return {what: result for each in findings for what, result in each.answers}
-
-
-async def check(setup: TrialSetup, tasks: int, graded: int) -> Checked:
-    """Try an environment in two processes; raises `UserError` if it cannot be loaded."""
-    checked = Checked(setup.environment, [])
-    for hash_seed in ("1", "2"):
-        with _hash_seed(hash_seed):
-            checked.parts.append(await _try(setup, tasks, graded))
-        if checked.faults:
-            break
-    return checked
-
-
-async def _try(setup: TrialSetup, tasks: int, graded: int) -> Part:
-    part, at = Part(), "was loaded"
+async def _try(setup: TrialSetup, job: TryEnvironment, hash_seed: str) -> Tried:
     try:
-        async with LocalCompute().child(
-            TRIAL, setup, name="environment", memory_limit_bytes=MEMORY_BYTES_MAX
-        ) as child:
-            service = client(TrialService, child)
-            part.described = await service.describe(Describe())
-            at = "drew tasks"
-            part.drawn = await service.draw(DrawTrial(tasks=tasks))
-            if not part.drawn.faults:
-                at = "graded"
-                part.graded = await service.grade(GradeTrial(tasks=graded))
+        with _hash_seed(hash_seed):
+            async with LocalCompute().child(
+                TRIAL, setup, name="environment", memory_limit_bytes=MEMORY_BYTES_MAX
+            ) as child:
+                return await client(TrialService, child).play(job)
     except ChildUserError as error:
         raise UserError(str(error).removeprefix("environment: ")) from error
     except (ChildDied, ChildError) as error:
-        part.faults.append(
-            f"the process of environment {setup.environment!r} ended while it {at}: {error}; "
+        sentence = (
+            f"the process of environment {setup.environment!r} ended while it was tried: {error}; "
             "a validator would lose its process, too"
         )
-    return part
+        return Tried(faults=[sentence])
+
+
+def _differences(where: str, here: dict[str, str], second: Tried) -> list[str]:
+    """A sentence about the first call whose result differs between the processes."""
+    for what, there in second.answers:
+        if what in here and here[what] != there:
+            return [
+                f"{where} gives {what} differently in another process ({here[what]:.40} and "
+                f"{there:.40}); sort what comes from a set, and never use hash(), a clock or the "
+                "global random state"
+            ]
+    return []
+
+
+def _warnings(tried: Tried) -> list[str]:
+    found = list(dict.fromkeys(tried.warnings))
+    more = len(found) - REPEATED_MAX
+    found = [*found[:REPEATED_MAX], *([f"… and {more} more such answers"] if more > 0 else [])]
+    low = sum(each < 1 for each in tried.answer_rewards)
+    if low:
+        found.append(
+            f"{low} of {len(tried.answer_rewards)} answers earn less than 1: a policy that learns "
+            "them learns too little"
+        )
+    if tried.grown_bytes > GROWTH_BYTES_MAX:
+        found.append(
+            f"memory grew by {tried.grown_bytes >> 20} MiB while {len(tried.grade_seconds)} "
+            "completions were graded; a validator grades millions"
+        )
+    return found
 
 
 @contextmanager
@@ -178,28 +116,23 @@ def _hash_seed(seed: str) -> Iterator[None]:
 # --- the report --------------------------------------------------------------------------------
 
 
-def figures(checked: Checked) -> dict[str, Any]:
+def figures(name: str, tried: Tried) -> dict[str, str]:
     """The figures of a trial by name, as text for people."""
-    part = checked.parts[0]
-    drawn, graded = part.drawn, part.graded
-    described = part.described or Described(version="?", several_turns=False, call_seconds=0.0)
-    share = drawn.held_out_share
+    turns = "several turns" if tried.several_turns else "single turns"
     found = {
-        "environment": f"{checked.environment} {described.version}, "
-        + ("several turns" if described.several_turns else "single turns"),
-        "tasks": f"{len(drawn.seconds)} training tasks, {drawn.different} different prompts",
-        "held out": "unknown" if share is None else f"{share:.1%} of the prompts",
-        "prompt tokens": spread(drawn.prompt_tokens, "", 0),
-        "answer tokens": spread(drawn.answer_tokens, "", 0),
-        "probe hash": drawn.probe_hash,
-        "reward of answers": spread(graded.answer_rewards, "", 3) or "no answers are known",
-        "reward of junk": spread(graded.junk_rewards, "", 3),
-        "parts of rewards": ", ".join(graded.parts),
-        "not gradable": f"{graded.not_gradable} completions" if graded.not_gradable else "",
-        "draw": spread([1e3 * each for each in drawn.seconds], " ms", 3),
-        "grade": spread([1e3 * each for each in graded.grade_seconds], " ms", 3),
-        "observation": spread([1e3 * each for each in graded.step_seconds], " ms", 3),
-        "memory growth": f"{graded.grown_bytes / (1 << 20):.1f} MiB",
+        "environment": f"{name} {tried.version}, {turns}",
+        "tasks": f"{len(tried.draw_seconds)} training tasks, {tried.different} different prompts",
+        "prompt tokens": spread(tried.prompt_tokens, "", 0),
+        "answer tokens": spread(tried.answer_tokens, "", 0),
+        "probe hash": tried.probe_hash,
+        "reward of answers": spread(tried.answer_rewards, "", 3) or "no answers are known",
+        "reward of junk": spread(tried.junk_rewards, "", 3),
+        "parts of rewards": ", ".join(tried.parts),
+        "not gradable": f"{tried.not_gradable} completions" if tried.not_gradable else "",
+        "draw": spread([1e3 * each for each in tried.draw_seconds], " ms", 3),
+        "grade": spread([1e3 * each for each in tried.grade_seconds], " ms", 3),
+        "observation": spread([1e3 * each for each in tried.step_seconds], " ms", 3),
+        "memory growth": f"{tried.grown_bytes / (1 << 20):.1f} MiB",
     }
     return {name: text for name, text in found.items() if text}
 
@@ -208,17 +141,12 @@ def spread(values: Sequence[float], unit: str, digits: int) -> str:
     """Median, 10th to 90th percentile, and maximum; empty without values."""
     if not values:
         return ""
-    middle = statistics.median(values)
-    low, high = _percentile(values, 0.1), _percentile(values, 0.9)
+    ordered, last = sorted(values), len(values) - 1
+    low, high = (ordered[min(last, int(share * len(values)))] for share in (0.1, 0.9))
     return (
-        f"{middle:.{digits}f}{unit} ({low:.{digits}f} to {high:.{digits}f}, at most "
-        f"{max(values):.{digits}f})"
+        f"{statistics.median(values):.{digits}f}{unit} ({low:.{digits}f} to {high:.{digits}f}, at "
+        f"most {ordered[-1]:.{digits}f})"
     )
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -360,39 +288,3 @@ def write_package(name: str, folder: Path, built_in: Collection[str]) -> list[Pa
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror})") from error
     return [folder / path for path in texts]
-
-
-async def play(policy: Path, wanted: Evaluation) -> list[Sample]:
-    """Samples of the only environment, task by task; raises `UserError`."""
-    [environment] = wanted.environments
-    setup = EvaluationSetup(
-        folder=str(policy), environments=[environment], allowed=(environment.name,)
-    )
-    async with LocalCompute().child(SERVICE, setup, name="environment") as child:
-        drawn = await draw(child, wanted)
-        rows = range(drawn.tasks[0] * wanted.samples)
-        async with play_rows(child, wanted, drawn, 0, rows) as samples:
-            found = [sample async for sample in samples]
-    return sorted(found, key=lambda sample: sample.row)
-
-
-def lines(wanted: Evaluation, samples: list[Sample], width: int | None) -> Iterator[Text]:
-    """The lines of the samples; those of a task follow each other below its prompt."""
-    [environment] = wanted.environments
-    name = f"{environment.name} {environment.version}"
-    for sample in samples:
-        number = sample.row % wanted.samples
-        if number == 0:
-            yield Text(f"{GROUP_MARK} {name}  task {sample.row // wanted.samples}", "bold")
-            yield from turn_lines(_turn("prompt", sample.turns[0]), width)
-        parts = ", ".join(f"{part} {value:.4g}" for part, value in sorted(sample.parts.items()))
-        reward = f"reward {sample.reward:.4g}" + (f" ({parts})" if parts else "")
-        end = "stop" if sample.finished else "length"
-        shown = f"   sample {number}  {reward}  {sample.tokens:,} tokens  {end}"
-        yield Text(shown, "cyan")
-        for index, text in enumerate(sample.turns[1:]):
-            yield from turn_lines(_turn("environment" if index % 2 else "model", text), width)
-
-
-def _turn(kind: Kind, text: str) -> Turn:
-    return Turn(kind, [], text, None, None, (), in_loss=kind == "model")

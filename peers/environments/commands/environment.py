@@ -1,53 +1,19 @@
-"""`swarm environment`: write an environment, check it, and look at rollouts in it."""
+"""`swarm environment`: list, write, check and install environments."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from swarm.errors import UserError
-from swarm.jobs.environment import CatalogueService, Installed, ListInstalled
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
-from swarm.terminal.extras import require_extra
 from swarm.terminal.interrupt import run_until_interrupted
-from swarm.terminal.options import (
-    AsJson,
-    CurriculumStep,
-    EnvironmentOptions,
-    TaskSeed,
-    Temperature,
-    check_temperature,
-    environment_options,
-)
-from swarm.terminal.output import plain, print_json
-from swarm.world import client
-from swarm.world.compute import LocalCompute
-
-SERVICE = "peers.environments.trial:Catalogue"
-
-
-async def installed() -> list[Installed]:
-    """All environments of this machine, by name."""
-    async with LocalCompute().child(SERVICE, name="environments") as child:
-        return (await client(CatalogueService, child).list(ListInstalled())).environments
-
-
-async def version_of(name: str) -> str:
-    """The version of an environment of this machine; raises `UserError`."""
-    found = {each.name: each for each in await installed()}
-    if name not in found:
-        raise UserError(
-            f"environment {name!r} is not installed here; known environments: {', '.join(found)}"
-        )
-    if found[name].problem:
-        raise UserError(found[name].problem)
-    return found[name].version
-
+from swarm.terminal.options import AsJson, EnvironmentOptions, environment_options
+from swarm.terminal.output import print_json
 
 VERIFIERS = "verifiers"
 
@@ -60,17 +26,33 @@ Name = Annotated[str, typer.Argument(help="Name of an environment that is instal
 @exits
 def list_command(as_json: AsJson = False) -> None:
     """List the environments that are installed here, with versions and options."""
+    from peers.environments.interface import Episodes
+    from peers.environments.registry import class_of, installed
 
-    found = run_until_interrupted(installed)
+    found: list[dict[str, Any]] = []
+    for name, entry in sorted(installed().items()):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+        row: dict[str, Any] = {"name": name, "package": package, "problem": ""}
+        found.append(row)
+        try:
+            made = class_of(name)
+        except UserError as error:
+            row["problem"] = str(error)
+            continue
+        row["version"] = made.version
+        row["several_turns"] = issubclass(made, Episodes)
+        row["options"] = list(made.Options.__struct_fields__) if made.Options is not None else []
     if as_json:
-        print_json({"environments": plain(found)})
+        print_json({"environments": found})
         return
-    width = max(len(each.name) for each in found)
-    for each in found:
-        kind = "several turns" if each.several_turns else "single turns"
-        text = each.problem or f"version {each.version}, {kind}, {each.package or 'built in'}"
-        options = f"; options: {', '.join(each.options)}" if each.options else ""
-        print(f"{each.name:{width}}  {text}{options}")
+    width = max(len(row["name"]) for row in found)
+    for row in found:
+        text = row["problem"]
+        if not text:
+            kind = "several turns" if row["several_turns"] else "single turns"
+            text = f"version {row['version']}, {kind}, {row['package'] or 'built in'}"
+            text += f"; options: {', '.join(row['options'])}" if row["options"] else ""
+        print(f"{row['name']:{width}}  {text}")
 
 
 @app.command("new")
@@ -121,7 +103,7 @@ def check_command(
         model=str(model) if model is not None else "",
     )
     found = run_until_interrupted(check, setup, tasks, graded)
-    shown = figures(found)
+    shown = figures(name, found)
     if as_json:
         print_json({"figures": shown, "faults": found.faults, "warnings": found.warnings})
     else:
@@ -134,55 +116,6 @@ def check_command(
         if not found.faults:
             print("no fault was found")
     return 1 if found.faults else 0
-
-
-@app.command("try")
-@exits
-def try_command(
-    name: Name,
-    policy: Annotated[Path, typer.Option(help="Hugging Face folder of a policy.")],
-    option: EnvironmentOptions = None,
-    tasks: Annotated[int, typer.Option(min=1, max=1_000, help="Tasks to play.")] = 3,
-    samples: Annotated[int, typer.Option(min=1, max=1_000, help="Samples of each task.")] = 2,
-    temperature: Temperature = 1.0,
-    max_new_tokens: Annotated[
-        int, typer.Option(min=0, help="Length limit of a sample; 0: as many as fit, at most 512.")
-    ] = 0,
-    seed: TaskSeed = 0,
-    step: CurriculumStep = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Play a few rollouts with a policy, and print them with their rewards."""
-    require_extra("infer", "swarm environment try")
-    from peers.environments.commands.check import lines, play
-    from peers.evaluation.run import Evaluation
-    from swarm.look.rollouts.pager import print_lines
-    from swarm.wire.manifest import EnvironmentReference
-
-    if not policy.is_dir():
-        raise UserError(f"--policy {policy} is no folder; name a Hugging Face folder")
-    check_temperature(temperature)
-    version = run_until_interrupted(version_of, name)
-    reference = EnvironmentReference(
-        name=name, version=version, options=environment_options(option)
-    )
-    wanted = Evaluation(
-        environments=[reference],
-        split="train",
-        tasks=tasks,
-        samples=samples,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        stop_ids=[],
-        seed=seed,
-        step=step,
-    )
-    found = run_until_interrupted(play, policy.resolve(), wanted)
-    if as_json:
-        print_json({"samples": plain(found)})
-        return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print_lines(lines(wanted, found, width))
 
 
 @app.command("install")

@@ -24,18 +24,18 @@ def judge(
     """Check a judge's file, print the hash for run.toml, and try the judge."""
     from peers.environments import Task, Transcript
     from peers.environments.judges.definition import read_definition
-    from peers.environments.judges.judge import Judge, JudgeLimits
+    from peers.environments.judges.judge import Judge
 
     definition, access, path = read_definition(name)
     digest = definition.digest().hex()
     reward = None
     if completion is not None:
-        opened = Judge.open(name, digest, JudgeLimits())
+        opened = Judge.open(name, digest, 0)
         reward = opened.score(Task(task, answer), Transcript.of(completion), 0)
     if as_json:
         print_json({"name": name, "file": str(path), "judge_hash": digest, "reward": reward})
         return
-    print(f"{path}: {definition.kind} {definition.model} at {access.url or access.folder}")
+    print(f"{path}: {definition.kind} {definition.model} at {access.url}")
     print(f'judge = "{name}", judge_hash = "{digest}"')
     if reward is not None:
         print(f"reward {reward:g}")

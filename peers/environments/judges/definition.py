@@ -24,35 +24,31 @@ import blake3
 import msgspec
 from msgspec import Meta
 
-from peers.environments.judges import CALL_SECONDS, JUDGE_NAME
+from peers.environments.judges import JUDGE_NAME
 from swarm.errors import UserError
 from swarm.terminal.tables import read_toml, struct_from_mapping
 
 FOLDER_VARIABLE = "SWARM_JUDGES"
 DEFAULT_FOLDER = "~/.swarm/judges"
 
-START_SECONDS = 30.0
-"""Part of `CALL_SECONDS` that no deadline of an answer may use."""
+DEADLINE_SECONDS_MAX = 300.0
+"""Below `CALL_SECONDS`."""
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
     """How this machine reaches the judge; no part of its identity."""
 
     url: Annotated[str, Meta(max_length=1000)] = ""
-    """openai: the base URL, such as http://127.0.0.1:8000/v1."""
+    """The base URL, such as http://127.0.0.1:8000/v1."""
     key_file: Annotated[str, Meta(max_length=1000)] = ""
     key_variable: Annotated[str, Meta(max_length=100)] = ""
     """Environment variable with the key."""
-    folder: Annotated[str, Meta(max_length=1000)] = ""
-    """classifier: the Hugging Face folder."""
-    deadline_seconds: Annotated[float, Meta(gt=0, le=CALL_SECONDS - START_SECONDS)] = 60.0
+    deadline_seconds: Annotated[float, Meta(gt=0, le=DEADLINE_SECONDS_MAX)] = 60.0
     """For one answer, retries included."""
     retries: Annotated[int, Meta(ge=0, le=10)] = 2
     """Further attempts after a refused connection, status 429 or a status from 500 on."""
     cache: Annotated[str, Meta(max_length=1000)] = ""
     """File of known scores; default: NAME.sqlite beside the judge's file."""
-    cache_entries: Annotated[int, Meta(ge=1, le=1 << 32)] = 1_000_000
-    """Scores kept; those that were not used for longest are dropped."""
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,29 +57,23 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Its hash leaves out fields with their defaults, so that a new field changes no hash.
     """
 
-    kind: Literal["openai", "classifier"]
-    model: Annotated[str, Meta(max_length=200)] = ""
-    """openai: the model's name there. classifier: BLAKE3 of its folder's files, checked on use."""
+    kind: Literal["openai"]
+    model: Annotated[str, Meta(min_length=1, max_length=200)]
+    """The model's name there."""
     prompt: Annotated[str, Meta(min_length=1, max_length=1 << 18)]
     """Text for the judge, with {task}, {answer}, {completion} (the last turn of the model) or
     {transcript} (all turns)."""
     system: Annotated[str, Meta(max_length=1 << 18)] = ""
-    """openai: a system message before it."""
-    pattern: Annotated[str, Meta(max_length=1000)] = ""
-    """openai: regular expression whose first group is the score in the judge's answer."""
+    """A system message before it."""
+    pattern: Annotated[str, Meta(max_length=1000)]
+    """Regular expression whose first group is the score in the judge's answer."""
     low: float = 0.0
     high: float = 1.0
     """Scores that stand for the rewards 0 and 1."""
     max_tokens: Annotated[int, Meta(ge=1, le=1 << 16)] = 256
     temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
     seed: Annotated[int, Meta(ge=-1, le=1 << 62)] = 0
-    """openai: sent with each question; -1: none is sent."""
-    output: Literal["sigmoid", "softmax", "value"] = "sigmoid"
-    """classifier: how its output becomes a score."""
-    label: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
-    """classifier: index of the output that is the score."""
-    tokens_max: Annotated[int, Meta(ge=1, le=1 << 20)] = 4096
-    """classifier: a longer text is not gradable."""
+    """Sent with each question; -1: none is sent."""
 
     def digest(self) -> bytes:
         """BLAKE3-256 of the definition."""
@@ -124,16 +114,10 @@ def _check(definition: Definition, access: Access, where: str) -> None:
             f"{where}: prompt has neither {{completion}} nor {{transcript}}, so the judge would "
             "not see the answer; add one"
         )
-    if definition.kind == "classifier":
-        if not access.folder:
-            raise UserError(f"{where}: access: folder is missing; name the classifier's folder")
-        return
     if not access.url.startswith(("http://", "https://")):
         raise UserError(
             f"{where}: access: url is {access.url!r}; write it as http://host:port/v1 or https://…"
         )
-    if not definition.model:
-        raise UserError(f"{where}: model is missing; name the model that the server shall use")
     try:
         groups = re.compile(definition.pattern).groups
     except re.error as error:

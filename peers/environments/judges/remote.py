@@ -35,13 +35,8 @@ class _Choice(msgspec.Struct):
     message: _Message
 
 
-class _Usage(msgspec.Struct):
-    total_tokens: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
-
-
 class _Reply(msgspec.Struct):
     choices: Annotated[list[_Choice], Meta(min_length=1)]
-    usage: _Usage = msgspec.field(default_factory=_Usage)
 
 
 class _Refused(Exception):
@@ -60,8 +55,8 @@ class Remote:
     access: Access
     name: str
 
-    def score(self, text: str) -> tuple[float, int]:
-        """(score as the judge wrote it, tokens used); raises `NotGradable`."""
+    def score(self, text: str) -> float:
+        """The score as the judge wrote it; raises `NotGradable` and `UserError`."""
         reply = self._asked(text)
         answer = reply.choices[0].message.content or ""
         found = {
@@ -75,7 +70,7 @@ class Remote:
             )
         (written,) = found
         try:
-            return float(written), reply.usage.total_tokens
+            return float(written)
         except ValueError as error:
             raise NotGradable(
                 f"judge {self.name!r} gives the score {written[:40]!r}, which is no number"
