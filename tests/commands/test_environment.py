@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ class Lab(SingleTurn):
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the search path, in which the package of `CODE` is installed."""
     info = tmp_path / "lab-4.dist-info"
     info.mkdir()
@@ -36,7 +37,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (info / "entry_points.txt").write_text("[swarm.environments]\nlab = lab_environment:Lab\n")
     (tmp_path / "lab_environment.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+    sys.modules.pop("lab_environment", None)
+    yield tmp_path
+    sys.modules.pop("lab_environment", None)
 
 
 def test_a_new_package_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,12 +101,10 @@ def test_a_class_that_cannot_be_used(
     old: str, new: str, sentence: str, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "lab_environment.py").write_text(CODE.replace(old, new))
-    monkeypatch.delitem(sys.modules, "lab_environment", raising=False)
     monkeypatch.setattr(registry, "IMPORT_SECONDS", 0.5 if "while True" in new else 60.0)
     with pytest.raises(UserError) as raised:
         load_any("lab")
     assert "environment 'lab'" in str(raised.value) and sentence in str(raised.value)
-    monkeypatch.delitem(sys.modules, "lab_environment", raising=False)
 
 
 def test_numbers_that_no_manifest_holds() -> None:
@@ -167,5 +168,4 @@ def test_the_list_names_versions_and_options(site: Path) -> None:
     assert ["calculator", "version 1, several turns, built in; options: digits"] in lines
     (site / "lab_environment.py").write_text("1 / 0")
     sys.modules.pop("lab_environment", None)
-    assert "lab          environment 'lab' cannot be loaded" in swarm("environment", "list").output
-    sys.modules.pop("lab_environment", None)
+    assert "environment 'lab' cannot be loaded" in swarm("environment", "list").output

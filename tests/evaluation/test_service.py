@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from peers.engines.demo import make_policy
-from peers.environments import NotGradable, TaskList, Tasks, task_of
+from peers.environments import Environment, NotGradable, TaskList, Tasks, task_of
 from peers.environments.sort_digits import SortDigits
 from peers.evaluation.service import EvaluationService
 from peers.evaluation.tasks import different_tasks
@@ -76,12 +76,14 @@ def test_an_environment_with_few_tasks_gives_each_once() -> None:
         def tasks(self) -> Tasks:
             return TaskList(given)
 
-    tasks = [task for _, task in different_tasks(Few(), "held_out", 0, 100)]
-    assert len(tasks) == len({task.prompt for task in tasks}) == 5
-    assert different_tasks(Few(), "held_out", 0, 3) == tasks[:3]
-    assert different_tasks(SortDigits(), "held_out", 0, 5) != (
-        different_tasks(SortDigits(), "held_out", 1, 5)
-    )
+    def prompts(environment: Environment, seed: int, count: int) -> list[Any]:
+        drawn = different_tasks(environment, "held_out", seed, count)
+        return [task.prompt for _, task in drawn]
+
+    found = prompts(Few(), 0, 100)
+    assert len(found) == len(set(found)) == 5
+    assert prompts(Few(), 0, 3) == found[:3]
+    assert prompts(SortDigits(), 0, 5) != prompts(SortDigits(), 1, 5)
 
 
 def test_what_cannot_be_evaluated_is_a_sentence(checkpoint: Path, tmp_path: Path) -> None:
