@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import subprocess
 import sys
 
 import msgspec
 
 from peers.sandbox.execute import SandboxError, execute
+from peers.sandbox.frames import receive, send
 from peers.sandbox.isolation import Isolation
 from peers.sandbox.program import Limits, Outcome, Program
 from swarm.errors import DECODE_ERRORS
 
 FRAME_BYTES_MAX = 64 << 20
 SERVER = "peers.sandbox.server"
-
-_HEADER = struct.Struct(">I")
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -66,8 +64,8 @@ class Launcher:
             try:
                 with theirs:
                     socket.send_fds(self._control, [b"run"], [theirs.fileno()])
-                send(ours, Request(means, program, limits))
-                reply = msgspec.msgpack.decode(receive(ours), type=Reply)
+                send(ours, Request(means, program, limits), FRAME_BYTES_MAX)
+                reply = msgspec.msgpack.decode(receive(ours, most=FRAME_BYTES_MAX), type=Reply)
             except (OSError, EOFError, ValueError, *DECODE_ERRORS) as error:
                 raise SandboxError(f"the launcher of sandboxes does not answer: {error}") from error
         if reply.outcome is None:
@@ -88,27 +86,3 @@ def execute_here_or_there(means: Isolation, program: Program, limits: Limits) ->
     """Run a program, by the launcher if there is one; raises `SandboxError`."""
     run = execute if _started is None else _started.execute
     return run(means, program, limits)
-
-
-def send(connection: socket.socket, message: Request | Reply) -> None:
-    raw = msgspec.msgpack.encode(message)
-    if len(raw) > FRAME_BYTES_MAX:
-        raise ValueError(f"a program of {len(raw)} bytes; {FRAME_BYTES_MAX} are the most")
-    connection.sendall(_HEADER.pack(len(raw)) + raw)
-
-
-def receive(connection: socket.socket) -> bytes:
-    (size,) = _HEADER.unpack(_exactly(connection, _HEADER.size))
-    if size > FRAME_BYTES_MAX:
-        raise ValueError(f"a frame of {size} bytes; {FRAME_BYTES_MAX} are the most")
-    return _exactly(connection, size)
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = connection.recv(min(size - len(data), 1 << 20))
-        if not part:
-            raise EOFError("the connection ended")
-        data += part
-    return bytes(data)

@@ -7,6 +7,7 @@ import platform
 import sys
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from peers.sandbox.execute import SandboxError
 from peers.sandbox.isolation import Isolation, bubblewrap_path
@@ -14,7 +15,9 @@ from peers.sandbox.launcher import execute_here_or_there
 from peers.sandbox.program import PYTHON, Limits, Program
 from peers.sandbox.seccomp import supported
 from swarm.errors import UserError
-from swarm.run.findings import Finding
+
+if TYPE_CHECKING:
+    from swarm.run.findings import Finding
 
 ORDER: tuple[Isolation, ...] = ("bubblewrap", "namespaces")
 
@@ -69,6 +72,8 @@ def _reason_against(means: Isolation) -> str | None:
 
 def findings() -> list[Finding]:
     """Which isolation of untrusted programs works; runs an empty one."""
+    from swarm.run.findings import Finding  # needs more than a killable process has
+
     report = probe()
     if report.works:
         text = f"programs of a model run by {report.works[0]}"

@@ -14,7 +14,8 @@ from dataclasses import fields
 import msgspec
 
 from peers.sandbox.execute import SandboxError, execute
-from peers.sandbox.launcher import Reply, Request, receive, send
+from peers.sandbox.frames import receive, send
+from peers.sandbox.launcher import FRAME_BYTES_MAX, Reply, Request
 from peers.sandbox.program import Limits
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.world.child import die_with_parent
@@ -36,7 +37,9 @@ LIMITS_MAX = Limits(
 def _answer(connection: socket.socket, free: threading.Semaphore) -> None:
     try:
         with connection, suppress(OSError, EOFError, ValueError, SwarmError, *DECODE_ERRORS):
-            send(connection, _reply(msgspec.msgpack.decode(receive(connection), type=Request)))
+            raw = receive(connection, most=FRAME_BYTES_MAX)
+            reply = _reply(msgspec.msgpack.decode(raw, type=Request))
+            send(connection, reply, FRAME_BYTES_MAX)
     finally:
         free.release()
 

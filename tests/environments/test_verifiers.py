@@ -74,13 +74,13 @@ def test_a_failure_of_an_older_package_is_never_a_reward_of_0() -> None:
 
 def test_a_package_that_hangs_or_dies_is_killed_and_started_again() -> None:
     environment = legacy(seconds=5.0)
-    with pytest.raises(UserError, match="did not answer within 5 s, and was killed"):
+    with pytest.raises(UserError, match="it was still answering after 5 s and was killed"):
         observed(environment, "hang")
-    with pytest.raises(NotGradable, match="did not answer within 5 s, and was killed"):
+    with pytest.raises(NotGradable, match="it was still answering after 5 s and was killed"):
         rewarded(environment, "hang", "", "x")
-    with pytest.raises(UserError, match=r"played with verifiers 0\.3\.1: MemoryError"):
+    with pytest.raises(UserError, match=r"0\.3\.1: it used all of its 4096 MiB of memory"):
         observed(environment, "eat")
-    with pytest.raises(UserError, match=r"its process ended \(.*\)"):
+    with pytest.raises(UserError, match="it ended with status 3"):
         observed(environment, "die")
     assert observed(environment, "x") == [(Message("user", "1 left"),)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import tomllib
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,16 @@ import pytest
 
 from peers.engines.installed import Installed, python_of, record_of
 from peers.environments import load, task_of
-from peers.environments.verifiers.child.__main__ import Child
-from peers.environments.verifiers.child.episode import Episode, EpisodeOver, Spoken, Unplayable
-from peers.environments.verifiers.environment import Host, HostLimits, PlayError
-from peers.environments.verifiers.installed import (
-    CHILD_NEEDS,
-    RECIPES,
-    recipe_of,
+from peers.environments.graders.pool import Overdue, Pool, ProcessFailed
+from peers.environments.verifiers.child.episode import (
+    Episode,
+    EpisodeOver,
+    Graded,
+    Said,
+    Spoken,
+    Unplayable,
 )
-from peers.environments.verifiers.messages import Graded, Open, Said
+from peers.environments.verifiers.installed import CHILD_NEEDS, RECIPES, recipe_of
 from swarm.errors import UserError
 from swarm.world.process import HOME_VARIABLE
 from tests.commands.harness import complaint
@@ -36,7 +36,7 @@ def script(path: Path, program: str) -> Path:
     return path
 
 
-JUNK = 'import os, sys; os.write(int(sys.argv[3]), bytes(3) + b"\\1\\1"); sys.stdin.read()'
+JUNK = 'import os, sys; os.write(int(sys.argv[4]), bytes(3) + b"\\1\\1"); sys.stdin.read()'
 
 
 @pytest.fixture
@@ -79,20 +79,24 @@ def test_a_package_that_cannot_be_loaded_is_a_sentence(home: Path) -> None:
 
 
 def test_a_child_that_hangs_dies_or_does_not_start_is_a_sentence(tmp_path: Path) -> None:
-    opening, limits = Open("p", {}, 1), HostLimits(seconds=60.0, memory_bytes=1 << 28)
+    def asked(program: str | None, start_seconds: float = 60.0) -> None:
+        python = tmp_path / "python"
+        if program is not None:
+            script(python, program)
+        pool = Pool("x:X", 1.0, 1, interpreter=python, start_seconds=start_seconds)
+        try:
+            pool.ask({"what": "opened"})
+        finally:
+            pool.close()
 
-    def python(program: str) -> Path:
-        return script(tmp_path / "python", program)
-
-    with pytest.raises(PlayError, match=r"cannot be started \(No such file"):
-        Host(tmp_path / "none", opening, limits).opened()
-    with pytest.raises(PlayError, match=r"its process ended \(no such thing\)"):
-        Host(python("echo no such thing >&2"), opening, limits).opened()
-    hanging = Host(python("exec sleep 60"), opening, limits)
-    with pytest.raises(PlayError, match=r"did not answer within 0.2 s, and was killed"):
-        hanging.opened(seconds=0.2)
-    with pytest.raises(PlayError, match="something else than an answer"):
-        Host(python(f"exec {sys.executable} -c '{JUNK}' \"$@\""), opening, limits).opened()
+    with pytest.raises(ProcessFailed, match=r"cannot be started \(No such file"):
+        asked(None)
+    with pytest.raises(ProcessFailed, match="ended with status 0, and said: no such thing"):
+        asked("echo no such thing >&2")
+    with pytest.raises(Overdue, match=r"still loading its library after 0.2 s and was killed"):
+        asked("exec sleep 60", start_seconds=0.2)
+    with pytest.raises(ProcessFailed, match="it sent no reply"):
+        asked(f"exec {sys.executable} -c '{JUNK}' \"$@\"")
 
 
 def conversation(*requests: list[Said], texts: list[str | None]) -> list[Any]:
@@ -117,33 +121,6 @@ def conversation(*requests: list[Said], texts: list[str | None]) -> list[Any]:
         return heard
 
     return asyncio.run(own())
-
-
-def test_no_episode_is_forgotten_when_several_that_are_alike_are_kept_at_once() -> None:
-    """Each samples' episode waits for a text after the same ones; the last kept is continued."""
-    playing = 0
-
-    async def play(episode: Episode) -> Graded:
-        nonlocal playing
-        playing += 1
-        try:
-            await episode.ask([Said("user", "1+1")])
-        finally:
-            playing -= 1
-        return Graded(1.0, {})
-
-    async def own() -> None:
-        child = Child(AsyncExitStack())
-        episodes = [Episode(play) for _ in range(4)]
-        for each in episodes:
-            await each.asked()
-        assert playing == 4
-        await asyncio.gather(*(child._keep(0, (), each) for each in episodes))
-        assert playing == 1
-        await child._close()
-        assert playing == 0
-
-    asyncio.run(own())
 
 
 ASKED = Said("user", "1+1")

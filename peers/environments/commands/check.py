@@ -42,9 +42,9 @@ async def check(setup: TrialSetup, tasks: int, graded: int) -> Tried:
     first = await _try(setup, job, "1")
     if first.not_gradable:
         first.faults.append(
-            f"environment {setup.environment!r}: {first.not_gradable} completions are not gradable, so "
-            "a run would quarantine their groups; repair the rows that the warnings name, or the "
-            "environment"
+            f"environment {setup.environment!r}: {first.not_gradable} completions are not "
+            "gradable, so a run would quarantine their groups; repair the rows that the warnings "
+            "name, or the environment"
         )
     if not first.faults:
         second = await _try(setup, job, "2")

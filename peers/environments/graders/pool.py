@@ -7,7 +7,6 @@ several threads.
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import socket
@@ -15,15 +14,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from peers.environments.graders import START_SECONDS, worker
-from peers.environments.graders.worker import Reply
+from peers.environments.graders.worker import Reply, Setup
+from peers.sandbox.frames import receive, send
 from swarm.errors import DECODE_ERRORS, SwarmError
 from swarm.world.child import CHILD_ENVIRONMENT
 from swarm.world.process import INSTALLED_VARIABLE, describe_status
@@ -34,6 +37,9 @@ MEMORY_BYTES = 512 << 20
 """Memory of a process beyond its libraries."""
 REQUESTS_PER_PROCESS = 20_000
 """Then a process is replaced, because libraries keep what they computed."""
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled"}
+"""Environment variables of a process that is not confined: what a task needs is on this machine,
+else the machines of a run would not agree on it."""
 LAST_WORDS = 300
 """Characters of a dead process's stderr in an error."""
 
@@ -59,21 +65,28 @@ class Pool:
         timeout_seconds: float,
         max_parallel: int,
         memory_bytes: int = MEMORY_BYTES,
-        hash_seed: int = 0,
         cpu_seconds: float = 0.0,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        interpreter: Path | None = None,
+        start_seconds: float = START_SECONDS,
     ) -> None:
-        """`service`: the `module:Class` of a callable object (see the module `worker`).
-        `cpu_seconds`: CPU time for each request, beside `timeout_seconds` of wall time; 0: any.
+        """`service`: the `module:Class` of a callable object (see the module `worker`), made with
+        the `arguments`. `cpu_seconds`: CPU time for each request, beside `timeout_seconds` of wall
+        time; 0: any.
 
-        Equal hash seeds let libraries that iterate over sets of texts do the same everywhere.
+        `interpreter`: another Python, for a service that needs the owner's variables and network.
         """
-        self._hash_seed, self._cpu_seconds = hash_seed, cpu_seconds
-        self.service, self.timeout_seconds = service, timeout_seconds
-        self.max_parallel, self.memory_bytes = max_parallel, memory_bytes
+        self.timeout_seconds, self.memory_bytes = timeout_seconds, memory_bytes
+        self._start_seconds, self._interpreter = start_seconds, interpreter
+        self._setup = Setup(
+            service, memory_bytes, cpu_seconds, dict(arguments or {}), interpreter is None
+        )
         self._turns = threading.Semaphore(max_parallel)
         self._idle: list[_Process] = []
         self.replaced = 0
         """Processes that were replaced because they hung or died."""
+        weakref.finalize(self, _kill_all, self._idle)
 
     def ask(self, request: Any, timeout_seconds: float | None = None) -> Any:
         """The service's reply to a JSON value.
@@ -96,8 +109,7 @@ class Pool:
 
     def close(self) -> None:
         """End the idle processes."""
-        while self._idle:
-            self._idle.pop().kill()
+        _kill_all(self._idle)
 
     def _taken(self) -> _Process:
         try:
@@ -106,7 +118,7 @@ class Pool:
             return self._new()
 
     def _new(self) -> _Process:
-        return _Process(self.service, self.memory_bytes, self._hash_seed, self._cpu_seconds)
+        return _Process(self._setup, self._interpreter, self._start_seconds)
 
     def _asked(self, process: _Process, request: Any, seconds: float) -> Any:
         try:
@@ -133,14 +145,17 @@ class Pool:
         self._idle.append(self._new())
 
 
+def _kill_all(processes: list[_Process]) -> None:
+    while processes:
+        processes.pop().kill()
+
+
 @cache
 def pool_of(
     service: str, timeout_seconds: float, max_parallel: int, cpu_seconds: float = 0.0
 ) -> Pool:
     """The pool of this process with these settings, shared by all that ask for it."""
-    pool = Pool(service, timeout_seconds, max_parallel, cpu_seconds=cpu_seconds)
-    atexit.register(pool.close)
-    return pool
+    return Pool(service, timeout_seconds, max_parallel, cpu_seconds=cpu_seconds)
 
 
 @cache
@@ -152,15 +167,13 @@ def _starter() -> ThreadPoolExecutor:
 class _Process:
     """One process, which starts in the background."""
 
-    def __init__(self, service: str, memory_bytes: int, hash_seed: int, cpu_seconds: float) -> None:
+    def __init__(self, setup: Setup, interpreter: Path | None, start_seconds: float) -> None:
         self.answered = 0
-        self._cpu_seconds = cpu_seconds
+        self._setup, self._start_seconds = setup, start_seconds
         self._ours, self._theirs = socket.socketpair()
+        send(self._ours, setup)
         self._words = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [service, str(memory_bytes), str(cpu_seconds)]
-        self._started: Future[subprocess.Popen[bytes]] = _starter().submit(
-            self._start, command, _environment(hash_seed)
-        )
+        self._started: Future[subprocess.Popen[bytes]] = _starter().submit(self._start, interpreter)
         self._is_ready = False
 
     def ask(self, request: Any, seconds: float) -> Reply:
@@ -168,11 +181,15 @@ class _Process:
         if not self._is_ready:
             with suppress(OSError):
                 self._started.result()
-            self._next(START_SECONDS, "loading its library")
+            loaded = self._next(self._start_seconds, "loading its library")
+            if loaded.error:
+                raise ProcessFailed(loaded.error)
+            if loaded.out_of_memory:
+                return loaded
             self._is_ready = True
         self._ours.settimeout(seconds)
         try:
-            worker.send(self._ours, request)
+            send(self._ours, request)
         except OSError:
             raise self._ended() from None
         reply = self._next(seconds, "answering")
@@ -188,24 +205,26 @@ class _Process:
         self._ours.close()
         self._words.close()
 
-    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _start(self, interpreter: Path | None) -> subprocess.Popen[bytes]:
         with self._theirs:
             descriptor = self._theirs.fileno()
-            module = [sys.executable, "-P", "-m", worker.__name__]
+            program = [str(interpreter or sys.executable), "-P", "-m", worker.__name__]
             return subprocess.Popen(
-                [*module, str(descriptor), str(os.getpid()), *command],
+                [*program, str(descriptor), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._words,
                 pass_fds=(descriptor,),
-                env=environment,
+                env=_confined()
+                if interpreter is None
+                else CHILD_ENVIRONMENT | os.environ | OFFLINE,
                 cwd="/",
                 start_new_session=True,
             )
 
     def _next(self, seconds: float, what: str) -> Reply:
         try:
-            return msgspec.msgpack.decode(worker.receive(self._ours, seconds), type=Reply)
+            return msgspec.msgpack.decode(receive(self._ours, seconds), type=Reply)
         except TimeoutError:
             raise Overdue(f"it was still {what} after {seconds:g} s and was killed") from None
         except (EOFError, OSError):
@@ -224,22 +243,27 @@ class _Process:
         except subprocess.TimeoutExpired:
             return ProcessFailed("it closed its connection")
         if status == -signal.SIGPROF:
-            return Overdue(f"it took more than {self._cpu_seconds:g} s of CPU time and was killed")
+            return Overdue(
+                f"it took more than {self._setup.cpu_seconds:g} s of CPU time and was killed"
+            )
         how = describe_status(status)
-        self._words.seek(0)
-        words = self._words.read(worker.FILE_BYTES_MAX).decode("utf-8", "replace").split()
+        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - 4 * LAST_WORDS))
+        words = self._words.read().decode("utf-8", "replace").split()
         said = " ".join(words)[-LAST_WORDS:]
         return ProcessFailed(f"it ended {how}" + (f", and said: {said}" if said else ""))
 
 
-def _environment(hash_seed: int) -> dict[str, str]:
-    """Variables of the processes: nothing of the owner's but where its modules lie."""
+def _confined() -> dict[str, str]:
+    """Variables of a process: nothing of the owner's but where its modules lie.
+
+    Equal hash seeds let libraries that iterate over sets of texts do the same everywhere.
+    """
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)  # noqa: PTH100
     installed = os.environ.get(INSTALLED_VARIABLE)
     return {
         **({} if installed is None else {INSTALLED_VARIABLE: installed}),  # whose keys to close
         **CHILD_ENVIRONMENT,
-        "PYTHONHASHSEED": str(hash_seed),
+        "PYTHONHASHSEED": "0",
         "PYTHONPATH": path,
         "LANG": "C.UTF-8",
     }

@@ -1,10 +1,10 @@
-"""The program of a grader's process: it loads one service, then answers requests over a socket.
+"""The program of a killable process: it loads one service, then answers requests over a socket.
 
-`python -m peers.environments.graders.worker DESCRIPTOR PARENT SERVICE MEMORY CPU_SECONDS`: SERVICE
-is the `module:Class` of a callable object that turns a request into a reply, both JSON values. What
-the service reads was written by a model. The process therefore has limited memory, ends by SIGPROF
-when one request takes more CPU time than it may (0: as much as it likes), cannot open a network
-connection, reads no key (where Linux has Landlock), and writes no file beyond `FILE_BYTES_MAX`.
+`python -m peers.environments.graders.worker DESCRIPTOR PARENT`; the first frame is a `Setup`. The
+service is a callable object that turns a request into a reply, both JSON values. What it reads was
+written by a model. The process therefore has limited memory and ends by SIGPROF when one request
+takes more CPU time than it may. Unless the service needs them, it cannot open a network connection,
+reads no key (where Linux has Landlock), and writes no file beyond `FILE_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -14,30 +14,41 @@ import importlib
 import resource
 import signal
 import socket
-import struct
 import sys
-import time
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from peers.sandbox import seccomp
+from peers.sandbox.frames import receive, send
 from swarm.world.child import die_with_parent, limit_memory
 from swarm.world.landlock import close_keys
 
-FRAME_BYTES_MAX = 1 << 24
 FILE_BYTES_MAX = 1 << 20
 """Largest file that the process may write: its stderr."""
 RECURSION_MAX = 3000
 """Python's own limit of 1000 frames refuses some honest answers of a few hundred characters."""
 
-_HEADER = struct.Struct(">I")
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 
 
+class Setup(msgspec.Struct, frozen=True):
+    """What a process serves, and what it may do."""
+
+    service: str
+    """`module:Class`."""
+    memory_bytes: int
+    """Beyond what its libraries take."""
+    cpu_seconds: float
+    """CPU time of one request; 0: any."""
+    arguments: dict[str, Any]
+    """Of the class."""
+    confined: bool
+
+
 class Reply(msgspec.Struct, frozen=True):
-    """What a service answered, or why it failed."""
+    """What a service answered, or why it failed; the first says that it is loaded."""
 
     value: Any = None
     error: str = ""
@@ -45,37 +56,8 @@ class Reply(msgspec.Struct, frozen=True):
     out_of_memory: bool = False
 
 
-def send(connection: socket.socket, value: Any) -> None:
-    """Send a value; raises `ValueError` for one that fits no frame."""
-    raw = msgspec.msgpack.encode(value)
-    if len(raw) > FRAME_BYTES_MAX:
-        raise ValueError(f"a frame of {len(raw)} bytes; {FRAME_BYTES_MAX} are the most")
-    connection.sendall(_HEADER.pack(len(raw)) + raw)
-
-
-def receive(connection: socket.socket, seconds: float | None = None) -> bytes:
-    """The next frame.
-
-    Raises `EOFError` at the end, `ValueError` for a frame that is too long, and `TimeoutError`
-    when it has not arrived after `seconds`.
-    """
-    deadline = None if seconds is None else time.monotonic() + seconds
-    (size,) = _HEADER.unpack(_exactly(connection, _HEADER.size, deadline))
-    if size > FRAME_BYTES_MAX:
-        raise ValueError(f"a frame of {size} bytes; {FRAME_BYTES_MAX} are the most")
-    return _exactly(connection, size, deadline)
-
-
-def _exactly(connection: socket.socket, size: int, deadline: float | None) -> bytes:
-    raw = bytearray()
-    while len(raw) < size:
-        if deadline is not None:
-            connection.settimeout(max(1e-3, deadline - time.monotonic()))
-        chunk = connection.recv(min(size - len(raw), 1 << 16))
-        if not chunk:
-            raise EOFError
-        raw += chunk
-    return bytes(raw)
+class Refusal(Exception):
+    """An exception whose text says all."""
 
 
 def _filter_calls() -> None:
@@ -95,35 +77,52 @@ def _filter_calls() -> None:
     libc.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(program), 0, 0)
 
 
-def _answered(service: Any, request: Any) -> Reply:
-    try:
-        return Reply(service(request))
-    except MemoryError:
+def _failed(error: BaseException) -> Reply:
+    if isinstance(error, MemoryError):
         return Reply(out_of_memory=True)
-    except Exception as error:  # a library may raise anything
-        return Reply(error=f"{type(error).__name__}: {error!s:.300}")
+    if isinstance(error, Refusal):
+        return Reply(error=str(error)[:500])
+    return Reply(error=f"{type(error).__name__}: {error!s:.300}")
+
+
+def _loaded(setup: Setup) -> Any:
+    if setup.confined:
+        sys.setrecursionlimit(RECURSION_MAX)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, FILE_BYTES_MAX))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError, RuntimeError):  # a kernel without it, or a user without a home
+            close_keys(())
+    module, _, name = setup.service.partition(":")
+    made = getattr(importlib.import_module(module), name)
+    if not setup.confined:
+        limit_memory(setup.memory_bytes)
+        return made(**setup.arguments)
+    service = made(**setup.arguments)
+    _filter_calls()
+    limit_memory(setup.memory_bytes)
+    return service
 
 
 def main() -> None:
-    descriptor, parent, target, memory, cpu_seconds = sys.argv[1:]
-    die_with_parent(int(parent))
+    descriptor, parent = map(int, sys.argv[1:])
+    die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
-    sys.setrecursionlimit(RECURSION_MAX)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, FILE_BYTES_MAX))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError, RuntimeError):  # a kernel without it, or a user without a home
-        close_keys(())
-    module, _, name = target.partition(":")
-    service = getattr(importlib.import_module(module), name)()
-    _filter_calls()
-    limit_memory(int(memory))
-    with socket.socket(fileno=int(descriptor)) as connection:
-        send(connection, Reply())
+    with socket.socket(fileno=descriptor) as connection:
+        setup = msgspec.msgpack.decode(receive(connection), type=Setup)
         try:
+            service = _loaded(setup)
+        except (Exception, SystemExit) as error:  # a library may raise anything
+            send(connection, _failed(error))
+            return
+        try:
+            send(connection, Reply())
             while True:
                 request = msgspec.msgpack.decode(receive(connection))
-                signal.setitimer(signal.ITIMER_PROF, float(cpu_seconds))
-                reply = _answered(service, request)
+                signal.setitimer(signal.ITIMER_PROF, setup.cpu_seconds)
+                try:
+                    reply = Reply(service(request))
+                except (Exception, SystemExit) as error:
+                    reply = _failed(error)
                 signal.setitimer(signal.ITIMER_PROF, 0.0)
                 send(connection, reply)
         except (EOFError, BrokenPipeError, ConnectionResetError):

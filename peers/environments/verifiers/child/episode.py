@@ -5,13 +5,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from peers.environments.verifiers.messages import Graded, Said, Ungradable
+from peers.environments.graders.worker import Refusal
 
 
-class Unplayable(Exception):
+class Unplayable(Refusal):
     """The environment cannot be played by texts; says why, and what to do."""
+
+
+class Said(NamedTuple):
+    """A message of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A whole episode's reward."""
+
+    reward: float
+    parts: dict[str, float]
+    """Rewards and metrics by name, before their weights."""
+
+
+@dataclass(frozen=True)
+class Ungradable:
+    """Why the reward cannot be known here."""
+
+    reason: str
 
 
 class EpisodeOver(Exception):

@@ -16,8 +16,14 @@ from typing import Any
 import verifiers as vf
 from verifiers.types import ResponseMessage
 
-from peers.environments.verifiers.child.episode import Episode, EpisodeOver, Unplayable
-from peers.environments.verifiers.messages import Graded, Said, Ungradable
+from peers.environments.verifiers.child.episode import (
+    Episode,
+    EpisodeOver,
+    Graded,
+    Said,
+    Ungradable,
+    Unplayable,
+)
 
 JUDGE_KEY = "OPENAI_API_KEY"
 """The variable that judges read; they cannot be made without it."""

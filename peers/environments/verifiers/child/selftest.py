@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tempfile
-from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 
-from peers.environments.verifiers.child.__main__ import Child
-from peers.environments.verifiers.messages import Draw, Grade, Graded, Open
+from peers.environments.verifiers.child.service import Player
 
 LEGACY = """
 import verifiers as vf
@@ -44,15 +41,13 @@ __all__ = ["Sums"]
 NAME = "swarm_selftest"
 
 
-async def _play() -> None:
-    async with AsyncExitStack() as stack:
-        child = Child(stack)
-        for request in (Open(NAME, {}, 1), Draw(0)):
-            reply = await child.answer(request)
-        for text, reward in (("2", 1.0), ("3", 0.0)):
-            reply = await child.answer(Grade(0, [text], finished=True))
-            if not isinstance(reply, Graded) or reply.reward != reward:
-                raise SystemExit(f"the grade of {text!r} is {reply}")
+def _play() -> None:
+    player = Player(NAME, {}, 1)
+    player({"what": "draw", "task": 0})
+    for text, reward in (("2", 1.0), ("3", 0.0)):
+        graded = player({"what": "grade", "task": 0, "texts": [text]})
+        if graded[0] != reward:
+            raise SystemExit(f"the grade of {text!r} is {graded}")
 
 
 def main() -> None:
@@ -62,7 +57,7 @@ def main() -> None:
         source = LEGACY if library.startswith("0.3.") else TASKSET
         (Path(folder) / f"{NAME}.py").write_text(source, encoding="utf-8")
         sys.path.insert(0, folder)
-        asyncio.run(_play())
+        _play()
     print(f"verifiers {library} plays and grades an episode")
 
 

@@ -24,8 +24,14 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.runtimes import ProgramResult
 from verifiers.v1.utils.loaders import resolve_env_config
 
-from peers.environments.verifiers.child.episode import Episode, EpisodeOver, Unplayable
-from peers.environments.verifiers.messages import Graded, Said, Ungradable
+from peers.environments.verifiers.child.episode import (
+    Episode,
+    EpisodeOver,
+    Graded,
+    Said,
+    Ungradable,
+    Unplayable,
+)
 
 HARNESS = "swarm_in_process"
 """The name under which `verifiers` imports the harness of this module."""
