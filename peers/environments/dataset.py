@@ -32,7 +32,6 @@ from swarm.errors import UserError
 from swarm.wire.manifest import OptionValue
 
 Column = Annotated[str, Meta(min_length=1, max_length=200)]
-Positive = Annotated[float, Meta(gt=0, le=3600)]
 
 FIELD = re.compile(r"\{([^{}]+)\}")
 
@@ -64,10 +63,6 @@ class DatasetOptions(DataOptions, frozen=True, kw_only=True):
         list[Annotated[str, Meta(pattern=PAIR, max_length=1000)]], Meta(max_length=32)
     ] = []
     """The grader's options, each `name=value` with the value in JSON."""
-    timeout_seconds: Positive | None = None
-    """The grader's limit for one answer, if not its own."""
-    max_parallel: Annotated[int, Meta(ge=1, le=256)] | None = None
-    """Answers that are graded at a time, if not the grader's own number."""
 
 
 class OfRows(SingleTurn):
@@ -135,8 +130,6 @@ class Dataset(OfRows):
         self._grader = make_grader(
             options.grader,
             json_pairs(options.grader_options, f"{self.where}: grader_options"),
-            timeout_seconds=options.timeout_seconds,
-            max_parallel=options.max_parallel,
         )
         self.call_seconds = self._grader.call_seconds
 

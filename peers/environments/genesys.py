@@ -2,7 +2,7 @@
 
 A record has `problem_id`, `source`, `task_type`, `prompt`, `gold_standard_solution`,
 `verification_info` and `metadata`, the last two as tables or as JSON text. Graders are chosen by
-the record's `task_type`, one or several.
+the record's `task_type`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -32,7 +32,6 @@ ANSWERS = ("ground_truth", "answer", "output")
 """Keys of `verification_info` that hold the expected answer; the first found is taken."""
 
 VERIFIERS = ["verifiable_math=math", "verifiable_code=code", "prime_rl_code=code"]
-LIMITS = ("timeout", "max_parallel")
 
 
 class GenesysOptions(DataOptions, frozen=True, kw_only=True):
@@ -42,10 +41,7 @@ class GenesysOptions(DataOptions, frozen=True, kw_only=True):
         list[Annotated[str, Meta(pattern=r"^[^=\s]+=\S+", max_length=1000)]],
         Meta(min_length=1, max_length=64),
     ] = msgspec.field(default_factory=VERIFIERS.copy)
-    """Each `TASK_TYPE=GRADER`, and in the same text `timeout=SECONDS`, `max_parallel=N` and the
-    grader's options in JSON. A task type may have several."""
-    combine: Literal["all", "mean"] = "all"
-    """Reward of several verifiers: all: the lowest. mean: the mean."""
+    """Each `TASK_TYPE=GRADER`, and in the same text the grader's options in JSON."""
     task_types: Annotated[list[Annotated[str, Meta(max_length=200)]], Meta(max_length=64)] = (
         msgspec.field(default_factory=list)
     )
@@ -53,7 +49,7 @@ class GenesysOptions(DataOptions, frozen=True, kw_only=True):
 
 
 class Genesys(OfRows):
-    """Rewards what the verifiers of the record's task type accept."""
+    """Rewards what the verifier of the record's task type accepts."""
 
     name = "genesys"
     version = "1"
@@ -67,8 +63,7 @@ class Genesys(OfRows):
         self._present = [name for name in OPTIONAL if name in self.rows.columns]
         self._verifiers = verifiers_of(options.verifiers, f"{self.where}: verifiers")
         self._chosen = self._rows_of(options.task_types) if options.task_types else None
-        graders = [each for several in self._verifiers.values() for each in several]
-        self.call_seconds = sum(each.call_seconds for each in graders)
+        self.call_seconds = max(each.call_seconds for each in self._verifiers.values())
 
     def indices(self) -> Sequence[int]:
         return range(len(self.rows)) if self._chosen is None else self._chosen
@@ -98,15 +93,8 @@ class Genesys(OfRows):
             return zero("unfinished")
         info = task.data["verification_info"]
         answer = next((str(info[key]) for key in ANSWERS if key in info), task.answer)
-        grades = {
-            grader.name: grader.grade(transcript.text, answer, with_tests(info))
-            for grader in self._verifiers[task.data["task_type"]]
-        }
-        rewards = [each.reward for each in grades.values()]
-        reward = min(rewards) if self.options.combine == "all" else sum(rewards) / len(rewards)
-        if len(grades) == 1:
-            return next(iter(grades.values()))
-        return Grade(reward, {name: each.reward for name, each in grades.items()})
+        grader = self._verifiers[task.data["task_type"]]
+        return grader.grade(transcript.text, answer, with_tests(info))
 
     def _rows_of(self, types: Sequence[str]) -> list[int]:
         found = [
@@ -122,28 +110,17 @@ class Genesys(OfRows):
         return found
 
 
-def verifiers_of(given: Sequence[str], where: str) -> dict[str, list[Grader]]:
-    """The graders of each task type; raises `UserError`."""
-    found: dict[str, list[Grader]] = {}
+def verifiers_of(given: Sequence[str], where: str) -> dict[str, Grader]:
+    """The grader of each task type; raises `UserError`."""
+    found: dict[str, Grader] = {}
     for each in given:
         first, *pairs = _words(each, where)
         kind, _, name = first.partition("=")
         if any("=" not in pair for pair in pairs):
             raise UserError(f"{where} has {each!r}; after the grader come name=value pairs only")
-        options = json_pairs(pairs, where)
-        limits = {name: options.pop(name) for name in LIMITS if name in options}
-        if any(isinstance(n, bool) or not isinstance(n, (int, float)) for n in limits.values()):
-            raise UserError(f"{where} has {each!r}; timeout and max_parallel must be numbers")
-        grader = make_grader(
-            name,
-            options,
-            timeout_seconds=limits.get("timeout"),
-            max_parallel=limits.get("max_parallel"),
-        )
-        several = found.setdefault(kind, [])
-        if grader.name in [other.name for other in several]:
-            raise UserError(f"{where} gives {kind} the grader {grader.name} twice; remove one")
-        several.append(grader)
+        if kind in found:
+            raise UserError(f"{where} gives {kind} two graders; remove one")
+        found[kind] = make_grader(name, json_pairs(pairs, where))
     return found
 
 

@@ -94,7 +94,7 @@ class ReasoningGym(SingleTurn):
 
     @cached_property
     def _pool(self) -> Any:
-        return reasoning_pool(self._grader)
+        return reasoning_pool()
 
     def _checked_weights(self) -> list[float]:
         datasets, weights = self.options.datasets, self.options.weights

@@ -41,64 +41,29 @@ TEXT_MAX = 1 << 22
 """Characters of a text that a template makes; no model reads a prompt as long."""
 
 NODES_MAX = 100_000
+VALUE = 32
+"""Size of each value, beside its characters."""
 DEPTH_MAX = 50
 """Depth of containers and of calls of macros. Python's own limit depends on who calls."""
 
-NUMBER_MAX = 4096
-"""Largest width, precision and count that an operation takes which makes so much of something."""
-
 INTEGER_BITS_MAX = 4096
 
-_READS = frozenset(
-    {
-        "capitalize",
-        "casefold",
-        "count",
-        "endswith",
-        "find",
-        "index",
-        "isalnum",
-        "isalpha",
-        "isascii",
-        "isdecimal",
-        "isdigit",
-        "isidentifier",
-        "islower",
-        "isnumeric",
-        "isprintable",
-        "isspace",
-        "istitle",
-        "isupper",
-        "lower",
-        "lstrip",
-        "partition",
-        "removeprefix",
-        "removesuffix",
-        "rfind",
-        "rindex",
-        "rpartition",
-        "rsplit",
-        "rstrip",
-        "split",
-        "splitlines",
-        "startswith",
-        "strip",
-        "swapcase",
-        "title",
-        "upper",
-    }
-)
-_WIDENS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 METHODS: Mapping[type, frozenset[str]] = {
-    str: _READS | _WIDENS | {"join", "replace"},
+    str: frozenset({
+        "capitalize", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdecimal",
+        "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower",
+        "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex",
+        "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip",
+        "swapcase", "title", "upper",
+    }),
     list: frozenset({"copy", "count", "index"}),
     tuple: frozenset({"count", "index"}),
     dict: frozenset({"copy", "get", "items", "keys", "values"}),
     int: frozenset({"bit_length"}),
     float: frozenset({"is_integer"}),
     datetime.date: frozenset({"strftime"}),
-}
-"""Methods that a template may call on values of Python's own types."""
+}  # fmt: skip
+"""Methods that a template may call on values of Python's own types; none makes much of little."""
 
 _PLAIN = tuple(METHODS)
 _NATIVE = (BuiltinMethodType, MethodDescriptorType, ClassMethodDescriptorType)
@@ -106,32 +71,18 @@ _NATIVE = (BuiltinMethodType, MethodDescriptorType, ClassMethodDescriptorType)
 _PRODUCTS = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"})
 """Methods that may compare each character of the text with each of the argument."""
 
-_REMOVED = ("pprint", "random", "urlize", "xmlattr")
-"""Filters that are slow, or not the same on every machine, and that no chat template needs."""
-
-_COUNTING = frozenset({"batch", "center", "indent", "round", "slice", "truncate", "wordwrap"})
-"""Filters whose numbers say how much they make."""
+_FILTERS = frozenset({
+    "abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float",
+    "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min",
+    "reject", "rejectattr", "replace", "reverse", "safe", "select", "selectattr", "sort",
+    "string", "sum", "title", "trim", "unique", "upper",
+})  # fmt: skip
+"""Jinja's filters that chat templates use. Others are slow, not the same on every machine, or make
+much of little."""
 
 _SLOW = 32
+"""Units of a filter for each character and value that it reads."""
 _FAST = 4
-_SLOW_FILTERS = frozenset(
-    {
-        "dictsort",
-        "escape",
-        "e",
-        "forceescape",
-        "groupby",
-        "sort",
-        "striptags",
-        "title",
-        "tojson",
-        "truncate",
-        "unique",
-        "urlencode",
-        "wordcount",
-        "wordwrap",
-    }
-)
 
 
 class _Budget:
@@ -202,7 +153,7 @@ def _size(value: Any) -> int:
             waiting.append((part, depth + 1))
             if len(waiting) > NODES_MAX:
                 raise _refuse("values that are too large or too deep")
-        total += 32
+        total += VALUE
     _charge(nodes * 64)
     return total
 
@@ -217,38 +168,15 @@ def _bounded(characters: int) -> None:
     _charge(4 * characters)
 
 
-def _bounded_numbers(values: Iterable[Any]) -> None:
-    for value in values:
-        if isinstance(value, int | float) and not abs(value) <= NUMBER_MAX:
-            raise _refuse(f"with a width or count above {NUMBER_MAX}")
-
-
 def _replaced(text: str, old: str, new: str) -> None:
     """Charge the replacement of all `old`."""
     _bounded(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
 
 
-def _percent(text: str, values: Any) -> None:
-    """Charge `text % values`."""
-    _bounded_numbers(int(each) if len(each) < 9 else NUMBER_MAX + 1 for each in _digits(text))
-    if "*" in text:
-        _bounded_numbers(values if isinstance(values, tuple) else [values])
-    specifications = text.count("%")
-    each = NUMBER_MAX if _digits(text) or "*" in text else 512  # the longest float has 309 digits
-    # A value is written before it is cut, and those of a mapping may be named several times.
-    repeated = specifications if isinstance(values, Mapping) else 1
-    _bounded(len(text) + specifications * each + repeated * _size(values))
-
-
-def _digits(text: str) -> list[str]:
-    """Numbers that may be a width or precision: digits after a percent sign or a point."""
-    return re.findall(r"\d+", "".join(text.split("%", 1)[1:]))
-
-
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Jinja as transformers sets it up for chat templates, within bounds.
 
-    Unlike there, a template has neither the time of day nor anything random.
+    Unlike there, a template has neither the time of day nor anything random, and no `format`.
     """
 
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
@@ -259,12 +187,10 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[_Generation, jinja2.ext.loopcontrols],
         )
-        for name in _REMOVED:
-            del self.filters[name]
         del self.globals["lipsum"]
-        self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise
-        self.filters = {name: _filter(name, each) for name, each in self.filters.items()}
+        self.filters = {name: _filter(name, self.filters[name]) for name in _FILTERS}
+        self.filters["tojson"] = _filter("tojson", _to_json)
         self.filters["counted"] = _counted
         tests: dict[str, Any] = self.tests
         self.tests = {name: _test(each) for name, each in tests.items()}
@@ -348,45 +274,15 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 raise _refuse("* of large operands")
             _bounded(int(factors[0] * factors[1]))
         elif operator == "%" and isinstance(left, str):
-            _percent(left, right)
+            raise _refuse("% of a text")
         elif operator == "+":
             _bounded(_size(left) + _size(right))
         result = super().call_binop(context, operator, left, right)
         _size(result)
         return result
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Texts' `format`, with bounds."""
-        if getattr(value, "__name__", "") not in ("format", "format_map"):
-            return None
-        text = getattr(value, "__self__", None)
-        if not isinstance(text, str):
-            return None
-
-        def formatted(*args: Any, **kwargs: Any) -> str:
-            if value.__name__ == "format_map":
-                args, kwargs = (), dict(*args)
-            return _Formatter(self).vformat(str(text), args, kwargs)
-
-        return formatted
-
-
-class _Formatter(jinja2.sandbox.SandboxedFormatter):
-    """`str.format`, whose fields are charged one by one."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        _bounded_numbers(
-            int(each) if len(each) < 9 else NUMBER_MAX + 1
-            for each in re.findall(r"\d+", format_spec)
-        )
-        _bounded(_size(value) + len(format_spec))
-        text = str(super().format_field(value, format_spec))
-        _charge(OPERATION + _FAST * len(text))
-        return text
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        _bounded(_size(value))
-        return super().convert_field(value, conversion)
+    def wrap_str_format(self, value: Any) -> None:
+        """No method that formats is safe: `call` refuses them all."""
 
 
 class _Generator(jinja2.compiler.CodeGenerator):
@@ -474,15 +370,11 @@ def _charge_method(method: Any, arguments: tuple[Any, ...], named: Mapping[str, 
         raise _refuse(f"{type(owner).__name__}.{name}, which templates may not call")
     size, given = _size(owner), [*arguments, *named.values()]
     _charge(_FAST * size)
-    if name == "strftime":
-        _bounded_numbers([_size(given), *map(int, re.findall(r"\d{1,9}", str(given)))])
+    if name == "strftime" and re.search(r"\d", str(given)):
+        raise _refuse("dates of a chosen width")
     if not isinstance(owner, str):
         return
-    if name in _WIDENS:
-        _bounded_numbers(given)
-        number = max((abs(int(e)) for e in given if isinstance(e, int | float)), default=8)
-        _bounded(size + number * (owner.count("\t") if name == "expandtabs" else 1))
-    elif name in _PRODUCTS:
+    if name in _PRODUCTS:
         _charge(size * max((len(e) for e in given if isinstance(e, str)), default=1))
     elif name == "replace":
         if len(arguments) >= 2 and all(isinstance(each, str) for each in arguments[:2]):
@@ -498,13 +390,12 @@ def _charge_method(method: Any, arguments: tuple[Any, ...], named: Mapping[str, 
 def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that is charged."""
     passed = getattr(function, "jinja_pass_arg", None)
-    factor = _SLOW if name in _SLOW_FILTERS else _FAST
 
     @pass_context
     def charged(context: jinja2.runtime.Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
         size = _size(value) + _size(given)
-        _charge(OPERATION + factor * size)
+        _charge(OPERATION + _SLOW * size)
         _charge_filter(name, value, args, kwargs)
         first = {
             None: (),
@@ -525,56 +416,26 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _charge_filter(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse what a filter would make too much of."""
     given = [*args, *kwargs.values()]
-    if name in _COUNTING:
-        _bounded_numbers(given)
-        widths = sum(abs(int(e)) for e in given if isinstance(e, int | float))
-        texts = sum(len(e) for e in given if isinstance(e, str))
-        text = value if isinstance(value, str) else ""
-        if name == "indent":
-            _bounded(
-                _size(value)
-                + (text.count("\n") + len(text.splitlines()) + 1) * (widths + texts + 4)
-            )
-        elif name == "wordwrap":
-            _bounded((len(text) + 1) * (texts + 1))
-        elif name in ("batch", "slice"):
-            _bounded(_size(value) + widths * (_size(given) + 1))
+    if name == "indent":
+        _bounded(_size(value) + (len(str(value).splitlines()) + 2) * _width(given))
     elif name == "replace":
-        old, new = (str(each) for each in (*args, *kwargs.values(), "", "")[:2])
+        old, new = (str(each) for each in (*given, "", "")[:2])
         _replaced(str(value), old, new)
     elif name == "join":
         count = len(value) if hasattr(value, "__len__") else NODES_MAX
         _bounded(_size(value) + count * _size(given))
-    elif name == "format":
-        _percent(str(value), kwargs or args)
     elif name == "sum":
         start = kwargs.get("start", args[1] if len(args) > 1 else 0)
         if not isinstance(start, int | float):
             raise _refuse("sums of something else than numbers")
     elif name == "tojson":
-        separators = kwargs.get("separators") or ()
-        indent = kwargs.get("indent") or 0
-        _bounded_numbers([indent])
-        widest = sum(len(str(each)) for each in separators)
-        widest += (indent if isinstance(indent, int) else len(str(indent))) * _depth(value)
-        _bounded(_size(value) + _count(value) * widest)
+        widest = _width(kwargs.get("separators") or ()) + DEPTH_MAX * _width([kwargs.get("indent")])
+        _bounded(_size(value) * (2 + widest // VALUE))
 
 
-def _depth(value: Any) -> int:
-    """How deep a value that `_size` has passed is nested."""
-    if isinstance(value, Mapping):
-        return 1 + max((_depth(each) for each in value.values()), default=0)
-    if isinstance(value, list | tuple):
-        return 1 + max((_depth(each) for each in value), default=0)
-    return 0
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, Mapping):
-        return 1 + sum(1 + _count(each) for each in value.values())
-    if isinstance(value, list | tuple):
-        return 1 + sum(_count(each) for each in value)
-    return 1
+def _width(given: Iterable[Any]) -> int:
+    """Characters that texts and numbers of blanks take."""
+    return sum(abs(int(e)) if isinstance(e, int | float) else len(str(e or "")) for e in given)
 
 
 def _items(values: Iterable[Any]) -> Iterator[Any]:

@@ -4,21 +4,16 @@
     python -m tests.environments.reasoning_datasets --datasets chain_sum,countdown --tasks 20
     python -m tests.environments.reasoning_datasets --write
 
-Prints one JSON object. A data set passes if two processes draw the same tasks, in
-different orders; if each task's own answer earns 1; if neither junk nor the
-answer of another task does; and if neither a draw nor a score takes longer than `SECONDS_MAX`.
-`hash_dependent` lists those
-that draw other tasks in a process with another hash seed: Swarm's processes all have the same.
+Prints one JSON object. A data set passes if two processes draw the same tasks, in different orders;
+if each task's own answer earns 1; if neither junk nor the answer of another task does; and if
+neither a draw nor a score takes longer than `SECONDS_MAX`.
 `--write` writes the list of the refused into `peers/environments/graders/reasoning_refused.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common import at_least
 from peers.environments.graders import reasoning_refused
@@ -43,41 +38,24 @@ REFUSED: dict[str, str] = {
 
 
 class Checker:
-    """Asks processes with two hash seeds."""
+    """Asks two processes."""
 
     def __init__(self, tasks: int) -> None:
         self._seeds = range(1000, 1000 + tasks)
-        self._pools = [Pool(SERVICE, SECONDS_MAX, 1, hash_seed=seed) for seed in (0, 0, 1)]
+        self._pools = [Pool(SERVICE, SECONDS_MAX, 1) for _ in range(2)]
         self.names: list[str] = self._pools[0].ask({"what": "names"})
 
-    def check(self, name: str) -> dict[str, Any]:
-        """The figures of a data set; `refused` says why a run may not use it."""
-        begun = time.perf_counter()
+    def why_not(self, name: str) -> str | None:
+        """Why a run may not use a data set."""
         if name == "composite":
-            return {"refused": "a mixture is made by naming several data sets", "seconds": 0.0}
+            return "a mixture is made by naming several data sets"
+        first, second = self._pools
         try:
-            figures = self._check(name)
+            drawn = [self._draw(first, name, seed) for seed in self._seeds]
+            again = [self._draw(second, name, seed) for seed in reversed(self._seeds)]
+            return self._why_not(name, drawn, again[::-1])
         except (ProcessFailed, ServiceError) as error:
-            figures = {"refused": f"a call fails ({error!s:.150})"}
-        return {**figures, "seconds": round(time.perf_counter() - begun, 3)}
-
-    def _check(self, name: str) -> dict[str, Any]:
-        first, second, other = self._pools
-        begun = time.perf_counter()
-        drawn = [self._draw(first, name, seed) for seed in self._seeds]
-        draw_ms = 1e3 * (time.perf_counter() - begun) / len(drawn)
-        again = [self._draw(second, name, seed) for seed in reversed(self._seeds)]
-        elsewhere = [self._draw(other, name, seed) for seed in self._seeds]
-        begun = time.perf_counter()
-        reason = self._why_not(name, drawn, again[::-1])
-        figures: dict[str, Any] = {
-            "draw_ms": round(draw_ms, 2),
-            "hash_dependent": elsewhere != drawn,
-        }
-        if reason:
-            return {**figures, "refused": reason}
-        scores = len(drawn) * (len(JUNK) + 2)
-        return {**figures, "score_ms": round(1e3 * (time.perf_counter() - begun) / scores, 2)}
+            return f"a call fails ({error!s:.150})"
 
     def _why_not(
         self, name: str, drawn: list[dict[str, str]], again: list[dict[str, str]]
@@ -127,23 +105,10 @@ def main() -> None:
     given = parser.parse_args()
     checker = Checker(given.tasks)
     names = given.datasets.split(",") if given.datasets else checker.names
-    figures = {name: checker.check(name) for name in names}
-    refused = {name: each["refused"] for name, each in figures.items() if "refused" in each}
-    passed = [each for each in figures.values() if "refused" not in each]
+    refused = {name: reason for name in names if (reason := checker.why_not(name))}
     if given.write:
         write(refused)
-    print_json(
-        {
-            "tasks": given.tasks,
-            "checked": len(figures),
-            "passed": len(passed),
-            "refused": refused,
-            "draw_ms_median": statistics.median(each["draw_ms"] for each in passed),
-            "score_ms_median": statistics.median(each["score_ms"] for each in passed),
-            "hash_dependent": [n for n, each in figures.items() if each.get("hash_dependent")],
-            "datasets": figures,
-        }
-    )
+    print_json({"tasks": given.tasks, "checked": len(names), "refused": refused})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ END = "{% endfor %}{{ ns.x | length }}"
 
 REFUSED = (
     r"^model: the chat template (fails|is no valid Jinja).*"
-    r"(it computes|it writes|No filter named 'random'|'lipsum' is undefined)"
+    r"(it computes|it writes|No filter named '|'lipsum' is undefined)"
 )
 
 

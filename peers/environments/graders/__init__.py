@@ -20,6 +20,10 @@ START_SECONDS = 60.0
 """Wall time to start a process and import a library, on a machine that may be busy."""
 
 
+TIMEOUT_SECONDS = 30.0
+"""Wall time for one answer, after which it is not gradable."""
+
+
 class Grader(ABC):
     """Grades texts against answers; the same on every machine.
 
@@ -30,10 +34,6 @@ class Grader(ABC):
     name: ClassVar[str]
     Options: ClassVar[type[msgspec.Struct]]
     options: Any
-    timeout_seconds: float = 30.0
-    """Wall time for one answer, after which it is not gradable."""
-    max_parallel: int = 2
-    """Answers that are graded at a time in one process of Swarm."""
 
     def __init__(self, options: Any = None) -> None:
         self.options = self.Options() if options is None else options
@@ -41,7 +41,7 @@ class Grader(ABC):
     @property
     def call_seconds(self) -> float:
         """Wall time that a call of `grade` may take: to start a process, and for two answers."""
-        return START_SECONDS + 2 * self.timeout_seconds
+        return START_SECONDS + 2 * TIMEOUT_SECONDS
 
     @abstractmethod
     def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
@@ -86,23 +86,11 @@ GRADERS = {
 __all__ = ["GRADERS", "Grader", "make_grader", "zero"]
 
 
-def make_grader(
-    name: str,
-    options: Mapping[str, Any] | None = None,
-    *,
-    timeout_seconds: float | None = None,
-    max_parallel: int | None = None,
-) -> Grader:
-    """The grader `name`; the limits replace its own. Raises `UserError`."""
+def make_grader(name: str, options: Mapping[str, Any] | None = None) -> Grader:
+    """The grader `name`; raises `UserError`."""
     if name not in GRADERS:
         raise UserError(f"grader {name!r} is unknown; there are: {', '.join(sorted(GRADERS))}")
     module, _, kind = GRADERS[name].partition(":")
     made: type[Grader] = getattr(import_module(f"{__name__}.{module}"), kind)
     where = f"grader {name!r}: options"
-    grader = made(struct_from_mapping(made.Options, dict(options or {}), where))
-    for field, value in (("timeout_seconds", timeout_seconds), ("max_parallel", max_parallel)):
-        if value is not None:
-            if not value > 0:
-                raise UserError(f"grader {name!r}: {field} is {value}; it must be positive")
-            setattr(grader, field, value)
-    return grader
+    return made(struct_from_mapping(made.Options, dict(options or {}), where))

@@ -263,7 +263,7 @@ class Code(Grader):
     def _program(self, text: str, function: str) -> str | None:
         """The program in a completion; None without one."""
         sources = [each for each in candidates(text) if len(each) <= SOURCE_CHARACTERS_MAX]
-        pool = pool_of(SYNTAX, self.timeout_seconds, self.max_parallel)
+        pool = pool_of(SYNTAX)
         try:
             index = pool.ask({"sources": sources, "function": function}) if sources else -1
         except (ProcessFailed, ServiceError):  # the sandbox will show

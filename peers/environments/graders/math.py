@@ -179,7 +179,7 @@ class Math(Grader):
             )
         evaluated = self.options.evaluated
         request = {"gold_text": expected, "text": given, "evaluated": evaluated}
-        pool = pool_of(SERVICE, self.timeout_seconds, self.max_parallel, CPU_SECONDS)
+        pool = pool_of(SERVICE, CPU_SECONDS)
         try:
             reply = msgspec.convert(pool.ask(request), MathReply)
         except (ProcessFailed, ServiceError) as error:

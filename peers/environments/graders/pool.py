@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from peers.environments.graders import START_SECONDS, worker
+from peers.environments.graders import START_SECONDS, TIMEOUT_SECONDS, worker
 from peers.environments.graders.worker import Reply, Setup
 from peers.sandbox.frames import receive, send
 from swarm.errors import DECODE_ERRORS, SwarmError
@@ -40,6 +40,8 @@ REQUESTS_PER_PROCESS = 20_000
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled"}
 """Environment variables of a process that is not confined: what a task needs is on this machine,
 else the machines of a run would not agree on it."""
+PARALLEL = 2
+"""Answers that are graded at a time in one process of Swarm."""
 LAST_WORDS = 300
 """Characters of a dead process's stderr in an error."""
 
@@ -151,11 +153,9 @@ def _kill_all(processes: list[_Process]) -> None:
 
 
 @cache
-def pool_of(
-    service: str, timeout_seconds: float, max_parallel: int, cpu_seconds: float = 0.0
-) -> Pool:
-    """The pool of this process with these settings, shared by all that ask for it."""
-    return Pool(service, timeout_seconds, max_parallel, cpu_seconds=cpu_seconds)
+def pool_of(service: str, cpu_seconds: float = 0.0) -> Pool:
+    """This process's pool of a grader's service, shared by all that ask for it."""
+    return Pool(service, TIMEOUT_SECONDS, PARALLEL, cpu_seconds=cpu_seconds)
 
 
 @cache

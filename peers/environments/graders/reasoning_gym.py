@@ -47,7 +47,7 @@ class ReasoningGym(Grader):
         """
         request = {"text": answer_in(valid(text)), **_request(answer, data)}
         try:
-            reply = msgspec.convert(reasoning_pool(self).ask(request), ReasoningReply)
+            reply = msgspec.convert(reasoning_pool().ask(request), ReasoningReply)
         except (ProcessFailed, ServiceError) as error:
             raise NotGradable(
                 f"reasoning-gym cannot score {text[:80]!r} for {request['dataset']}: {error}"
@@ -84,7 +84,7 @@ def _request(answer: str, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"what": "score_entry", "dataset": metadata["source_dataset"], "entry": entry}
 
 
-def reasoning_pool(grader: Grader) -> Pool:
+def reasoning_pool() -> Pool:
     """The processes; raises `UserError` when the package is missing or of another version."""
     try:
         found = version("reasoning-gym")
@@ -96,4 +96,4 @@ def reasoning_pool(grader: Grader) -> Pool:
             f"'reasoning-gym' needs the package reasoning-gym {VERSION}, {installed}; type: "
             "pip install 'swarm-rl[reasoning]'"
         )
-    return pool_of(SERVICE, grader.timeout_seconds, grader.max_parallel)
+    return pool_of(SERVICE)

@@ -82,7 +82,7 @@ def _failed(error: BaseException) -> Reply:
         return Reply(out_of_memory=True)
     if isinstance(error, Refusal):
         return Reply(error=str(error)[:500])
-    return Reply(error=f"{type(error).__name__}: {error!s:.300}")
+    return Reply(error=f"{type(error).__name__}: {error!s:.300}".replace("\n", " "))
 
 
 def _loaded(setup: Setup) -> Any:
