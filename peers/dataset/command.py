@@ -83,17 +83,13 @@ def filter_command(
     wanted = wanted_of(
         Given(
             tasks=environment,
-            run=None,
             options=environment_options(option),
             limit=tasks,
-            pass_at="1",
             samples=pass_at,
             temperature=temperature,
-            greedy=False,
             max_new_tokens=max_new_tokens,
             split="train",
             seed=seed,
-            step=0,
         )
     )
     wanted = replace(wanted, with_prompts=True)

@@ -60,22 +60,22 @@ class Evaluation:
         return labels(self.environments)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Given:
     """Options as they were typed; None where an option is missing."""
 
     tasks: str | None
-    run: Path | None
+    run: Path | None = None
     options: dict[str, Any]
     limit: int
-    pass_at: str
+    pass_at: str = "1"
     samples: int
     temperature: float | None
-    greedy: bool
+    greedy: bool = False
     max_new_tokens: int | None
     split: Split
     seed: int
-    step: int
+    step: int = 0
     """Rollout step for which curricula draw their tasks."""
 
 

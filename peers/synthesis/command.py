@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +21,7 @@ from swarm.terminal.options import AsJson, EnvironmentOptions, TaskSeed, environ
 from swarm.terminal.output import print_json
 
 if TYPE_CHECKING:
+    from peers.evaluation.run import Given, Machine
     from peers.synthesis.write import Selection, Solution
 
 
@@ -91,7 +92,10 @@ def synthesize(
     the same command resumes an interrupted generation.
     """
     require_extra("infer", "swarm synthesize")
+    from peers.engines.installed import interpreter_for
+    from peers.evaluation.run import Given, Machine
     from peers.synthesis.write import Rules, Selection, check_target, credit_lines, summary, write
+    from swarm.jobs import Hardware
     from swarm.look.rollouts.filters import parse_range
 
     if (rollouts is None) == (teacher is None):
@@ -119,18 +123,23 @@ def synthesize(
         found = of_rollouts(seen, chats)
     else:
         assert teacher is not None
-        found = _generate(
-            teacher,
-            tasks,
-            option=option,
+        given = Given(
+            tasks=tasks,
+            options=environment_options(option),
             limit=limit,
             samples=samples,
             temperature=temperature,
             max_new_tokens=max_new_tokens,
+            split="train",
             seed=seed,
-            engine=(engine, device, threads, home),
-            solutions=solutions or out.with_name(f"{out.name}.solutions.jsonl"),
         )
+        machine = Machine(
+            engine,
+            Hardware(device=device, dtype="auto", threads=threads),
+            interpreter_for(engine, home.expanduser(), "", device),
+        )
+        beside = solutions or out.with_name(f"{out.name}.solutions.jsonl")
+        found = _generate(teacher, given, machine, beside)
     selection = Selection(rules)
     write(found, selection, out, "run" if rollouts is not None else "local")
     _say(selection, out, summary(selection), credit_lines(selection), as_json)
@@ -153,53 +162,15 @@ def _say(selection: Selection, out: Path, summary: str, credits: list[str], as_j
     print(f"the data set is in {out}: swarm sft --data {out}")
 
 
-def _generate(
-    teacher: Path,
-    tasks: str | None,
-    *,
-    option: list[str] | None,
-    limit: int,
-    samples: int,
-    temperature: float | None,
-    max_new_tokens: int | None,
-    seed: int,
-    engine: tuple[str, str, int, Path],
-    solutions: Path,
-) -> Iterator[Solution]:
+def _generate(teacher: Path, given: Given, machine: Machine, solutions: Path) -> Iterator[Solution]:
     """Generate solutions on this machine, or read those that an earlier command generated."""
-    from dataclasses import replace
-
-    from peers.engines.installed import interpreter_for
-    from peers.evaluation.run import Given, Machine, measure, wanted_of
+    from peers.evaluation.run import measure, wanted_of
     from peers.evaluation.samples import Named
     from peers.synthesis.sources import of_samples
-    from swarm.jobs import Hardware
 
     if not teacher.is_dir():
         raise UserError(f"--teacher {teacher} is no folder; name a Hugging Face folder")
-    name, device, threads, home = engine
-    machine = Machine(
-        name,
-        Hardware(device=device, dtype="auto", threads=threads),
-        interpreter_for(name, home.expanduser(), "", device),
-    )
-    wanted = wanted_of(
-        Given(
-            tasks=tasks,
-            run=None,
-            options=environment_options(option),
-            limit=limit,
-            pass_at="1",
-            samples=samples,
-            temperature=temperature,
-            greedy=False,
-            max_new_tokens=max_new_tokens,
-            split="train",
-            seed=seed,
-            step=0,
-        )
-    )
-    wanted = replace(wanted, with_prompts=True)
+    wanted = replace(wanted_of(given), with_prompts=True)
     show = ProgressLine("").show
     named = Named("--solutions", "swarm synthesize")
     measured = run_until_interrupted(
