@@ -66,7 +66,7 @@ ARITHMETIC = EnvironmentReference(
 )
 CODE = EnvironmentReference(
     name="code",
-    version="1",
+    version="2",
     options={
         "style": "lambda",
         "steps": 1,

@@ -24,9 +24,6 @@ from swarm.rollouts.seeds import Draws, digest
 # The number of steps grades the difficulty. Statement and reference solution are written from the
 # same steps, and the reference computes the expected results.
 
-Style = Literal["function", "stdin", "lambda"]
-"""lambda: a function of one expression, asked for in a few words."""
-
 STEPS_MAX = 8
 LAMBDA_STEPS_MAX = 2
 """An expression of more steps repeats its parts too often."""
@@ -35,32 +32,6 @@ NUMBERS_MAX = 12
 VALUE_MAX = 50
 
 Numbers = list[int]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One test: the list of numbers, and what a solution must return or print."""
-
-    numbers: tuple[int, ...]
-    expected: Any
-    """The returned value, or the printed words joined by single spaces."""
-
-    @property
-    def line(self) -> str:
-        """The numbers as a line of standard input."""
-        return " ".join(map(str, self.numbers)) + "\n"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One problem in one style."""
-
-    style: Style
-    statement: str
-    solution: str
-    """Source of a correct program."""
-    cases: tuple[Case, ...]
-    """The hidden tests."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +98,9 @@ def parts_named(parts: Sequence[Part], names: Collection[str]) -> Sequence[Part]
 
 
 def make_problem(
-    randomness: bytes,
-    steps: int,
-    styles: tuple[Style, ...],
-    tests: int,
-    operations: Sequence[Part] = STEPS,
-    questions: Sequence[Part] = QUESTIONS,
-    parameters: int = PARAMETERS,
-) -> Problem:
-    """Draw a problem of `steps` operations with `tests` hidden tests, at least 2.
+    randomness: bytes, options: CodeOptions, operations: Sequence[Part], questions: Sequence[Part]
+) -> Task:
+    """Draw a problem of `options.steps` operations with `options.tests` hidden tests.
 
     The first list is empty. Equal problems have equal tests, so that a program that was judged
     once need not run again. A problem whose tests all expect the same is drawn again, because a
@@ -143,33 +108,35 @@ def make_problem(
     """
     draws = Draws("swarm/1/code", randomness)
     for _ in range(ATTEMPTS_MAX):
-        style = styles[draws.below(len(styles))]
-        chosen = [_filled(operations, parameters, draws) for _ in range(steps)]
-        problem = _problem(style, chosen, _filled(questions, parameters, draws), tests)
-        if any(case.expected != problem.cases[0].expected for case in problem.cases):
-            return problem
-    raise ValueError(f"{ATTEMPTS_MAX} problems of {steps} steps all have a constant answer")
+        chosen = [_filled(operations, options.parameters, draws) for _ in range(options.steps)]
+        question = _filled(questions, options.parameters, draws)
+        task = _problem(options.style == "lambda", chosen, question, options.tests)
+        outputs = task.data["tests"]["outputs"]
+        if any(output != outputs[0] for output in outputs):
+            return task
+    raise ValueError(f"{ATTEMPTS_MAX} problems of {options.steps} steps have a constant answer")
 
 
-def _problem(style: Style, chosen: list[Part], question: Part, tests: int) -> Problem:
+def _problem(brief: bool, chosen: list[Part], question: Part, tests: int) -> Task:
     lines = [f"xs = {part.code}" for part in chosen]
     body = "\n    ".join([*lines, f"return {question.code}"])
     function = f"def solve(xs):\n    {body}\n"
     solve = _compiled(function)
     draws = Draws("swarm/1/code-tests", digest("swarm/1/code-problem", function.encode()))
-    lists = [[], *(_numbers(draws) for _ in range(tests))]
-    example, *hidden = lists[1], lists[0], *lists[2:]
-    cases = tuple(Case(tuple(xs), _expected(style, solve(list(xs)))) for xs in hidden)
-    numbered = "".join(f"{n}. {part.sentence}.\n" for n, part in enumerate(chosen, 1))
-    if style == "lambda":
+    example, *others = (_numbers(draws) for _ in range(tests))
+    inputs: list[Numbers] = [[], *others]
+    outputs = [solve(list(xs)) for xs in inputs]
+    data = {"tests": {"inputs": [[xs] for xs in inputs], "outputs": outputs, "fn_name": "solve"}}
+    if brief:
         asked = "; ".join(part.brief for part in (*chosen, question))
-        return Problem(style, f"{asked}>", _lambda([*chosen, question]), cases)
-    return Problem(
-        style,
-        _statement(style, numbered, question.sentence, example, solve(list(example))),
-        function if style == "function" else f"{function}\n{_MAIN}",
-        cases,
+        return Task(f"{asked}>", _lambda([*chosen, question]), data)
+    steps = "".join(f"{n}. {part.sentence}.\n" for n, part in enumerate(chosen, 1))
+    statement = (
+        "Write a Python function solve(xs) for a list xs of integers. It must, in this order:\n"
+        f"{steps}Then return {question.sentence}.\nExample: solve({example}) returns "
+        f"{solve(list(example))}.\n"
     )
+    return Task(statement, function, data)
 
 
 def _lambda(parts: Sequence[Part]) -> str:
@@ -179,34 +146,6 @@ def _lambda(parts: Sequence[Part]) -> str:
         given = expression if " else " not in expression else f"({expression})"
         expression = part.code.replace("xs", given)
     return re.sub(r" ?([^\w\s]+) ?", r"\1", f"solve=lambda xs:{expression}")
-
-
-_MAIN = """result = solve([int(word) for word in input().split()])
-print(*result) if isinstance(result, list) else print(result)
-"""
-
-
-def _statement(style: Style, steps: str, question: str, example: Numbers, answer: Any) -> str:
-    if style == "function":
-        return (
-            "Write a Python function solve(xs) for a list xs of integers. It must, in this order:\n"
-            f"{steps}Then return {question}.\nExample: solve({example}) returns {answer}.\n"
-        )
-    shown = " ".join(map(str, example))
-    return (
-        "Write a Python program. The only line of standard input holds integers separated by "
-        f"spaces; it may be empty. The program must, in this order:\n{steps}Then print "
-        f"{question}; separate numbers by spaces.\nExample: for the line {shown!r} it prints "
-        f"{printed(answer)!r}.\n"
-    )
-
-
-def printed(answer: int | Numbers) -> str:
-    return " ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
-
-
-def _expected(style: Style, answer: int | Numbers) -> Any:
-    return printed(answer) if style == "stdin" else answer
 
 
 def _filled(parts: Sequence[Part], parameters: int, draws: Draws) -> Part:
@@ -237,9 +176,8 @@ class CodeOptions(CodeLimits, frozen=True, kw_only=True):
 
     steps: Annotated[int, Meta(ge=1, le=STEPS_MAX)] = 2
     """Operations on the list, one after another."""
-    style: Literal["function", "stdin", "both", "lambda"] = "both"
-    """Whether a solution is a function, or a program that reads standard input. lambda: a function
-    of one expression, for a model that knows no English."""
+    style: Literal["function", "lambda"] = "function"
+    """lambda: a function of one expression, for a model that knows no English."""
     tests: Annotated[int, Meta(ge=2, le=TESTS_MAX)] = 8
     operations: Annotated[list[str], Meta(max_length=NAMES_MAX)] = msgspec.field(
         default_factory=list
@@ -257,7 +195,7 @@ class Code(SingleTurn):
     """Generated problems, graded by the grader `code`."""
 
     name = "code"
-    version = "1"
+    version = "2"
     safe_for_strangers = True
     Options = CodeOptions
     options: CodeOptions
@@ -276,9 +214,6 @@ class Code(SingleTurn):
         self._operations = _drawn("operations", STEPS, options.operations)
         self._questions = _drawn("questions", QUESTIONS, options.questions)
         self._grader = Grader(options, run_program)
-        self._styles: tuple[Style, ...] = (
-            ("function", "stdin") if options.style == "both" else (options.style,)
-        )
         self.call_seconds = self._grader.call_seconds
 
     def tasks(self) -> Tasks:
@@ -291,23 +226,7 @@ class Code(SingleTurn):
         return self._grader.grade(transcript.text, task.answer, task.data)
 
     def _make(self, randomness: bytes) -> Task:
-        options = self.options
-        problem = make_problem(
-            randomness,
-            options.steps,
-            self._styles,
-            options.tests,
-            self._operations,
-            self._questions,
-            options.parameters,
-        )
-        is_function = problem.style != "stdin"
-        tests = {
-            "inputs": [[list(c.numbers)] if is_function else c.line for c in problem.cases],
-            "outputs": [case.expected for case in problem.cases],
-            "fn_name": "solve" if is_function else "",
-        }
-        return Task(problem.statement, problem.solution, {"tests": tests})
+        return make_problem(randomness, self.options, self._operations, self._questions)
 
 
 def _drawn(option: str, parts: Sequence[Part], names: list[str]) -> Sequence[Part]:

@@ -45,7 +45,6 @@ BUILT_IN = {
         "dataset": "environments.dataset:Dataset",
         "genesys": "environments.genesys:Genesys",
         "harness": "endpoint.harness.environment:Harness",
-        "math": "environments.math:Math",
         "reasoning-gym": "environments.reasoning_gym:ReasoningGym",
         "sort-digits": "environments.sort_digits:SortDigits",
         "tools": "environments.tools:Tools",

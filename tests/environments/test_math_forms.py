@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.slow_answers import measure
+from peers.environments import Transcript, grade
+from peers.environments.dataset import Dataset, DatasetOptions
 from peers.environments.graders import make_grader
 from peers.environments.graders.answers import by_text, readable
+from peers.environments.graders.math import CPU_SECONDS
 
 MATH = make_grader("math")
 
@@ -172,3 +176,37 @@ def test_a_number_is_equal_in_every_writing_and_to_no_other(n: int, d: int, othe
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_any_text_is_read(gold: str, text: str) -> None:
     by_text(readable(gold), readable(text))
+
+
+PROBLEMS = """{"problem": "Half of one?", "solution": "\\\\frac{1}{2}"}
+{"problem": "Solve x^2=4.", "solution": "\\\\{-2, 2\\\\}"}
+"""
+
+
+def test_problems_of_a_file(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text(PROBLEMS, encoding="utf-8")
+    options = DatasetOptions(
+        path=str(path),
+        prompt_template="{problem} Put the final answer in a box.",
+        answer_column="solution",
+        grader="math",
+    )
+    environment = Dataset(options)
+    for number in range(2):
+        task = environment.task_of_row(number)
+        text = ("0.5", r"\{2, -2\}")[number]
+        right = Transcript.of(f"So \\boxed{{{text}}}.")
+        assert grade(environment, task, right).reward == 1
+        assert grade(environment, task, Transcript.of(task.answer)).reward == 1
+        assert grade(environment, task, Transcript.of("\\boxed{7}")).reward == 0
+
+
+@pytest.mark.slow  # each answer is made to take as long as it may
+def test_an_answer_made_to_be_slow_takes_two_seconds_of_cpu_time_at_most() -> None:
+    """One of these took 7 s. `python -m benchmarks.slow_answers` measures 10,000."""
+    found = measure(12, seed=1)
+    assert found["cpu_seconds_max"] < CPU_SECONDS + 0.5
+    outcomes = {outcome for kind in found["reasons"].values() for outcome in kind}
+    assert "overdue" in outcomes, "none of them was slow"
+    assert "rewarded" not in outcomes

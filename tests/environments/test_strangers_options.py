@@ -114,7 +114,7 @@ def test_settings_of_generated_data_sets_may_take_any_memory() -> None:
 
 def test_shipped_environments_without_paths_and_programs_need_nothing() -> None:
     safe = {name for name in BUILT_IN if class_of(name).safe_for_strangers}
-    assert safe == {"calculator", "code", "math", "reasoning-gym", "sort-digits", "tools"}
+    assert safe == {"calculator", "code", "reasoning-gym", "sort-digits", "tools"}
     assert load_named(EnvironmentReference(name="sort-digits", version="1")).name == "sort-digits"
 
 
