@@ -40,7 +40,7 @@ class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where the rows are."""
 
     path: Annotated[str, Meta(min_length=1, max_length=1000)]
-    """A .jsonl, .parquet or .arrow file, or a folder of them as the Hugging Face hub has."""
+    """A .jsonl or .parquet file, or a folder of them as the Hugging Face hub has."""
     split: Annotated[str, Meta(min_length=1, max_length=100)] | None = None
     """Of a folder with several, the split to read; default: train."""
     hash: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None

@@ -1,7 +1,7 @@
 """Rows of a data set on this machine, read by index: JSON lines, Parquet, or a Hugging Face folder.
 
-No file is held in memory: JSON lines and Arrow files are mapped, and of Parquet the row groups in
-use are decoded. pyarrow is imported when a file needs it.
+No file is held in memory: JSON lines are mapped, and of Parquet the row groups in use are decoded.
+pyarrow is imported when a file needs it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from blake3 import blake3
 
 from swarm.errors import UserError
 
-SUFFIXES = (".parquet", ".jsonl", ".arrow")
+SUFFIXES = (".parquet", ".jsonl")
 FOLDERS_VARIABLE = "SWARM_DATASETS"
 """Environment variable: folders that hold data sets, separated as in PATH."""
 
@@ -159,11 +159,6 @@ def _files(path: Path, split: str | None, where: str) -> list[Path]:
         if split is not None:
             raise UserError(f"split is {split!r}, but {where} is one file; remove split")
         return [path]
-    saved = path / "state.json"
-    if saved.exists():  # of `datasets.save_to_disk`
-        return [path / name for name in _saved_files(saved)]
-    if (path / (split or "train") / "state.json").exists():
-        return _files(path / (split or "train"), None, where)
     found = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES)
     named = [each for each in found if _is_of(each.relative_to(path), split or "train")]
     if split is not None and not named:
@@ -203,29 +198,9 @@ def _configuration(path: Path, split: str | None) -> str:
     return "/".join(folders) or "."
 
 
-class _SavedFile(msgspec.Struct):
-    filename: str
-
-
-class _State(msgspec.Struct):
-    """state.json of `datasets.save_to_disk`."""
-
-    data_files: list[_SavedFile] = msgspec.field(name="_data_files")
-
-
-def _saved_files(state: Path) -> list[str]:
-    try:
-        files = msgspec.json.decode(state.read_bytes(), type=_State).data_files
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{state} cannot be read ({error}); save the data set again") from error
-    return [Path(each.filename).name for each in files]
-
-
 def _open(path: Path) -> RowFile:
     try:
-        if path.suffix == ".jsonl":
-            return JsonLines(path)
-        return ParquetRows(path) if path.suffix == ".parquet" else ArrowRows(path)
+        return JsonLines(path) if path.suffix == ".jsonl" else ParquetRows(path)
     except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
         raise UserError(
             f"{path} cannot be read ({_first_line(error)}); get it again, or give another file"
@@ -306,21 +281,6 @@ class ParquetRows:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(key)
         return _plain(self._groups[key], index - self._starts[group], columns)
-
-
-class ArrowRows:
-    """An Arrow stream, as `datasets.save_to_disk` writes it, mapped into memory."""
-
-    def __init__(self, path: Path) -> None:
-        import pyarrow
-
-        with pyarrow.memory_map(str(path)) as source:
-            self._table = pyarrow.ipc.open_stream(source).read_all()
-        self.columns: Sequence[str] = list(self._table.column_names)
-        self.count = self._table.num_rows
-
-    def row(self, index: int, columns: Sequence[str]) -> Row:
-        return _plain(self._table.select(list(columns)) if columns else self._table, index, columns)
 
 
 def _plain(table: Any, index: int, wanted: Sequence[str]) -> Row:

@@ -57,8 +57,7 @@ class Records:
         """Open the data; raises `UserError`."""
         if not data.exists():
             raise UserError(
-                f"--data {data} does not exist; give a .jsonl, .parquet or .arrow file, or a "
-                "folder of them"
+                f"--data {data} does not exist; give a .jsonl or .parquet file, or a folder of them"
             )
         self._rows = Rows.at(str(data), reading.split)
         self._data, self._reading, self._renderer = data, reading, renderer

@@ -25,19 +25,12 @@ def write(path: Path, rows: list[dict[str, Any]] | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         path.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
-    elif path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=4)
     else:
-        table = pyarrow.Table.from_pylist(rows)
-        with (
-            pyarrow.OSFile(str(path), "wb") as sink,
-            pyarrow.ipc.new_stream(sink, table.schema) as stream,
-        ):
-            stream.write_table(table, max_chunksize=7)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=4)
     return path
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".arrow"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_every_format_gives_the_same_rows_in_any_order(suffix: str, tmp_path: Path) -> None:
     rows = Rows.at(str(write(tmp_path / f"data{suffix}")))
     assert len(rows) == 25 and set(rows.columns) == {"question", "answer", "info"}
@@ -58,15 +51,6 @@ def test_a_folder_is_read_as_the_hub_lays_it_out(tmp_path: Path) -> None:
     assert train.hash() != test.hash()
     with pytest.raises(UserError, match=r"split is 'dev', but .*; it has: data/test-00000-of-0000"):
         Rows.at(str(tmp_path), "dev")
-
-
-def test_a_folder_of_save_to_disk_is_read(tmp_path: Path) -> None:
-    for name in ("train", "test"):
-        write(tmp_path / name / "data-00000-of-00001.arrow", DATA[: 9 if name == "train" else 2])
-        state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_split": name}
-        (tmp_path / name / "state.json").write_text(json.dumps(state))
-    assert len(Rows.at(str(tmp_path))) == 9
-    assert len(Rows.at(str(tmp_path), "test")) == len(Rows.at(str(tmp_path / "test"))) == 2
 
 
 def test_a_data_set_may_lie_in_a_folder_of_the_variable(
@@ -96,12 +80,12 @@ def test_wrong_data_are_sentences(tmp_path: Path) -> None:
     empty.write_text("\n\n")
     assert complaint(empty).endswith("has no rows; give a data set with at least one")
     (tmp_path / "x.csv").write_text("a,b")
-    assert "is no .parquet, .jsonl, .arrow file; convert it" in complaint(tmp_path / "x.csv")
+    assert "is no .parquet, .jsonl file; convert it" in complaint(tmp_path / "x.csv")
     assert "is one file; remove split" in complaint(write(tmp_path / "d.jsonl"), "test")
     (tmp_path / "broken.parquet").write_text("no Parquet")
     assert "broken.parquet cannot be read (" in complaint(tmp_path / "broken.parquet")
     (tmp_path / "none").mkdir()
-    assert "holds no .parquet, .jsonl, .arrow file" in complaint(tmp_path / "none")
+    assert "holds no .parquet, .jsonl file" in complaint(tmp_path / "none")
     (tmp_path / "list.jsonl").write_text("[1]\n")
     assert "list.jsonl cannot be read (it is no JSON object)" in complaint(tmp_path / "list.jsonl")
 
@@ -119,10 +103,9 @@ def test_a_wrong_row_or_column_is_a_sentence(tmp_path: Path) -> None:
         rows.row(2)
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_text_that_is_stored_as_bytes_is_text(suffix: str, tmp_path: Path) -> None:
+def test_text_that_is_stored_as_bytes_is_text(tmp_path: Path) -> None:
     stored = [{"prompt": "é + 1?".encode(), "picture": b"\xff\xd8", "info": {"tests": [b"2"]}}]
-    rows = Rows.at(str(write(tmp_path / f"data{suffix}", stored)))
+    rows = Rows.at(str(write(tmp_path / "data.parquet", stored)))
     assert rows[0] == {"prompt": "é + 1?", "picture": None, "info": {"tests": ["2"]}}
     assert rows.row(0, ["prompt"])["prompt"] == "é + 1?"
     with pytest.raises(UserError, match=r"row 0 cannot be read \('picture' holds bytes that"):

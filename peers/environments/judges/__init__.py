@@ -7,6 +7,8 @@ and learns none of it. The modules that speak HTTP are imported when the first r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +27,7 @@ from peers.environments.interface import (
 )
 from peers.environments.tasks import Changed
 from swarm.errors import UserError
+from swarm.wire.manifest import OptionValue
 
 if TYPE_CHECKING:
     from peers.environments.judges.judge import Judge
@@ -44,7 +47,8 @@ class JudgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     judge: Annotated[str, Meta(pattern=JUDGE_NAME)]
     """The judge's name: the machines that grade have a file NAME.toml."""
     judge_hash: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
-    """Hash of what that file defines (`swarm judge NAME` prints it); empty: any."""
+    """Hash of what that file defines; `swarm run create` fills it in on a machine that has the
+    file. Empty: any."""
     judge_weight: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """The reward is judge_weight times the judge's and the rest times the environment's own."""
     judge_calls_per_step: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
@@ -76,6 +80,17 @@ class JudgedEnvironment(Wrapper):
             return Grade(score, {"judge": score})
         reward = weight * score + (1 - weight) * own.reward
         return Grade(reward, {**own.parts, "own": own.reward, "judge": score})
+
+    def pins(self) -> Mapping[str, OptionValue]:
+        """The hash of the judge, if this machine knows it."""
+        from peers.environments.judges.definition import read_definition
+
+        pinned = self.inner.pins()
+        if not self.options.judge_hash:
+            with suppress(UserError):
+                definition, *_ = read_definition(self.options.judge)
+                return {**pinned, "judge_hash": definition.digest().hex()}
+        return pinned
 
     @staticmethod
     def _noted(task: Task, seed: bytes, step: int) -> Task:
