@@ -80,7 +80,7 @@ _FILTERS = frozenset({
 """Jinja's filters that chat templates use. Others are slow, not the same on every machine, or make
 much of little."""
 
-_SLOW = 32
+_SLOW = 16
 """Units of a filter for each character and value that it reads."""
 _FAST = 4
 
