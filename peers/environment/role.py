@@ -20,7 +20,7 @@ import trio
 from peers.environment.pool import CallFailed, Pool, TooBusy
 from peers.environment.texts import Texts
 from peers.environment.turns import Asker, SignedTurns
-from peers.sandbox.probe import findings as sandbox_findings
+from peers.sandbox.run import findings as sandbox_findings
 from swarm.errors import SwarmError, UserError
 from swarm.events import Rationed
 from swarm.gossip.topics import RUN, WORK

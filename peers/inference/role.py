@@ -27,7 +27,7 @@ from peers.inference.quantised import check_quantised
 from peers.inference.settings import InferenceSettings
 from peers.inference.swapping import offer_newer
 from peers.inference.turns import ServedTurns, Unwanted
-from peers.sandbox.probe import findings as sandbox_findings
+from peers.sandbox.run import findings as sandbox_findings
 from swarm.errors import PeerError, UserError
 from swarm.gossip.topics import RUN
 from swarm.jobs import Load, SubmissionOrder, may_begin_with

@@ -5,20 +5,7 @@ a private folder of bounded size. `run` is synchronous and may be called from se
 """
 
 from peers.sandbox.execute import SandboxError
-from peers.sandbox.isolation import Isolation
-from peers.sandbox.probe import Report, probe
 from peers.sandbox.program import PYTHON, Limits, Outcome, Program
-from peers.sandbox.run import Sandbox, run
+from peers.sandbox.run import run, why_none
 
-__all__ = [
-    "PYTHON",
-    "Isolation",
-    "Limits",
-    "Outcome",
-    "Program",
-    "Report",
-    "Sandbox",
-    "SandboxError",
-    "probe",
-    "run",
-]
+__all__ = ["PYTHON", "Limits", "Outcome", "Program", "SandboxError", "run", "why_none"]

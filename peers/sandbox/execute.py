@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from peers.sandbox.cgroup import Group
-from peers.sandbox.isolation import ENVIRONMENT, NOBODY, Isolation, launcher, root
+from peers.sandbox.isolation import ENVIRONMENT, NOBODY, launcher, root
 from peers.sandbox.program import PYTHON, Limits, Outcome, Program
 from peers.sandbox.seccomp import filter_program
 from swarm.errors import SwarmError
@@ -40,20 +40,20 @@ class SandboxError(SwarmError):
     """The walls could not be built, or the program could not be started."""
 
 
-def execute(means: Isolation, program: Program, limits: Limits) -> Outcome:
+def execute(program: Program, limits: Limits) -> Outcome:
     """Run one program; raises `SandboxError` when it cannot be started behind the walls."""
     with ExitStack() as stack:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.enter_context(ours)
         stack.enter_context(theirs)
-        spec = _sealed(json.dumps(_spec(means, program, limits)).encode())
+        spec = _sealed(json.dumps(_spec(program, limits)).encode())
         stack.callback(os.close, spec)
         group = Group(limits)
         stack.callback(group.close)
         stdin = _sealed(program.stdin)
         stack.callback(os.close, stdin)
         process = subprocess.Popen(
-            launcher(means, theirs.fileno(), spec, limits.files_bytes),
+            launcher(theirs.fileno(), spec),
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -71,7 +71,7 @@ def execute(means: Isolation, program: Program, limits: Limits) -> Outcome:
         return watch.outcome()
 
 
-def _spec(means: Isolation, program: Program, limits: Limits) -> dict[str, Any]:
+def _spec(program: Program, limits: Limits) -> dict[str, Any]:
     """What `peers.sandbox.inside` reads."""
     found = root()
     argv = [
@@ -79,7 +79,6 @@ def _spec(means: Isolation, program: Program, limits: Limits) -> dict[str, Any]:
     ]
     contents = program.all_files.items()
     return {
-        "own_namespaces": means == "namespaces",
         "shown": found.shown,
         "links": found.links,
         "hidden": found.hidden,

@@ -1,11 +1,10 @@
 """The program that builds the walls from within, then starts the untrusted program behind them.
 
-Run as `python -I -S inside.py CONTROL SPEC`, or as `-c` by bubblewrap; it imports only the
-standard library. CONTROL is a socket to `peers.sandbox.run`, SPEC a file with a JSON object. Three
-processes: the outermost creates the namespaces and waits; the first process of the new process
-namespace (its init) builds the root folder, drops every privilege, reaps orphans and reports; its
-child becomes the untrusted program. The program inherits no file but its three streams, so it
-cannot write a report.
+Run as `python -I -S inside.py CONTROL SPEC`; it imports only the standard library. CONTROL is a
+socket to `peers.sandbox.execute`, SPEC a file with a JSON object. Three processes: the outermost
+creates the namespaces and waits; the first process of the new process namespace (its init) builds
+the root folder, drops every privilege, reaps orphans and reports; its child becomes the untrusted
+program. The program inherits no file but its three streams, so it cannot write a report.
 """
 
 import base64
@@ -216,11 +215,10 @@ def serve_as_init(control: socket.socket, spec: Spec) -> None:
     send(control, code=code, cpu_seconds=used.ru_utime + used.ru_stime)
 
 
-def build_and_serve(control: socket.socket, spec: Spec, switch_user: bool = False) -> NoReturn:
+def build_and_serve(control: socket.socket, spec: Spec, switch_user: bool) -> NoReturn:
     """What the init does; never returns."""
     try:
-        if spec["own_namespaces"]:
-            build_root(spec)
+        build_root(spec)
         drop_privileges(switch_user)
         serve_as_init(control, spec)
     except OSError as error:
@@ -234,8 +232,6 @@ def main() -> None:
     with os.fdopen(int(sys.argv[2]), "rb") as file:
         spec = json.load(file)
     die_with_parent()
-    if not spec["own_namespaces"]:
-        build_and_serve(control, spec)
     try:
         checked("unshare", libc.unshare(ctypes.c_int(NEW_NAMESPACES)))
         send(control, unshared=True)

@@ -1,17 +1,13 @@
-"""The means of this machine to isolate a program, and what the walls are built from."""
+"""What the walls are built from: the files that a program sees, and the program that builds."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import site
 import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
-
-Isolation = Literal["bubblewrap", "namespaces"]
 
 INSIDE = Path(__file__).with_name("inside.py")
 
@@ -68,27 +64,6 @@ def _within(path: str, folders: list[str]) -> bool:
     return any(path.startswith(f"{folder}/") for folder in folders)
 
 
-def bubblewrap_path() -> str | None:
-    return shutil.which("bwrap")
-
-
-def launcher(means: Isolation, control: int, spec: int, files_bytes: int) -> list[str]:
+def launcher(control: int, spec: int) -> list[str]:
     """The command that builds the walls, given the two inherited file descriptors."""
-    found = root()
-    arguments = [str(control), str(spec)]
-    if means == "namespaces":
-        return [found.interpreter, "-I", "-S", str(INSIDE), *arguments]
-    command = [bubblewrap_path() or "bwrap", "--unshare-all", "--unshare-user"]
-    command += ["--uid", str(NOBODY), "--gid", str(NOBODY)]
-    command += ["--die-with-parent", "--new-session", "--as-pid-1"]
-    for path in found.shown:
-        command += ["--ro-bind", path, path]
-    for path, target in found.links:
-        command += ["--symlink", target, path]
-    for path in found.hidden:
-        command += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
-    for name in ("null", "zero", "full", "random", "urandom"):
-        command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    command += ["--size", str(files_bytes), "--tmpfs", "/tmp", "--remount-ro", "/"]
-    source = INSIDE.read_text(encoding="utf-8")
-    return [*command, "--", found.interpreter, "-I", "-S", "-c", source, *arguments]
+    return [root().interpreter, "-I", "-S", str(INSIDE), str(control), str(spec)]

@@ -19,7 +19,6 @@ import msgspec
 
 from peers.sandbox.execute import SandboxError, execute
 from peers.sandbox.frames import receive, send
-from peers.sandbox.isolation import Isolation
 from peers.sandbox.program import Limits, Outcome, Program
 from swarm.errors import DECODE_ERRORS
 
@@ -30,7 +29,6 @@ SERVER = "peers.sandbox.server"
 class Request(msgspec.Struct, frozen=True):
     """A program to run."""
 
-    means: Isolation
     program: Program
     limits: Limits
 
@@ -57,14 +55,14 @@ class Launcher:
                 cwd="/",
             )
 
-    def execute(self, means: Isolation, program: Program, limits: Limits) -> Outcome:
+    def execute(self, program: Program, limits: Limits) -> Outcome:
         """As `peers.sandbox.execute.execute`, in the launcher."""
         ours, theirs = socket.socketpair()
         with ours:
             try:
                 with theirs:
                     socket.send_fds(self._control, [b"run"], [theirs.fileno()])
-                send(ours, Request(means, program, limits), FRAME_BYTES_MAX)
+                send(ours, Request(program, limits), FRAME_BYTES_MAX)
                 reply = msgspec.msgpack.decode(receive(ours, most=FRAME_BYTES_MAX), type=Reply)
             except (OSError, EOFError, ValueError, *DECODE_ERRORS) as error:
                 raise SandboxError(f"the launcher of sandboxes does not answer: {error}") from error
@@ -82,7 +80,7 @@ def start_launcher() -> None:
     _started = Launcher()
 
 
-def execute_here_or_there(means: Isolation, program: Program, limits: Limits) -> Outcome:
+def execute_here_or_there(program: Program, limits: Limits) -> Outcome:
     """Run a program, by the launcher if there is one; raises `SandboxError`."""
     run = execute if _started is None else _started.execute
-    return run(means, program, limits)
+    return run(program, limits)

@@ -3,45 +3,64 @@
 from __future__ import annotations
 
 import os
+import platform
+import sys
 import threading
 from functools import cache
+from typing import TYPE_CHECKING
 
-from peers.sandbox.isolation import Isolation
+from peers.sandbox.execute import SandboxError
 from peers.sandbox.launcher import execute_here_or_there
-from peers.sandbox.probe import probe
-from peers.sandbox.program import Limits, Outcome, Program
+from peers.sandbox.program import PYTHON, Limits, Outcome, Program
+from peers.sandbox.seccomp import supported
 from swarm.errors import UserError
 
+if TYPE_CHECKING:
+    from swarm.run.findings import Finding
 
-class Sandbox:
-    """Runs programs by one means, at most `parallel` at a time."""
-
-    def __init__(self, parallel: int | None = None, means: Isolation | None = None) -> None:
-        """`parallel` defaults to the number of processors.
-
-        Raises `UserError` where no means of isolation works.
-        """
-        parallel = parallel if parallel is not None else os.cpu_count() or 1
-        if parallel < 1:
-            raise UserError(f"parallel is {parallel}; run at least 1 program at a time")
-        self.parallel = parallel
-        self.means: Isolation = means if means is not None else probe().best()
-        self._free = threading.BoundedSemaphore(parallel)
-
-    def run(self, program: Program, limits: Limits = Limits()) -> Outcome:  # noqa: B008
-        """Run a program to its end, after others if too many run already.
-
-        Raises `SandboxError` when the program cannot be started.
-        """
-        with self._free:
-            return execute_here_or_there(self.means, program, limits)
-
-
-@cache
-def _shared() -> Sandbox:
-    return Sandbox()
+_free = threading.BoundedSemaphore(os.cpu_count() or 1)
+"""Programs that run at a time in this process: one for each processor."""
 
 
 def run(program: Program, limits: Limits = Limits()) -> Outcome:  # noqa: B008
-    """Run a program in the sandbox that all callers in this process share; see `Sandbox.run`."""
-    return _shared().run(program, limits)
+    """Run a program to its end, after others if too many run already.
+
+    Raises `UserError` where no sandbox works, and `SandboxError` when it cannot be started.
+    """
+    check(why_none())
+    with _free:
+        return execute_here_or_there(program, limits)
+
+
+def check(reason: str) -> None:
+    """Raise `UserError` if there is a reason why no sandbox works."""
+    if reason:
+        raise UserError(
+            f"no sandbox works on this machine ({reason}); allow user namespaces (sysctl "
+            "user.max_user_namespaces=10000, kernel.unprivileged_userns_clone=1 on Debian, "
+            "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; in a container, a seccomp "
+            "profile that allows unshare and mount), on Linux 5.12 or later"
+        )
+
+
+@cache
+def why_none() -> str:
+    """Why no sandbox works on this machine; empty if one does. Runs an empty program, once."""
+    if sys.platform != "linux" or not supported():
+        return f"no filter of system calls for {sys.platform} on {platform.machine()}"
+    try:
+        outcome = execute_here_or_there(Program(argv=(PYTHON, "-c", "")), Limits())
+    except (SandboxError, OSError) as error:
+        return str(error)
+    return "" if outcome.code == 0 else outcome.stderr.decode("utf-8", "replace")[-300:]
+
+
+def findings() -> list[Finding]:
+    """Whether untrusted programs can run here; runs an empty one."""
+    from swarm.run.findings import Finding  # needs more than a killable process has
+
+    reason = why_none()
+    text = "programs of a model run in user namespaces"
+    if reason:
+        text = f"none, which only environments with programs need ({reason})"
+    return [Finding("sandbox", text, {"works": not reason})]

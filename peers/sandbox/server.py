@@ -50,7 +50,7 @@ def _reply(asked: Request) -> Reply:
         if wanted > most:
             return Reply(error=f"{each.name} is {wanted}; a sandbox gets at most {most}")
     try:
-        return Reply(execute(asked.means, asked.program, asked.limits))
+        return Reply(execute(asked.program, asked.limits))
     except (SandboxError, OSError) as error:
         return Reply(error=str(error))
 

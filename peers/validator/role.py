@@ -20,7 +20,7 @@ from peers.engines.doctor import compute_findings, task_findings
 from peers.engines.installed import PREFILLS
 from peers.evaluation.during import Evaluations
 from peers.evaluation.settings import EvaluationSettings
-from peers.sandbox.probe import findings as sandbox_findings
+from peers.sandbox.run import findings as sandbox_findings
 from peers.validator.audits import Audits
 from peers.validator.cases import Case
 from peers.validator.docket import Docket

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from peers.environments import Episode, Grade, Transcript, grade, load, task_of
 from peers.environments.graders.reasoning_gym import answer_in
 from peers.environments.tools import Tools, ToolsOptions, calculate, called, run_python
-from peers.sandbox import Outcome, probe
+from peers.sandbox import Outcome, why_none
 
 EASIEST: dict[str, Any] = {"statement": "bare", "digits": 2, "operations": 1, "must_call": True}
 
@@ -131,7 +131,7 @@ def test_what_a_program_shows(ended: Outcome, shown: str) -> None:
     assert run_python(" ", lambda *_: ended) == "error: the program is empty"
 
 
-@pytest.mark.skipif(not probe().works, reason=f"no sandbox here: {probe().reasons}")
+@pytest.mark.skipif(bool(why_none()), reason=f"no sandbox here: {why_none()}")
 def test_the_interpreter_runs_in_the_sandbox_and_needs_a_served_run() -> None:
     environment = Tools(ToolsOptions(tools=["python"]))
     assert not environment.replayable and Tools().replayable

@@ -20,7 +20,7 @@ from typing import ClassVar
 import msgspec
 import trio
 
-from peers.sandbox import Limits, Program, Sandbox, SandboxError
+from peers.sandbox import Limits, Program, SandboxError, run
 from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
 from swarm.world import Job, Setup, frames, progress
@@ -218,14 +218,14 @@ class Walled:
     async def execute(self, job: Named) -> str:
         """What a Python program prints, in a sandbox."""
         program = Program(source=job.name)
-        outcome = await trio.to_thread.run_sync(partial(Sandbox(1).run, program))
+        outcome = await trio.to_thread.run_sync(partial(run, program))
         return outcome.stdout.decode() + outcome.stderr.decode()
 
     async def exceed(self, job: Named) -> str:
         """Why a sandbox with 2⁶⁰ of something is refused."""
         limits = replace(Limits(), **{job.name: 1 << 60})
         try:
-            Sandbox(1).run(Program(source="0"), limits)
+            run(Program(source="0"), limits)
         except SandboxError as error:
             return str(error)
         return "it ran"

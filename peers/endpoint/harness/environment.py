@@ -20,7 +20,7 @@ from msgspec import Meta
 from peers.endpoint.harness.run import Answered, Ended, HarnessError, Program, Run, Said
 from peers.endpoint.harness.server import Server
 from peers.endpoint.tools import FORMS
-from peers.environments.dataset import DataOptions, OfRows, Positive
+from peers.environments.dataset import DataOptions, OfRows
 from peers.environments.interface import (
     Conversation,
     Episodes,
@@ -61,7 +61,7 @@ class HarnessOptions(DataOptions, frozen=True, kw_only=True):
     calls: Literal["none", "hermes", "mistral", "llama"] = "none"
     """How the model writes calls of tools, by the checkpoint's chat template; none: `tools` in a
     request is refused."""
-    seconds: Positive = 25.0
+    seconds: Annotated[float, Meta(gt=0, le=3600)] = 25.0
     """Deadline of a call: a prompt, an observation or a grade. Keep it below the `seconds_max` of
     environment peers."""
     processes: Annotated[int, Meta(ge=1, le=4096)] = 64
