@@ -5,8 +5,6 @@ The package runs in processes of its own (`peers.environments.graders.reasoning_
 
 from __future__ import annotations
 
-import difflib
-from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -33,8 +31,6 @@ class ReasoningGymOptions(ReasoningOptions, frozen=True, kw_only=True):
     datasets: Annotated[list[str], Meta(min_length=1, max_length=128)] = msgspec.field(
         default_factory=lambda: ["chain_sum"]
     )
-    weights: list[float] = msgspec.field(default_factory=list)
-    """A weight for each data set; equal ones if there are none."""
     settings: list[str] = msgspec.field(default_factory=list)
     """Settings of data sets: `"chain_sum.max_terms=3"`, values in JSON."""
     instruction: Annotated[str, Meta(pattern=r"\{question\}", max_length=4096)] = "{question}\n"
@@ -57,7 +53,6 @@ class ReasoningGym(SingleTurn):
         super().__init__(options)
         self._grader = Grader(self.options)
         self.call_seconds = self._grader.call_seconds
-        self._weights = self._checked_weights()
         self._settings = _parsed(self.options.settings, self.options.datasets)
         for dataset in self.options.datasets:
             if dataset in REFUSED:
@@ -69,7 +64,14 @@ class ReasoningGym(SingleTurn):
     def tasks(self) -> Tasks:
         """See `SingleTurn.tasks`; raises `UserError` for an unknown data set or setting."""
         for dataset in self.options.datasets:
-            self._check(dataset)
+            request = {"dataset": dataset, "settings": self._settings.get(dataset, {}), "seed": 0}
+            try:
+                reasoning_pool().ask({"what": "draw", **request})
+            except (ProcessFailed, ServiceError) as error:
+                raise UserError(
+                    f"{WHERE}: data set {dataset!r} cannot draw a task ({error}); correct its name "
+                    "or its settings"
+                ) from error
         return Generated(self._make)
 
     def grade(self, task: Task, transcript: Transcript) -> Grade:
@@ -77,60 +79,20 @@ class ReasoningGym(SingleTurn):
         return self._grader.grade_episode(task, transcript)
 
     def _make(self, randomness: bytes) -> Task:
-        dataset = self.options.datasets[
-            index_by_weight(digest("swarm/1/mixture", randomness), self._weights)
-        ]
+        datasets = self.options.datasets
+        mixture = digest("swarm/1/mixture", randomness)
+        dataset = datasets[index_by_weight(mixture, [1.0] * len(datasets))]
         data = {
             "dataset": dataset,
             "settings": self._settings.get(dataset, {}),
             "seed": int.from_bytes(randomness, "big") % SEEDS,
         }
-        drawn = self._pool.ask({"what": "draw", **data})
+        drawn = reasoning_pool().ask({"what": "draw", **data})
         question = drawn["question"]
         if self.options.after and self.options.after in question:
             question = question.partition(self.options.after)[2]
         prompt = self.options.instruction.replace("{question}", question)
         return Task(prompt, drawn["answer"], data)
-
-    @cached_property
-    def _pool(self) -> Any:
-        return reasoning_pool()
-
-    def _checked_weights(self) -> list[float]:
-        datasets, weights = self.options.datasets, self.options.weights
-        if not weights:
-            return [1.0] * len(datasets)
-        if len(weights) != len(datasets):
-            raise UserError(
-                f"{WHERE}: weights has {len(weights)} entries for {len(datasets)} datasets; give "
-                "one for each, or none"
-            )
-        if min(weights) < 0 or sum(weights) <= 0:
-            raise UserError(f"{WHERE}: weights is {weights}; they must be ≥ 0, and not all 0")
-        return weights
-
-    def _check(self, dataset: str) -> None:
-        names = self._pool.ask({"what": "names"})
-        if dataset not in names:
-            near = difflib.get_close_matches(dataset, names, 3)
-            meant = f"did you mean {' or '.join(near)}?" if near else "the package lists them"
-            raise UserError(
-                f"{WHERE}: datasets holds {dataset!r}, which reasoning-gym does not have; {meant}"
-            )
-        known = self._pool.ask({"what": "settings", "dataset": dataset})
-        for setting in self._settings.get(dataset, {}):
-            if setting not in known:
-                raise UserError(
-                    f"{WHERE}: settings holds {dataset}.{setting}, which is unknown; there are: "
-                    f"{', '.join(sorted(known))}"
-                )
-        request = {"dataset": dataset, "settings": self._settings.get(dataset, {}), "seed": 0}
-        try:
-            self._pool.ask({"what": "draw", **request})
-        except (ProcessFailed, ServiceError) as error:
-            raise UserError(
-                f"{WHERE}: data set {dataset!r} cannot draw a task ({error}); change its settings"
-            ) from error
 
 
 def _parsed(settings: list[str], datasets: list[str]) -> dict[str, dict[str, Any]]:

@@ -318,16 +318,6 @@ class _Generator(jinja2.compiler.CodeGenerator):
         else:
             super().visit_Getitem(node, frame)
 
-    def visit_List(self, node: jinja2.nodes.List, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
-        self.write("environment.weighed(")
-        super().visit_List(node, frame)
-        self.write(")")
-
-    def visit_Dict(self, node: jinja2.nodes.Dict, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
-        self.write("environment.weighed(")
-        super().visit_Dict(node, frame)
-        self.write(")")
-
     def visit_Tuple(self, node: jinja2.nodes.Tuple, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
         made = node.ctx == "load"
         self.write("environment.weighed(" if made else "")

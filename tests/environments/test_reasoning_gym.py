@@ -46,11 +46,10 @@ def test_the_prompt_may_leave_out_what_every_question_says():
     assert "State" in str(drawn(load("reasoning-gym", "1", options), 0).prompt)
 
 
-def test_a_mixture_follows_its_weights():
-    options: dict[str, Any] = {"datasets": ["gcd", "lcm", "leg_counting"], "weights": [3, 1, 0]}
-    environment = load("reasoning-gym", "1", options)
+def test_a_mixture_draws_from_all():
+    environment = load("reasoning-gym", "1", {"datasets": ["gcd", "lcm"]})
     names = [drawn(environment, number).data["dataset"] for number in range(60)]
-    assert 35 <= names.count("gcd") <= 55 and "leg_counting" not in names
+    assert 20 <= names.count("gcd") <= 40
 
 
 def test_a_part_of_the_score_counts_only_where_the_options_say_so():
@@ -64,15 +63,10 @@ def test_a_part_of_the_score_counts_only_where_the_options_say_so():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"datasets": ["chainsum"]}, "'chainsum', which reasoning-gym does not have; did you mean"),
+        ({"datasets": ["chainsum"]}, "'chainsum' cannot draw a task .*chainsum"),
         ({"datasets": ["composite"]}, "'composite', which is refused: a mixture is made by naming"),
         ({"datasets": []}, "datasets is"),
-        ({"weights": [1.0, 2.0]}, "weights has 2 entries for 1 datasets"),
-        ({"weights": [0.0]}, r"weights is \[0.0\]; they must be"),
-        (
-            {"settings": ["chain_sum.terms=1"]},
-            "chain_sum.terms, which is unknown; there are: allow_",
-        ),
+        ({"settings": ["chain_sum.terms=1"]}, "'chain_sum' cannot draw a task .*'terms'"),
         ({"settings": ["chain_sum.max_terms=two"]}, "settings holds 'chain_sum.max_terms=two'"),
         ({"settings": ["gcd.x=1"]}, "gcd is not among the datasets"),
         ({"settings": ["chain_sum"]}, "it must be DATASET.SETTING=VALUE"),

@@ -7,7 +7,6 @@ its entry need not travel.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import random
 import re
 import warnings
@@ -55,8 +54,6 @@ class ReasoningService:
         what = request.pop("what")
         if what == "names":
             return sorted(DATASETS)
-        if what == "settings":
-            return _settings(request["dataset"])
         if what == "score_entry":
             dataset = create_dataset(request["dataset"], seed=0, size=1)
             return _score(request["dataset"], dataset, request["entry"], request["text"])
@@ -68,13 +65,6 @@ class ReasoningService:
             return {"question": entry["question"], "answer": "" if answer is None else str(answer)}
         dataset, entry = _entry(*drawn)
         return _score(request["dataset"], dataset, copy.deepcopy(entry), request["text"])
-
-
-def _settings(name: str) -> dict[str, str]:
-    """The settings of a data set that a run may choose, with their defaults as text."""
-    fields = dataclasses.fields(DATASETS[name][1]())
-    kept = [field for field in fields if field.name not in ("seed", "size")]
-    return {field.name: repr(getattr(DATASETS[name][1](), field.name)) for field in kept}
 
 
 @lru_cache(16)

@@ -19,8 +19,9 @@ from swarm.world.process import HOME_VARIABLE, INSTALLED_VARIABLE
 DEFAULT_HOME = Path("~/.swarm")
 
 LATEST = "0.4.0"
-VERSIONS = (LATEST, "0.3.1")
-"""Versions of `verifiers`: the first has the 1.x interface, the second `load_environment`."""
+VERSIONS = {LATEST: "tasksets", "0.3.1": "legacy"}
+"""Versions of `verifiers`, and which module of `child` plays their interface: the first has that of
+1.x, the second `load_environment`."""
 
 CHILD_NEEDS = (
     "trio==0.35.0",
@@ -38,12 +39,12 @@ RECIPES = {
         engine="",
         steps=((f"verifiers=={version}",), CHILD_NEEDS),
         unwanted=(),
-        check=("-m", "peers.environments.verifiers.child.selftest"),
+        check=("-c", f"import peers.environments.verifiers.child.{interface}; print('it loads')"),
         disk_bytes=2 << 30,
         kind="environment",
         arguments="verifiers" if version == LATEST else f"verifiers --version {version}",
     )
-    for version in VERSIONS
+    for version, interface in VERSIONS.items()
 }
 
 
