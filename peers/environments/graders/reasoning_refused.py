@@ -1,6 +1,7 @@
-"""Data sets of reasoning-gym that the environment refuses, with the reason.
+"""Data sets of reasoning-gym 0.1.25 that the environment refuses, with the reason.
 
-Written by `python -m tests.environments.reasoning_datasets --write`.
+All 106 were tried: two processes must draw the same ten tasks, a task's own answer must earn 1, and
+neither junk nor the answer of another task may.
 """
 
 REFUSED: dict[str, str] = {
