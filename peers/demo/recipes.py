@@ -49,21 +49,6 @@ TOOLS = EnvironmentReference(
     version="1",
     options={"statement": "bare", "digits": 2, "operations": 1, "must_call": True},
 )
-ARITHMETIC = EnvironmentReference(
-    name="reasoning-gym",
-    version="1",
-    options={
-        "datasets": ["chain_sum"],
-        "settings": [
-            "chain_sum.min_terms=3",
-            "chain_sum.max_terms=3",
-            "chain_sum.min_digits=1",
-            "chain_sum.max_digits=1",
-        ],
-        "after": "problem: ",
-        "instruction": "{question}>",
-    },
-)
 CODE = EnvironmentReference(
     name="code",
     version="2",
@@ -107,10 +92,6 @@ RECIPES = {
         title="call a calculator",
         environments=(TOOLS,),
         sampling=replace(SAMPLING, max_new_tokens=28),
-    ),
-    "reasoning-gym": Recipe(
-        title="sums of three digits, by reasoning-gym",
-        environments=(ARITHMETIC,),
     ),
     "code": Recipe(
         title="programs of one line, by hidden tests",

@@ -26,13 +26,6 @@ from swarm.wire.manifest import EnvironmentReference, OptionValue
 ENTRY_POINT_GROUP = "swarm.environments"
 """Entry points of environments in other packages: `name = "module:Class"`."""
 
-UNSAFE_OPTIONS = {
-    "judge": "grades by a judge",
-    "settings": "has settings that may take any memory and time",
-}
-"""Options that no stranger may give, even to a class that is safe for strangers without them, and
-what they do."""
-
 IMPORT_SECONDS = 40.0
 """Longest import of a package. A process that imports environments as it starts has 60 s for it;
 torch takes 15 s where eight processes share two cores."""
@@ -45,7 +38,6 @@ BUILT_IN = {
         "dataset": "environments.dataset:Dataset",
         "genesys": "environments.genesys:Genesys",
         "harness": "endpoint.harness.environment:Harness",
-        "reasoning-gym": "environments.reasoning_gym:ReasoningGym",
         "sort-digits": "environments.sort_digits:SortDigits",
         "tools": "environments.tools:Tools",
         "verifiers": "environments.verifiers.environment:Verifiers",
@@ -96,11 +88,8 @@ def load_named(reference: EnvironmentReference, allowed: Collection[str] = ()) -
     if name not in {*allowed, *allowed_environments()}:
         # The own attribute: a subclass of a safe class may do anything.
         safe = vars(class_of(name)).get("safe_for_strangers") is True
-        if not safe or UNSAFE_OPTIONS.keys() & options.keys():
-            what = next(
-                (UNSAFE_OPTIONS[each] for each in options if each in UNSAFE_OPTIONS),
-                "could run programs or read files here",
-            )
+        if not safe or "judge" in options:  # which no stranger may ask
+            what = "grades by a judge" if safe else "could run programs or read files here"
             raise UserError(
                 f"the run's environment {name!r} {what}, and a run's owner is a stranger to this "
                 f'machine; if you trust the owner, write environments = ["{name}"] into this '

@@ -23,7 +23,7 @@ from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import InspectionSetup
 from swarm.run.allowed import ALLOWED_VARIABLE
 from swarm.settings import PeerSettings
-from swarm.wire.manifest import EnvironmentReference, OptionValue
+from swarm.wire.manifest import EnvironmentReference
 
 
 @pytest.fixture(autouse=True)
@@ -106,15 +106,9 @@ def test_a_judge_needs_the_word_of_this_machines_user() -> None:
         load_named(reference)
 
 
-def test_settings_of_generated_data_sets_may_take_any_memory() -> None:
-    options: dict[str, OptionValue] = {"settings": ["chain_sum.max_terms=1000000000"]}
-    with pytest.raises(UserError, match="has settings that may take any memory and time"):
-        load_named(EnvironmentReference(name="reasoning-gym", version="1", options=options))
-
-
 def test_shipped_environments_without_paths_and_programs_need_nothing() -> None:
     safe = {name for name in BUILT_IN if class_of(name).safe_for_strangers}
-    assert safe == {"calculator", "code", "reasoning-gym", "sort-digits", "tools"}
+    assert safe == {"calculator", "code", "sort-digits", "tools"}
     assert load_named(EnvironmentReference(name="sort-digits", version="1")).name == "sort-digits"
 
 

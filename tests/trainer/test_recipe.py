@@ -19,7 +19,7 @@ TRUSTED = Identity(bytes([1]) * 32).peer_id
 UNKNOWN_ID = VOCABULARY.index(UNKNOWN)
 
 
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"reasoning-gym"}))
+@pytest.mark.parametrize("name", sorted(RECIPES))
 def test_a_demo_can_write_and_fit_its_answers(name: str, tmp_path: Path) -> None:
     """An answer with a character that the demo's tokenizer lacks could never be right."""
     recipe = RECIPES[name]

@@ -15,7 +15,7 @@ from swarm.errors import UserError
 
 SERVICE = "peers.environments.graders.reasoning_service:ReasoningService"
 VERSION = "0.1.25"
-"""Another version may draw other tasks from the same seeds."""
+"""Another version may score otherwise."""
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +42,11 @@ class ReasoningGym(Grader):
     def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
         """See `Grader.grade`.
 
-        `data` names a task of `peers.environments.reasoning_gym`, or holds the `metadata` of an
-        entry that the package wrote elsewhere.
+        `data` holds the `metadata` of an entry, as the package wrote it.
         """
-        request = {"text": answer_in(valid(text)), **_request(answer, data)}
+        request = {"text": answer_in(valid(text)), **_entry(answer, data)}
         try:
-            reply = msgspec.convert(reasoning_pool().ask(request), ReasoningReply)
+            reply = msgspec.convert(_pool().ask(request), ReasoningReply)
         except (ProcessFailed, ServiceError) as error:
             raise NotGradable(
                 f"reasoning-gym cannot score {text[:80]!r} for {request['dataset']}: {error}"
@@ -68,10 +67,7 @@ def answer_in(text: str) -> str:
     return text.strip()
 
 
-def _request(answer: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    if "seed" in data:
-        drawn = {key: data[key] for key in ("dataset", "settings", "seed")}
-        return {"what": "score", **drawn}
+def _entry(answer: str, data: Mapping[str, Any]) -> dict[str, Any]:
     metadata = data.get("metadata")
     if isinstance(metadata, str):
         metadata = msgspec.json.decode(metadata)
@@ -81,10 +77,10 @@ def _request(answer: str, data: Mapping[str, Any]) -> dict[str, Any]:
             "column, or choose another grader"
         )
     entry = {"question": "", "answer": answer, "metadata": metadata}
-    return {"what": "score_entry", "dataset": metadata["source_dataset"], "entry": entry}
+    return {"dataset": metadata["source_dataset"], "entry": entry}
 
 
-def reasoning_pool() -> Pool:
+def _pool() -> Pool:
     """The processes; raises `UserError` when the package is missing or of another version."""
     try:
         found = version("reasoning-gym")

@@ -1,20 +1,12 @@
-"""The process behind `reasoning-gym`: it draws tasks of its data sets, and scores answers.
-
-A task is drawn anew for each score: from the name of its data set, its settings and a seed, and so
-its entry need not travel.
-"""
+"""The process behind the grader `reasoning-gym`: it scores answers to entries of its data sets."""
 
 from __future__ import annotations
 
-import copy
-import random
 import re
 import warnings
 from functools import lru_cache
 from typing import Any
 
-import msgspec
-import numpy as np
 from reasoning_gym.factory import create_dataset
 
 ANSWER_CHARACTERS_MAX = 20_000
@@ -40,59 +32,31 @@ EVALUATED = {
 }
 """Data sets whose scorers evaluate an answer as Python, and the answers that may be evaluated."""
 
-BY_INDEX = ("arc_agi", "codeio", "figlet_font", "group_anagrams")
-"""Data sets that read a large file when they are made; one is kept, and tasks drawn by index."""
-
 
 class ReasoningService:
-    """Answers requests of `peers.environments.reasoning_gym` and of the grader."""
+    """Answers requests of the grader."""
 
     def __init__(self) -> None:
         warnings.simplefilter("ignore")
 
-    def __call__(self, request: dict[str, Any]) -> Any:
-        what = request.pop("what")
-        if what == "score_entry":
-            dataset = create_dataset(request["dataset"], seed=0, size=1)
-            return _score(request["dataset"], dataset, request["entry"], request["text"])
-        settings = msgspec.json.encode(request["settings"]).decode()
-        drawn = request["dataset"], settings, request["seed"]
-        if what == "draw":
-            entry = _entry(*drawn)[1]
-            answer = entry["answer"]
-            return {"question": entry["question"], "answer": "" if answer is None else str(answer)}
-        dataset, entry = _entry(*drawn)
-        return _score(request["dataset"], dataset, copy.deepcopy(entry), request["text"])
+    def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
+        name, text = request["dataset"], request["text"]
+        if len(text) > ANSWER_CHARACTERS_MAX:
+            return {"reason": "too long"}
+        if name in EVALUATED and not may_be_evaluated(name, text):
+            return {"reason": "unreadable"}
+        dataset = _dataset(name)
+        try:
+            return {"score": float(dataset.score_answer(text, request["entry"]))}
+        except MemoryError:
+            raise
+        except Exception:  # on the answer
+            return {"reason": "unreadable"}
 
 
 @lru_cache(16)
-def _kept(name: str, settings: str) -> Any:
-    return create_dataset(name, seed=0, size=1, **msgspec.json.decode(settings))
-
-
-@lru_cache(64)
-def _entry(name: str, settings: str, seed: int) -> tuple[Any, dict[str, Any]]:
-    """(data set, entry) of a seed; equal in every process."""
-    random.seed(seed)
-    np.random.seed(seed)
-    if name in BY_INDEX:
-        dataset = _kept(name, settings)
-        return dataset, dataset[seed]
-    dataset = create_dataset(name, seed=seed, size=1, **msgspec.json.decode(settings))
-    return dataset, dataset[0]
-
-
-def _score(name: str, dataset: Any, entry: dict[str, Any], text: str) -> dict[str, Any]:
-    if len(text) > ANSWER_CHARACTERS_MAX:
-        return {"reason": "too long"}
-    if name in EVALUATED and not may_be_evaluated(name, text):
-        return {"reason": "unreadable"}
-    try:
-        return {"score": float(dataset.score_answer(text, entry))}
-    except MemoryError:
-        raise
-    except Exception:  # on the answer: it scores the data set's own
-        return {"reason": "unreadable"}
+def _dataset(name: str) -> Any:
+    return create_dataset(name, seed=0, size=1)
 
 
 def may_be_evaluated(name: str, text: str) -> bool:
