@@ -52,7 +52,8 @@ def test_equal_seeds_give_equal_tasks_of_their_split():
 def test_difficulty_shows_in_the_statement():
     for steps in (1, 4):
         problem = drawn(Code(CodeOptions(steps=steps, tests=5)))
-        assert f"{steps}. " in problem.prompt and f"{steps + 1}. " not in problem.prompt
+        statement = as_text(problem.prompt)
+        assert f"{steps}. " in statement and f"{steps + 1}. " not in statement
         inputs = problem.data["tests"]["inputs"]
         assert len(inputs) == 5 and inputs[0] == [[]]
 
