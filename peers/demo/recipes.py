@@ -56,10 +56,6 @@ CODE = EnvironmentReference(
         "style": "lambda",
         "steps": 1,
         "tests": 3,
-        # The demo's characters lack %, which other operations need.
-        "operations": ["times", "add", "first", "over"],
-        "questions": ["sum", "list", "max", "min"],
-        "parameters": 8,
     },
 )
 

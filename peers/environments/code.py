@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from peers.environments.graders import zero
@@ -88,29 +87,25 @@ PARAMETERS = 11
 """Most values of a parameter, from the part's smallest on."""
 
 
-def parts_named(parts: Sequence[Part], names: Collection[str]) -> Sequence[Part]:
-    """The parts with these names, or all for none; raises `ValueError` for an unknown name."""
-    known = {part.name for part in parts}
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{name!r} is not one of: {', '.join(sorted(known))}")
-    return [part for part in parts if not names or part.name in names]
+# For a small model: its characters lack %, which other operations need.
+BRIEF_STEPS = [part for part in STEPS if part.name in ("over", "times", "add", "first")]
+BRIEF_QUESTIONS = [part for part in QUESTIONS if part.name in ("sum", "max", "min", "list")]
+BRIEF_PARAMETERS = 8
 
 
-def make_problem(
-    randomness: bytes, options: CodeOptions, operations: Sequence[Part], questions: Sequence[Part]
-) -> Task:
+def make_problem(randomness: bytes, options: CodeOptions) -> Task:
     """Draw a problem of `options.steps` operations with `options.tests` hidden tests.
 
     The first list is empty. Equal problems have equal tests, so that a program that was judged
     once need not run again. A problem whose tests all expect the same is drawn again, because a
     constant would solve it. Raises `ValueError` after `ATTEMPTS_MAX` such problems.
     """
-    draws = Draws("swarm/1/code", randomness)
+    draws, brief = Draws("swarm/1/code", randomness), options.style == "lambda"
+    steps, questions = (BRIEF_STEPS, BRIEF_QUESTIONS) if brief else (STEPS, QUESTIONS)
+    parameters = BRIEF_PARAMETERS if brief else PARAMETERS
     for _ in range(ATTEMPTS_MAX):
-        chosen = [_filled(operations, options.parameters, draws) for _ in range(options.steps)]
-        question = _filled(questions, options.parameters, draws)
-        task = _problem(options.style == "lambda", chosen, question, options.tests)
+        chosen = [_filled(steps, parameters, draws) for _ in range(options.steps)]
+        task = _problem(brief, chosen, _filled(questions, parameters, draws), options.tests)
         outputs = task.data["tests"]["outputs"]
         if any(output != outputs[0] for output in outputs):
             return task
@@ -168,7 +163,6 @@ def _compiled(source: str) -> Callable[[Numbers], int | Numbers]:
 
 
 TESTS_MAX = 64
-NAMES_MAX = 64
 
 
 class CodeOptions(CodeLimits, frozen=True, kw_only=True):
@@ -177,18 +171,9 @@ class CodeOptions(CodeLimits, frozen=True, kw_only=True):
     steps: Annotated[int, Meta(ge=1, le=STEPS_MAX)] = 2
     """Operations on the list, one after another."""
     style: Literal["function", "lambda"] = "function"
-    """lambda: a function of one expression, for a model that knows no English."""
+    """lambda: a function of one expression, asked for in a few words, for a model that knows no
+    English."""
     tests: Annotated[int, Meta(ge=2, le=TESTS_MAX)] = 8
-    operations: Annotated[list[str], Meta(max_length=NAMES_MAX)] = msgspec.field(
-        default_factory=list
-    )
-    """Names of the operations that are drawn; all if empty."""
-    questions: Annotated[list[str], Meta(max_length=NAMES_MAX)] = msgspec.field(
-        default_factory=list
-    )
-    """The same of the questions at the end."""
-    parameters: Annotated[int, Meta(ge=2, le=PARAMETERS)] = PARAMETERS
-    """How many values the number of an operation or question may have."""
 
 
 class Code(SingleTurn):
@@ -211,8 +196,6 @@ class Code(SingleTurn):
                 f"environment 'code': options: steps is {options.steps}; with the style lambda it "
                 f"may be at most {LAMBDA_STEPS_MAX}"
             )
-        self._operations = _drawn("operations", STEPS, options.operations)
-        self._questions = _drawn("questions", QUESTIONS, options.questions)
         self._grader = Grader(options, run_program)
         self.call_seconds = self._grader.call_seconds
 
@@ -226,11 +209,4 @@ class Code(SingleTurn):
         return self._grader.grade(transcript.text, task.answer, task.data)
 
     def _make(self, randomness: bytes) -> Task:
-        return make_problem(randomness, self.options, self._operations, self._questions)
-
-
-def _drawn(option: str, parts: Sequence[Part], names: list[str]) -> Sequence[Part]:
-    try:
-        return parts_named(parts, names)
-    except ValueError as error:
-        raise UserError(f"environment 'code': options: {option}: {error}") from error
+        return make_problem(randomness, self.options)

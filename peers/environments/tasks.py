@@ -33,7 +33,16 @@ def split_of(prompt: Prompt) -> Split:
     return "held_out" if blake3.blake3(raw).digest()[0] < HELD_OUT_BELOW else "train"
 
 
-def draw(seed: bytes, split: Split, make: Callable[[bytes], Task]) -> Task:
+def _by_prompt(task: Task) -> Split:
+    return split_of(task.prompt)
+
+
+def draw(
+    seed: bytes,
+    split: Split,
+    make: Callable[[bytes], Task],
+    split_of_task: Callable[[Task], Split] = _by_prompt,
+) -> Task:
     """The first task of `split` that `make` returns; it may raise `UnusableTask` for some.
 
     Attempt 0, 1, … passes 32 bytes to `make`, derived from the seed and the attempt's number.
@@ -45,7 +54,7 @@ def draw(seed: bytes, split: Split, make: Callable[[bytes], Task]) -> Task:
     for attempt in range(DRAWS_MAX):
         try:
             task = make(digest("swarm/1/draw", seed, attempt.to_bytes(4, "big")))
-            if split_of(task.prompt) == split:
+            if split_of_task(task) == split:
                 return task
             others += 1
         except UnusableTask as error:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,7 +113,6 @@ class Trial:
         return task_of(self._environment, seed, split, step=step, room=self._room)
 
     def _grade(self, tasks: int, found: Tried) -> None:
-        before = _memory_bytes()
         for number in range(tasks):
             task = self._task(number)
             with _noting(found, f"task {number}, its answer", task):
@@ -123,7 +120,6 @@ class Trial:
             for junk, text in self._junk(number, task):
                 with _noting(found, f"task {number}, {junk}", task):
                     self._grade_junk(f"task {number}, {junk}", task, text, found)
-        found.grown_bytes = _memory_bytes() - before
 
     def _junk(self, number: int, task: Task) -> Iterator[tuple[str, str]]:
         yield from JUNK.items()
@@ -216,9 +212,3 @@ def _timed(call: Callable[[], T]) -> tuple[T, float]:
     started = time.perf_counter()
     result = call()
     return result, time.perf_counter() - started
-
-
-def _memory_bytes() -> int:
-    """The largest memory that this process has used."""
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used << 10

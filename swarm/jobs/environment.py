@@ -142,8 +142,6 @@ class Tried(msgspec.Struct, kw_only=True):
     """Grades that the environment could not know."""
     grade_seconds: list[float] = []
     step_seconds: list[float] = []
-    grown_bytes: int = 0
-    """Growth of the process's memory while it graded."""
 
 
 class TrialService(Protocol):

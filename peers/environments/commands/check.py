@@ -26,9 +26,6 @@ TRIAL = "peers.environments.trial:Trial"
 MEMORY_BYTES_MAX = 8 << 30
 """Memory of each child process."""
 
-GROWTH_BYTES_MAX = 256 << 20
-"""Growth of a process's memory that is warned of."""
-
 REPEATED_MAX = 3
 """Warnings of a kind that are shown."""
 
@@ -92,11 +89,6 @@ def _warnings(tried: Tried) -> list[str]:
             f"{low} of {len(tried.answer_rewards)} answers earn less than 1: a policy that learns "
             "them learns too little"
         )
-    if tried.grown_bytes > GROWTH_BYTES_MAX:
-        found.append(
-            f"memory grew by {tried.grown_bytes >> 20} MiB while {len(tried.grade_seconds)} "
-            "completions were graded; a validator grades millions"
-        )
     return found
 
 
@@ -133,7 +125,6 @@ def figures(name: str, tried: Tried) -> dict[str, str]:
         "draw": spread([1e3 * each for each in tried.draw_seconds], " ms", 3),
         "grade": spread([1e3 * each for each in tried.grade_seconds], " ms", 3),
         "observation": spread([1e3 * each for each in tried.step_seconds], " ms", 3),
-        "memory growth": f"{tried.grown_bytes / (1 << 20):.1f} MiB",
     }
     return {name: text for name, text in found.items() if text}
 

@@ -1,8 +1,8 @@
 """A bounded pool of killable processes, for libraries that may hang or swallow all memory.
 
 Each process loads its library once and answers one request at a time. One that misses its deadline
-or dies is replaced at once; the others go on. The functions are synchronous and may be called from
-several threads.
+or dies is replaced by the next request; the others go on. The functions are synchronous and may be
+called from several threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -128,7 +128,8 @@ class Pool:
             if reply.out_of_memory:
                 raise ProcessFailed(f"it used all of its {self.memory_bytes >> 20} MiB of memory")
         except BaseException:
-            self._replace(process)
+            self.replaced += 1
+            process.kill()
             raise
         self._return(process)
         if reply.error:
@@ -140,11 +141,6 @@ class Pool:
             self._idle.append(process)
         else:
             process.kill()
-
-    def _replace(self, process: _Process) -> None:
-        self.replaced += 1
-        process.kill()
-        self._idle.append(self._new())
 
 
 def _kill_all(processes: list[_Process]) -> None:
@@ -165,7 +161,7 @@ def _starter() -> ThreadPoolExecutor:
 
 
 class _Process:
-    """One process, which starts in the background."""
+    """One process."""
 
     def __init__(self, setup: Setup, interpreter: Path | None, start_seconds: float) -> None:
         self.answered = 0
@@ -173,14 +169,17 @@ class _Process:
         self._ours, self._theirs = socket.socketpair()
         send(self._ours, setup)
         self._words = tempfile.TemporaryFile()  # noqa: SIM115
-        self._started: Future[subprocess.Popen[bytes]] = _starter().submit(self._start, interpreter)
         self._is_ready = False
+        try:
+            self._process = _starter().submit(self._start, interpreter).result()
+        except OSError as error:
+            self._ours.close()
+            self._words.close()
+            raise ProcessFailed(f"it cannot be started ({error.strerror})") from error
 
     def ask(self, request: Any, seconds: float) -> Reply:
         """Raises `ProcessFailed`, of which `Overdue` is one."""
         if not self._is_ready:
-            with suppress(OSError):
-                self._started.result()
             loaded = self._next(self._start_seconds, "loading its library")
             if loaded.error:
                 raise ProcessFailed(loaded.error)
@@ -197,11 +196,9 @@ class _Process:
         return reply
 
     def kill(self) -> None:
-        with suppress(OSError):
-            process = self._started.result()
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._ours.close()
         self._words.close()
 
@@ -235,11 +232,7 @@ class _Process:
     def _ended(self) -> ProcessFailed:
         """The error that says how it ended."""
         try:
-            process = self._started.result()
-        except OSError as error:
-            return ProcessFailed(f"it cannot be started ({error.strerror})")
-        try:
-            status = process.wait(END_SECONDS)
+            status = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             return ProcessFailed("it closed its connection")
         if status == -signal.SIGPROF:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import re
 import ssl
@@ -10,8 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import SplitResult, urlsplit
 
+import httpx
 import msgspec
 from msgspec import Meta
 
@@ -93,30 +92,41 @@ class Remote:
         raise AssertionError("every attempt returns or raises")
 
     def _attempt(self, text: str, until: float) -> _Reply:
-        url = urlsplit(self.access.url.rstrip("/") + "/chat/completions")
-        shown = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
-        connection = self._connection(url, until)
+        url = httpx.URL(self.access.url.rstrip("/") + "/chat/completions")
+        shown = f"{url.scheme}://{url.netloc.decode()}{url.path}"
+        raw = bytearray()
         try:
-            body = msgspec.json.encode(self._question(text))
-            headers = {"content-type": "application/json", **self._authorization(url)}
-            connection.request("POST", url.path, body, headers)
-            response = connection.getresponse()
-            raw = self._read(response, connection, until)
-        except TimeoutError as error:
+            with (
+                httpx.Client(verify=ssl.create_default_context(), trust_env=False) as client,
+                client.stream(
+                    "POST",
+                    url,
+                    json=self._question(text),
+                    headers=self._authorization(url),
+                    timeout=_left(until),
+                ) as response,
+            ):
+                for part in response.iter_bytes():
+                    raw += part
+                    if len(raw) > REPLY_BYTES_MAX:
+                        raise _Refused(
+                            f"its reply has more than {REPLY_BYTES_MAX} bytes", again=False
+                        )
+                    if time.monotonic() > until:
+                        raise httpx.ReadTimeout("")
+        except httpx.TimeoutException as error:
             seconds = self.access.deadline_seconds
             raise _Refused(
                 f"{shown} gives no answer within {seconds:g} s (deadline_seconds)", again=False
             ) from error
-        except (OSError, http.client.HTTPException) as error:
+        except httpx.HTTPError as error:
             what = str(error) or type(error).__name__
             raise _Refused(f"{shown} cannot be reached ({what})", again=True) from error
-        finally:
-            connection.close()
-        if response.status != 200:
+        if response.status_code != 200:
             said = raw[:200].decode("utf-8", "replace")
             raise _Refused(
-                f"{shown} answers with status {response.status} ({said})",
-                again=response.status in AGAIN,
+                f"{shown} answers with status {response.status_code} ({said})",
+                again=response.status_code in AGAIN,
             )
         try:
             return msgspec.json.decode(raw, type=_Reply)
@@ -136,32 +146,7 @@ class Remote:
             question["seed"] = told.seed
         return question
 
-    def _connection(self, url: SplitResult, until: float) -> http.client.HTTPConnection:
-        assert url.hostname is not None
-        seconds = _left(until)
-        if url.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(
-                url.hostname, url.port, timeout=seconds, context=context
-            )
-        return http.client.HTTPConnection(url.hostname, url.port, timeout=seconds)
-
-    def _read(
-        self,
-        response: http.client.HTTPResponse,
-        connection: http.client.HTTPConnection,
-        until: float,
-    ) -> bytes:
-        raw = bytearray()
-        while part := response.read1(1 << 16):
-            raw += part
-            if len(raw) > REPLY_BYTES_MAX:
-                raise _Refused(f"its reply has more than {REPLY_BYTES_MAX} bytes", again=False)
-            if connection.sock is not None:
-                connection.sock.settimeout(_left(until))
-        return bytes(raw)
-
-    def _authorization(self, url: SplitResult) -> dict[str, str]:
+    def _authorization(self, url: httpx.URL) -> dict[str, str]:
         """The header with the key, if there is one; raises `UserError`."""
         key = ""
         if self.access.key_file:
@@ -178,7 +163,7 @@ class Remote:
                     "not set; set it to the key, and name it in SWARM_CHILD_VARIABLES, so that "
                     "graders get it"
                 )
-        if key and url.scheme == "http" and url.hostname not in ("127.0.0.1", "localhost", "::1"):
+        if key and url.scheme == "http" and url.host not in ("127.0.0.1", "localhost", "::1"):
             raise UserError(
                 f"judge {self.name!r}: url {self.access.url} would send the key unencrypted; use "
                 "https"

@@ -24,10 +24,9 @@ from peers.environments.interface import (
     Transcript,
 )
 from peers.environments.play import Observation
-from peers.environments.tasks import split_of
+from peers.environments.tasks import draw, split_of
 from peers.environments.verifiers.installed import install_command, interpreter_for
 from swarm.errors import UserError
-from swarm.rollouts.seeds import digest
 
 OPEN_SECONDS = 180.0
 """Deadline to import the libraries and load the environment: 10 s of computing, on a busy machine,
@@ -38,10 +37,6 @@ SERVICE = "peers.environments.verifiers.child.service:Player"
 ALIKE = 4
 """The tasks of a game may differ in nothing that the model sees. A package whose first tasks have
 one prompt is taken for such a game."""
-
-DRAWS_MAX = 1000
-"""Attempts to draw a task of a split. If one task in sixteen is held out, all attempts miss it with
-a probability of 1e-28."""
 
 COMPLETION_ROLE = "text"
 """The role of a prompt that the model continues rather than answers, in the older interface."""
@@ -80,19 +75,12 @@ class PackageTasks:
     """Whether the split is that of the index, because all prompts are alike."""
 
     def draw(self, seed: bytes, split: Split, step: int) -> Task:
-        """See `Tasks.draw`; raises `UserError` when a split has no task."""
-        for attempt in range(DRAWS_MAX):
-            randomness = digest("swarm/1/draw", seed, attempt.to_bytes(4, "big"))
-            index = int.from_bytes(randomness, "big") % self.count
-            if self.by_index and split_of(str(index)) != split:
-                continue
-            task = self.make(index)
-            if self.by_index or split_of(task.prompt) == split:
-                return task
-        raise UserError(
-            f"environment 'verifiers': none of {self.count} tasks is of the split {split}; one in "
-            "sixteen is held out: raise the option tasks"
+        return draw(
+            seed, split, lambda raw: self.make(int.from_bytes(raw, "big") % self.count), self._split
         )
+
+    def _split(self, task: Task) -> Split:
+        return split_of(str(task.data["index"]) if self.by_index else task.prompt)
 
 
 @dataclass
