@@ -1,8 +1,8 @@
-"""Playing tasks for their grades, and a policy's accuracy on prompts that no training draws."""
+"""A policy's accuracy on prompts that no training draws."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -11,10 +11,10 @@ import torch
 from peers.engines.engine import Engine
 from peers.engines.episodes import play
 from peers.engines.native import NativeEngine
-from peers.environments import Environment, Grade, Renderer, Task, Transcript, grade, task_of
+from peers.environments import Environment, Renderer, task_of
 from peers.environments.collection import Environments, labels
-from peers.environments.episodes import transcript_of
-from peers.environments.interface import NotGradable, Split
+from peers.environments.episodes import grade_segments
+from peers.environments.interface import Split
 from peers.evaluation.tasks import evaluation_seed, seeds_of_tasks
 from swarm.jobs.training import Accuracy, Evaluate, Evaluated
 from swarm.rollouts.seeds import noise_key
@@ -22,33 +22,6 @@ from swarm.wire.manifest import EnvironmentReference, Sampling
 
 BATCH = 128
 """Episodes generated at a time."""
-
-
-def graded(
-    engine: Engine,
-    renderer: Renderer,
-    environment: Environment,
-    tasks: Sequence[Task],
-    first_row: int,
-    key: tuple[int, int] | None,
-    sampling: Sampling,
-) -> Iterator[tuple[Transcript, Grade | NotGradable]]:
-    """Play one episode per task, in batches, and grade it if that is possible.
-
-    Rows count from `first_row`.
-    """
-    for start in range(0, len(tasks), BATCH):
-        batch = tasks[start : start + BATCH]
-        rows = range(first_row + start, first_row + start + len(batch))
-        work = [(environment, task) for task in batch]
-        played = play(engine, renderer, work, rows, key, sampling)
-        for task, rollout in zip(batch, played.rollouts, strict=True):
-            transcript = transcript_of(renderer, rollout.segments, sampling.stop_ids)
-            try:
-                found: Grade | NotGradable = grade(environment, task, transcript)
-            except NotGradable as error:
-                found = error
-            yield transcript, found
 
 
 def mean_reward(
@@ -68,13 +41,14 @@ def mean_reward(
     drawn = evaluation_seed(split)
     key = None if greedy else noise_key(drawn)
     tasks = [task_of(environment, seed, split) for seed in islice(seeds_of_tasks(drawn), prompts)]
-    renderer = Renderer(tokenizer_folder)
-    played = graded(engine, renderer, environment, tasks, 0, key, sampling)
-    total = 0.0
-    for _, found in played:
-        if isinstance(found, NotGradable):
-            raise found
-        total += found.reward
+    renderer, stops, total = Renderer(tokenizer_folder), sampling.stop_ids, 0.0
+    for start in range(0, prompts, BATCH):
+        batch = tasks[start : start + BATCH]
+        work, rows = [(environment, task) for task in batch], range(start, start + len(batch))
+        played = play(engine, renderer, work, rows, key, sampling)
+        for task, rollout in zip(batch, played.rollouts, strict=True):
+            segments = rollout.segments
+            total += grade_segments(environment, task, renderer, segments, stops).reward
     return total / prompts
 
 
