@@ -11,17 +11,46 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import pydantic
 import trio
 
 from swarm.errors import SwarmError
 from swarm.jobs.environment import EnvironmentService, EnvironmentSetup
 from swarm.node.node import Node
+from swarm.settings import RoleSettings
 from swarm.world import ChildDied, ChildError, client
 from swarm.world.restarts import Restarts
 
 T = TypeVar("T")
 
 SERVICE = "peers.environment.service:EnvironmentPeerService"
+
+
+Check = Callable[[EnvironmentService], Awaitable[None]]
+
+
+class EnvironmentSettings(RoleSettings):
+    """`[environment]`: how this peer runs served environments."""
+
+    interpreter: str = ""
+    """Path of the Python interpreter of the children, in which Swarm and the environments are
+    installed. Empty: the peer's own interpreter."""
+    environments: list[str] = pydantic.Field(default=[])
+    """As the peer's `environments`."""
+    children: int = pydantic.Field(default=2, ge=1, le=256)
+    """Processes that play and grade, each one call at a time."""
+    memory_mb: int = pydantic.Field(default=2048, ge=64)
+    """Most memory that each of them may write. One that needs more is killed and replaced."""
+    seconds_max: float = pydantic.Field(default=30.0, gt=0, le=3600)
+    """Most seconds of one call of an environment. A process that takes longer is killed."""
+    waiting_max: int = pydantic.Field(default=4096, ge=1)
+    """Requests that may wait for a process; more are refused, and repeated later."""
+    turns_mb: int = pydantic.Field(default=4096, ge=16)
+    """Most disk space of the turns that this peer has signed and must repeat until their step is
+    old. One worker may take an eighth, one network half of it; then they are asked to wait."""
+    requests_per_second: float = pydantic.Field(default=20.0, gt=0)
+    """Average number of requests per second that one worker is answered. It may send as many at
+    once as in 20 seconds."""
 
 
 class CallFailed(SwarmError):
@@ -125,67 +154,41 @@ class _Queue:
 class Pool:
     """Several children with the same environments."""
 
-    def __init__(
-        self,
-        node: Node,
-        *,
-        children: int,
-        waiting_max: int,
-        seconds_max: float,
-        memory_bytes_max: int,
-        interpreter: str | None,
-    ) -> None:
-        """`waiting_max`: calls that may wait for a child."""
-        self._node = node
-        self._children = children
-        self._seconds_max = seconds_max
-        self._memory_bytes_max = memory_bytes_max
-        self._interpreter = interpreter
-        self._queue = _Queue(waiting_max, node.world.now)
+    def __init__(self, node: Node, settings: EnvironmentSettings) -> None:
+        self._node, self._settings = node, settings
+        self._queue = _Queue(settings.waiting_max, node.world.now)
 
-    async def run(
-        self,
-        setup: EnvironmentSetup,
-        check: Callable[[EnvironmentService], Awaitable[None]],
-    ) -> None:
+    async def run(self, setup: EnvironmentSetup, check: Check) -> None:
         """Keep the children running until cancelled; each passes `check` before its first call.
 
         Raises the error of a check, and `ChildDied` when a child cannot start.
         """
-        names = ["environment", *(f"environment-{n}" for n in range(2, self._children + 1))]
         async with trio.open_nursery() as nursery:
-            for name in names:
+            for number in range(1, self._settings.children + 1):
+                name = "environment" if number == 1 else f"environment-{number}"
                 nursery.start_soon(self._keep, name, setup, check)
 
-    async def _keep(
-        self,
-        name: str,
-        setup: EnvironmentSetup,
-        check: Callable[[EnvironmentService], Awaitable[None]],
-    ) -> None:
+    async def _keep(self, name: str, setup: EnvironmentSetup, check: Check) -> None:
         restarts = Restarts(self._node.events, name)
         while True:
             await restarts.run(partial(self._live, name, setup, check, restarts))
 
     async def _live(
-        self,
-        name: str,
-        setup: EnvironmentSetup,
-        check: Callable[[EnvironmentService], Awaitable[None]],
-        restarts: Restarts,
+        self, name: str, setup: EnvironmentSetup, check: Check, restarts: Restarts
     ) -> None:
         """Run calls until one of them leaves the child unusable."""
+        seconds_max = self._settings.seconds_max
         async with self._node.compute.child(
             SERVICE,
             setup,
             name=name,
-            memory_limit_bytes=self._memory_bytes_max,
-            interpreter=self._interpreter,
+            memory_limit_bytes=self._settings.memory_mb << 20,
+            interpreter=self._settings.interpreter or None,
         ) as child:
             service = client(EnvironmentService, child)
             await check(service)
             restarts.succeeded()
-            while await self._queue.run_next(lambda call: call.run(service, self._seconds_max)):
+            while await self._queue.run_next(lambda call: call.run(service, seconds_max)):
                 pass
 
     async def call(self, client: str, use: Callable[[EnvironmentService], Awaitable[T]]) -> T:

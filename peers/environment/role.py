@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
-import pydantic
 import trio
 
-from peers.environment.pool import CallFailed, Pool, TooBusy
+from peers.environment.pool import CallFailed, EnvironmentSettings, Pool, TooBusy
 from peers.environment.texts import Texts
 from peers.environment.turns import Asker, SignedTurns
 from peers.sandbox.run import findings as sandbox_findings
@@ -29,7 +28,6 @@ from swarm.jobs.environment import (
     DrawPrompt,
     EnvironmentService,
     EnvironmentSetup,
-    Graded,
     GradeEpisode,
     PlayTurn,
 )
@@ -39,7 +37,6 @@ from swarm.rollouts.seeds import environment_of_group, rendezvous
 from swarm.rollouts.signed_turns import BadTurn, has_room, open_turn
 from swarm.run.admission import check_admission, is_worker
 from swarm.run.work import submission_order
-from swarm.settings import RoleSettings
 from swarm.transport.rates import TokenBuckets
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
@@ -82,30 +79,6 @@ BURST_SECONDS = 20.0
 may end their turn together."""
 
 
-class EnvironmentSettings(RoleSettings):
-    """`[environment]`: how this peer runs served environments."""
-
-    interpreter: str = ""
-    """Path of the Python interpreter of the children, in which Swarm and the environments are
-    installed. Empty: the peer's own interpreter."""
-    environments: list[str] = pydantic.Field(default=[])
-    """As the peer's `environments`."""
-    children: int = pydantic.Field(default=2, ge=1, le=256)
-    """Processes that play and grade, each one call at a time."""
-    memory_mb: int = pydantic.Field(default=2048, ge=64)
-    """Most memory that each of them may write. One that needs more is killed and replaced."""
-    seconds_max: float = pydantic.Field(default=30.0, gt=0, le=3600)
-    """Most seconds of one call of an environment. A process that takes longer is killed."""
-    waiting_max: int = pydantic.Field(default=4096, ge=1)
-    """Requests that may wait for a process; more are refused, and repeated later."""
-    turns_mb: int = pydantic.Field(default=4096, ge=16)
-    """Most disk space of the turns that this peer has signed and must repeat until their step is
-    old. One worker may take an eighth, one network half of it; then they are asked to wait."""
-    requests_per_second: float = pydantic.Field(default=20.0, gt=0)
-    """Average number of requests per second that one worker is answered. It may send as many at
-    once as in 20 seconds."""
-
-
 class _Refused(SwarmError):
     """The request is refused, for a reason that the asking peer is told."""
 
@@ -128,14 +101,7 @@ class EnvironmentRole:
         self._node = peer.node
         self._registrar = peer.trusted_part("environment").registrar
         self._settings = settings = peer.node.settings.of("environment", EnvironmentSettings)
-        self._pool = Pool(
-            peer.node,
-            children=settings.children,
-            waiting_max=settings.waiting_max,
-            seconds_max=settings.seconds_max,
-            memory_bytes_max=settings.memory_mb << 20,
-            interpreter=settings.interpreter or None,
-        )
+        self._pool = Pool(peer.node, settings)
         self._orders: dict[tuple[int, int], StepOrder] = {}
         rate = settings.requests_per_second
         self._rates = TokenBuckets(rate, rate * BURST_SECONDS, WORKERS_REMEMBERED_MAX)
@@ -396,7 +362,7 @@ class EnvironmentRole:
         )
         key = ("grade", order.seed(), request.group, request.sample)
         try:
-            graded = await self._pool.call(
+            grade = await self._pool.call(
                 f"grades of {order.worker}", lambda service: service.grade(job)
             )
         except TooBusy as error:
@@ -406,14 +372,7 @@ class EnvironmentRole:
         except CallFailed as error:
             self._count_failure(key, error)
             self._failures[key] -= 1  # a later request is tried once
-            graded = Graded(reward=0.0, penalty=0.0, has_target=False, not_gradable=str(error))
-        grade = EpisodeGrade(
-            reward=graded.reward,
-            penalty=graded.penalty,
-            has_target=graded.has_target,
-            not_gradable=graded.not_gradable[:500],
-            parts=graded.parts,
-        )
+            grade = EpisodeGrade(reward=0.0, not_gradable=str(error)[:500])
         return await self._peer.seal(grade, STATE_LIFETIME_SECONDS)
 
     # --- both --------------------------------------------------------------------------------

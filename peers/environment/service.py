@@ -25,7 +25,6 @@ from swarm.jobs.environment import (
     EnvironmentService,
     EnvironmentSetup,
     EpisodeJob,
-    Graded,
     GradeEpisode,
     Played,
     PlayTurn,
@@ -33,7 +32,7 @@ from swarm.jobs.environment import (
 from swarm.jobs.inference import Probe, Probed
 from swarm.rollouts.rollout import Segment
 from swarm.rollouts.rollouts import bounded
-from swarm.wire.turns import tokens_digest
+from swarm.wire.turns import EpisodeGrade, tokens_digest
 from swarm.world.tasks import JobThread, in_job_thread
 
 EPISODES_KEPT = 4096
@@ -107,7 +106,7 @@ class EnvironmentPeerService:
         return Played(tokens=answer or [])
 
     @in_job_thread
-    def grade(self, job: GradeEpisode) -> Graded:
+    def grade(self, job: GradeEpisode) -> EpisodeGrade:
         drawn = self._task(job)
         self._check_prompt(drawn, job.segments)
         stops = job.order.sampling.stop_ids
@@ -119,12 +118,12 @@ class EnvironmentPeerService:
             )
         except UserError as error:
             not_gradable = str(error)
-        return Graded(
+        return EpisodeGrade(
             reward=grade.reward,
             parts=bounded(grade.parts),
             penalty=drawn.task.length_penalty(tokens),
             has_target=bool(drawn.task.length_weight),
-            not_gradable=not_gradable,
+            not_gradable=not_gradable[:500],
         )
 
     def _task(self, job: EpisodeJob) -> GroupTask:

@@ -19,7 +19,7 @@ from swarm.jobs import SubmissionOrder, environment, inference
 from swarm.rollouts.rollout import Segment
 from swarm.rollouts.signed_turns import check_turns, open_turn
 from swarm.wire.envelope import open_envelope
-from swarm.wire.turns import Turn, unpack
+from swarm.wire.turns import EpisodeGrade, Turn, unpack
 
 VOCABULARY = 150_000
 
@@ -49,17 +49,13 @@ class EnvironmentModel:
             tokens=tokens_of(workload.observation_tokens, job.order.seed(), "turn", *key)
         )
 
-    async def grade(self, job: environment.GradeEpisode) -> environment.Graded:
+    async def grade(self, job: environment.GradeEpisode) -> EpisodeGrade:
         await trio.sleep(self._setting.hardware.grade_seconds)
         made = rollouts(self._setting, job.order)
         if job.group in ungradable_groups(self._setting.workload, made):
-            return environment.Graded(
-                reward=0.0, penalty=0.0, has_target=False, not_gradable="nobody can know it"
-            )
-        return environment.Graded(
-            reward=true_rewards(self._setting.workload, made)[job.group][job.sample],
-            penalty=0.0,
-            has_target=False,
+            return EpisodeGrade(reward=0.0, not_gradable="nobody can know it")
+        return EpisodeGrade(
+            reward=true_rewards(self._setting.workload, made)[job.group][job.sample]
         )
 
     async def _work(self) -> None:

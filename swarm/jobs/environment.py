@@ -12,6 +12,7 @@ import msgspec
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.inference import Probe, Probed
 from swarm.wire.manifest import EnvironmentReference, OptionValue
+from swarm.wire.turns import EpisodeGrade
 from swarm.world import Job, Setup
 
 
@@ -64,18 +65,6 @@ class GradeEpisode(EpisodeJob, frozen=True, kw_only=True):
     segments: list[list[int]]
 
 
-class Graded(msgspec.Struct, frozen=True, kw_only=True):
-    reward: float
-    penalty: float
-    """Length penalty."""
-    has_target: bool
-    """Whether the prompt asks for a length."""
-    not_gradable: str = ""
-    """Why the reward cannot be known; empty if it is."""
-    parts: dict[str, float] = {}
-    """Parts of the reward."""
-
-
 class EnvironmentService(Protocol):
     """Plays one episode at a time. It may be killed at any moment: it holds nothing that cannot be
     made again from a request."""
@@ -91,7 +80,7 @@ class EnvironmentService(Protocol):
         not the group's."""
         ...
 
-    async def grade(self, job: GradeEpisode) -> Graded:
+    async def grade(self, job: GradeEpisode) -> EpisodeGrade:
         """Raises as `play`."""
         ...
 
