@@ -134,8 +134,10 @@ def test_weights_and_bounds_of_cost(policy_folder: Path, machine: Machine) -> No
 
 
 def test_what_a_judge_may_do_wrong_is_a_sentence_and_never_a_reward(
-    policy_folder: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    policy_folder: Path, machine: Machine
 ) -> None:
+    key = machine.folder.with_name("key")
+    key.write_text(KEY)
     cases: list[tuple[str, dict[str, Any], str]] = [
         (
             REMOTE.replace("high = 9", "high = 0.5\nlow = 0.1"),
@@ -147,9 +149,8 @@ def test_what_a_judge_may_do_wrong_is_a_sentence_and_never_a_reward(
         (REMOTE.replace("^\\D*([0-9])", "^(.)"), {}, "which is no number"),
         (REMOTE.replace('"tiny"', '"gpt"'), {}, "answers with status 404"),
         (REMOTE, {"url": "http://127.0.0.1:1/v1", "retries": 1}, "cannot be reached"),
-        (REMOTE, {"key_variable": "NO_KEY"}, "NO_KEY is not set"),
         (REMOTE, {"key_file": "/nowhere"}, "key_file /nowhere"),
-        (REMOTE, {"url": "http://judge.example/v1", "key_variable": "A_KEY"}, "unencrypted"),
+        (REMOTE, {"url": "http://judge.example/v1", "key_file": str(key)}, "unencrypted"),
         (REMOTE, {"url": "ftp://x"}, "write it as http://"),
         (REMOTE.replace("high = 9", "high = 0"), {}, "high must be above"),
         (REMOTE.replace("{completion}", "x"), {}, "would not see the answer"),
@@ -159,7 +160,6 @@ def test_what_a_judge_may_do_wrong_is_a_sentence_and_never_a_reward(
     ]
 
     async def test(client: Client, url: str) -> None:
-        monkeypatch.setenv("A_KEY", KEY)
         for text, access, words in cases:
             machine.write(text, **({"url": url, "deadline_seconds": 5} | access))
             (found,) = await graded(judged(), ["5"])

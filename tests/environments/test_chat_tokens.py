@@ -75,15 +75,6 @@ def test_a_prompt_has_the_tokens_that_transformers_gives(folder: Path, name: str
             assert ours.prompt(messages, variables) == given
 
 
-def test_a_switch_of_the_template_is_a_variable(tmp_path: Path) -> None:
-    chat = read(FAMILIES["qwen3"].write(tmp_path))
-    messages = [Message("user", "hi")]
-    on, off = (chat.prompt(messages, {"enable_thinking": each}) for each in (True, False))
-    assert off[: len(on)] == on
-    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert tokenizer.decode(off[len(on) :]) == "<think>\n\n</think>\n\n"
-
-
 def test_the_date_is_the_one_of_the_option_and_never_the_day_s(tmp_path: Path) -> None:
     FAMILIES["llama3"].write(tmp_path)
     template = ChatTemplate.of_files(read_files(tmp_path), "T")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.engines.demo import EOS_ID, VOCABULARY, make_tokenizer
+from peers.engines.demo import EOS_ID, make_tokenizer
 from peers.environments import (
     Generated,
     Message,
@@ -23,7 +23,7 @@ from peers.environments import (
     split_of,
     task_of,
 )
-from peers.environments.interface import Split, as_text
+from peers.environments.interface import Split
 from peers.environments.sort_digits import SortDigits
 from swarm.errors import UserError
 
@@ -103,17 +103,6 @@ def test_prompts_begin_with_bos_and_completions_keep_stray_special_tokens(
             renderer.decode_completion([4, token], [EOS_ID])
 
 
-@given(st.text(alphabet="".join(VOCABULARY[4:]).replace("<", ""), max_size=30))
-def test_every_known_character_survives_the_tokenizer(text: str) -> None:
-    tokenizer = make_tokenizer()
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    assert len(ids) == len(text) and tokenizer.decode(ids) == text
-
-
-def test_the_vocabulary_has_64_distinct_entries() -> None:
-    assert len(VOCABULARY) == len(set(VOCABULARY)) == 64
-
-
 def test_probe_hash_is_pinned_and_sees_every_change(renderer: Renderer) -> None:
     class Other(SortDigits):
         @staticmethod
@@ -134,21 +123,6 @@ def test_load_knows_the_built_in_and_refuses_others() -> None:
         load("chess", "1")
     with pytest.raises(UserError, match="version '1', but the run wants '2'"):
         load("sort-digits", "2")
-
-
-def test_a_package_can_register_an_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lab_tasks.py").write_text(
-        "from peers.environments.sort_digits import SortDigits\n"
-        "class Lab(SortDigits):\n    name = 'lab'\n    version = '7'\n"
-    )
-    info = tmp_path / "lab_tasks-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-tasks\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[swarm.environments]\nlab = lab_tasks:Lab\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert as_text(task_of(load("lab", "7"), b"seed").prompt).endswith(">")
 
 
 def test_a_missing_or_broken_tokenizer_is_one_sentence(tmp_path: Path) -> None:

@@ -41,15 +41,6 @@ def test_prompt_and_target_are_drawn_from_the_seed(seed: bytes) -> None:
     assert grade(ENVIRONMENT, task, Transcript.of(plain.answer)) == Grade(1.0)
 
 
-def test_every_target_is_drawn_about_as_often() -> None:
-    environment = load("sort-digits", "1", {"lengths": [1, 2, 3, 4]})
-    counts = [0] * 5
-    for number in range(800):
-        counts[task_of(environment, number.to_bytes(4, "big")).target_length] += 1
-    assert counts[0] == 0
-    assert all(150 < count < 250 for count in counts[1:])
-
-
 def test_the_penalty_counts_every_token_off_the_target() -> None:
     task = task_of(ENVIRONMENT, b"a")
     assert task.length_penalty(task.target_length) == 0

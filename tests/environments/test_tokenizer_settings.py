@@ -24,22 +24,12 @@ def test_truncation_and_padding_of_a_tokenizer_are_not_applied(tmp_path: Path) -
     """Some models are published with what their training once cut its texts to."""
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}>")
-    plain = Renderer(tmp_path)
-    wanted = [
-        plain.encode_prompt("123456789>"),
-        plain.encode_completion("1"),
-        *[plain.encode_prompt(CHAT)],
-    ]
+    wanted = encoded(tmp_path)
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=12)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    cut = Renderer(tmp_path)
-    assert [
-        cut.encode_prompt("123456789>"),
-        cut.encode_completion("1"),
-        cut.encode_prompt(CHAT),
-    ] == wanted
+    assert encoded(tmp_path) == wanted
 
 
 def test_a_token_that_only_the_map_of_special_tokens_names_is_rendered(tmp_path: Path) -> None:

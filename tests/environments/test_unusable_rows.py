@@ -184,23 +184,3 @@ def test_run_create_refuses_data_of_which_too_many_rows_are_bad(tmp_path: Path) 
     assert "row 30: the prompt is empty. Repair" in sentence
     assert not (tmp_path / "run.manifest").exists()
     assert swarm(*arguments, "--unusable-max", "0.1").status == 0
-
-
-def test_environment_check_names_the_rows(policy: Path, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    rows: list[dict[str, Any]] = [{"prompt": f"{n}>", "answer": f"word {n}"} for n in range(30)]
-    for number, row in enumerate(rows):
-        row["answer"] = "word" if number % 2 else str(number)
-    path.write_text("\n".join(map(json.dumps, [*rows, {"prompt": "", "answer": "0"}])))
-    checked = swarm(
-        "environment", "check", "dataset", "--model", policy,
-        "--option", f"path='{path}'", "--option", "grader='number'",
-    )  # fmt: skip
-    said = checked.output + checked.errors
-    assert checked.status == 1
-    assert "1 of 31 rows of dataset cannot be used, and are passed over" in said
-    assert "rows.jsonl: row 30: the prompt is empty" in said
-    named = re.search(
-        r"cannot know the reward of the completion .* of \S*rows.jsonl: row (\d+)", said
-    )
-    assert named is not None and int(named[1]) % 2 == 1

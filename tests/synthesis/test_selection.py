@@ -271,24 +271,3 @@ def test_a_teacher_on_this_machine(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "three"), *extra])
         assert result.exit_code == 2 and sentence in result.stderr
     assert not (tmp_path / "three").exists() and not Path("new.jsonl").exists()
-
-
-@pytest.mark.slow
-def test_bad_rows_cost_themselves_and_are_named(tmp_path: Path) -> None:
-    make_policy(tmp_path / "teacher", 0)
-    rows = [{"prompt": f"{n}>", "answer": str(n)} for n in range(12)]
-    rows[2]["prompt"], rows[4]["prompt"] = "", "1\ud800"
-    for row in rows[6:]:
-        row["answer"] = "not a number"
-    data = tmp_path / "rows.jsonl"
-    data.write_text("\n".join(map(json.dumps, rows)))
-    arguments = ["synthesize", "--teacher", str(tmp_path / "teacher"), "--tasks", "dataset"]
-    arguments += ["--option", f"path='{data}'", "--option", "grader='number'", "--unfinished"]
-    arguments += ["--limit", "10", "--samples", "4", "--max-new-tokens", "24", "--reward", "0:"]
-    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
-    assert "2 of 12 rows of dataset cannot be used, and are passed over" in result.stderr
-    for number in (2, 4):
-        assert f"rows.jsonl: row {number}" in result.stderr
-    assert "warning: left out: environment 'dataset' cannot know the reward" in result.stderr
-    assert 0 < pq.read_table(tmp_path / "out" / "data").num_rows < 10 * 4

@@ -24,6 +24,10 @@ TIMEOUT_SECONDS = 30.0
 """Wall time for one answer, after which it is not gradable."""
 
 
+class NoOptions(msgspec.Struct, frozen=True):
+    """Of a grader that has none."""
+
+
 class Grader(ABC):
     """Grades texts against answers; the same on every machine.
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from peers.environments.graders import Grader, valid, zero
+from peers.environments.graders import Grader, NoOptions, valid, zero
 from peers.environments.graders.pool import ProcessFailed, ServiceError, pool_of
 from peers.environments.interface import Grade, NotGradable
 from swarm.errors import UserError
@@ -150,20 +150,11 @@ class MathReply(msgspec.Struct, frozen=True):
     ]
 
 
-class MathOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How answers are compared."""
-
-    evaluated: bool = True
-    """Whether an answer that is a number must be written as one: otherwise `17+25` earns the reward
-    of 42, and a model learns to repeat the question."""
-
-
 class Math(Grader):
     """Rewards a boxed answer that equals the task's, numerically or symbolically."""
 
     name = "math"
-    Options = MathOptions
-    options: MathOptions
+    Options = NoOptions
 
     def grade(self, text: str, answer: str, data: Mapping[str, Any]) -> Grade:
         given = boxed(valid(text))
@@ -177,8 +168,7 @@ class Math(Grader):
                 "the grader 'math' needs math-verify, which is not installed here; type: "
                 "pip install 'swarm-rl[math]'"
             )
-        evaluated = self.options.evaluated
-        request = {"gold_text": expected, "text": given, "evaluated": evaluated}
+        request = {"gold_text": expected, "text": given}
         pool = pool_of(SERVICE, CPU_SECONDS)
         try:
             reply = msgspec.convert(pool.ask(request), MathReply)

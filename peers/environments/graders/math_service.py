@@ -166,7 +166,7 @@ class MathService:
     def __call__(self, request: dict[str, Any]) -> dict[str, str]:
         return {"outcome": self._outcome(**request)}
 
-    def _outcome(self, gold_text: str, text: str, evaluated: bool) -> str:
+    def _outcome(self, gold_text: str, text: str) -> str:
         gold_text, text = readable(gold_text), readable(text)
         told = by_text(gold_text, text)
         if told is not None:
@@ -181,7 +181,8 @@ class MathService:
             return _outcome_of_large(gold, found)
         if found.has(*UNEVALUATED):
             return "equal" if found == gold else "unevaluated"
-        if evaluated and _is_number(gold) and not _is_number(found):
+        # Else `17+25` would earn the reward of 42, and a model learn to repeat the question.
+        if _is_number(gold) and not _is_number(found):
             return "unevaluated"
         try:
             equal = _are_equal(gold, found) and all(

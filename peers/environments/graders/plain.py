@@ -32,13 +32,11 @@ LAST_CHARACTERS = 4096
 class ExactOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How texts are compared."""
 
-    strip: bool = True
-    """Whether white space at both ends is left out."""
     ignore_case: bool = False
 
 
 class Exact(Grader):
-    """Rewards the answer, character by character."""
+    """Rewards the answer, character by character but for white space at both ends."""
 
     name = "exact"
     Options = ExactOptions
@@ -48,8 +46,7 @@ class Exact(Grader):
         return Grade(float(self._plain(text) == self._plain(answer)))
 
     def _plain(self, text: str) -> str:
-        text = text.strip() if self.options.strip else text
-        return text.casefold() if self.options.ignore_case else text
+        return text.strip().casefold() if self.options.ignore_case else text.strip()
 
 
 class NumberOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,8 +41,6 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     url: Annotated[str, Meta(max_length=1000)] = ""
     """The base URL, such as http://127.0.0.1:8000/v1."""
     key_file: Annotated[str, Meta(max_length=1000)] = ""
-    key_variable: Annotated[str, Meta(max_length=100)] = ""
-    """Environment variable with the key."""
     deadline_seconds: Annotated[float, Meta(gt=0, le=DEADLINE_SECONDS_MAX)] = 60.0
     """For one answer, retries included."""
     retries: Annotated[int, Meta(ge=0, le=10)] = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import ssl
 import time
@@ -155,14 +154,6 @@ class Remote:
                 key = path.read_text("utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise UserError(f"judge {self.name!r}: key_file {path}: {error}") from error
-        elif self.access.key_variable:
-            key = os.environ.get(self.access.key_variable, "").strip()
-            if not key:
-                raise UserError(
-                    f"judge {self.name!r}: the environment variable {self.access.key_variable} is "
-                    "not set; set it to the key, and name it in SWARM_CHILD_VARIABLES, so that "
-                    "graders get it"
-                )
         if key and url.scheme == "http" and url.host not in ("127.0.0.1", "localhost", "::1"):
             raise UserError(
                 f"judge {self.name!r}: url {self.access.url} would send the key unencrypted; use "
