@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -45,20 +44,13 @@ BUILT_IN = {
 }
 
 
-@dataclass(frozen=True)
-class Shared:
-    """Options that every environment has, and the wrapper that puts them into effect."""
-
-    options: type[msgspec.Struct]
-    wrap: Callable[[Environment, Any], Environment]
-
-
-SHARED = (
-    Shared(JudgeOptions, JudgedEnvironment),
-    Shared(LengthOptions, LengthTargets),
-    Shared(ChatOptions, Chat),
+SHARED: tuple[tuple[type[msgspec.Struct], Callable[[Environment, Any], Environment]], ...] = (
+    (JudgeOptions, JudgedEnvironment),
+    (LengthOptions, LengthTargets),
+    (ChatOptions, Chat),
 )
-"""From the innermost wrapper to the outermost; no two have an option of the same name."""
+"""Options that every environment has, and the wrapper that puts them into effect: the innermost
+first; no two have an option of the same name."""
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -107,8 +99,8 @@ def load_any(name: str, options: Mapping[str, OptionValue] | None = None) -> Env
     where = f"environment {name!r}: options"
     given = dict(options or {})
     shared = [
-        {key: given.pop(key) for key in each.options.__struct_fields__ if key in given}
-        for each in SHARED
+        {key: given.pop(key) for key in options.__struct_fields__ if key in given}
+        for options, _ in SHARED
     ]
     made = class_of(name)
     try:
@@ -123,9 +115,9 @@ def load_any(name: str, options: Mapping[str, OptionValue] | None = None) -> Env
             f"environment {name!r} has the call_seconds {shown(seconds, 40)}; it must be a number "
             "above 0"
         )
-    for each, values in zip(SHARED, shared, strict=True):
+    for (kind, wrap), values in zip(SHARED, shared, strict=True):
         if values:
-            environment = each.wrap(environment, struct_from_mapping(each.options, values, where))
+            environment = wrap(environment, struct_from_mapping(kind, values, where))
     return environment
 
 
@@ -185,7 +177,7 @@ def _made(made: type[Environment], options: Mapping[str, OptionValue], where: st
     known = kind.__struct_fields__ if kind is not None else ()
     for key in options:
         if key not in known:
-            shared = [name for each in SHARED for name in each.options.__struct_fields__]
+            shared = [name for options, _ in SHARED for name in options.__struct_fields__]
             there = ", ".join(sorted({*known, *shared}))
             raise UserError(f"{where}: unknown key {key!r}; there are: {there}")
     return made() if kind is None else made(struct_from_mapping(kind, options, where))
