@@ -58,14 +58,10 @@ class SignedTurns:
                 "CREATE TABLE IF NOT EXISTS turns (seed BLOB NOT NULL, grp INTEGER NOT NULL,"
                 " sample INTEGER NOT NULL, idx INTEGER NOT NULL, before BLOB NOT NULL,"
                 " lineage INTEGER NOT NULL, step INTEGER NOT NULL, envelope BLOB NOT NULL,"
+                " worker TEXT NOT NULL, network TEXT NOT NULL,"
                 f" PRIMARY KEY ({_COLUMNS})) WITHOUT ROWID"
             )
             connection.execute("CREATE INDEX IF NOT EXISTS by_step ON turns (lineage, step)")
-            present = {row[1] for row in connection.execute("PRAGMA table_info(turns)")}
-            for column in ("worker", "network"):
-                if column not in present:  # an older build made the table
-                    added = f"{column} TEXT NOT NULL DEFAULT ''"
-                    connection.execute(f"ALTER TABLE turns ADD COLUMN {added}")
 
         await self._database.transact(create)
         self._count()

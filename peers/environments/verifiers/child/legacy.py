@@ -68,26 +68,14 @@ class Texts(vf.Client):  # type: ignore[misc]
         )
         return vf.Response(id="swarm", created=int(time.time()), model=model, message=message)
 
+    async def _unused(self, *arguments: Any, **options: Any) -> Any:
+        """`get_response` answers."""
+
+    to_native_tool = to_native_prompt = get_native_response = _unused
+    raise_from_native_response = from_native_response = close = _unused
+
     def setup_client(self, config: Any) -> Any:
-        """Not used: `get_response` answers."""
-
-    async def to_native_tool(self, tool: Any) -> Any:
-        """Not used: `get_response` answers."""
-
-    async def to_native_prompt(self, messages: Any) -> Any:
-        """Not used: `get_response` answers."""
-
-    async def get_native_response(self, *arguments: Any, **options: Any) -> Any:
-        """Not used: `get_response` answers."""
-
-    async def raise_from_native_response(self, response: Any) -> None:
-        """Not used: `get_response` answers."""
-
-    async def from_native_response(self, response: Any) -> Any:
-        """Not used: `get_response` answers."""
-
-    async def close(self) -> None:
-        """Nothing is open."""
+        """There is none."""
 
 
 class Legacy:
