@@ -219,7 +219,7 @@ SERVICE = "tests.environments.grader_service:Service"
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = Pool(SERVICE, timeout_seconds=20, max_parallel=2, memory_bytes=64 << 20)
+    pool = Pool(SERVICE, timeout_seconds=20, memory_bytes=64 << 20)
     yield pool
     pool.close()
 
@@ -229,7 +229,7 @@ def test_a_process_is_kept_and_sees_no_secrets(pool, monkeypatch):
     monkeypatch.setenv("SECRET", "s")
     first, second = pool.ask(["ok"]), pool.ask(["ok"])
     assert first == second and first[1] is None
-    other = Pool(SERVICE, timeout_seconds=20, max_parallel=1)
+    other = Pool(SERVICE, timeout_seconds=20)
     assert other.ask(["ok"])[2] == first[2]
     other.close()
 
@@ -246,7 +246,7 @@ def test_a_process_that_hangs_is_replaced(pool):
 
 def test_a_request_has_a_bound_in_cpu_time_alone():
     """Wall time would make an answer ungradable where the machine is busy."""
-    pool = Pool(SERVICE, timeout_seconds=60, max_parallel=1, cpu_seconds=0.1)
+    pool = Pool(SERVICE, timeout_seconds=60, cpu_seconds=0.1)
     try:
         before = pool.ask(["ok"])[0]
         with pytest.raises(Overdue, match=r"took more than 0\.1 s of CPU time and was killed"):
@@ -283,7 +283,7 @@ def test_an_exception_ends_no_process(pool, tmp_path):
 
 
 def test_a_service_that_cannot_be_loaded_says_why():
-    pool = Pool("no_such_module:Service", timeout_seconds=20, max_parallel=1)
+    pool = Pool("no_such_module:Service", timeout_seconds=20)
     with pytest.raises(ProcessFailed, match="No module named 'no_such_module'"):
         pool.ask(["ok"])
     pool.close()
@@ -294,7 +294,7 @@ def test_a_process_cannot_read_the_keys_of_the_peer(tmp_path, monkeypatch):
     for name in ("identity.key", "data"):
         (tmp_path / name).write_text("17")
     monkeypatch.setenv(INSTALLED_VARIABLE, str(tmp_path / "environments"))
-    pool = Pool(SERVICE, timeout_seconds=20, max_parallel=1)
+    pool = Pool(SERVICE, timeout_seconds=20)
     assert pool.ask(["read", str(tmp_path / "data")]) == "17"
     with pytest.raises(ServiceError, match="PermissionError"):
         pool.ask(["read", str(tmp_path / "identity.key")])

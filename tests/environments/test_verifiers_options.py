@@ -83,7 +83,7 @@ def test_a_child_that_hangs_dies_or_does_not_start_is_a_sentence(tmp_path: Path)
         python = tmp_path / "python"
         if program is not None:
             script(python, program)
-        pool = Pool("x:X", 1.0, 1, interpreter=python, start_seconds=start_seconds)
+        pool = Pool("x:X", 1.0, interpreter=python, start_seconds=start_seconds)
         try:
             pool.ask({"what": "opened"})
         finally:

@@ -1,8 +1,8 @@
-"""A bounded pool of killable processes, for libraries that may hang or swallow all memory.
+"""Killable processes, for libraries that may hang or swallow all memory.
 
-Each process loads its library once and answers one request at a time. One that misses its deadline
-or dies is replaced by the next request; the others go on. The functions are synchronous and may be
-called from several threads.
+Each loads its library once and answers one request at a time. One that misses its deadline or dies
+is replaced by the next request. The functions are synchronous and may be called from several
+threads.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ REQUESTS_PER_PROCESS = 20_000
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled"}
 """Environment variables of a process that is not confined: what a task needs is on this machine,
 else the machines of a run would not agree on it."""
-PARALLEL = 2
-"""Answers that are graded at a time in one process of Swarm."""
 LAST_WORDS = 300
 """Characters of a dead process's stderr in an error."""
 
@@ -59,13 +57,12 @@ class ServiceError(SwarmError):
 
 
 class Pool:
-    """Processes that run one service; they start when they are needed."""
+    """A process that runs one service; it starts when it is needed."""
 
     def __init__(
         self,
         service: str,
         timeout_seconds: float,
-        max_parallel: int,
         memory_bytes: int = MEMORY_BYTES,
         cpu_seconds: float = 0.0,
         *,
@@ -84,7 +81,7 @@ class Pool:
         self._setup = Setup(
             service, memory_bytes, cpu_seconds, dict(arguments or {}), interpreter is None
         )
-        self._turns = threading.Semaphore(max_parallel)
+        self._turn = threading.Lock()
         self._idle: list[_Process] = []
         self.replaced = 0
         """Processes that were replaced because they hung or died."""
@@ -98,7 +95,7 @@ class Pool:
         answered before, another one tries once more: an earlier request may have spoilt the first.
         """
         seconds = timeout_seconds or self.timeout_seconds
-        with self._turns:
+        with self._turn:
             process = self._taken()
             if process.answered:
                 try:
@@ -110,16 +107,12 @@ class Pool:
             return self._asked(process, request, seconds)
 
     def close(self) -> None:
-        """End the idle processes."""
+        """End the process, unless it is at work."""
         _kill_all(self._idle)
 
     def _taken(self) -> _Process:
-        try:
+        if self._idle:
             return self._idle.pop()
-        except IndexError:
-            return self._new()
-
-    def _new(self) -> _Process:
         return _Process(self._setup, self._interpreter, self._start_seconds)
 
     def _asked(self, process: _Process, request: Any, seconds: float) -> Any:
@@ -131,16 +124,13 @@ class Pool:
             self.replaced += 1
             process.kill()
             raise
-        self._return(process)
-        if reply.error:
-            raise ServiceError(reply.error)
-        return reply.value
-
-    def _return(self, process: _Process) -> None:
         if process.answered < REQUESTS_PER_PROCESS:
             self._idle.append(process)
         else:
             process.kill()
+        if reply.error:
+            raise ServiceError(reply.error)
+        return reply.value
 
 
 def _kill_all(processes: list[_Process]) -> None:
@@ -151,7 +141,7 @@ def _kill_all(processes: list[_Process]) -> None:
 @cache
 def pool_of(service: str, cpu_seconds: float = 0.0) -> Pool:
     """This process's pool of a grader's service, shared by all that ask for it."""
-    return Pool(service, TIMEOUT_SECONDS, PARALLEL, cpu_seconds=cpu_seconds)
+    return Pool(service, TIMEOUT_SECONDS, cpu_seconds=cpu_seconds)
 
 
 @cache

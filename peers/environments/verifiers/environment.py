@@ -116,7 +116,6 @@ class Verifiers(Episodes):
         self._pool = Pool(
             SERVICE,
             options.seconds,
-            1,
             options.memory_mib << 20,
             arguments={
                 "package": options.package,
