@@ -23,7 +23,6 @@ from swarm.jobs.inference import (
     InferenceSetup,
     Loaded,
     Probe,
-    Survey,
     Surveyed,
 )
 from swarm.run.findings import Finding, Work, attempt, within
@@ -88,7 +87,7 @@ async def compute_findings(
             SERVICE, setup, name="engine", interpreter=interpreter
         ) as child:
             service = client(InferenceService, child)
-            *others, last = machine(await service.survey(Survey()), work)
+            *others, last = machine(await service.survey(), work)
             found.extend(others)
             if model is not None:
                 found.append(last)
@@ -127,8 +126,8 @@ def _has_tokenizer(model: Path, work: Work) -> bool:
 
 
 async def _probe(engine: InferenceService, environment: EnvironmentReference) -> Finding:
-    probed = await engine.probe(Probe(environment=environment))
-    alike = probed.digest == environment.probe_hash
+    digest = await engine.probe(Probe(environment=environment))
+    alike = digest == environment.probe_hash
     text = f"{environment.name} {environment.version}: " + (
         "tasks are rendered as the run's owner renders them"
         if alike

@@ -33,9 +33,7 @@ from peers.sandbox.launcher import start_launcher
 from swarm.errors import UserError
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import (
-    AskedTurns,
-    AskTurns,
-    AskUsage,
+    AskedTurn,
     EndpointSetup,
     Generate,
     Generated,
@@ -44,13 +42,9 @@ from swarm.jobs.inference import (
     InferenceSetup,
     Loaded,
     Probe,
-    Probed,
-    Survey,
     Surveyed,
     Swap,
     Swapping,
-    TurnGiven,
-    Usage,
 )
 from swarm.rollouts import seeds
 from swarm.rollouts.rollouts import Rollouts, Row
@@ -152,7 +146,7 @@ class EngineService:
         )
 
     @in_job_thread
-    def survey(self, job: Survey) -> Surveyed:
+    def survey(self) -> Surveyed:
         return survey(self._setup)
 
     @in_job_thread
@@ -180,9 +174,9 @@ class EngineService:
         )
 
     @in_job_thread
-    def probe(self, job: Probe) -> Probed:
+    def probe(self, job: Probe) -> bytes:
         environment = self._environments.of(job.environment)
-        return Probed(digest=probe_hash(environment, Renderer(self._folder)))
+        return probe_hash(environment, Renderer(self._folder))
 
     def _load(self, job: Load) -> None:
         path, loaded, started = Path(job.folder), False, time.perf_counter()
@@ -216,8 +210,8 @@ class EngineService:
         self._free_bytes = available_bytes(find_device(self._setup.hardware.device))
         check_fits(self._need, self._free_bytes)
 
-    async def usage(self, job: AskUsage) -> Usage:
-        return Usage(seconds_generating=self._player.seconds if self._player else 0.0)
+    async def usage(self) -> float:
+        return self._player.seconds if self._player else 0.0
 
     async def generate(self, job: Generate) -> Generated:
         made = await trio.to_thread.run_sync(self._begin, job)
@@ -294,21 +288,20 @@ class EngineService:
         for made in self._live:
             made.policies.add(offered.policy.step)
 
-    async def turns(self, job: AskTurns) -> AskedTurns:
+    async def turns(self) -> list[AskedTurn]:
         """Not in the job thread, which is generating."""
-        return AskedTurns(turns=await self._asked.take())
+        return await self._asked.take()
 
-    async def give(self, job: GiveTurn) -> TurnGiven:
+    async def give(self, job: GiveTurn) -> None:
         """Not in the job thread, either."""
         made = next((each for each in self._live if each.order.seed() == job.seed), None)
         if made is None or self._player is None:
-            return TurnGiven()
+            return
         if job.unwanted:
             made.playing.error = UserError(job.unwanted)
         else:
             made.finished.turns.setdefault(job.row, []).append(job.signed)
             self._player.answer(made.playing, job.row, job.tokens)
-        return TurnGiven()
 
     async def swap(self, job: Swap) -> Swapping:
         """Not in the job thread, which is generating."""

@@ -162,8 +162,8 @@ class EnvironmentRole:
         for environment in self._run.manifest.environments:
             if environment.where != "served":
                 continue
-            probed = await service.probe(Probe(environment=environment))
-            if probed.digest != environment.probe_hash:
+            digest = await service.probe(Probe(environment=environment))
+            if digest != environment.probe_hash:
                 raise UserError(
                     f"this machine renders the tasks of {environment.name} {environment.version} "
                     "differently from the run's owner; install the version of the environment and "

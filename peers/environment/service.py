@@ -29,7 +29,7 @@ from swarm.jobs.environment import (
     Played,
     PlayTurn,
 )
-from swarm.jobs.inference import Probe, Probed
+from swarm.jobs.inference import Probe
 from swarm.rollouts.rollout import Segment
 from swarm.rollouts.rollouts import bounded
 from swarm.wire.turns import EpisodeGrade, tokens_digest
@@ -61,9 +61,9 @@ class EnvironmentPeerService:
         self._thread = JobThread()
 
     @in_job_thread
-    def probe(self, job: Probe) -> Probed:
+    def probe(self, job: Probe) -> bytes:
         environment = self._environments.of(job.environment)
-        return Probed(digest=probe_hash(environment, self._renderer))
+        return probe_hash(environment, self._renderer)
 
     @in_job_thread
     def draw(self, job: DrawPrompt) -> Drawn:

@@ -217,8 +217,8 @@ class Evaluations:
         ) as child:
             drawn = await run.draw(child, wanted)
             for index, tasks in enumerate(drawn.tasks):
-                async with run.play_rows(child, wanted, drawn, index, range(tasks)) as played:
-                    samples.append([sample async for sample in played])
+                rows = run.play_rows(child, wanted, drawn, index, range(tasks))
+                samples.append([sample async for sample in rows])
         return _evaluation(reference, weighted, samples)
 
 

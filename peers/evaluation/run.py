@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from swarm.jobs.evaluation import (
     DrawTasks,
     EvaluationService,
     EvaluationSetup,
+    NextSamples,
     PlayTasks,
     Sample,
     TasksDrawn,
@@ -202,9 +202,9 @@ async def draw(child: Child, wanted: Evaluation) -> TasksDrawn:
     )
 
 
-def play_rows(
+async def play_rows(
     child: Child, wanted: Evaluation, drawn: TasksDrawn, environment: int, rows: Iterable[int]
-) -> AbstractAsyncContextManager[AsyncIterator[Sample]]:
+) -> AsyncIterator[Sample]:
     """Play rows of an environment, given by its index: row r is a sample of task r // samples."""
     job = PlayTasks(
         environment=environment,
@@ -218,7 +218,11 @@ def play_rows(
         greedy=wanted.greedy,
         with_prompts=wanted.with_prompts,
     )
-    return child.stream("play", job, Sample)
+    service = client(EvaluationService, child)
+    await service.play(job)
+    while samples := await service.finished(NextSamples()):
+        for sample in samples:
+            yield sample
 
 
 @dataclass(frozen=True)
@@ -354,11 +358,10 @@ async def _play(
     rows = [row for row in range(total) if row not in rewards]
     if not rows:
         return
-    async with play_rows(child, wanted, drawn, index, rows) as samples:
-        async for sample in samples:
-            file.append(sample)
-            rewards[sample.row] = sample.reward
-            report()
+    async for sample in play_rows(child, wanted, drawn, index, rows):
+        file.append(sample)
+        rewards[sample.row] = sample.reward
+        report()
 
 
 def _in_order(

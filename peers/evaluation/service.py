@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from peers.engines.device import use_hardware
@@ -24,6 +24,7 @@ from swarm.errors import UserError
 from swarm.jobs.evaluation import (
     DrawTasks,
     EvaluationSetup,
+    NextSamples,
     PlayTasks,
     PromptMessage,
     Sample,
@@ -98,11 +99,13 @@ class EvaluationService:
         )
         return wanted or min(NEW_TOKENS, self._engine.capabilities.length_max - longest)
 
-    async def play(self, job: PlayTasks) -> AsyncIterator[Sample]:
-        playing = _Sets(self, job)
-        while not playing.is_over:
-            for sample in await self._thread.run(lambda _: playing.advance(), None):
-                yield sample
+    @in_job_thread
+    def play(self, job: PlayTasks) -> None:
+        self._playing = _Sets(self, job)
+
+    @in_job_thread
+    def finished(self, job: NextSamples) -> list[Sample]:
+        return self._playing.advance()
 
     def player(self) -> Player:
         if self._engine is None:

@@ -10,7 +10,7 @@ from typing import Literal
 import trio
 
 from swarm.events import Events
-from swarm.jobs.inference import AskUsage, InferenceService
+from swarm.jobs.inference import InferenceService
 
 REPORT_SECONDS = 60.0
 """Seconds between two reports."""
@@ -78,7 +78,7 @@ class DeviceMeter:
         self._generated = 0.0
         while True:
             await trio.sleep(REPORT_SECONDS)
-            self.report((await engine.usage(AskUsage())).seconds_generating)
+            self.report(await engine.usage())
 
     def report(self, generated: float) -> None:
         """Emit the shares of the time since the last report.

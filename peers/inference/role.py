@@ -39,7 +39,6 @@ from swarm.jobs.inference import (
     InferenceSetup,
     Loaded,
     Probe,
-    Survey,
     Surveyed,
 )
 from swarm.node.run_node import RunNode
@@ -135,7 +134,7 @@ class InferenceRole:
                     interpreter=interpreter,
                 ) as child:
                     engine = client(InferenceService, child)
-                    self._surveyed = await engine.survey(Survey())
+                    self._surveyed = await engine.survey()
                     if setup.endpoint is not None:
                         self._events.emit("inference.endpoint", listen=setup.endpoint.listen)
                     self._equipped.set()
@@ -431,8 +430,8 @@ class InferenceRole:
         for environment in self._run.manifest.environments:
             if environment.where == "served":
                 continue
-            probed = await engine.probe(Probe(environment=environment))
-            if probed.digest != environment.probe_hash:
+            digest = await engine.probe(Probe(environment=environment))
+            if digest != environment.probe_hash:
                 raise UserError(
                     f"this machine renders the tasks of {environment.name} {environment.version} "
                     "differently from the run's owner, so its work would be refused; install the "

@@ -13,7 +13,6 @@ from peers.inference.pending import PendingSubmission
 from swarm.errors import PeerError
 from swarm.jobs.inference import (
     AskedTurn,
-    AskTurns,
     GiveTurn,
     InferenceService,
     SignedPrompt,
@@ -136,7 +135,7 @@ class ServedTurns:
 
             async def hand_out() -> None:
                 while True:
-                    turns = (await engine.turns(AskTurns())).turns
+                    turns = await engine.turns()
                     pending = {each.asked.seed(): each for each in begun()}
                     for asked in turns:
                         if asked.seed in pending:

@@ -34,7 +34,6 @@ from swarm.jobs.outer import (
     StartReplica,
     TrainRound,
 )
-from swarm.jobs.training import EndTraining
 from swarm.wire.manifest import RunManifest
 from swarm.world import Disk
 
@@ -73,7 +72,7 @@ class ReplicaChild:
         job = ContributeSnapshot(
             number=number, anchor=self._local(anchor), contribution=self._local(contribution)
         )
-        return (await self.exchange.contribute_snapshot(job)).problem
+        return await self.exchange.contribute_snapshot(job)
 
     async def keep_anchor(self, state: str, keep: str) -> None:
         job = KeepAnchor(state=self._local(state), keep=self._local(keep))
@@ -101,7 +100,7 @@ class ReplicaChild:
             round=round,
             trainers=trainers,
         )
-        return (await self.exchange.answer_snapshot(job)).problem
+        return await self.exchange.answer_snapshot(job)
 
     async def refuse_snapshot(self, number: int, problem: str) -> None:
         await self.exchange.refuse_snapshot(RefuseSnapshot(number=number, problem=problem))
@@ -142,7 +141,7 @@ class ReplicaChild:
     async def inspect(self, contribution: str) -> str:
         """Return in one sentence what is wrong with a contribution; empty if nothing is."""
         job = InspectContribution(contribution=self._local(contribution))
-        return (await self.service.inspect(job)).problem
+        return await self.service.inspect(job)
 
     async def merge(
         self,
@@ -166,7 +165,7 @@ class ReplicaChild:
 
     async def measure(self, state: str) -> float | None:
         """Return the loss of an outer state on the sequences held back; None: there are none."""
-        return (await self.service.measure(MeasureState(state=self._local(state)))).loss
+        return await self.service.measure(MeasureState(state=self._local(state)))
 
     async def export(self, state: str, folder: str) -> None:
         await self.service.export_state(
@@ -175,7 +174,7 @@ class ReplicaChild:
 
     async def end(self) -> None:
         """End the other ranks: there are no more inner steps."""
-        await self.service.end(EndTraining())
+        await self.service.end()
 
     def _local(self, path: str) -> str:
         return str(self.disk.local_path(path))

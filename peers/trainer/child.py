@@ -19,7 +19,6 @@ from swarm.jobs.training import (
     BasePrepared,
     BeginSave,
     Compare,
-    EndTraining,
     Evaluate,
     Evaluated,
     ExchangeSeen,
@@ -72,7 +71,7 @@ class TrainerChild:
             terms=_training_terms(manifest),
             peak_flops=self.settings.peak_flops,
         )
-        return (await self.service.record_to(job)).ranks
+        return await self.service.record_to(job)
 
     async def prepare_base(self) -> BasePrepared:
         job = PrepareBase(
@@ -168,7 +167,7 @@ class TrainerChild:
 
     async def matches(self, folder: str) -> bool:
         """Whether a published policy is the one held, bit for bit."""
-        return (await self.service.compare(Compare(folder=self._local(folder)))).same
+        return await self.service.compare(Compare(folder=self._local(folder)))
 
     async def record(self, step: int, figures: Figures, environments: EnvironmentFigures) -> None:
         await self.service.record(Record(step=step, figures=figures, environments=environments))
@@ -179,7 +178,7 @@ class TrainerChild:
         )
 
     async def end(self) -> None:
-        await self.service.end(EndTraining())
+        await self.service.end()
 
     def _start(self, manifest: RunManifest) -> StartTraining:
         return start_training(self.settings, manifest)

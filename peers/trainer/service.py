@@ -40,9 +40,6 @@ from swarm.jobs.training import (
     BasePrepared,
     BeginSave,
     Compare,
-    Compared,
-    Done,
-    EndTraining,
     Evaluate,
     Evaluated,
     ExchangeSeen,
@@ -53,7 +50,6 @@ from swarm.jobs.training import (
     PlanTraining,
     PrepareBase,
     Record,
-    Recording,
     RecordTo,
     Resume,
     Resumed,
@@ -95,9 +91,8 @@ class TrainerService:
         self._thread: JobThread = LearnerThread(self._ranks)
         self._recording = trio.Lock()
 
-    async def end(self, job: EndTraining) -> Done:
+    async def end(self) -> None:
         """A single process has no other ranks to end."""
-        return Done()
 
     @in_job_thread
     def plan(self, job: PlanTraining) -> MemoryPlan:
@@ -106,11 +101,10 @@ class TrainerService:
         return found
 
     @in_job_thread
-    def start(self, job: StartTraining) -> Done:
+    def start(self, job: StartTraining) -> None:
         self._begin(job)
         if job.policy:
             self._held().begin_with(Path(job.policy), job.step)
-        return Done()
 
     def _begin(self, job: StartTraining) -> None:
         self._ahead.clear()
@@ -151,7 +145,7 @@ class TrainerService:
         return Resumed(step=learner.step, consumed=[bytes.fromhex(name) for name in consumed])
 
     @in_job_thread
-    def follow(self, job: Follow) -> Done:
+    def follow(self, job: Follow) -> None:
         terms = job.terms
         self._sampling = terms.sampling
         self._references = job.environments
@@ -166,19 +160,17 @@ class TrainerService:
                 completion_tokens_max=terms.sampling.max_new_tokens,
             )
         )
-        return Done()
 
     @in_job_thread
-    def roll_back(self, job: RollBack) -> Done:
+    def roll_back(self, job: RollBack) -> None:
         learner = self._held()
         consumed = learner.consumed
         learner.load(Path(job.folder), _paths(job.policies))
         learner.begin_lineage(job.lineage, consumed)
         self._ahead.clear()  # of policies with the same numbers, but of the lineage before
-        return Done()
 
     @in_job_thread
-    def record_to(self, job: RecordTo) -> Recording:
+    def record_to(self, job: RecordTo) -> int:
         self._peak_flops = job.peak_flops or metrics.peak_flops(self._ranks.device)
         if self._ranks.rank == 0:
             terms = job.terms
@@ -187,17 +179,16 @@ class TrainerService:
                 config |= msgspec.structs.asdict(each)
             config["process"] = msgspec.structs.asdict(terms.objective.process)
             self._metrics = metrics.Metrics(job.tensorboard, job.wandb, job.run, config)
-        return Recording(ranks=self._ranks.world)
+        return self._ranks.world
 
-    async def record(self, job: Record) -> Done:
+    async def record(self, job: Record) -> None:
         """Not in the job thread, which may be training."""
         figures = {**job.figures, "environments": job.environments}
         async with self._recording:
             await trio.to_thread.run_sync(self._metrics.record, job.step, figures)
-        return Done()
 
     @in_job_thread
-    def score(self, job: ScoreAhead) -> Done:
+    def score(self, job: ScoreAhead) -> None:
         read, unreadable = self._read(job.submissions)
         failed = {each.index for each in unreadable}
         given = (each for index, each in enumerate(job.submissions) if index not in failed)
@@ -205,7 +196,6 @@ class TrainerService:
             each.digest: (each, groups) for each, groups in zip(given, read, strict=True)
         }
         self._held().score(read)
-        return Done()
 
     @in_job_thread
     def train(self, job: TrainStep) -> Trained:
@@ -299,10 +289,9 @@ class TrainerService:
         return groups if before == submission else None
 
     @in_job_thread
-    def begin_save(self, job: BeginSave) -> Done:
+    def begin_save(self, job: BeginSave) -> None:
         state, policy = (Path(folder) if folder else None for folder in (job.state, job.policy))
         self._held().begin_save(state, policy, handed=job.snapshot)
-        return Done()
 
     @in_job_thread
     def adopt(self, job: Adopt) -> Adopted:
@@ -311,23 +300,20 @@ class TrainerService:
     async def look_for_answer(self, job: LookForAnswer) -> ExchangeSeen:
         return await trio.to_thread.run_sync(exchange.look, Path(job.exchange))
 
-    async def tidy_exchange(self, job: TidyExchange) -> Done:
+    async def tidy_exchange(self, job: TidyExchange) -> None:
         await trio.to_thread.run_sync(exchange.tidy, Path(job.exchange), job.number)
-        return Done()
 
-    async def finish_save(self, job: FinishSave) -> Done:
+    async def finish_save(self, job: FinishSave) -> None:
         """Not in the job thread, which may be training."""
         await trio.to_thread.run_sync(self._held().finish_save)
-        return Done()
 
     @in_job_thread
-    def export(self, job: Export) -> Done:
+    def export(self, job: Export) -> None:
         self._held().export(Path(job.folder), base=job.base)
-        return Done()
 
     @in_job_thread
-    def compare(self, job: Compare) -> Compared:
-        return Compared(same=self._held().matches(Path(job.folder)))
+    def compare(self, job: Compare) -> bool:
+        return self._held().matches(Path(job.folder))
 
     @in_job_thread
     def evaluate(self, job: Evaluate) -> Evaluated:

@@ -50,7 +50,7 @@ from swarm.jobs.offline import (
     Validate,
     Validated,
 )
-from swarm.jobs.training import Done, Export, Sharding
+from swarm.jobs.training import Export, Sharding
 from swarm.rollouts.rollout import Rollout
 from swarm.wire.manifest import Objective, Optimiser
 from swarm.world.progress import report
@@ -357,13 +357,12 @@ class Tuning:
         return self._loss.judge(self._held_back, batch_of(self._held_back), self._score)
 
     @in_job_thread
-    def save_state(self, job: SaveState) -> Done:
+    def save_state(self, job: SaveState) -> None:
         with whole_folder(Path(job.folder)) as aside:
             write_state(aside, self._job, self._model, self._optimiser, self._done)
-        return Done()
 
     @in_job_thread
-    def save(self, job: Export) -> Done:
+    def save(self, job: Export) -> None:
         """Write the policy as a plain Hugging Face folder, durably, in its original dtype."""
         weights = {
             name: value.detach().to(self._dtype).cpu()
@@ -373,7 +372,6 @@ class Tuning:
             policy_model.save_share(
                 weights, aside, self._model.config, self._base, 0, dict.fromkeys(weights, 0)
             )
-        return Done()
 
     def _passes(self, batch: Batch) -> Any:
         return lay_out_flat(batch) if self._device.type == "cuda" else lay_out(batch)

@@ -357,14 +357,13 @@ class Examiner:
         if job.policy in self._loaded:
             return
         try:
-            loaded = await prefill.load(job)
+            self._loaded = await prefill.load(job)
         except ChildError:
             self._loaded = []  # the child may have dropped policies to make room
             raise
         except ChildDied as error:
             error.blameless = True  # it died over the policy, not over the submission
             raise
-        self._loaded = loaded.policies
 
     def _local(self, path: str) -> str:
         return str(self._disk.local_path(path))

@@ -48,7 +48,6 @@ from swarm.jobs.validation import (
     JudgedOne,
     JudgedTogether,
     JudgeTogether,
-    PoliciesLoaded,
     PrefillSetup,
 )
 from swarm.rollouts.rollouts import Rollouts, check_digest
@@ -85,9 +84,9 @@ class PrefillService:
         toploc.verify(warm, toploc.build(warm))
 
     @in_job_thread
-    def load(self, job: Load) -> PoliciesLoaded:
+    def load(self, job: Load) -> list[CheckpointReference]:
         self._load(job)
-        return PoliciesLoaded(policies=list(self._engines))
+        return list(self._engines)
 
     def _load(self, job: Load) -> Engine:
         needed = need_of(Path(job.folder), self._setup.hardware).weights_bytes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -52,9 +52,6 @@ MODELS: dict[str, Callable[..., Any]] = {
     "peers.outer.learning.exchange_service:open_service": EXCHANGE,
 }
 
-_END = object()
-"""Follows the last item of a stream."""
-
 
 def _over_the_pipe(value: Any, kind: type[T]) -> T:
     """What the other side of a real child's pipe would decode."""
@@ -77,21 +74,10 @@ class SimulatedChild:
 
     async def request(self, method: str, job: Job, reply: type[T]) -> T:
         work = getattr(self._model, method)
-        given = _over_the_pipe(job, job_type(work))
-        return _over_the_pipe(await self._answer(method, job, partial(work, given)), reply)
-
-    @asynccontextmanager
-    async def stream(self, method: str, job: Job, item: type[T]) -> AsyncIterator[AsyncIterator[T]]:
-        work = getattr(self._model, method)
-        parts = work(_over_the_pipe(job, job_type(work)))
-
-        async def items() -> AsyncGenerator[T, None]:
-            next_part = partial(anext, parts, _END)
-            while (part := await self._answer(method, job, next_part)) is not _END:
-                yield _over_the_pipe(part, item)
-
-        async with aclosing(parts), aclosing(items()) as found:
-            yield found
+        kind = job_type(work)
+        if kind is not None:
+            work = partial(work, _over_the_pipe(job, kind))
+        return _over_the_pipe(await self._answer(method, job, work), reply)
 
     async def _answer(self, method: str, job: Job, work: Callable[[], Awaitable[Any]]) -> Any:
         beside = method in getattr(self._model, "BESIDE", ())

@@ -30,8 +30,8 @@ class EnvironmentModel:
     def __init__(self, setting: Setting, setup: environment.EnvironmentSetup) -> None:
         self._setting = setting
 
-    async def probe(self, job: inference.Probe) -> inference.Probed:
-        return inference.Probed(digest=PROBE_HASH)
+    async def probe(self, job: inference.Probe) -> bytes:
+        return PROBE_HASH
 
     async def draw(self, job: environment.DrawPrompt) -> environment.Drawn:
         await self._work()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
 import trio
 
 from simnet.compute.setting import Setting
@@ -33,21 +31,28 @@ class EvaluationModel:
             stop_ids=job.stop_ids,
         )
 
-    async def play(self, job: evaluation.PlayTasks) -> AsyncGenerator[evaluation.Sample, None]:
+    async def play(self, job: evaluation.PlayTasks) -> None:
+        self._job, self._rows = job, iter(job.rows)
+
+    async def finished(self, job: evaluation.NextSamples) -> list[evaluation.Sample]:
+        row = next(self._rows, None)
+        if row is None:
+            return []
         workload = self._setting.workload
         tokens = max(1, round(workload.completion_tokens_mean))
         share = workload.reward_start + workload.reward_gain * self._policy
-        for row in job.rows:
-            await trio.sleep(tokens / self._setting.hardware.tokens_per_second)
-            self._check_folder()
-            yield evaluation.Sample(
-                environment=job.environment,
+        await trio.sleep(tokens / self._setting.hardware.tokens_per_second)
+        self._check_folder()
+        return [
+            evaluation.Sample(
+                environment=self._job.environment,
                 row=row,
-                reward=float(row < share * len(job.rows)),
+                reward=float(row < share * len(self._job.rows)),
                 finished=True,
                 tokens=tokens,
                 turns=[],
             )
+        ]
 
     def _check_folder(self) -> None:
         """The policy's files are read until the end: an adapter's base, for one, when it is due."""

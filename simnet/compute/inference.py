@@ -49,11 +49,11 @@ class EngineModel:
         self._since: float | None = None
         """When the submission that is being generated was begun."""
 
-    async def usage(self, job: inference.AskUsage) -> inference.Usage:
+    async def usage(self) -> float:
         spent = 0.0 if self._since is None else trio.current_time() - self._since
-        return inference.Usage(seconds_generating=self._seconds + spent)
+        return self._seconds + spent
 
-    async def survey(self, job: inference.Survey) -> inference.Surveyed:
+    async def survey(self) -> inference.Surveyed:
         return inference.Surveyed(
             engine="simulated",
             engine_version="",
@@ -79,18 +79,17 @@ class EngineModel:
         weights = disk.names_in(f"{path}/{WEIGHTS}")
         self._setting.tell("loaded", policy=job.policy.step, weights=weights)
 
-    async def turns(self, job: inference.AskTurns) -> inference.AskedTurns:
+    async def turns(self) -> list[inference.AskedTurn]:
         with trio.move_on_after(60.0):
             while not self._asked:
                 await self._news.wait()
         asked, self._asked, self._news = self._asked, [], trio.Event()
-        return inference.AskedTurns(turns=asked)
+        return asked
 
-    async def give(self, job: inference.GiveTurn) -> inference.TurnGiven:
+    async def give(self, job: inference.GiveTurn) -> None:
         take = self._given.pop((job.seed, job.row), None)
         if take is not None:
             take(job)
-        return inference.TurnGiven()
 
     async def _ask(self, seed: bytes, row: int, segments: list[list[int]]) -> inference.GiveTurn:
         """Ask for the environment's turn, and wait for it."""
@@ -150,8 +149,8 @@ class EngineModel:
         self._offered = job.load
         return inference.Swapping()
 
-    async def probe(self, job: inference.Probe) -> inference.Probed:
-        return inference.Probed(digest=PROBE_HASH)
+    async def probe(self, job: inference.Probe) -> bytes:
+        return PROBE_HASH
 
     async def generate(self, job: inference.Generate) -> inference.Generated:
         order, fabricates = job.order, self._setting.fabricated(job.order)

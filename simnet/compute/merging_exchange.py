@@ -10,7 +10,6 @@ from blake3 import blake3
 
 from simnet.compute.outer import STATE_SHARE, ContributionNotes, OuterModel, StateNotes
 from swarm.jobs import merging_exchange as exchange
-from swarm.jobs.training import Done
 
 
 class SnapshotNotes(msgspec.Struct, frozen=True):
@@ -62,16 +61,14 @@ class ExchangeModel(OuterModel):
             problem=notes.problem,
         )
 
-    async def contribute_snapshot(
-        self, job: exchange.ContributeSnapshot
-    ) -> exchange.SnapshotContributed:
+    async def contribute_snapshot(self, job: exchange.ContributeSnapshot) -> str:
         anchor = await self._read(job.anchor, StateNotes)
         name = (await self._snapshot(job.number)).name
         notes = ContributionNotes(name=blake3(name.encode()).digest(), base=anchor.digest)
         await self._write(job.contribution, notes, "contribution", notes.name, self._bytes)
-        return exchange.SnapshotContributed()
+        return ""
 
-    async def answer_snapshot(self, job: exchange.AnswerSnapshot) -> exchange.SnapshotAnswered:
+    async def answer_snapshot(self, job: exchange.AnswerSnapshot) -> str:
         state = await self._read(job.state, StateNotes)
         before = (await self._read(job.anchor, StateNotes)).merged if job.anchor else None
         sent = b""
@@ -87,16 +84,14 @@ class ExchangeModel(OuterModel):
                 trainers=job.trainers,
             ),
         )
-        return exchange.SnapshotAnswered()
+        return ""
 
-    async def keep_anchor(self, job: exchange.KeepAnchor) -> Done:
+    async def keep_anchor(self, job: exchange.KeepAnchor) -> None:
         state = await self._read(job.state, StateNotes)
         await self._write(job.keep, state, "state", state.digest, STATE_SHARE * self._bytes)
-        return Done()
 
-    async def refuse_snapshot(self, job: exchange.RefuseSnapshot) -> Done:
+    async def refuse_snapshot(self, job: exchange.RefuseSnapshot) -> None:
         await self._answer(job.number, AnswerNotes(problem=job.problem))
-        return Done()
 
     async def _answer(self, number: int, notes: AnswerNotes) -> None:
         await trio.sleep(self._bytes / self._disk.bytes_per_second)

@@ -11,7 +11,6 @@ from blake3 import blake3
 from simnet.compute.setting import Setting
 from simnet.extents import Symbol
 from swarm.jobs import outer
-from swarm.jobs.training import Done, EndTraining
 from swarm.wire.outer import CONTRIBUTION_TOKENS_MAX
 
 T = TypeVar("T")
@@ -89,10 +88,8 @@ class OuterModel:
     def _problem(self) -> str:
         return "it holds NaN" if self._setting.fabricates == "nan" else ""
 
-    async def inspect(self, job: outer.InspectContribution) -> outer.Inspected:
-        return outer.Inspected(
-            problem=(await self._read(job.contribution, ContributionNotes)).problem
-        )
+    async def inspect(self, job: outer.InspectContribution) -> str:
+        return (await self._read(job.contribution, ContributionNotes)).problem
 
     async def merge(self, job: outer.MergeRound) -> outer.Merged:
         before = await self._read(job.state, StateNotes)
@@ -118,15 +115,14 @@ class OuterModel:
             ],
         )
 
-    async def measure(self, job: outer.MeasureState) -> outer.StateMeasured:
-        return outer.StateMeasured()
+    async def measure(self, job: outer.MeasureState) -> float | None:
+        return None
 
-    async def export_state(self, job: outer.ExportState) -> Done:
+    async def export_state(self, job: outer.ExportState) -> None:
         await self._read(job.state, StateNotes)
-        return Done()
 
-    async def end(self, job: EndTraining) -> Done:
-        return Done()
+    async def end(self) -> None:
+        """Costs nothing."""
 
     @property
     def _bytes(self) -> int:

@@ -67,16 +67,14 @@ class TrainerModel:
             problem=f"the trainer needs {shown(needed)}" if needed > limit else "",
         )
 
-    async def start(self, job: training.StartTraining) -> training.Done:
+    async def start(self, job: training.StartTraining) -> None:
         await trio.sleep(self._bytes() / self._setting.hardware.load_bytes_per_second)
         self._name = f"{job.model} {job.seed}"
         self._training_terms = job.terms
         self._step = job.step
-        return training.Done()
 
-    async def follow(self, job: training.Follow) -> training.Done:
+    async def follow(self, job: training.Follow) -> None:
         self._training_terms = job.terms
-        return training.Done()
 
     async def resume(self, job: training.Resume) -> training.Resumed:
         await self.start(job.start)
@@ -86,10 +84,9 @@ class TrainerModel:
             consumed=[bytes.fromhex(name) for names in self._consumed.values() for name in names],
         )
 
-    async def score(self, job: training.ScoreAhead) -> training.Done:
+    async def score(self, job: training.ScoreAhead) -> None:
         """Takes no time: that of the step includes it."""
         self._setting.tell("scored", submissions=[each.digest for each in job.submissions])
-        return training.Done()
 
     async def train(self, job: training.TrainStep) -> training.Trained:
         step = job.step
@@ -144,24 +141,22 @@ class TrainerModel:
             group_tokens=[[sum(group) for group in found.lengths] for found in read],
         )
 
-    async def roll_back(self, job: training.RollBack) -> training.Done:
+    async def roll_back(self, job: training.RollBack) -> None:
         self._step, _, _, self._merged = await self._state(job.folder)
-        return training.Done()
 
-    async def record_to(self, job: training.RecordTo) -> training.Recording:
-        return training.Recording(ranks=1)
+    async def record_to(self, job: training.RecordTo) -> int:
+        return 1
 
-    async def record(self, job: training.Record) -> training.Done:
-        return training.Done()
+    async def record(self, job: training.Record) -> None:
+        """Costs nothing."""
 
-    async def begin_save(self, job: training.BeginSave) -> training.Done:
+    async def begin_save(self, job: training.BeginSave) -> None:
         self._saving = (job, self._held())
-        return training.Done()
 
-    async def finish_save(self, job: training.FinishSave) -> training.Done:
+    async def finish_save(self, job: training.FinishSave) -> None:
         """Writes only now: the role calls it at once, beside the next step's training."""
         if self._saving is None:
-            return training.Done()
+            return
         (job_before, state), self._saving = self._saving, None
         if job_before.state:
             path = f"{self._disk.path_of(job_before.state)}/state"
@@ -174,7 +169,6 @@ class TrainerModel:
             handed = job_before.snapshot
             raw = msgspec.json.encode([state.step, handed.adopted, handed.steps])
             await self._disk.write(f"{handed.exchange}/snapshot-{handed.number}", raw)
-        return training.Done()
 
     async def look_for_answer(self, job: training.LookForAnswer) -> training.ExchangeSeen:
         names = self._disk.list(job.exchange)
@@ -193,25 +187,23 @@ class TrainerModel:
             self._merged.append(job.number)
         return training.Adopted(problem=problem, round=job.number, trainers=1, norm=1.0)
 
-    async def tidy_exchange(self, job: training.TidyExchange) -> training.Done:
+    async def tidy_exchange(self, job: training.TidyExchange) -> None:
         for name in self._disk.list(job.exchange):
             kind, _, number = name.partition("-")
             if kind != "replica" and int(number) <= job.number:
                 await self._disk.remove(f"{job.exchange}/{name}")
-        return training.Done()
 
     def _held(self) -> _State:
         return _State(self._step, self._learnt_from, dict(self._consumed), list(self._merged))
 
-    async def export(self, job: training.Export) -> training.Done:
+    async def export(self, job: training.Export) -> None:
         await self._export(job.folder, _State(0, "", {}, []) if job.base else self._held())
-        return training.Done()
 
-    async def compare(self, job: training.Compare) -> training.Compared:
+    async def compare(self, job: training.Compare) -> bool:
         path = f"{self._disk.path_of(job.folder)}/{WEIGHTS}"
         symbol = self._weights(self._held())
         held = self._disk.digest_now(path, 0, symbol.size_bytes)
-        return training.Compared(same=held == symbol.digest())
+        return bool(held == symbol.digest())
 
     def _weights(self, state: _State) -> Symbol:
         learnt_from = _digest([state.learnt_from, *map(str, state.merged)])[:16]
@@ -226,8 +218,8 @@ class TrainerModel:
         await self._disk.write(f"{path}/tokenizer.json", TOKENIZER)
         await self._disk.sync(path)
 
-    async def end(self, job: training.EndTraining) -> training.Done:
-        return training.Done()
+    async def end(self) -> None:
+        """Costs nothing."""
 
     async def evaluate(self, job: training.Evaluate) -> training.Evaluated:
         return training.Evaluated(sampled=self._skill(), greedy=self._skill())

@@ -160,12 +160,12 @@ class PrefillModel:
         self._kept = setup.policies_kept
         self._policies: list[CheckpointReference] = []
 
-    async def load(self, job: Load) -> validation.PoliciesLoaded:
+    async def load(self, job: Load) -> list[CheckpointReference]:
         size = self._setting.workload.model_bytes
         await trio.sleep(size / self._setting.hardware.load_bytes_per_second)
         self._policies = [*(held for held in self._policies if held != job.policy), job.policy]
         self._policies = self._policies[-self._kept :]
-        return validation.PoliciesLoaded(policies=list(self._policies))
+        return list(self._policies)
 
     async def judge(self, job: validation.Judge) -> validation.Judged:
         for load in job.later:

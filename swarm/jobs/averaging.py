@@ -12,7 +12,6 @@ from typing import Annotated, ClassVar, Protocol
 import msgspec
 from msgspec import Meta
 
-from swarm.jobs.training import Done
 from swarm.wire.messages import Count
 from swarm.world import Job, Setup
 
@@ -37,17 +36,6 @@ class AveragingSetup(Setup, frozen=True, kw_only=True):
     """Trainers that usually take part. An exchange begins as soon as that many have come."""
     wait_seconds: Annotated[float, Meta(gt=0)] = 60.0
     """Time to wait for the other trainers before a round goes on without them."""
-
-
-class OpenAveraging(Job, frozen=True, kw_only=True):
-    """Say where this trainer can be reached. The first job."""
-
-    patience_seconds: ClassVar[float] = 60.0
-
-
-class AveragingOpened(msgspec.Struct, frozen=True, kw_only=True):
-    addresses: list[str] = []
-    """What other trainers name to join this one; empty if they join at a place of their own."""
 
 
 class Meet(Job, frozen=True, kw_only=True):
@@ -100,16 +88,13 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
     """How often the averaging was begun; another trainer failed in all but the last."""
 
 
-class EndAveraging(Job, frozen=True, kw_only=True):
-    """Leave the network."""
-
-    patience_seconds: ClassVar[float] = 60.0
-
-
 class AveragingService(Protocol):
     """One trainer's part in the network of a library. Jobs one at a time."""
 
-    async def open(self, job: OpenAveraging) -> AveragingOpened: ...
+    async def open(self) -> list[str]:
+        """What other trainers name to join this one; empty if they join at a place of their own.
+        The first call."""
+        ...
 
     async def meet(self, job: Meet) -> Exchanged:
         """Raises `UserError` if the network cannot be reached."""
@@ -119,4 +104,6 @@ class AveragingService(Protocol):
         """Raises `UserError` if the network cannot be reached any more."""
         ...
 
-    async def end(self, job: EndAveraging) -> Done: ...
+    async def end(self) -> None:
+        """Leave the network."""
+        ...

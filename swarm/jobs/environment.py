@@ -10,8 +10,9 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from swarm.jobs import SubmissionOrder
-from swarm.jobs.inference import Probe, Probed
+from swarm.jobs.inference import Probe
 from swarm.wire.manifest import EnvironmentReference, OptionValue
+from swarm.wire.messages import Digest
 from swarm.wire.turns import EpisodeGrade
 from swarm.world import Job, Setup
 
@@ -69,7 +70,7 @@ class EnvironmentService(Protocol):
     """Plays one episode at a time. It may be killed at any moment: it holds nothing that cannot be
     made again from a request."""
 
-    async def probe(self, job: Probe) -> Probed: ...
+    async def probe(self, job: Probe) -> Digest: ...
 
     async def draw(self, job: DrawPrompt) -> Drawn:
         """Raises `UserError` for an environment whose code fails."""

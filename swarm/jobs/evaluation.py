@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import ClassVar, Literal, Protocol
 
 import msgspec
@@ -64,8 +63,6 @@ class TasksDrawn(msgspec.Struct, frozen=True, kw_only=True):
 class PlayTasks(Job, frozen=True, kw_only=True):
     """Play samples of tasks that `DrawTasks` has drawn. A row is task · samples + sample."""
 
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
-
     environment: int
     """Index of the environment."""
     rows: list[int]
@@ -75,6 +72,12 @@ class PlayTasks(Job, frozen=True, kw_only=True):
     with_prompts: bool = False
     """Whether each sample has its task's prompt before it was rendered. One that cannot be graded
     then has a `problem`, instead of ending the job."""
+
+
+class NextSamples(Job, frozen=True, kw_only=True):
+    """Play until samples of `PlayTasks` are finished."""
+
+    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
 
 class PromptMessage(msgspec.Struct, frozen=True):
@@ -115,6 +118,12 @@ class EvaluationService(Protocol):
         """Raises `UserError` for a checkpoint that cannot be loaded or is too short for a task."""
         ...
 
-    def play(self, job: PlayTasks) -> AsyncIterator[Sample]:
-        """Raises `UserError` for an environment whose code fails."""
+    async def play(self, job: PlayTasks) -> None:
+        """Begin; `finished` plays on."""
+        ...
+
+    async def finished(self, job: NextSamples) -> list[Sample]:
+        """The samples that finish next; none once all have.
+
+        Raises `UserError` for an environment whose code fails."""
         ...

@@ -43,13 +43,6 @@ class InferenceSetup(Setup, frozen=True, kw_only=True):
     endpoint: EndpointSetup | None = None
 
 
-class Survey(Job, frozen=True, kw_only=True):
-    """Report the machine and the engine."""
-
-    patience_seconds: ClassVar[float] = 120.0
-    """The first use of a GPU takes long on some machines."""
-
-
 class Surveyed(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     engine_version: str
@@ -89,11 +82,6 @@ class Probe(Job, frozen=True, kw_only=True):
     environment: EnvironmentReference
 
 
-class Probed(msgspec.Struct, frozen=True, kw_only=True):
-    digest: Digest
-    """BLAKE3-256 of the rendered token ids; it must equal `EnvironmentReference.probe_hash`."""
-
-
 class SignedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt of a group, from an environment peer."""
 
@@ -122,12 +110,6 @@ class Generate(Job, frozen=True, kw_only=True):
     """Those of all groups whose environment is served."""
 
 
-class AskTurns(Job, frozen=True, kw_only=True):
-    """Wait for episodes of served environments whose model has ended its turn."""
-
-    patience_seconds: ClassVar[float] = 600.0
-
-
 class AskedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """An episode that waits for the environment's turn."""
 
@@ -138,15 +120,8 @@ class AskedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids of all segments so far."""
 
 
-class AskedTurns(msgspec.Struct, frozen=True, kw_only=True):
-    turns: list[AskedTurn]
-    """None after a minute without any."""
-
-
 class GiveTurn(Job, frozen=True, kw_only=True):
     """Go on with an episode that waits for the environment's turn."""
-
-    patience_seconds: ClassVar[float] = 60.0
 
     seed: Digest
     row: int
@@ -155,10 +130,6 @@ class GiveTurn(Job, frozen=True, kw_only=True):
     signed: bytes = b""
     unwanted: str = ""
     """Why nobody wants the submission any more, which is then given up; empty otherwise."""
-
-
-class TurnGiven(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine goes on with the episode, if it still generates it."""
 
 
 class Swap(Job, frozen=True, kw_only=True):
@@ -201,29 +172,22 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     """Time that loading it took."""
 
 
-class AskUsage(Job, frozen=True, kw_only=True):
-    """Ask how long the engine has generated, at any time."""
-
-    patience_seconds: ClassVar[float] = 60.0
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    seconds_generating: float
-    """Since the child started: time in which the engine had completions to generate."""
-
-
 class InferenceService(Protocol):
     """Generates submissions with one policy at a time, several at once."""
 
-    async def survey(self, job: Survey) -> Surveyed: ...
+    async def survey(self) -> Surveyed:
+        """Report the machine and the engine."""
+        ...
 
     async def load(self, job: Load) -> Loaded:
         """Raises `UserError` for a folder that holds no supported model, `ValueError` if a
         submission was asked for since the call."""
         ...
 
-    async def probe(self, job: Probe) -> Probed:
-        """Raises `UserError` for an environment that is not installed."""
+    async def probe(self, job: Probe) -> Digest:
+        """BLAKE3-256 of the rendered token ids; it must equal `EnvironmentReference.probe_hash`.
+
+        Raises `UserError` for an environment that is not installed."""
         ...
 
     async def generate(self, job: Generate) -> Generated:
@@ -233,13 +197,14 @@ class InferenceService(Protocol):
         With `Sampling.swaps_max`, a later policy of the order's lineage may be loaded, too."""
         ...
 
-    async def turns(self, job: AskTurns) -> AskedTurns:
-        """The episodes that have come to wait for a turn since the last call.
+    async def turns(self) -> list[AskedTurn]:
+        """The episodes of served environments that have come to wait for a turn since the last
+        call.
 
-        Answers while submissions are generated, at the latest after a minute."""
+        Answers while submissions are generated; after a minute without any, it returns none."""
         ...
 
-    async def give(self, job: GiveTurn) -> TurnGiven:
+    async def give(self, job: GiveTurn) -> None:
         """Answers while submissions are generated; a submission that is over is ignored."""
         ...
 
@@ -251,6 +216,8 @@ class InferenceService(Protocol):
         the engine has not taken yet; without a submission in the batch, it waits for the next."""
         ...
 
-    async def usage(self, job: AskUsage) -> Usage:
-        """Answers while submissions are generated."""
+    async def usage(self) -> float:
+        """Seconds since the child started in which the engine had completions to generate.
+
+        Answers while submissions are generated."""
         ...

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS
-from swarm.jobs.training import SAVE_PATIENCE_SECONDS, Done
+from swarm.jobs.training import SAVE_PATIENCE_SECONDS
 from swarm.wire.manifest import Compression
 from swarm.world import Job
 
@@ -88,11 +88,6 @@ class ContributeSnapshot(Job, frozen=True, kw_only=True):
     """Folder to write the contribution to."""
 
 
-class SnapshotContributed(msgspec.Struct, frozen=True, kw_only=True):
-    problem: str = ""
-    """One sentence if the snapshot cannot be contributed."""
-
-
 class AnswerSnapshot(Job, frozen=True, kw_only=True):
     """Answer a snapshot with the change from its anchor to an outer state.
 
@@ -117,11 +112,6 @@ class AnswerSnapshot(Job, frozen=True, kw_only=True):
     """Other trainers that have contributed since the anchor; 0: the change is nil."""
 
 
-class SnapshotAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    problem: str = ""
-    """One sentence if the change could not be computed: there is no answer then."""
-
-
 class RefuseSnapshot(Job, frozen=True, kw_only=True):
     """Answer a snapshot with the reason why it was not merged."""
 
@@ -141,10 +131,14 @@ class ExchangeService(Protocol):
 
     async def look_for_snapshot(self, job: LookForSnapshot) -> SnapshotSeen: ...
 
-    async def contribute_snapshot(self, job: ContributeSnapshot) -> SnapshotContributed: ...
+    async def contribute_snapshot(self, job: ContributeSnapshot) -> str:
+        """One sentence if the snapshot cannot be contributed; else empty."""
+        ...
 
-    async def keep_anchor(self, job: KeepAnchor) -> Done: ...
+    async def keep_anchor(self, job: KeepAnchor) -> None: ...
 
-    async def answer_snapshot(self, job: AnswerSnapshot) -> SnapshotAnswered: ...
+    async def answer_snapshot(self, job: AnswerSnapshot) -> str:
+        """One sentence if the change could not be computed, and there is no answer; else empty."""
+        ...
 
-    async def refuse_snapshot(self, job: RefuseSnapshot) -> Done: ...
+    async def refuse_snapshot(self, job: RefuseSnapshot) -> None: ...

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Protocol
 import msgspec
 
 from swarm.jobs import LOAD_PATIENCE_SECONDS
-from swarm.jobs.training import SAVE_PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS, Done, Export
+from swarm.jobs.training import SAVE_PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS, Export
 from swarm.wire.manifest import EnvironmentReference
 from swarm.world import Job
 
@@ -136,6 +136,6 @@ class TuningService(Protocol):
 
     async def validate(self, job: Validate) -> Validated: ...
 
-    async def save_state(self, job: SaveState) -> Done: ...
+    async def save_state(self, job: SaveState) -> None: ...
 
-    async def save(self, job: Export) -> Done: ...
+    async def save(self, job: Export) -> None: ...

@@ -18,8 +18,6 @@ from swarm.jobs import LOAD_PATIENCE_SECONDS, Hardware
 from swarm.jobs.training import (
     SAVE_PATIENCE_SECONDS,
     TRAINING_PATIENCE_SECONDS,
-    Done,
-    EndTraining,
     Figures,
     Sharding,
 )
@@ -145,12 +143,6 @@ class InspectContribution(Job, frozen=True, kw_only=True):
     contribution: str
 
 
-class Inspected(msgspec.Struct, frozen=True, kw_only=True):
-    problem: str = ""
-    """One sentence about what is wrong: unreadable, other shapes, NaN, too large; empty if
-    nothing is. It depends on the contribution's bytes and the model's shapes alone."""
-
-
 class Contributed(msgspec.Struct, frozen=True, kw_only=True):
     """A contribution to merge."""
 
@@ -201,11 +193,6 @@ class MeasureState(Job, frozen=True, kw_only=True):
     state: str
 
 
-class StateMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    loss: float | None = None
-    """Nats per predicted token; None if no sequence is held back."""
-
-
 class ExportState(Job, frozen=True, kw_only=True):
     """Write the weights of an outer state as a plain Hugging Face folder."""
 
@@ -233,15 +220,20 @@ class OuterService(Protocol):
         """Raises `UserError` when the data has too few tokens for a round."""
         ...
 
-    async def inspect(self, job: InspectContribution) -> Inspected: ...
+    async def inspect(self, job: InspectContribution) -> str:
+        """One sentence about what is wrong: unreadable, other shapes, NaN, too large; empty if
+        nothing is. It depends on the contribution's bytes and the model's shapes alone."""
+        ...
 
     async def merge(self, job: MergeRound) -> Merged: ...
 
-    async def measure(self, job: MeasureState) -> StateMeasured: ...
+    async def measure(self, job: MeasureState) -> float | None:
+        """Nats per predicted token; None if no sequence is held back."""
+        ...
 
-    async def export_state(self, job: ExportState) -> Done: ...
+    async def export_state(self, job: ExportState) -> None: ...
 
-    async def end(self, job: EndTraining) -> Done:
+    async def end(self) -> None:
         """End the other ranks, if there are any. Jobs that compute from files alone may follow."""
         ...
 
@@ -281,14 +273,14 @@ class FromUpdate(Job, frozen=True, kw_only=True):
 class AloneService(Protocol):
     """The part of the service that `swarm train` uses besides `OuterService`."""
 
-    async def draw_model(self, job: DrawModel) -> Done:
+    async def draw_model(self, job: DrawModel) -> None:
         """Raises `UserError` for a configuration that is not supported."""
         ...
 
-    async def to_update(self, job: ToUpdate) -> Done:
+    async def to_update(self, job: ToUpdate) -> None:
         """Raises `UserError` for a contribution that cannot be read."""
         ...
 
-    async def from_update(self, job: FromUpdate) -> Done:
+    async def from_update(self, job: FromUpdate) -> None:
         """Raises `UserError` for an update of another model, or with a value that is not finite."""
         ...

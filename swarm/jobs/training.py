@@ -33,10 +33,6 @@ class TrainingSetup(Setup, frozen=True, kw_only=True):
     hardware: Hardware = Hardware()
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply of a job without a result."""
-
-
 class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a run manifest that the learner needs."""
 
@@ -124,9 +120,6 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
 
 class Follow(Job, frozen=True, kw_only=True):
     """Follow another version of the run from the next step on."""
-
-    patience_seconds: ClassVar[float] = 60.0
-    """Only numbers change."""
 
     terms: TrainingTerms
     environments: list[EnvironmentReference]
@@ -232,8 +225,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class LookForAnswer(Job, frozen=True, kw_only=True):
     """Look into the exchange folder. It may run beside `TrainStep`."""
 
-    patience_seconds: ClassVar[float] = 60.0
-
     exchange: str
 
 
@@ -317,11 +308,6 @@ class Compare(Job, frozen=True, kw_only=True):
     """Write policy 0 instead, in a run that trains adapters."""
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    same: bool
-    """Whether they are equal, bit for bit."""
-
-
 class Evaluate(Job, frozen=True, kw_only=True):
     """Measure a published policy on tasks of a split."""
 
@@ -385,11 +371,6 @@ class RecordTo(Job, frozen=True, kw_only=True):
     """Peak FLOP/s of one device; 0 looks it up by the device's name."""
 
 
-class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    ranks: int
-    """Processes that train together."""
-
-
 class Record(Job, frozen=True, kw_only=True):
     """Write one step's metrics."""
 
@@ -401,17 +382,13 @@ class Record(Job, frozen=True, kw_only=True):
     """Figures of each environment, by its label."""
 
 
-class EndTraining(Job, frozen=True, kw_only=True):
-    """Let the other ranks end, because the run is over."""
-
-    patience_seconds: ClassVar[float] = 60.0
-
-
 class TrainingService(Protocol):
     """Holds the learner. Folders and files are on a disk that every rank can access."""
 
-    async def record_to(self, job: RecordTo) -> Recording:
-        """Raises `UserError` when a library is missing or a recorder fails to start."""
+    async def record_to(self, job: RecordTo) -> int:
+        """The number of processes that train together.
+
+        Raises `UserError` when a library is missing or a recorder fails to start."""
         ...
 
     async def prepare_base(self, job: PrepareBase) -> BasePrepared: ...
@@ -420,27 +397,29 @@ class TrainingService(Protocol):
         """Say what the training holds in memory. Raises `UserError` for a broken config.json."""
         ...
 
-    async def start(self, job: StartTraining) -> Done:
+    async def start(self, job: StartTraining) -> None:
         """Raises `UserError` for a model or a setting that cannot be trained."""
         ...
 
     async def resume(self, job: Resume) -> Resumed: ...
 
-    async def follow(self, job: Follow) -> Done: ...
+    async def follow(self, job: Follow) -> None: ...
 
-    async def score(self, job: ScoreAhead) -> Done: ...
+    async def score(self, job: ScoreAhead) -> None: ...
 
     async def train(self, job: TrainStep) -> Trained: ...
 
-    async def record(self, job: Record) -> Done: ...
+    async def record(self, job: Record) -> None: ...
 
-    async def begin_save(self, job: BeginSave) -> Done: ...
+    async def begin_save(self, job: BeginSave) -> None: ...
 
-    async def finish_save(self, job: FinishSave) -> Done: ...
+    async def finish_save(self, job: FinishSave) -> None: ...
 
-    async def export(self, job: Export) -> Done: ...
+    async def export(self, job: Export) -> None: ...
 
-    async def compare(self, job: Compare) -> Compared: ...
+    async def compare(self, job: Compare) -> bool:
+        """Whether they are equal, bit for bit."""
+        ...
 
     async def evaluate(self, job: Evaluate) -> Evaluated: ...
 
@@ -448,8 +427,10 @@ class TrainingService(Protocol):
 
     async def adopt(self, job: Adopt) -> Adopted: ...
 
-    async def tidy_exchange(self, job: TidyExchange) -> Done: ...
+    async def tidy_exchange(self, job: TidyExchange) -> None: ...
 
-    async def roll_back(self, job: RollBack) -> Done: ...
+    async def roll_back(self, job: RollBack) -> None: ...
 
-    async def end(self, job: EndTraining) -> Done: ...
+    async def end(self) -> None:
+        """Let the other ranks end, because the run is over."""
+        ...

@@ -169,11 +169,6 @@ class InspectionService(Protocol):
         ...
 
 
-class PoliciesLoaded(msgspec.Struct, frozen=True, kw_only=True):
-    policies: list[CheckpointReference]
-    """All policies in memory, the least recently used first."""
-
-
 class Judge(Job, frozen=True, kw_only=True):
     """Check canonical rollouts against the activations and logits of their policy."""
 
@@ -259,8 +254,10 @@ class JudgedTogether(msgspec.Struct, frozen=True, kw_only=True):
 class PrefillService(Protocol):
     """Recomputes activations and sampling; keeps the last few policies used in memory."""
 
-    async def load(self, job: Load) -> PoliciesLoaded:
-        """Raises `UserError` for a folder that holds no supported model."""
+    async def load(self, job: Load) -> list[CheckpointReference]:
+        """All policies in memory, the least recently used first.
+
+        Raises `UserError` for a folder that holds no supported model."""
         ...
 
     async def judge(self, job: Judge) -> Judged:

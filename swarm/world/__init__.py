@@ -10,9 +10,8 @@ from __future__ import annotations
 import inspect
 import random
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol, TypeVar, cast, get_type_hints
@@ -195,9 +194,9 @@ class ChildDied(SwarmError):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of every request to a child process."""
+    """Base of every request to a child process; itself that of a method without parameters."""
 
-    patience_seconds: ClassVar[float]
+    patience_seconds: ClassVar[float] = 120.0
     """The call is given up, and the child killed, after this long without progress."""
 
 
@@ -211,9 +210,9 @@ def setup_type(make: Callable[..., Any]) -> Any:
     return None if parameter is None else parameter.annotation
 
 
-def job_type(method: Callable[..., Any]) -> type[Job]:
-    """The type of job that a service's method takes."""
-    kind: type[Job] = get_type_hints(method)["job"]
+def job_type(method: Callable[..., Any]) -> type[Job] | None:
+    """The type of job that a service's method takes; None if it takes none."""
+    kind: type[Job] | None = get_type_hints(method).get("job")
     return kind
 
 
@@ -232,20 +231,15 @@ class Child(Protocol):
         """
         ...
 
-    def stream(
-        self, method: str, job: Job, item: type[T]
-    ) -> AbstractAsyncContextManager[AsyncIterator[T]]:
-        """Let a method that is an async generator do a job; leaving the block cancels it.
-
-        The iterator raises the same errors as `request`.
-        """
-        ...
-
 
 def client(service: type[T], child: Child) -> T:
     """A client of a child's service: it has the methods of `service`, a `Protocol`."""
+
+    def caller(name: str, reply: Any) -> Callable[..., Awaitable[Any]]:
+        return lambda job=Job(): child.request(name, job, reply)  # noqa: B008 (it is frozen)
+
     methods = {
-        name: partial(child.request, name, reply=get_type_hints(method)["return"])
+        name: caller(name, get_type_hints(method)["return"])
         for name, method in vars(service).items()
         if inspect.iscoroutinefunction(method)
     }
@@ -273,8 +267,9 @@ class Compute(Protocol):
         as child`.
 
         `Class(setup)` (without a setup: `Class()`) is made in the child before the block is
-        entered; its public methods are async and take one `Job`. The child ends with the block.
-        `interpreter`: path of another Python, in which Swarm and the service are installed. Raises
-        `ChildDied` when the child does not start, `UserError` when there is no such interpreter.
+        entered; its public methods are async and take one `Job`, or nothing. The child
+        ends with the block. `interpreter`: path of another Python, in which Swarm and the service
+        are installed. Raises `ChildDied` when the child does not start, `UserError` when there is
+        no such interpreter.
         """
         ...

@@ -1,9 +1,8 @@
 """The program of a child process: one service, whose methods are called over a socket.
 
-Methods are async and take one job. Several may run at once; a service that does not support that
-uses a lock. Heavy work belongs in a worker thread (`trio.to_thread`), which calls
-`swarm.world.progress` regularly. A method that is an async generator streams its items. The child
-ends when the socket is closed.
+Methods are async and take one job, or nothing. Several may run at once; a service that does not
+support that uses a lock. Heavy work belongs in a worker thread (`trio.to_thread`), which calls
+`swarm.world.progress` regularly. The child ends when the socket is closed.
 
 A child of a peer cannot read keys, nor can one whose class has `reads_in_home`: the folders of the
 home that it reads, though they may not exist yet (`swarm.world.landlock`). A class may have
@@ -18,14 +17,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import inspect
 import os
 import resource
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -34,15 +32,12 @@ import trio
 from swarm.errors import UserError
 from swarm.world import job_type, kind_of, landlock, setup_type
 from swarm.world.frames import (
-    PARTS_AHEAD_MAX,
     Answer,
     Assignment,
     Call,
     Cancel,
     Failed,
     FrameReader,
-    More,
-    Part,
     Progress,
     Response,
     decode_request,
@@ -144,15 +139,10 @@ class _Owner:
         self._turn = trio.Lock()
 
     async def send(self, message: Response) -> None:
-        """Send a frame; an answer that is too large becomes the failure of its call.
-
-        Raises `ValueError` for a part that is too large.
-        """
+        """Send a frame; an answer that is too large becomes the failure of its call."""
         try:
             frame = encode(message)
         except ValueError as error:
-            if isinstance(message, Part):
-                raise
             frame = encode(_failure(message.number, error))
         with trio.CancelScope(shield=True):  # half a frame would garble all later ones
             async with self._turn:
@@ -167,20 +157,14 @@ class _Calls:
         self._owner = owner
         self._nursery = nursery
         self._scopes: dict[int, trio.CancelScope] = {}
-        self._credits: dict[int, trio.Semaphore] = {}
-        """Parts that each call may still send."""
 
-    def take(self, request: Call | Cancel | More) -> None:
-        """Start a call, or cancel or continue a running one, which may have ended meanwhile."""
+    def take(self, request: Call | Cancel) -> None:
+        """Start a call, or cancel a running one, which may have ended meanwhile."""
         if isinstance(request, Call):
             self._scopes[request.number] = trio.CancelScope()
-            self._credits[request.number] = trio.Semaphore(PARTS_AHEAD_MAX)
             self._nursery.start_soon(self._run, request)
-        elif isinstance(request, Cancel):
-            if request.number in self._scopes:
-                self._scopes[request.number].cancel()
-        elif request.number in self._credits:
-            self._credits[request.number].release()
+        elif request.number in self._scopes:
+            self._scopes[request.number].cancel()
 
     async def _run(self, call: Call) -> None:
         current.set(Reporter(lambda: self._nursery.start_soon(self._report, call.number)))
@@ -190,7 +174,7 @@ class _Calls:
                 answer = Answer(call.number, raw(await self._reply(call)))
             except Exception as error:
                 answer = _failure(call.number, error)
-        del self._scopes[call.number], self._credits[call.number]
+        del self._scopes[call.number]
         await self._owner.send(answer)
 
     async def _report(self, number: int) -> None:
@@ -202,16 +186,10 @@ class _Calls:
         if call.method.startswith("_"):
             raise AttributeError(f"{call.method} is no public method")
         function = getattr(self._service, call.method)
-        if inspect.isasyncgenfunction(function):
-            async for item in function(_job(call, function)):
-                await self._credits[call.number].acquire()
-                await self._owner.send(Part(call.number, raw(item)))
-            return {}
-        return await function(_job(call, function))
-
-
-def _job(call: Call, function: Callable[..., Any]) -> Any:
-    return msgspec.msgpack.decode(call.job, type=job_type(function))
+        kind = job_type(function)
+        if kind is None:
+            return await function()
+        return await function(msgspec.msgpack.decode(call.job, type=kind))
 
 
 def _make(assignment: Assignment) -> Any:

@@ -14,9 +14,6 @@ FRAME_BYTES_MAX = 256 << 20
 """Largest frame. Jobs and replies are small: large data is in files. This limits the memory that a
 compromised child can make its owner use."""
 
-PARTS_AHEAD_MAX = 16
-"""Parts of a stream that a child may send before its owner has read the first of them."""
-
 
 class Assignment(msgspec.Struct, array_like=True):
     """The service that a child has to run, and its settings."""
@@ -48,13 +45,7 @@ class Cancel(msgspec.Struct, array_like=True, tag="cancel"):
     number: int
 
 
-class More(msgspec.Struct, array_like=True, tag="more"):
-    """The owner has read a part of this call's stream: another one may be sent."""
-
-    number: int
-
-
-Request = Call | Cancel | More
+Request = Call | Cancel
 
 
 class Answer(msgspec.Struct, array_like=True, tag="answer"):
@@ -73,27 +64,20 @@ class Failed(msgspec.Struct, array_like=True, tag="failed"):
     message: str
 
 
-class Part(msgspec.Struct, array_like=True, tag="part"):
-    """One item of a call's stream."""
-
-    number: int
-    item: msgspec.Raw
-
-
 class Progress(msgspec.Struct, array_like=True, tag="progress"):
     """Work on this call has advanced."""
 
     number: int
 
 
-Response = Answer | Failed | Part | Progress
+Response = Answer | Failed | Progress
 
 _responses: msgspec.msgpack.Decoder[Response] = msgspec.msgpack.Decoder(Response)
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
 
 def raw(value: Any) -> msgspec.Raw:
-    """Encode a setup, job, reply or item."""
+    """Encode a setup, job or reply."""
     return msgspec.Raw(msgspec.msgpack.encode(value))
 
 

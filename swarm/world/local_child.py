@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,16 +16,12 @@ from swarm.errors import DECODE_ERRORS, UserError
 from swarm.events import Events
 from swarm.world import ChildDied, ChildError, ChildUserError, Job, process
 from swarm.world.frames import (
-    PARTS_AHEAD_MAX,
     Answer,
     Assignment,
     Call,
     Cancel,
     Failed,
     FrameReader,
-    More,
-    Part,
-    Progress,
     Response,
     decode_response,
     encode,
@@ -53,18 +49,13 @@ class _Pending:
     number: int
     what: str
     patience_seconds: float
-    is_stream: bool = False
     ended: trio.Event = field(default_factory=trio.Event)
     end: Answer | Failed | None = None
     """The child's answer; None after `ended` if the child died."""
     waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Cancelled after `patience_seconds` without progress."""
-    parts: deque[msgspec.Raw] = field(default_factory=deque)
-    news: trio.Event = field(default_factory=trio.Event)
-    """Set when a part or the end has arrived."""
     sent: bool = False
     """Whether sending the job has started: the child may be working on it."""
-    given_up: bool = False
 
     def advanced(self) -> None:
         self.waiting.deadline = trio.current_time() + self.patience_seconds
@@ -72,7 +63,6 @@ class _Pending:
     def finish(self, end: Answer | Failed | None) -> None:
         self.end = end
         self.ended.set()
-        self.news.set()
 
 
 class LocalChild:
@@ -112,27 +102,17 @@ class LocalChild:
     async def request(self, method: str, job: Job, reply: type[T]) -> T:
         """See `swarm.world.Child.request`."""
         with self._calling(repr(method), job.patience_seconds) as call:
-            await self._send(call, encode(Call(call.number, method, raw(job))))
-            return await self._decode(call, (await self._answer(call)).reply, reply)
-
-    @asynccontextmanager
-    async def stream(self, method: str, job: Job, item: type[T]) -> AsyncIterator[AsyncIterator[T]]:
-        """See `swarm.world.Child.stream`."""
-        with self._calling(repr(method), job.patience_seconds) as call:
-            call.is_stream = True
-            await self._send(call, encode(Call(call.number, method, raw(job))))
-            items = self._items(call, item)
-            try:
-                yield items
-            finally:
-                with trio.CancelScope(shield=True):
-                    await items.aclose()
+            answer = await self._ask(call, encode(Call(call.number, method, raw(job))))
+        try:
+            return msgspec.msgpack.decode(answer, type=reply)
+        except DECODE_ERRORS as error:
+            self._kill(f"sent an invalid answer to {call.what} ({error}) and was killed")
+            raise await self._died() from None
 
     async def assign(self, assignment: Assignment, deadline_seconds: float) -> None:
         """Send the child its assignment; raises the same errors as `request`."""
         with self._calling("start", deadline_seconds, number=0) as call:
-            await self._send(call, encode(assignment))
-            await self._answer(call)
+            await self._ask(call, encode(assignment))
 
     @contextmanager
     def _calling(self, what: str, patience_seconds: float, number: int = -1) -> Iterator[_Pending]:
@@ -148,7 +128,6 @@ class LocalChild:
             elif not call.sent or self._nursery is None:
                 del self._pending[call.number]
             else:
-                call.given_up = True
                 self._nursery.start_soon(self._give_up, call)
 
     async def _give_up(self, call: _Pending) -> None:
@@ -161,7 +140,8 @@ class LocalChild:
             self._ending = True
             self._kill(f"was given up during {call.what}")
 
-    async def _send(self, call: _Pending, frame: bytes) -> None:
+    async def _ask(self, call: _Pending, frame: bytes) -> msgspec.Raw:
+        """Send a call, and wait for its answer."""
         if self._why or self._ended:
             call.finish(None)
             raise await self._died(blameless=True)
@@ -171,8 +151,19 @@ class LocalChild:
                 await trio.lowlevel.checkpoint_if_cancelled()  # not a byte of it was sent yet
                 call.sent = True
                 await self._write(frame)
-            return
-        raise await self._out_of_patience(call)
+            call.advanced()
+            await call.ended.wait()
+        if not call.ended.is_set():
+            call.finish(None)
+            why = f"made no progress on {call.what} within {call.patience_seconds:g} s"
+            self._kill(f"{why} and was killed")
+            self._hung = f"child {self.name} {why} and was killed"
+        if call.end is None:
+            raise await self._died()
+        if isinstance(call.end, Failed):
+            raised = ChildUserError if call.end.kind == UserError.__name__ else ChildError
+            raise raised(f"{self.name}: {call.end.message}", call.end.kind)
+        return call.end.reply
 
     async def _write(self, frame: bytes) -> None:
         """Send a complete frame, or kill the child: half a frame would garble all later ones."""
@@ -185,55 +176,6 @@ class LocalChild:
         finally:
             if not whole:
                 self._kill("was given up while it was called")
-
-    async def _answer(self, call: _Pending) -> Answer:
-        with trio.CancelScope() as call.waiting:
-            call.advanced()
-            await call.ended.wait()
-        if not call.ended.is_set():
-            raise await self._out_of_patience(call)
-        return await self._end_of(call)
-
-    async def _items(self, call: _Pending, item: type[T]) -> AsyncGenerator[T]:
-        while True:
-            with trio.CancelScope() as call.waiting:
-                call.advanced()
-                await call.news.wait()
-            if not call.news.is_set():
-                raise await self._out_of_patience(call)
-            if call.parts:
-                part = call.parts.popleft()
-                if not call.parts and not call.ended.is_set():
-                    call.news = trio.Event()
-                async with self._sending:
-                    await trio.lowlevel.checkpoint_if_cancelled()
-                    await self._write(encode(More(call.number)))
-                yield await self._decode(call, part, item)
-            else:
-                await self._end_of(call)
-                return
-
-    async def _end_of(self, call: _Pending) -> Answer:
-        if call.end is None:
-            raise await self._died()
-        if isinstance(call.end, Failed):
-            raised = ChildUserError if call.end.kind == UserError.__name__ else ChildError
-            raise raised(f"{self.name}: {call.end.message}", call.end.kind)
-        return call.end
-
-    async def _out_of_patience(self, call: _Pending) -> ChildDied:
-        call.finish(None)
-        why = f"made no progress on {call.what} within {call.patience_seconds:g} s and was killed"
-        self._hung = f"child {self.name} {why}"
-        self._kill(why)
-        return await self._died()
-
-    async def _decode(self, call: _Pending, value: msgspec.Raw, kind: type[T]) -> T:
-        try:
-            return msgspec.msgpack.decode(value, type=kind)
-        except DECODE_ERRORS as error:
-            self._kill(f"sent an invalid answer to {call.what} ({error}) and was killed")
-            raise await self._died() from None
 
     # --- output of the child -----------------------------------------------------------------
 
@@ -256,22 +198,13 @@ class LocalChild:
                 call.finish(None)
 
     def _hear_frame(self, response: Response) -> None:
-        """Handle a response; raises `DecodeError` if it belongs to no call, or sends too much."""
+        """Handle a response; raises `DecodeError` if it belongs to no call."""
         call = self._pending.get(response.number)
         if call is None or call.ended.is_set():
             raise msgspec.DecodeError(f"no call has the number {response.number}")
         call.advanced()
         if isinstance(response, Answer | Failed):
             call.finish(response)
-        elif isinstance(response, Part) and not call.is_stream:
-            raise msgspec.DecodeError(f"{call.what} is not a stream")
-        elif isinstance(response, Part) and not call.given_up:
-            if len(call.parts) >= PARTS_AHEAD_MAX:
-                raise msgspec.DecodeError(f"more than {PARTS_AHEAD_MAX} parts ahead")
-            call.parts.append(response.item)
-            call.news.set()
-        else:
-            assert isinstance(response, Part | Progress)
 
     async def _read_stderr(self, stderr: int) -> None:
         async with trio.lowlevel.FdStream(stderr) as stream:

@@ -18,7 +18,7 @@ from peers.environments import Renderer, load, probe_hash, task_of
 from peers.environments.run_probe import probe_hashes
 from swarm.errors import UserError
 from swarm.jobs import Hardware, Load
-from swarm.jobs.inference import Generate, Generated, InferenceSetup, Loaded, Probe, Probed
+from swarm.jobs.inference import Generate, Generated, InferenceSetup, Loaded, Probe
 from swarm.jobs.validation import Inspect, Inspected, InspectionSetup
 from swarm.roles import check_tables
 from swarm.rollouts.seeds import environment_of_group
@@ -145,13 +145,13 @@ def test_its_engine_and_environment_serve_in_child_processes(
     setup = InferenceSetup(engine="lab-engine", hardware=hardware, environments=environments)
     made_path, canonical = tmp_path / "made", tmp_path / "canonical"
 
-    async def main() -> tuple[Probed, Generated, Inspected]:
+    async def main() -> tuple[bytes, Generated, Inspected]:
         compute = LocalCompute()
         async with compute.child(
             "peers.engines.service:EngineService", setup, name="engine"
         ) as engine:
             await engine.request("load", Load(policy=ORDER.policy, folder=str(policy)), Loaded)
-            probed = await engine.request("probe", Probe(environment=theirs), Probed)
+            probed = await engine.request("probe", Probe(environment=theirs), bytes)
             job = Generate(order=order, path=str(made_path))
             made = await engine.request("generate", job, Generated)
         async with compute.child(
@@ -171,7 +171,7 @@ def test_its_engine_and_environment_serve_in_child_processes(
 
     probed, made, inspected = trio.run(main)
     assert (policy / "made-by-lab").read_text() == f"cpu bfloat16 {ORDER.policy.step}"
-    assert probed.digest == probe_hash(load("repeat", "2", {"times": 3}), Renderer(policy))
+    assert probed == probe_hash(load("repeat", "2", {"times": 3}), Renderer(policy))
     assert made.groups == 8 and inspected.failed == ""
     drawn = [environment_of_group(order.seed(), group, [1.0, 2.0]) for group in range(8)]
     assert inspected.environments == drawn and 0 < sum(drawn) < 8

@@ -24,7 +24,7 @@ from peers.validator.inspector import InspectorService, expected_header
 from peers.validator.parsing import Contents
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.environment import EnvironmentSetup, GradeEpisode, PlayTurn
-from swarm.jobs.inference import AskTurns, Generate, GiveTurn, InferenceSetup, SignedPrompt
+from swarm.jobs.inference import Generate, GiveTurn, InferenceSetup, SignedPrompt
 from swarm.jobs.validation import Inspect, InspectionSetup, Report
 from swarm.rollouts.submission_file import ReadLimits, Submission, read
 from swarm.wire.envelope import open_envelope
@@ -116,7 +116,7 @@ async def _generate(engine: EngineService, peer: LonePeer, path: Path) -> None:
 
     async def answer() -> None:
         while True:
-            for asked in (await engine.turns(AskTurns())).turns:
+            for asked in await engine.turns():
                 signed, tokens = await peer.answer(ORDER, asked.row, asked.segments)
                 await engine.give(
                     GiveTurn(seed=asked.seed, row=asked.row, tokens=tokens, signed=signed)

@@ -14,7 +14,7 @@ from peers.environments.sort_digits import SortDigits
 from peers.evaluation.service import EvaluationService
 from peers.evaluation.tasks import different_tasks
 from swarm.errors import UserError
-from swarm.jobs.evaluation import DrawTasks, EvaluationSetup, PlayTasks, Sample
+from swarm.jobs.evaluation import DrawTasks, EvaluationSetup, NextSamples, PlayTasks, Sample
 from swarm.wire.manifest import EnvironmentReference, Sampling
 
 SORTING = EnvironmentReference(name="sort-digits", version="1")
@@ -38,7 +38,11 @@ def play(service: EvaluationService, **job: Any) -> list[Sample]:
 
     async def gather() -> list[Sample]:
         wanted = PlayTasks(**{"environment": 0, "sampling": sampling, **job})
-        return [sample async for sample in service.play(wanted)]
+        await service.play(wanted)
+        found: list[Sample] = []
+        while samples := await service.finished(NextSamples()):
+            found += samples
+        return found
 
     return sorted(trio.run(gather), key=lambda sample: sample.row)
 

@@ -396,7 +396,6 @@ def _entries() -> list[bytes]:
 def _child_frames() -> list[bytes]:
     said: list[children.Response] = [
         children.Progress(1),
-        children.Part(1, children.raw([1, 2])),
         children.Answer(1, children.raw({"a": 1})),
         children.Failed(2, "ValueError", "no"),
     ]

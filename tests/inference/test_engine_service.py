@@ -28,7 +28,7 @@ from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.errors import UserError
 from swarm.jobs import Hardware, Load
-from swarm.jobs.inference import AskUsage, Generate, Generated, InferenceSetup
+from swarm.jobs.inference import Generate, Generated, InferenceSetup
 from swarm.jobs.validation import InspectionSetup, PrefillSetup
 from swarm.rollouts import seeds
 from swarm.rollouts.submission_file import Submission, read
@@ -240,11 +240,11 @@ def test_submissions_asked_for_together_give_the_files_they_give_alone(
         together[number] = await service.generate(job)
 
     async def all_at_once() -> float:
-        before = (await service.usage(AskUsage())).seconds_generating
+        before = await service.usage()
         async with trio.open_nursery() as nursery:
             for number in range(3):
                 nursery.start_soon(one, number)
-        return (await service.usage(AskUsage())).seconds_generating - before
+        return await service.usage() - before
 
     seconds = trio.run(all_at_once)
     for number in range(3):

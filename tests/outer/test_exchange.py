@@ -86,7 +86,7 @@ class Party:
         job = ContributeSnapshot(
             number=self.number, anchor=self._anchor, contribution=self._contribution
         )
-        return trio.run(self.service.contribute_snapshot, job).problem
+        return trio.run(self.service.contribute_snapshot, job)
 
     def answer(self, after: Path, *, takes_over: bool = False, others: int = 1) -> None:
         job = AnswerSnapshot(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from types import NoneType
+from typing import Any
 
 import pytest
 import trio
@@ -161,36 +162,39 @@ def test_a_child_that_always_dies_ends_its_peer_after_so_many_deaths_in_a_row() 
 
 
 class Count(Job, frozen=True):
-    patience_seconds: ClassVar[float] = 10.0
     to: int
 
 
 class Counter:
-    """A cost model that streams a number per second, and cannot count beyond 3."""
+    """A cost model that counts, a number per second, and cannot count beyond 3."""
 
-    async def count(self, job: Count) -> AsyncIterator[int]:
-        for number in range(job.to):
-            await trio.sleep(1.0)
-            if number > 3:
-                raise ValueError("too many")
-            yield number
+    async def count(self, job: Count) -> int:
+        await trio.sleep(job.to)
+        if job.to > 3:
+            raise ValueError("too many")
+        return job.to
+
+    async def nothing(self) -> None:
+        await trio.sleep(1.0)
 
 
-def test_a_cost_model_streams_until_it_ends_fails_or_dies() -> None:
+async def die(child: SimulatedChild) -> None:
+    await trio.sleep(1.0)
+    child.die()
+
+
+def test_a_cost_model_works_until_it_ends_fails_or_dies() -> None:
     async def main() -> None:
         child = SimulatedChild("counter", Counter(), SimulatedDisk())
-        async with child.stream("count", Count(to=3), int) as numbers:
-            assert [number async for number in numbers] == [0, 1, 2]
+        assert await child.request("count", Count(to=3), int) == 3
         assert trio.current_time() == 3.0
-        async with child.stream("count", Count(to=3), int) as numbers:
-            assert await anext(numbers) == 0  # leaving the block cancels the rest
+        await child.request("nothing", Job(), NoneType)
         with pytest.raises(ChildError, match="too many"):
-            async with child.stream("count", Count(to=9), int) as numbers:
-                assert [number async for number in numbers] == [0, 1, 2, 3]
-        with pytest.raises(ChildDied, match="counter was killed"):
-            async with child.stream("count", Count(to=3), int) as numbers:
-                async for _ in numbers:
-                    child.die()
+            await child.request("count", Count(to=9), int)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(die, child)
+            with pytest.raises(ChildDied, match="counter was killed"):
+                await child.request("count", Count(to=3), int)
 
     run_virtual(main, seed=1)
 

@@ -23,7 +23,6 @@ from peers.learning.durable import whole_folder
 from peers.learning.lead import follow, lead
 from peers.learning.ranks import Launch, RankError, Ranks, dist
 from swarm.errors import UserError
-from swarm.jobs.training import Done, EndTraining
 from swarm.world import Job
 from tests.trainer.ranks_harness import run_ranks
 
@@ -151,11 +150,11 @@ def test_the_lead_and_its_follower_do_the_same_until_the_end(
         with pytest.raises(ValueError, match="on every rank alike"):
             await service.refuse(Add())
         said.append(await service.add(Add(numbers=(3.0, 4.0))))
-        said.append(await service.end(EndTraining()))
+        said.append(await service.end())
         return said
 
     result, status = two_processes(monkeypatch, work)
-    assert result == [3.0, 7.0, Done()]
+    assert result == [3.0, 7.0, None]
     assert status == 0
 
 
@@ -190,7 +189,7 @@ def test_ranks_that_start_again_meet_in_the_store_of_those_that_died(
 
     async def work(service: Any) -> float:
         said = await service.add(Add(numbers=(1.0, 2.0)))
-        await service.end(EndTraining())
+        await service.end()
         return float(said)
 
     assert two_processes(monkeypatch, work) == (3.0, 0)

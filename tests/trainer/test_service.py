@@ -31,7 +31,6 @@ from swarm.jobs.training import (
     AcceptedSubmission,
     Accuracy,
     BeginSave,
-    Done,
     Evaluate,
     Evaluated,
     Export,
@@ -69,7 +68,7 @@ def start(base: Path, **changes: Any) -> StartTraining:
 
 def started(base: Path) -> TrainerService:
     service = TrainerService()
-    assert trio.run(service.start, start(base)) == Done()
+    trio.run(service.start, start(base))
     return service
 
 
@@ -206,7 +205,7 @@ def test_scored_ahead_a_step_is_the_same_to_the_last_bit(base: Path, tmp_path: P
         train(service, 0, given[0])
         if ahead:
             for some in ([given[1], gone], [given[1]]):
-                assert trio.run(service.score, ScoreAhead(submissions=some)) == Done()
+                trio.run(service.score, ScoreAhead(submissions=some))
             Path(given[1].path).unlink()
             assert [each.index for each in train(service, 1, gone, given[1]).unreadable] == [0]
         figures = train(service, 1, given[1]).figures

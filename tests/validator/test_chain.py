@@ -128,7 +128,7 @@ def test_prefill_keeps_the_last_policies(policy: Path) -> None:
     first, second, third = (reference(step) for step in (1, 2, 3))
 
     def load_as(wanted: CheckpointReference) -> list[CheckpointReference]:
-        return trio.run(prefill.load, Load(policy=wanted, folder=str(policy))).policies
+        return trio.run(prefill.load, Load(policy=wanted, folder=str(policy)))
 
     assert load_as(first) == [first]
     assert load_as(second) == [first, second]

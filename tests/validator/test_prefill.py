@@ -31,7 +31,7 @@ def reference(step: int) -> CheckpointReference:
 def load(service: PrefillService, folder: Path, step: int) -> list[int]:
     """Load a policy; return the steps of all that are in memory."""
     loaded = trio.run(service.load, Load(policy=reference(step), folder=str(folder)))
-    return [policy.step for policy in loaded.policies]
+    return [policy.step for policy in loaded]
 
 
 def test_as_many_policies_stay_as_memory_allows(

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -98,12 +97,6 @@ class Service:
         """Rounds done; each reports progress and waits for its file."""
         return await trio.to_thread.run_sync(_work, job)
 
-    async def count(self, job: Sized) -> AsyncIterator[int]:
-        for number in range(job.count):
-            yield number
-        if job.count == 13:
-            raise ValueError("thirteen")
-
     async def report_last(self, job: Nothing) -> None:
         """Its report and its answer are due at once."""
         time.sleep(2 * progress.REPORT_SECONDS)  # noqa: ASYNC251
@@ -112,10 +105,8 @@ class Service:
     async def small_frames(self, job: Sized) -> None:
         frames.FRAME_BYTES_MAX = job.count
 
-    async def grow(self, job: Sized) -> AsyncIterator[str]:
-        """Texts of which the last is that long."""
-        for length in range(0, job.count, 100):
-            yield "x" * length
+    async def grow(self, job: Sized) -> str:
+        return "x" * job.count
 
     async def hog(self, job: Sized) -> int:
         return len(b"x" * job.count)

@@ -10,11 +10,10 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import Any
 
 import pytest
 import trio
@@ -24,7 +23,7 @@ from swarm.errors import UserError
 from swarm.events import Event, Events
 from swarm.world import Child, ChildDied, ChildError, Setup, frames, landlock, local_child, process
 from swarm.world.compute import LocalCompute
-from swarm.world.frames import Answer, Part, encode, raw
+from swarm.world.frames import Answer, encode, raw
 from swarm.world.machine import Machine
 from swarm.world.process import (
     FORK_SERVER_VARIABLE,
@@ -282,7 +281,6 @@ def test_a_talkative_child_cannot_flood_the_events(compute: LocalCompute, heard:
         b"\x00\x00\x00\x0b\x93\xa6failed\x01\xa1\xff",  # text that is no UTF-8
         b"\xff\xff\xff\xff",  # 4 GB announced
         b"\x00\x00\x27\x10" + b"\x91" * 10_000,  # nested beyond reason
-        encode(Part(1, raw(None))),  # of a call that is no stream
     ],
 )
 def test_an_answer_that_is_none_kills_the_child_and_harms_nobody_else(
@@ -296,22 +294,6 @@ def test_an_answer_that_is_none_kills_the_child_and_harms_nobody_else(
     trio.run(main)
 
 
-def test_a_child_that_sends_more_parts_than_its_owner_took_is_killed(
-    compute: LocalCompute,
-) -> None:
-    said = encode(Part(1, raw(None))) * (frames.PARTS_AHEAD_MAX + 1)
-
-    async def main() -> None:
-        async with compute.child(SERVICE, name="parser") as child:
-            with pytest.raises(ChildDied, match="more than 16 parts ahead"):
-                async with child.stream("answer_with", Raw(raw=said), NoneType) as items:
-                    await trio.sleep(0.2)
-                    async for _ in items:
-                        pass
-
-    trio.run(main)
-
-
 def test_a_report_of_progress_never_follows_the_answer(compute: LocalCompute) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
@@ -321,13 +303,12 @@ def test_a_report_of_progress_never_follows_the_answer(compute: LocalCompute) ->
     trio.run(main)
 
 
-def test_an_item_that_is_too_large_fails_its_stream_alone(compute: LocalCompute) -> None:
+def test_an_answer_that_is_too_large_fails_its_call_alone(compute: LocalCompute) -> None:
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
             await child.request("small_frames", Sized(count=1000), NoneType)
             with pytest.raises(ChildError, match="at most 1000 are allowed"):
-                async with child.stream("grow", Sized(count=2000), str) as texts:
-                    assert len([text async for text in texts]) < 11
+                await child.request("grow", Sized(count=2000), str)
             assert await child.request("greet", Named(name="x"), str) == "hello x"
 
     trio.run(main)
@@ -342,26 +323,15 @@ def test_a_call_cancelled_as_its_turn_to_be_sent_comes_leaves_the_child_alive(
         with scope:
             await child.request("pid", Nothing(), int)
 
-    async def take(numbers: AsyncIterator[int], scope: trio.CancelScope) -> None:
-        with scope:
-            await anext(numbers)
-
-    async def cancel_in_turn(child: Child, call: Any, *arguments: Any) -> None:
-        assert isinstance(child, local_child.LocalChild)
-        scope = trio.CancelScope()
-        async with trio.open_nursery() as nursery:
-            async with child._sending:
-                nursery.start_soon(call, *arguments, scope)
-                await trio.testing.wait_all_tasks_blocked()
-            scope.cancel()
-
     async def main() -> None:
         async with compute.child(SERVICE, name="c") as child:
-            await cancel_in_turn(child, ask, child)
-            async with child.stream("count", Sized(count=100), int) as numbers:
-                assert await anext(numbers) == 0
-                await trio.sleep(0.1)  # more has come
-                await cancel_in_turn(child, take, numbers)
+            assert isinstance(child, local_child.LocalChild)
+            scope = trio.CancelScope()
+            async with trio.open_nursery() as nursery:
+                async with child._sending:
+                    nursery.start_soon(ask, child, scope)
+                    await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
             await trio.sleep(2 * process.GRACE_SECONDS)
             assert await child.request("greet", Named(name="x"), str) == "hello x"
 
@@ -640,24 +610,6 @@ def test_work_that_reports_progress_may_take_longer_than_the_callers_patience(
         async with compute.child(SERVICE, name="c") as child, trio.open_nursery() as nursery:
             nursery.start_soon(release)
             assert await child.request("work", rounds, int) == 1
-
-    trio.run(main)
-
-
-def test_a_method_may_stream_its_items(compute: LocalCompute) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            async with child.stream("count", Sized(count=100), int) as numbers:
-                assert [number async for number in numbers] == list(range(100))
-            async with child.stream("count", Sized(count=10**9), int) as numbers:
-                assert await anext(numbers) == 0  # and no more of it is wanted
-            with pytest.raises(ChildError, match="thirteen"):
-                async with child.stream("count", Sized(count=13), int) as numbers:
-                    assert [await anext(numbers) for _ in range(13)] == list(range(13))
-                    await anext(numbers)
-            with pytest.raises(ChildDied, match="sent an invalid answer to 'count'"):
-                async with child.stream("count", Sized(count=1), str) as texts:
-                    await anext(texts)
 
     trio.run(main)
 

@@ -18,10 +18,8 @@ from swarm.errors import UserError
 from swarm.jobs.averaging import (
     AverageRound,
     AveragingService,
-    EndAveraging,
     Exchanged,
     Meet,
-    OpenAveraging,
 )
 from swarm.jobs.outer import (
     AloneService,
@@ -109,7 +107,7 @@ class Averaging:
 
     async def meet(self, done: int, state: str) -> ToMerge | None:
         """See `Exchange.meet`. Says where this trainer can be reached."""
-        for address in (await self.service.open(OpenAveraging())).addresses:
+        for address in await self.service.open():
             self.say({"event": "reachable", "at": address})
         found = await self.service.meet(
             Meet(
@@ -139,7 +137,7 @@ class Averaging:
         return await self._to_merge(found, state, max(own.tokens, found.tokens))
 
     async def end(self) -> None:
-        await self.service.end(EndAveraging())
+        await self.service.end()
 
     async def _to_merge(self, found: Exchanged, state: str, tokens: int) -> ToMerge:
         given = []

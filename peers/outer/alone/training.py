@@ -42,7 +42,6 @@ from swarm.jobs.outer import (
     StartReplica,
     TrainRound,
 )
-from swarm.jobs.training import EndTraining
 from swarm.terminal.output import removed_on_failure
 from swarm.world import ChildDied, client
 from swarm.world.compute import LocalCompute
@@ -266,7 +265,7 @@ class Training:
         policy = self._path("policy")
         state = self._path(f"state-{done.round}")
         await self._service.export_state(ExportState(state=state, folder=policy))
-        await self._service.end(EndTraining())
+        await self._service.end()
         self._say({"event": "saved", "folder": str(self._shown / "policy")})
 
     @asynccontextmanager
@@ -340,7 +339,7 @@ class Training:
 
     async def _measure(self, round_: int) -> None:
         state = self._path(f"state-{round_}")
-        loss = (await self._service.measure(MeasureState(state=state))).loss
+        loss = await self._service.measure(MeasureState(state=state))
         if loss is not None:
             step = round_ * self._plan.job.inner_steps
             self._say({"event": "validated", "step": step, "loss": loss})

@@ -26,14 +26,10 @@ from peers.outer.backends import files
 from swarm.errors import UserError
 from swarm.jobs.averaging import (
     AverageRound,
-    AveragingOpened,
     AveragingSetup,
-    EndAveraging,
     Exchanged,
     Meet,
-    OpenAveraging,
 )
-from swarm.jobs.training import Done
 from swarm.world.progress import checkpoint
 from swarm.world.tasks import JobThread, in_job_thread
 
@@ -144,9 +140,9 @@ class HivemindService:
             start=True,
         )
 
-    async def open(self, job: OpenAveraging) -> AveragingOpened:
+    async def open(self) -> list[str]:
         """See `AveragingService.open`."""
-        return AveragingOpened(addresses=[str(each) for each in self._dht.get_visible_maddrs()])
+        return [str(each) for each in self._dht.get_visible_maddrs()]
 
     @in_job_thread
     def meet(self, job: Meet) -> Exchanged:
@@ -191,12 +187,11 @@ class HivemindService:
             round=job.round, tokens=job.tokens, averaged=True, attempts=max(1, attempts)
         )
 
-    async def end(self, job: EndAveraging) -> Done:
+    async def end(self) -> None:
         """Stay a moment, for the others may still fetch this trainer's part of the average."""
         await trio.sleep(FAREWELL_SECONDS)
         self._averager.shutdown()
         self._dht.shutdown()
-        return Done()
 
     def _step(self, job: AverageRound) -> list[int] | None:
         """Try once to average with others; return the members' tokens, or None."""

@@ -15,7 +15,7 @@ import numpy as np
 import trio
 
 from peers.outer.backends.installed import SERVICES
-from swarm.jobs.averaging import AverageRound, AveragingSetup, EndAveraging
+from swarm.jobs.averaging import AverageRound, AveragingSetup
 
 ELEMENTS = 1000
 
@@ -40,7 +40,7 @@ async def check(name: str, folder: Path) -> None:
     )
     average = np.fromfile(folder / "average", "<f4")
     assert np.allclose(average, update, rtol=1e-6), f"{name} changed an update of one trainer"
-    await child.end(EndAveraging())
+    await child.end()
 
 
 def main() -> None:

@@ -42,13 +42,10 @@ from swarm.jobs.merging_exchange import (
     KeepAnchor,
     LookForSnapshot,
     RefuseSnapshot,
-    SnapshotAnswered,
-    SnapshotContributed,
     SnapshotSeen,
     StartExchange,
 )
 from swarm.jobs.outer import OuterSetup
-from swarm.jobs.training import Done
 from swarm.world.landlock import reading_in_home
 from swarm.world.progress import report
 
@@ -143,13 +140,13 @@ class ExchangingService(FileJobs):
 
         return weight
 
-    async def contribute_snapshot(self, job: ContributeSnapshot) -> SnapshotContributed:
-        def contribute() -> SnapshotContributed:
+    async def contribute_snapshot(self, job: ContributeSnapshot) -> str:
+        def contribute() -> str:
             try:
                 self._contribute(job)
             except (UserError, OSError) as error:
-                return SnapshotContributed(problem=str(error))
-            return SnapshotContributed()
+                return str(error)
+            return ""
 
         return await self._on_files(contribute)
 
@@ -173,20 +170,19 @@ class ExchangingService(FileJobs):
                 aside / contribution.FILE, self._header, piece_of, lambda *rest: None
             )
 
-    async def answer_snapshot(self, job: AnswerSnapshot) -> SnapshotAnswered:
-        def answer() -> SnapshotAnswered:
+    async def answer_snapshot(self, job: AnswerSnapshot) -> str:
+        def answer() -> str:
             try:
                 self._answer(job)
             except (UserError, BadContribution, OSError) as error:
-                return SnapshotAnswered(problem=str(error))
-            return SnapshotAnswered()
+                return str(error)
+            return ""
 
         return await self._on_files(answer)
 
-    async def keep_anchor(self, job: KeepAnchor) -> Done:
-        def keep() -> Done:
+    async def keep_anchor(self, job: KeepAnchor) -> None:
+        def keep() -> None:
             _keep(job.state, job.keep)
-            return Done()
 
         return await self._on_files(keep)
 
@@ -226,13 +222,12 @@ class ExchangingService(FileJobs):
         writer.finish()
         return math.sqrt(total)
 
-    async def refuse_snapshot(self, job: RefuseSnapshot) -> Done:
-        def refuse() -> Done:
+    async def refuse_snapshot(self, job: RefuseSnapshot) -> None:
+        def refuse() -> None:
             with whole_folder(exchange.folder_of(self._exchange, ANSWER, job.number)) as aside:
                 exchange.write_facts(
                     AnswerFacts(number=job.number, problem=job.problem), aside / FACTS
                 )
-            return Done()
 
         return await self._on_files(refuse)
 

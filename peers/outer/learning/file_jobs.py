@@ -26,14 +26,12 @@ from swarm.jobs.outer import (
     FirstState,
     FromUpdate,
     InspectContribution,
-    Inspected,
     LeftOut,
     Merged,
     MergeRound,
     OuterState,
     ToUpdate,
 )
-from swarm.jobs.training import Done
 from swarm.world.tasks import JobThread
 
 T = TypeVar("T")
@@ -84,8 +82,8 @@ class FileJobs:
 
         return await self._on_files(check)
 
-    async def inspect(self, job: InspectContribution) -> Inspected:
-        return await self._on_files(lambda: Inspected(problem=self._inspect(job.contribution)[1]))
+    async def inspect(self, job: InspectContribution) -> str:
+        return await self._on_files(lambda: self._inspect(job.contribution)[1])
 
     async def merge(self, job: MergeRound) -> Merged:
         def merge() -> Merged:
@@ -117,8 +115,8 @@ class FileJobs:
 
         return await self._on_files(merge)
 
-    async def export_state(self, job: ExportState) -> Done:
-        def export() -> Done:
+    async def export_state(self, job: ExportState) -> None:
+        def export() -> None:
             model = self._model
             outer = StateFile(Path(job.state) / state.FILE)
             weights = {
@@ -134,25 +132,22 @@ class FileJobs:
                     0,
                     dict.fromkeys(weights, 0),
                 )
-            return Done()
 
         return await self._on_files(export)
 
-    async def to_update(self, job: ToUpdate) -> Done:
-        def write() -> Done:
+    async def to_update(self, job: ToUpdate) -> None:
+        def write() -> None:
             path = Path(job.contribution) / contribution.FILE
             with _as_user_error(path), Contribution(path, self._model.shapes) as file:
                 flat.write_update(file, self._model.shapes, Path(job.update))
-            return Done()
 
         return await self._on_files(write)
 
-    async def from_update(self, job: FromUpdate) -> Done:
-        def write() -> Done:
+    async def from_update(self, job: FromUpdate) -> None:
+        def write() -> None:
             path = Path(job.update)
             with whole_folder(Path(job.folder)) as aside, _as_user_error(path):
                 flat.write_contribution(path, self._model.shapes, aside / contribution.FILE)
-            return Done()
 
         return await self._on_files(write)
 

@@ -27,10 +27,8 @@ from swarm.jobs.outer import (
     ReplicaStarted,
     RoundTrained,
     StartReplica,
-    StateMeasured,
     TrainRound,
 )
-from swarm.jobs.training import Done, EndTraining
 from swarm.world.landlock import reading_in_home
 from swarm.world.tasks import JobThread, in_job_thread
 
@@ -53,9 +51,8 @@ class ReplicaService(FileJobs):
         self._ranks = ranks or Ranks()
         self._thread: JobThread = LearnerThread(self._ranks)
 
-    async def end(self, job: EndTraining) -> Done:
+    async def end(self) -> None:
         """A single process has no other ranks to end."""
-        return Done()
 
     @in_job_thread
     def start(self, job: StartReplica) -> ReplicaStarted:
@@ -92,16 +89,15 @@ class ReplicaService(FileJobs):
         )
 
     @in_job_thread
-    def measure(self, job: MeasureState) -> StateMeasured:
-        return StateMeasured(loss=self._replica.measure(StateFile(Path(job.state) / state.FILE)))
+    def measure(self, job: MeasureState) -> float | None:
+        return self._replica.measure(StateFile(Path(job.state) / state.FILE))
 
-    async def draw_model(self, job: DrawModel) -> Done:
-        def draw() -> Done:
+    async def draw_model(self, job: DrawModel) -> None:
+        def draw() -> None:
             with whole_folder(Path(job.folder)) as aside:
                 policy_model.save(
                     policy_model.random(Path(job.model), job.seed), aside, Path(job.model)
                 )
-            return Done()
 
         return await self._on_files(draw)
 
