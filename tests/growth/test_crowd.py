@@ -62,7 +62,7 @@ def test_a_thousand_members_stay_known_to_all_trusted_peers() -> None:
 
     async def main() -> None:
         async with running(envelope) as run, trio.open_nursery() as nursery:
-            trainer, validator, _ = await trusted_and_worker(run, nursery)
+            trainer, validator, _ = await trusted_and_worker(run)
             home, other = validator.granted, trainer.granted
             assert isinstance(home, Registrar) and isinstance(other, Registrar)
             digests: list[Envelope] = []

@@ -249,7 +249,7 @@ class TestRun:
         self.addresses: dict[PeerId, Sequence[str]] = {}
         self.strangers: set[PeerId] = set()
         """Peers that have no admission to show to their neighbours."""
-        self._nursery = nursery
+        self.nursery = nursery
         self._count = 0
 
     async def add(
@@ -258,10 +258,10 @@ class TestRun:
         """`speaks`: whether it begins to gossip at once; else `speak` is to be called."""
         self._count += 1
         world = VirtualWorld(self._count)
-        transport = await self._nursery.start(self._hold, key, world)
+        transport = await self.nursery.start(self._hold, key, world)
         member = Member(self, key, transport, topics, self._count)
         self.addresses[key.peer_id] = transport.addresses()
-        await self._nursery.start(member.messenger.run)
+        await self.nursery.start(member.messenger.run)
         if speaks:
             await self.speak(member)
         return member
@@ -270,7 +270,7 @@ class TestRun:
         return peer not in self.strangers
 
     async def speak(self, member: Member) -> None:
-        await self._nursery.start(member.gossip.run)
+        await self.nursery.start(member.gossip.run)
 
     async def _hold(
         self, key: Identity, world: VirtualWorld, task_status: trio.TaskStatus[Any]

@@ -43,6 +43,8 @@ from swarm.wire.messages import (
 from tests.network.harness import identity, in_virtual_time, manifest, sealed, sealed_manifest
 from tests.worlds import VirtualWorld
 
+run_test = in_virtual_time
+
 OWNER, TRAINER, VALIDATOR, WORKER = (identity(n) for n in range(1, 5))
 MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))
 RUN_ID = MANIFEST.body.run
@@ -220,28 +222,24 @@ def test_an_event_counts_once_in_any_order() -> None:
     inside(check)
 
 
-def test_only_events_that_have_not_expired_are_remembered() -> None:
+async def test_only_events_that_have_not_expired_are_remembered() -> None:
     """Though what came first lasts for a month."""
-
-    async def main() -> None:
-        world = VirtualWorld(1)
-        run = Run(MANIFEST)
-        gate = Gate(world, RUN_ID, run.permits, run.trusts)
-        lasting = sealed(
-            VALIDATOR, Eviction(peer=WORKER.peer_id, reason="x"), RUN_ID, lifetime_seconds=1e6
-        ).raw
-        gate.admit(lasting)
-        for minute in range(30):
-            world.skew_seconds = at = 60.0 * minute
-            gate.admit(sealed(TRAINER, checkpoint(minute), RUN_ID, at=at, lifetime_seconds=1e6).raw)
-            for n in range(100):
-                event = Acknowledgement(submission=bytes([n]) * 32, worker=WORKER.peer_id)
-                raw = sealed(VALIDATOR, event, RUN_ID, at=at, lifetime_seconds=120).raw
-                gate.admit(raw)
-        assert len(gate._seen) <= SEEN_SWEPT_MIN
-        assert [refused(gate, each) for each in (lasting, raw)] == ["duplicate"] * 2
-
-    in_virtual_time(main)
+    world = VirtualWorld(1)
+    run = Run(MANIFEST)
+    gate = Gate(world, RUN_ID, run.permits, run.trusts)
+    lasting = sealed(
+        VALIDATOR, Eviction(peer=WORKER.peer_id, reason="x"), RUN_ID, lifetime_seconds=1e6
+    ).raw
+    gate.admit(lasting)
+    for minute in range(30):
+        world.skew_seconds = at = 60.0 * minute
+        gate.admit(sealed(TRAINER, checkpoint(minute), RUN_ID, at=at, lifetime_seconds=1e6).raw)
+        for n in range(100):
+            event = Acknowledgement(submission=bytes([n]) * 32, worker=WORKER.peer_id)
+            raw = sealed(VALIDATOR, event, RUN_ID, at=at, lifetime_seconds=120).raw
+            gate.admit(raw)
+    assert len(gate._seen) <= SEEN_SWEPT_MIN
+    assert [refused(gate, each) for each in (lasting, raw)] == ["duplicate"] * 2
 
 
 def test_states_take_no_place_among_the_events() -> None:
@@ -255,38 +253,34 @@ def test_states_take_no_place_among_the_events() -> None:
 
 
 @pytest.mark.slow
-def test_a_stranger_over_its_rate_is_dropped_and_recovers() -> None:
+async def test_a_stranger_over_its_rate_is_dropped_and_recovers() -> None:
     """A trusted sender too, whose rate is generous and whose flood is reported."""
     flooded: list[str] = []
+    run = Run(MANIFEST)
+    gate = Gate(VirtualWorld(1), RUN_ID, run.permits, run.trusts, flooded=flooded.append)
 
-    async def main() -> None:
-        run = Run(MANIFEST)
-        gate = Gate(VirtualWorld(1), RUN_ID, run.permits, run.trusts, flooded=flooded.append)
+    def send(key: Identity, number: int) -> bool:
+        try:
+            gate.admit(sealed(key, Heartbeat(roles=[]), RUN_ID, sequence=number).raw)
+        except Dropped as dropped:
+            assert dropped.cause == "over_rate"
+            return False
+        return True
 
-        def send(key: Identity, number: int) -> bool:
-            try:
-                gate.admit(sealed(key, Heartbeat(roles=[]), RUN_ID, sequence=number).raw)
-            except Dropped as dropped:
-                assert dropped.cause == "over_rate"
-                return False
-            return True
-
-        burst = int(SENDER_RATE_BURST)
-        assert sum(send(WORKER, n) for n in range(burst + 50)) == burst
-        assert sum(send(TRAINER, n) for n in range(burst + 50)) == burst + 50
-        assert flooded == []
-        await trio.sleep(1)
-        again = sum(send(WORKER, 10_000 + n) for n in range(burst))
-        assert again == pytest.approx(SENDER_RATE_PER_SECOND, abs=1)
-        most = int(TRUSTED_RATE_BURST)
-        accepted = sum(send(TRAINER, 10_000 + n) for n in range(most + 50))
-        assert most - burst <= accepted <= most
-        assert flooded == [TRAINER.peer_id] * (most + 50 - accepted)
-        await trio.sleep(1)
-        again = sum(send(TRAINER, 40_000 + n) for n in range(300))
-        assert again == pytest.approx(TRUSTED_RATE_PER_SECOND, abs=1)
-
-    in_virtual_time(main)
+    burst = int(SENDER_RATE_BURST)
+    assert sum(send(WORKER, n) for n in range(burst + 50)) == burst
+    assert sum(send(TRAINER, n) for n in range(burst + 50)) == burst + 50
+    assert flooded == []
+    await trio.sleep(1)
+    again = sum(send(WORKER, 10_000 + n) for n in range(burst))
+    assert again == pytest.approx(SENDER_RATE_PER_SECOND, abs=1)
+    most = int(TRUSTED_RATE_BURST)
+    accepted = sum(send(TRAINER, 10_000 + n) for n in range(most + 50))
+    assert most - burst <= accepted <= most
+    assert flooded == [TRAINER.peer_id] * (most + 50 - accepted)
+    await trio.sleep(1)
+    again = sum(send(TRAINER, 40_000 + n) for n in range(300))
+    assert again == pytest.approx(TRUSTED_RATE_PER_SECOND, abs=1)
 
 
 def padded(key: Identity, message: Message, extra: int) -> bytes:

@@ -41,6 +41,8 @@ from tests.network.harness import (
     sealed_manifest,
 )
 
+run_test = in_virtual_time
+
 OWNER, TRAINER, VALIDATOR = (identity(n) for n in range(1, 4))
 MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))
 
@@ -70,78 +72,64 @@ async def line_of(run: TestRun, count: int) -> list[Member]:
     return members
 
 
-def test_an_announcement_reaches_everybody_along_a_line() -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            members = await line_of(run, 10)
-            heard = [hears(member, Checkpoint) for member in members]
-            for step in (1, 2, 3):
-                await members[0].announce(checkpoint(step))
-                await trio.sleep(1)
-            await trio.sleep(2)
-            assert heard == [[checkpoint(1), checkpoint(2), checkpoint(3)]] * len(members)
-
-    in_virtual_time(main)
-
-
-def test_a_newcomer_learns_the_newest_states_and_old_evictions() -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            members = await line_of(run, 2)
-            validator = await run.add(VALIDATOR)
-            await validator.reach(members[0].id)
-            await trio.sleep(3)
-            evicted = identity(999).peer_id
-            await validator.announce(
-                Eviction(peer=evicted, reason="caught"), EVICTION_LIFETIME_SECONDS
-            )
-            for step in range(1, 30):
-                await members[0].announce(checkpoint(step))
-            await trio.sleep(300)
-            newcomer = await run.add(identity(500))
-            heard, evictions = hears(newcomer, Checkpoint), hears(newcomer, Eviction)
-            await newcomer.reach(members[2].id)
-            await trio.sleep(5)
-            assert heard == [checkpoint(29)]
-            assert [message.peer for message in evictions] == [evicted]  # type: ignore[attr-defined]
-
-    in_virtual_time(main)
-
-
-def test_topics_are_not_sent_to_those_who_do_not_follow_them() -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            validator = await run.add(VALIDATOR, (RUN, WORK))
-            worker = await run.add(identity(200), (RUN,))
-            trainer = await run.add(TRAINER, (RUN, WORK))
-            await validator.reach(worker.id)
-            await validator.reach(trainer.id)
-            await trio.sleep(3)
-            message = Acknowledgement(submission=bytes(32), worker=worker.id)
-            at_worker, at_trainer = hears(worker, Acknowledgement), hears(trainer, Acknowledgement)
-            await validator.announce(message)
-            await trio.sleep(3)
-            assert at_trainer == [message]
-            assert at_worker == []
-
-    in_virtual_time(main)
-
-
-def test_a_lost_connection_heals_and_what_was_missed_arrives() -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            trainer, other = await line_of(run, 1)
-            heard = hears(other, Checkpoint)
-            run.network.cut(trainer.id, other.id)
+async def test_an_announcement_reaches_everybody_along_a_line() -> None:
+    async with running(MANIFEST) as run:
+        members = await line_of(run, 10)
+        heard = [hears(member, Checkpoint) for member in members]
+        for step in (1, 2, 3):
+            await members[0].announce(checkpoint(step))
             await trio.sleep(1)
-            assert trainer.gossip.neighbours() == []
-            await trainer.announce(checkpoint(7))
-            run.network.heal(trainer.id, other.id)
-            await other.reach(trainer.id)
-            await trio.sleep(3)
-            assert heard == [checkpoint(7)]
+        await trio.sleep(2)
+        assert heard == [[checkpoint(1), checkpoint(2), checkpoint(3)]] * len(members)
 
-    in_virtual_time(main)
+
+async def test_a_newcomer_learns_the_newest_states_and_old_evictions() -> None:
+    async with running(MANIFEST) as run:
+        members = await line_of(run, 2)
+        validator = await run.add(VALIDATOR)
+        await validator.reach(members[0].id)
+        await trio.sleep(3)
+        evicted = identity(999).peer_id
+        await validator.announce(Eviction(peer=evicted, reason="caught"), EVICTION_LIFETIME_SECONDS)
+        for step in range(1, 30):
+            await members[0].announce(checkpoint(step))
+        await trio.sleep(300)
+        newcomer = await run.add(identity(500))
+        heard, evictions = hears(newcomer, Checkpoint), hears(newcomer, Eviction)
+        await newcomer.reach(members[2].id)
+        await trio.sleep(5)
+        assert heard == [checkpoint(29)]
+        assert [message.peer for message in evictions] == [evicted]  # type: ignore[attr-defined]
+
+
+async def test_topics_are_not_sent_to_those_who_do_not_follow_them() -> None:
+    async with running(MANIFEST) as run:
+        validator = await run.add(VALIDATOR, (RUN, WORK))
+        worker = await run.add(identity(200), (RUN,))
+        trainer = await run.add(TRAINER, (RUN, WORK))
+        await validator.reach(worker.id)
+        await validator.reach(trainer.id)
+        await trio.sleep(3)
+        message = Acknowledgement(submission=bytes(32), worker=worker.id)
+        at_worker, at_trainer = hears(worker, Acknowledgement), hears(trainer, Acknowledgement)
+        await validator.announce(message)
+        await trio.sleep(3)
+        assert at_trainer == [message]
+        assert at_worker == []
+
+
+async def test_a_lost_connection_heals_and_what_was_missed_arrives() -> None:
+    async with running(MANIFEST) as run:
+        trainer, other = await line_of(run, 1)
+        heard = hears(other, Checkpoint)
+        run.network.cut(trainer.id, other.id)
+        await trio.sleep(1)
+        assert trainer.gossip.neighbours() == []
+        await trainer.announce(checkpoint(7))
+        run.network.heal(trainer.id, other.id)
+        await other.reach(trainer.id)
+        await trio.sleep(3)
+        assert heard == [checkpoint(7)]
 
 
 async def all_connected(run: TestRun, count: int) -> list[Member]:
@@ -166,175 +154,147 @@ def count_pushes(monkeypatch: pytest.MonkeyPatch) -> Counter[type]:
     return sent
 
 
-def test_neighbours_with_another_source_get_no_second_copy_of_routine_announcements(
+async def test_neighbours_with_another_source_get_no_second_copy_of_routine_announcements(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            trainer, *others = members = await all_connected(run, 5)
-            sent = count_pushes(monkeypatch)
-            await trainer.announce(checkpoint(1))
+    async with running(MANIFEST) as run:
+        trainer, *others = members = await all_connected(run, 5)
+        sent = count_pushes(monkeypatch)
+        await trainer.announce(checkpoint(1))
+        await trio.sleep(3)
+        assert sent[Push] > 2 * len(others)  # nobody knows yet who else has a source
+        heard = [hears(member, Checkpoint) for member in members]
+        sent.clear()
+        for step in range(2, 12):
+            await trainer.announce(checkpoint(step))
             await trio.sleep(3)
-            assert sent[Push] > 2 * len(others)  # nobody knows yet who else has a source
-            heard = [hears(member, Checkpoint) for member in members]
-            sent.clear()
-            for step in range(2, 12):
-                await trainer.announce(checkpoint(step))
-                await trio.sleep(3)
-            assert heard == [[checkpoint(step) for step in range(2, 12)]] * len(members)
-            assert sent[Push] == 10 * len(others)
-            sent.clear()
-            gone = Eviction(peer=identity(999).peer_id, reason="caught")
-            await trainer.announce(gone, EVICTION_LIFETIME_SECONDS)
+        assert heard == [[checkpoint(step) for step in range(2, 12)]] * len(members)
+        assert sent[Push] == 10 * len(others)
+        sent.clear()
+        gone = Eviction(peer=identity(999).peer_id, reason="caught")
+        await trainer.announce(gone, EVICTION_LIFETIME_SECONDS)
+        await trio.sleep(3)
+        assert sent[Push] > 2 * len(others)  # urgent: from everybody
+
+
+async def test_a_peer_that_loses_its_source_hears_the_next_announcement_at_the_next_tick() -> None:
+    async with running(MANIFEST) as run:
+        trainer, orphan, *_ = await all_connected(run, 4)
+        for step in (1, 2, 3):
+            await trainer.announce(checkpoint(step))
             await trio.sleep(3)
-            assert sent[Push] > 2 * len(others)  # urgent: from everybody
-
-    in_virtual_time(main)
-
-
-def test_a_peer_that_loses_its_source_hears_the_next_announcement_at_the_next_tick() -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            trainer, orphan, *_ = await all_connected(run, 4)
-            for step in (1, 2, 3):
-                await trainer.announce(checkpoint(step))
-                await trio.sleep(3)
-            run.network.cut(trainer.id, orphan.id)
-            heard = hears(orphan, Checkpoint)
-            await trainer.announce(checkpoint(4))
-            await trio.sleep(1.5)
-            assert heard == [checkpoint(4)]
-            await trainer.announce(checkpoint(5))
-            await trio.sleep(0.3)  # its neighbours push again
-            assert heard == [checkpoint(4), checkpoint(5)]
-
-    in_virtual_time(main)
+        run.network.cut(trainer.id, orphan.id)
+        heard = hears(orphan, Checkpoint)
+        await trainer.announce(checkpoint(4))
+        await trio.sleep(1.5)
+        assert heard == [checkpoint(4)]
+        await trainer.announce(checkpoint(5))
+        await trio.sleep(0.3)  # its neighbours push again
+        assert heard == [checkpoint(4), checkpoint(5)]
 
 
-def test_who_speaks_late_is_heard_by_one_that_has_neighbours_enough() -> None:
+async def test_who_speaks_late_is_heard_by_one_that_has_neighbours_enough() -> None:
     """A peer joins the DHT, for seconds, before it gossips; and the lesser id begins."""
-
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            enough = NEIGHBOURS_WANTED
-            keys = sorted(
-                (identity(100 + n) for n in range(enough + 2)), key=lambda key: key.peer_id
-            )
-            hub, *others, late = [await run.add(key, speaks=key != keys[-1]) for key in keys]
-            for other in [*others, late]:
-                await other.reach(hub.id)
-            await trio.sleep(8)
-            assert hub.gossip.neighbours() == [other.id for other in others]
-            await run.speak(late)
-            await trio.sleep(15)
-            assert late.gossip.neighbours() == [hub.id]
-
-    in_virtual_time(main)
+    async with running(MANIFEST) as run:
+        enough = NEIGHBOURS_WANTED
+        keys = sorted((identity(100 + n) for n in range(enough + 2)), key=lambda key: key.peer_id)
+        hub, *others, late = [await run.add(key, speaks=key != keys[-1]) for key in keys]
+        for other in [*others, late]:
+            await other.reach(hub.id)
+        await trio.sleep(8)
+        assert hub.gossip.neighbours() == [other.id for other in others]
+        await run.speak(late)
+        await trio.sleep(15)
+        assert late.gossip.neighbours() == [hub.id]
 
 
-def test_a_neighbour_that_sends_forgeries_is_banned() -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            victim = await run.add(TRAINER)
-            liar_key = identity(300)
-            liar = await run.add(liar_key)
-            await liar.reach(victim.id)
-            await trio.sleep(3)
-            neighbour = next(iter(liar.gossip._slots.neighbours.values()))
-            good = sealed(TRAINER, checkpoint(1), MANIFEST.body.run).raw
-            for n in range(INVALID_MAX):
-                forged = bytearray(good)
-                forged[n] ^= 1
-                liar.gossip._post(neighbour, Push(bytes(forged)))
-            await trio.sleep(3)
-            assert "gossip.neighbour_banned" in victim.names()
-            assert liar.id not in victim.transport.connected()
-
-    in_virtual_time(main)
+async def test_a_neighbour_that_sends_forgeries_is_banned() -> None:
+    async with running(MANIFEST) as run:
+        victim = await run.add(TRAINER)
+        liar_key = identity(300)
+        liar = await run.add(liar_key)
+        await liar.reach(victim.id)
+        await trio.sleep(3)
+        neighbour = next(iter(liar.gossip._slots.neighbours.values()))
+        good = sealed(TRAINER, checkpoint(1), MANIFEST.body.run).raw
+        for n in range(INVALID_MAX):
+            forged = bytearray(good)
+            forged[n] ^= 1
+            liar.gossip._post(neighbour, Push(bytes(forged)))
+        await trio.sleep(3)
+        assert "gossip.neighbour_banned" in victim.names()
+        assert liar.id not in victim.transport.connected()
 
 
 @pytest.mark.parametrize("fault", ["expired", "from_the_future", "one_forgery"])
-def test_whoever_passes_on_what_nobody_honest_would_is_banned(fault: str) -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            victim = await run.add(TRAINER)
-            liar = await run.add(identity(300))
-            await liar.reach(victim.id)
-            await trio.sleep(3)
-            neighbour = next(iter(liar.gossip._slots.neighbours.values()))
-            issued = {"expired": -5000.0, "from_the_future": 5000.0}.get(fault, 0.0)
-            for n in range(INVALID_MAX):
-                word = checkpoint(1 if fault == "one_forgery" else n)
-                raw = bytearray(sealed(TRAINER, word, MANIFEST.body.run, at=issued).raw)
-                if fault == "one_forgery":
-                    raw[0] ^= 1
-                liar.gossip._post(neighbour, Push(bytes(raw)))
-            await trio.sleep(3)
-            cause = "bad_signature" if fault == "one_forgery" else fault
-            assert victim.gate.dropped[cause] == INVALID_MAX
-            assert "gossip.neighbour_banned" in victim.names()
-            await trio.sleep(60)
-            told = [event.fields for event in victim.seen if event.name == "gossip.dropped"]
-            assert told == [{"causes": {cause: INVALID_MAX}}]
-
-    in_virtual_time(main)
+async def test_whoever_passes_on_what_nobody_honest_would_is_banned(fault: str) -> None:
+    async with running(MANIFEST) as run:
+        victim = await run.add(TRAINER)
+        liar = await run.add(identity(300))
+        await liar.reach(victim.id)
+        await trio.sleep(3)
+        neighbour = next(iter(liar.gossip._slots.neighbours.values()))
+        issued = {"expired": -5000.0, "from_the_future": 5000.0}.get(fault, 0.0)
+        for n in range(INVALID_MAX):
+            word = checkpoint(1 if fault == "one_forgery" else n)
+            raw = bytearray(sealed(TRAINER, word, MANIFEST.body.run, at=issued).raw)
+            if fault == "one_forgery":
+                raw[0] ^= 1
+            liar.gossip._post(neighbour, Push(bytes(raw)))
+        await trio.sleep(3)
+        cause = "bad_signature" if fault == "one_forgery" else fault
+        assert victim.gate.dropped[cause] == INVALID_MAX
+        assert "gossip.neighbour_banned" in victim.names()
+        await trio.sleep(60)
+        told = [event.fields for event in victim.seen if event.name == "gossip.dropped"]
+        assert told == [{"causes": {cause: INVALID_MAX}}]
 
 
-def test_whoever_sends_forged_requests_is_banned() -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            victim = await run.add(TRAINER)
-            liar = await run.add(identity(300))
-            await liar.reach(victim.id)
-            forged = replace(sealed(TRAINER, checkpoint(1), MANIFEST.body.run), raw=b"no envelope")
-            for _ in range(INVALID_MAX):
-                assert "messenger.peer_banned" not in victim.names()
-                with contextlib.suppress(PeerError):
-                    assert await liar.messenger.request(victim.id, forged) == []
-            await trio.sleep(1)
-            assert "messenger.peer_banned" in victim.names()
-            assert liar.id not in victim.transport.connected()
-
-    in_virtual_time(main)
+async def test_whoever_sends_forged_requests_is_banned() -> None:
+    async with running(MANIFEST) as run:
+        victim = await run.add(TRAINER)
+        liar = await run.add(identity(300))
+        await liar.reach(victim.id)
+        forged = replace(sealed(TRAINER, checkpoint(1), MANIFEST.body.run), raw=b"no envelope")
+        for _ in range(INVALID_MAX):
+            assert "messenger.peer_banned" not in victim.names()
+            with contextlib.suppress(PeerError):
+                assert await liar.messenger.request(victim.id, forged) == []
+        await trio.sleep(1)
+        assert "messenger.peer_banned" in victim.names()
+        assert liar.id not in victim.transport.connected()
 
 
-def test_a_peer_whose_own_clock_is_off_bans_nobody() -> None:
+async def test_a_peer_whose_own_clock_is_off_bans_nobody() -> None:
     """All that it hears has expired, or is of the future, by a clock that is wrong."""
-
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            wrong = await run.add(identity(1))
-            wrong.world.skew_seconds = 7200.0
-            honest = await run.add(identity(300))
-            await honest.reach(wrong.id)
-            await trio.sleep(3)
-            neighbour = next(iter(honest.gossip._slots.neighbours.values()))
-            for n in range(2 * INVALID_MAX):
-                raw = sealed(TRAINER, checkpoint(n), MANIFEST.body.run).raw
-                honest.gossip._post(neighbour, Push(raw))
-            await trio.sleep(3)
-            assert wrong.gate.dropped["expired"] == 2 * INVALID_MAX
-            assert "gossip.neighbour_banned" not in wrong.names()
-
-    in_virtual_time(main)
+    async with running(MANIFEST) as run:
+        wrong = await run.add(identity(1))
+        wrong.world.skew_seconds = 7200.0
+        honest = await run.add(identity(300))
+        await honest.reach(wrong.id)
+        await trio.sleep(3)
+        neighbour = next(iter(honest.gossip._slots.neighbours.values()))
+        for n in range(2 * INVALID_MAX):
+            raw = sealed(TRAINER, checkpoint(n), MANIFEST.body.run).raw
+            honest.gossip._post(neighbour, Push(raw))
+        await trio.sleep(3)
+        assert wrong.gate.dropped["expired"] == 2 * INVALID_MAX
+        assert "gossip.neighbour_banned" not in wrong.names()
 
 
-def test_what_is_never_gossiped_is_not_remembered_and_counts_against_the_sender() -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            victim = await run.add(TRAINER)
-            liar = await run.add(identity(300))
-            await liar.reach(victim.id)
-            await trio.sleep(3)
-            neighbour = next(iter(liar.gossip._slots.neighbours.values()))
-            for n in range(INVALID_MAX):
-                invented = sealed(identity(400 + n), Heartbeat(roles=["relay"]), MANIFEST.body.run)
-                liar.gossip._post(neighbour, Push(invented.raw))
-            await trio.sleep(3)
-            assert "gossip.neighbour_banned" in victim.names()
-            assert victim.gate.newest(identity(400).peer_id, "heartbeat") is None
-
-    in_virtual_time(main)
+async def test_what_is_never_gossiped_is_not_remembered_and_counts_against_the_sender() -> None:
+    async with running(MANIFEST) as run:
+        victim = await run.add(TRAINER)
+        liar = await run.add(identity(300))
+        await liar.reach(victim.id)
+        await trio.sleep(3)
+        neighbour = next(iter(liar.gossip._slots.neighbours.values()))
+        for n in range(INVALID_MAX):
+            invented = sealed(identity(400 + n), Heartbeat(roles=["relay"]), MANIFEST.body.run)
+            liar.gossip._post(neighbour, Push(invented.raw))
+        await trio.sleep(3)
+        assert "gossip.neighbour_banned" in victim.names()
+        assert victim.gate.newest(identity(400).peer_id, "heartbeat") is None
 
 
 def order(step: int) -> StepOrder:
@@ -348,61 +308,54 @@ def order(step: int) -> StepOrder:
     )
 
 
-def test_who_comes_back_to_thousands_of_events_hears_the_newest_order_first() -> None:
+async def test_who_comes_back_to_thousands_of_events_hears_the_newest_order_first() -> None:
     """All of them, from neighbours that both hold them, without losing either."""
-
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            trainer, validator = await run.add(TRAINER), await run.add(VALIDATOR)
-            await trainer.reach(validator.id)
-            await trio.sleep(3)
-            events = [
-                Acknowledgement(submission=number.to_bytes(32, "big"), worker=validator.id)
-                for number in range(3 * OUTBOX_MAX)
-            ]
-            for event in events:
-                await validator.announce(event)
-            await trainer.announce(order(3))
-            await trio.sleep(10)
-            returned = await run.add(identity(500))
-            heard: list[Message] = []
-            for kind in (Acknowledgement, StepOrder):
-                returned.gossip.listen(kind, lambda envelope: heard.append(envelope.message))
-            for neighbour in (trainer, validator):
-                await returned.reach(neighbour.id)
-            await trio.sleep(10)
-            assert heard[0] == order(3)
-            assert heard[1] == events[-1]
-            assert sorted(map(repr, heard[1:])) == sorted(map(repr, events))
-            for member in (trainer, validator, returned):
-                assert "gossip.neighbour_lost" not in member.names()
-                assert len(member.gossip.neighbours()) == 2
-
-    in_virtual_time(main)
+    async with running(MANIFEST) as run:
+        trainer, validator = await run.add(TRAINER), await run.add(VALIDATOR)
+        await trainer.reach(validator.id)
+        await trio.sleep(3)
+        events = [
+            Acknowledgement(submission=number.to_bytes(32, "big"), worker=validator.id)
+            for number in range(3 * OUTBOX_MAX)
+        ]
+        for event in events:
+            await validator.announce(event)
+        await trainer.announce(order(3))
+        await trio.sleep(10)
+        returned = await run.add(identity(500))
+        heard: list[Message] = []
+        for kind in (Acknowledgement, StepOrder):
+            returned.gossip.listen(kind, lambda envelope: heard.append(envelope.message))
+        for neighbour in (trainer, validator):
+            await returned.reach(neighbour.id)
+        await trio.sleep(10)
+        assert heard[0] == order(3)
+        assert heard[1] == events[-1]
+        assert sorted(map(repr, heard[1:])) == sorted(map(repr, events))
+        for member in (trainer, validator, returned):
+            assert "gossip.neighbour_lost" not in member.names()
+            assert len(member.gossip.neighbours()) == 2
 
 
-def test_news_overtakes_what_was_asked_for() -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            trainer, validator = await run.add(TRAINER), await run.add(VALIDATOR)
-            await trainer.reach(validator.id)
-            for number in range(3000):
-                event = Acknowledgement(submission=number.to_bytes(32, "big"), worker=validator.id)
-                await validator.announce(event)
-            returned = await run.add(identity(500))
-            heard: list[Message] = []
-            begun = trio.Event()
-            for kind in (Acknowledgement, StepOrder):
-                returned.gossip.listen(kind, lambda envelope: heard.append(envelope.message))
-                returned.gossip.listen(kind, lambda _: begun.set())
-            await returned.reach(validator.id)
-            await begun.wait()
-            await trainer.announce(order(1))
-            await trio.sleep(6)
-            assert heard.index(order(1)) < 2000, "a window of the stream is on its way already"
-            assert len(heard) == 3001
-
-    in_virtual_time(main)
+async def test_news_overtakes_what_was_asked_for() -> None:
+    async with running(MANIFEST) as run:
+        trainer, validator = await run.add(TRAINER), await run.add(VALIDATOR)
+        await trainer.reach(validator.id)
+        for number in range(3000):
+            event = Acknowledgement(submission=number.to_bytes(32, "big"), worker=validator.id)
+            await validator.announce(event)
+        returned = await run.add(identity(500))
+        heard: list[Message] = []
+        begun = trio.Event()
+        for kind in (Acknowledgement, StepOrder):
+            returned.gossip.listen(kind, lambda envelope: heard.append(envelope.message))
+            returned.gossip.listen(kind, lambda _: begun.set())
+        await returned.reach(validator.id)
+        await begun.wait()
+        await trainer.announce(order(1))
+        await trio.sleep(6)
+        assert heard.index(order(1)) < 2000, "a window of the stream is on its way already"
+        assert len(heard) == 3001
 
 
 async def speak_alone(run: TestRun, victim: Member) -> Stream:
@@ -419,122 +372,102 @@ async def speak_alone(run: TestRun, victim: Member) -> Stream:
     return stream
 
 
-def test_what_a_neighbour_asks_for_again_and_again_is_rationed() -> None:
+async def test_what_a_neighbour_asks_for_again_and_again_is_rationed() -> None:
     """And of what it is not told it gets nothing."""
+    async with running(MANIFEST) as run:
+        victim = await run.add(TRAINER)
+        evictions = [
+            await victim.announce(Eviction(peer=identity(n).peer_id, reason="x" * 500))
+            for n in range(600, 800)
+        ]
+        private = await victim.announce(LogHead(size=1, root=bytes(32)))
+        stream = await speak_alone(run, victim)
+        got = Counter[bytes]()
 
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            victim = await run.add(TRAINER)
-            evictions = [
-                await victim.announce(Eviction(peer=identity(n).peer_id, reason="x" * 500))
-                for n in range(600, 800)
-            ]
-            private = await victim.announce(LogHead(size=1, root=bytes(32)))
-            stream = await speak_alone(run, victim)
-            got = Counter[bytes]()
+        async def ask() -> None:
+            while True:
+                for some in (evictions, [private]):
+                    await stream.send(encode(Want([each.digest for each in some])))
+                await trio.sleep(0.1)
 
-            async def ask() -> None:
-                while True:
-                    for some in (evictions, [private]):
-                        await stream.send(encode(Want([each.digest for each in some])))
-                    await trio.sleep(0.1)
+        async def read() -> None:
+            while (raw := await stream.receive()) is not None:
+                frame = decode(raw)
+                if isinstance(frame, Push):
+                    got[blake3(frame.envelope).digest()] += len(raw)
 
-            async def read() -> None:
-                while (raw := await stream.receive()) is not None:
-                    frame = decode(raw)
-                    if isinstance(frame, Push):
-                        got[blake3(frame.envelope).digest()] += len(raw)
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ask)
-                nursery.start_soon(read)
-                await trio.sleep(10.5)
-                nursery.cancel_scope.cancel()
-            assert {each.digest for each in evictions} == set(got)
-            ration = ANSWER_BYTES_PER_TICK
-            assert 5 * ration < sum(got.values()) < 12 * ration
-
-    in_virtual_time(main)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            nursery.start_soon(read)
+            await trio.sleep(10.5)
+            nursery.cancel_scope.cancel()
+        assert {each.digest for each in evictions} == set(got)
+        ration = ANSWER_BYTES_PER_TICK
+        assert 5 * ration < sum(got.values()) < 12 * ration
 
 
-def test_a_neighbour_that_makes_a_peer_ask_and_never_reads_is_dropped() -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            victim = await run.add(TRAINER)
-            stream = await speak_alone(run, victim)
-            offers = 2 * OUTBOX_MAX
-            with pytest.raises(StreamError):
-                for n in range(offers):
-                    invented = [(n << 9 | k).to_bytes(32, "big") for k in range(512)]
-                    await stream.send(encode(Have(invented)))
-            assert trio.current_time() < 20, "before its reading is given up"
-            assert victim.gossip.neighbours() == []
-
-    in_virtual_time(main)
+async def test_a_neighbour_that_makes_a_peer_ask_and_never_reads_is_dropped() -> None:
+    async with running(MANIFEST) as run:
+        victim = await run.add(TRAINER)
+        stream = await speak_alone(run, victim)
+        offers = 2 * OUTBOX_MAX
+        with pytest.raises(StreamError):
+            for n in range(offers):
+                invented = [(n << 9 | k).to_bytes(32, "big") for k in range(512)]
+                await stream.send(encode(Have(invented)))
+        assert trio.current_time() < 20, "before its reading is given up"
+        assert victim.gossip.neighbours() == []
 
 
 @pytest.mark.slow
-def test_of_many_evictions_a_newcomer_learns_the_newest() -> None:
+async def test_of_many_evictions_a_newcomer_learns_the_newest() -> None:
     """Whoever says them all is heard, however many identities somebody has thrown away."""
-
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            trainer = await run.add(TRAINER)
-            worker = identity(999).peer_id
-            for n in range(EVENTS_MAX + 1):
-                said = sealed(TRAINER, Eviction(peer=worker, reason=str(n)), MANIFEST.body.run)
-                trainer.gossip._accept(said)
-            validator = await run.add(VALIDATOR)
-            heard = hears(validator, Eviction)
-            await validator.reach(trainer.id)
-            await trio.sleep(5)
-            reasons = [int(each.reason) for each in heard]  # type: ignore[attr-defined]
-            assert reasons == list(range(EVENTS_MAX, 0, -1))
-
-    in_virtual_time(main)
+    async with running(MANIFEST) as run:
+        trainer = await run.add(TRAINER)
+        worker = identity(999).peer_id
+        for n in range(EVENTS_MAX + 1):
+            said = sealed(TRAINER, Eviction(peer=worker, reason=str(n)), MANIFEST.body.run)
+            trainer.gossip._accept(said)
+        validator = await run.add(VALIDATOR)
+        heard = hears(validator, Eviction)
+        await validator.reach(trainer.id)
+        await trio.sleep(5)
+        reasons = [int(each.reason) for each in heard]  # type: ignore[attr-defined]
+        assert reasons == list(range(EVENTS_MAX, 0, -1))
 
 
-def test_what_neighbours_know_is_forgotten_once_it_is_out_of_date() -> None:
+async def test_what_neighbours_know_is_forgotten_once_it_is_out_of_date() -> None:
     """Else each of a month's announcements would be remembered for each neighbour."""
-
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            members = await line_of(run, 1)
-            heard = [hears(member, Checkpoint) for member in members]
-            count = KNOWN_SWEPT_MIN + 200
-            for step in range(1, count + 1):
-                reference = CheckpointReference(
-                    lineage=0, step=step, digest=bytes(32), size_bytes=1
-                )
-                await members[0].announce(Checkpoint(reference=reference, total_bytes=1))
-                await trio.sleep(0.2)
-            await trio.sleep(2)
-            assert [len(each) for each in heard] == [count] * 2  # once each, as ever
-            for member in members:
-                for neighbour in member.gossip._slots.neighbours.values():
-                    assert len(neighbour.knows) < KNOWN_SWEPT_MIN
-
-    in_virtual_time(main)
+    async with running(MANIFEST) as run:
+        members = await line_of(run, 1)
+        heard = [hears(member, Checkpoint) for member in members]
+        count = KNOWN_SWEPT_MIN + 200
+        for step in range(1, count + 1):
+            reference = CheckpointReference(lineage=0, step=step, digest=bytes(32), size_bytes=1)
+            await members[0].announce(Checkpoint(reference=reference, total_bytes=1))
+            await trio.sleep(0.2)
+        await trio.sleep(2)
+        assert [len(each) for each in heard] == [count] * 2  # once each, as ever
+        for member in members:
+            for neighbour in member.gossip._slots.neighbours.values():
+                assert len(neighbour.knows) < KNOWN_SWEPT_MIN
 
 
-def test_garbage_frames_end_the_conversation_and_nothing_else() -> None:
-    async def main() -> None:
-        async with running(MANIFEST) as run:
-            victim = await run.add(TRAINER)
-            hostile = await run.add(identity(301))
-            await hostile.reach(victim.id)
-            for garbage in (b"\xc1", b"\x93\xa5hello", b"\x92\xa4push\xc4\x01x", b"x" * 1000):
-                await trio.sleep(5)
-                (neighbour,) = hostile.gossip._slots.neighbours.values()
-                await neighbour.stream.send(garbage)
+async def test_garbage_frames_end_the_conversation_and_nothing_else() -> None:
+    async with running(MANIFEST) as run:
+        victim = await run.add(TRAINER)
+        hostile = await run.add(identity(301))
+        await hostile.reach(victim.id)
+        for garbage in (b"\xc1", b"\x93\xa5hello", b"\x92\xa4push\xc4\x01x", b"x" * 1000):
             await trio.sleep(5)
-            assert victim.names().count("gossip.neighbour_lost") >= 3
-            honest = await run.add(identity(302))
-            heard = hears(honest, Checkpoint)
-            await honest.reach(victim.id)
-            await trio.sleep(3)
-            await victim.announce(checkpoint(1))
-            await trio.sleep(3)
-            assert heard == [checkpoint(1)]
-
-    in_virtual_time(main)
+            (neighbour,) = hostile.gossip._slots.neighbours.values()
+            await neighbour.stream.send(garbage)
+        await trio.sleep(5)
+        assert victim.names().count("gossip.neighbour_lost") >= 3
+        honest = await run.add(identity(302))
+        heard = hears(honest, Checkpoint)
+        await honest.reach(victim.id)
+        await trio.sleep(3)
+        await victim.announce(checkpoint(1))
+        await trio.sleep(3)
+        assert heard == [checkpoint(1)]

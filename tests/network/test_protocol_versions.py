@@ -50,6 +50,8 @@ from tests.network.test_membership import VALIDATOR as MEMBERS_VALIDATOR
 from tests.network.test_membership import trusted_and_worker
 from tests.worlds import WALL
 
+run_test = in_virtual_time
+
 PLAIN = manifest([TRAINER], [ALICE, BOB])
 RUN_ID = f"{OWNER.peer_id}/test"
 NEWER = PROTOCOL_VERSION + 1
@@ -97,33 +99,30 @@ def test_fields_that_an_older_build_does_not_send_have_their_defaults() -> None:
     assert (found.step, found.protocol, found.build) == (4, 1, "")
 
 
-def test_kinds_of_a_newer_build_do_no_harm_unless_they_are_a_flood() -> None:
-    async def main() -> None:
-        async with running(sealed_manifest(OWNER, PLAIN)) as run:
-            victim = await run.add(TRAINER)
-            newer = await run.add(identity(300))
-            await newer.reach(victim.id)
-            await trio.sleep(3)
-            neighbour = next(iter(newer.gossip._slots.neighbours.values()))
-            like = sealed(newer.key, Heartbeat(roles=["relay"]), run.manifest.body.run)
+async def test_kinds_of_a_newer_build_do_no_harm_unless_they_are_a_flood() -> None:
+    async with running(sealed_manifest(OWNER, PLAIN)) as run:
+        victim = await run.add(TRAINER)
+        newer = await run.add(identity(300))
+        await newer.reach(victim.id)
+        await trio.sleep(3)
+        neighbour = next(iter(newer.gossip._slots.neighbours.values()))
+        like = sealed(newer.key, Heartbeat(roles=["relay"]), run.manifest.body.run)
 
-            def push(count: int) -> None:
-                for _ in range(count):
-                    like_sequence = next(numbers)
-                    raw = resigned(newer.key, like, kind="weather", sequence=like_sequence)
-                    newer.gossip._post(neighbour, Push(raw))
+        def push(count: int) -> None:
+            for _ in range(count):
+                like_sequence = next(numbers)
+                raw = resigned(newer.key, like, kind="weather", sequence=like_sequence)
+                newer.gossip._post(neighbour, Push(raw))
 
-            numbers = iter(range(10_000))
-            push(4 * INVALID_MAX)
-            await trio.sleep(3)
-            assert victim.gate.dropped == {"unknown_kind": 4 * INVALID_MAX}
-            assert "gossip.neighbour_banned" not in victim.names()
-            for _ in range(5):
-                push(50)
-                await trio.sleep(0.1)
-            assert "gossip.neighbour_banned" in victim.names()
-
-    in_virtual_time(main)
+        numbers = iter(range(10_000))
+        push(4 * INVALID_MAX)
+        await trio.sleep(3)
+        assert victim.gate.dropped == {"unknown_kind": 4 * INVALID_MAX}
+        assert "gossip.neighbour_banned" not in victim.names()
+        for _ in range(5):
+            push(50)
+            await trio.sleep(0.1)
+        assert "gossip.neighbour_banned" in victim.names()
 
 
 def test_a_forged_message_of_an_unknown_kind_is_a_forgery() -> None:
@@ -223,22 +222,17 @@ def test_the_place_of_needs_on_the_wire_is_fixed() -> None:
     assert NEEDS_INDEX == 21
 
 
-def test_an_older_build_is_not_admitted_to_a_run_that_needs_a_newer_one() -> None:
+async def test_an_older_build_is_not_admitted_to_a_run_that_needs_a_newer_one() -> None:
     """Also one that announces no version, and ignores the manifest's."""
-
-    async def main() -> None:
-        wanted = replace(manifest([MEMBERS_TRAINER], [MEMBERS_VALIDATOR]), needs=2)
-        async with running(sealed_manifest(OWNER, wanted)) as run, trio.open_nursery() as nursery:
-            _, _, worker = await trusted_and_worker(run, nursery)
-            with pytest.raises(NotAdmitted, match="needs protocol version 2, and the peer's build"):
-                await worker.lease().keep()
-            worker.describe = lambda: Heartbeat(roles=["inference"], protocol=2)  # type: ignore[method-assign]
-            lease = worker.lease()
-            await nursery.start(lease.keep)
-            assert lease.admission is not None
-            nursery.cancel_scope.cancel()
-
-    in_virtual_time(main)
+    wanted = replace(manifest([MEMBERS_TRAINER], [MEMBERS_VALIDATOR]), needs=2)
+    async with running(sealed_manifest(OWNER, wanted)) as run:
+        _, _, worker = await trusted_and_worker(run)
+        with pytest.raises(NotAdmitted, match="needs protocol version 2, and the peer's build"):
+            await worker.lease().keep()
+        worker.describe = lambda: Heartbeat(roles=["inference"], protocol=2)  # type: ignore[method-assign]
+        lease = worker.lease()
+        await run.nursery.start(lease.keep)
+        assert lease.admission is not None
 
 
 def hears(peer: Peer, raw: bytes) -> None:

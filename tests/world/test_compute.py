@@ -115,81 +115,62 @@ def compute(request: pytest.FixtureRequest, heard: Heard) -> Iterator[LocalCompu
     assert not heard.named("compute.fork_server_missing")
 
 
-def test_a_child_answers_with_the_setup_it_was_made_with(compute: LocalCompute) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, Greeting(greeting="good day"), name="c") as child:
-            answer = await child.request("greet", Named(name="Ada"), str)
-            assert answer == "good day Ada"
-        with pytest.raises(ChildError, match="unknown field `count`"):
-            async with compute.child(SERVICE, Other(count=1), name="c"):
-                raise AssertionError("the block must not be entered")
-
-    trio.run(main)
+async def test_a_child_answers_with_the_setup_it_was_made_with(compute: LocalCompute) -> None:
+    async with compute.child(SERVICE, Greeting(greeting="good day"), name="c") as child:
+        answer = await child.request("greet", Named(name="Ada"), str)
+        assert answer == "good day Ada"
+    with pytest.raises(ChildError, match="unknown field `count`"):
+        async with compute.child(SERVICE, Other(count=1), name="c"):
+            raise AssertionError("the block must not be entered")
 
 
-def test_an_exception_in_the_child_is_told_and_the_child_lives_on(compute: LocalCompute) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            with pytest.raises(ChildError, match="on purpose") as caught:
-                await child.request("fail", Nothing(), NoneType)
-            assert caught.value.kind == "ValueError"
-            assert await child.request("greet", Named(name="x"), str)
-
-    trio.run(main)
-
-
-def test_a_persons_mistake_stays_one(compute: LocalCompute) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            with pytest.raises(UserError, match=r"^c: the person can put it right$"):
-                await child.request("mistake", Nothing(), NoneType)
-
-    trio.run(main)
+async def test_an_exception_in_the_child_is_told_and_the_child_lives_on(
+    compute: LocalCompute,
+) -> None:
+    async with compute.child(SERVICE, name="c") as child:
+        with pytest.raises(ChildError, match="on purpose") as caught:
+            await child.request("fail", Nothing(), NoneType)
+        assert caught.value.kind == "ValueError"
+        assert await child.request("greet", Named(name="x"), str)
 
 
-def test_a_child_that_cannot_be_made_says_why(compute: LocalCompute) -> None:
-    async def main() -> None:
-        with pytest.raises(ChildError, match="no such engine"):
-            async with compute.child("tests.world.service_for_tests:Unmakeable", name="c"):
-                raise AssertionError("the block must not be entered")
-
-    trio.run(main)
+async def test_a_persons_mistake_stays_one(compute: LocalCompute) -> None:
+    async with compute.child(SERVICE, name="c") as child:
+        with pytest.raises(UserError, match=r"^c: the person can put it right$"):
+            await child.request("mistake", Nothing(), NoneType)
 
 
-def test_a_dead_child_is_reported_with_its_last_words(compute: LocalCompute) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="engine") as child:
-            with pytest.raises(ChildDied, match=r"SIGKILL.*these are my last words") as caught:
-                await child.request("die", Nothing(), NoneType)
-            assert "engine" in str(caught.value)
-            assert caught.value.hung == ""
-            with pytest.raises(ChildDied):
-                await child.request("greet", Named(name="x"), str)
-
-    trio.run(main)
+async def test_a_child_that_cannot_be_made_says_why(compute: LocalCompute) -> None:
+    with pytest.raises(ChildError, match="no such engine"):
+        async with compute.child("tests.world.service_for_tests:Unmakeable", name="c"):
+            raise AssertionError("the block must not be entered")
 
 
-def test_a_child_that_ends_over_a_hung_call_says_so(compute: LocalCompute) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            with pytest.raises(ChildDied, match="status 75") as caught:
-                await child.request("give_up", Nothing(), NoneType)
-            assert caught.value.hung == "the call does not return"
+async def test_a_dead_child_is_reported_with_its_last_words(compute: LocalCompute) -> None:
+    async with compute.child(SERVICE, name="engine") as child:
+        with pytest.raises(ChildDied, match=r"SIGKILL.*these are my last words") as caught:
+            await child.request("die", Nothing(), NoneType)
+        assert "engine" in str(caught.value)
+        assert caught.value.hung == ""
+        with pytest.raises(ChildDied):
+            await child.request("greet", Named(name="x"), str)
 
-    trio.run(main)
+
+async def test_a_child_that_ends_over_a_hung_call_says_so(compute: LocalCompute) -> None:
+    async with compute.child(SERVICE, name="c") as child:
+        with pytest.raises(ChildDied, match="status 75") as caught:
+            await child.request("give_up", Nothing(), NoneType)
+        assert caught.value.hung == "the call does not return"
 
 
-def test_a_missed_deadline_kills_the_child(compute: LocalCompute) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            pid = await child.request("pid", Nothing(), int)
-            with pytest.raises(ChildDied, match=r"no progress on 'stall' within 0\.05 s") as caught:
-                await child.request("stall", Impatient(), NoneType)
-            assert caught.value.hung.startswith("child c made no progress on 'stall' within")
-        with pytest.raises(ProcessLookupError):  # killed and reaped
-            os.kill(pid, 0)
-
-    trio.run(main)
+async def test_a_missed_deadline_kills_the_child(compute: LocalCompute) -> None:
+    async with compute.child(SERVICE, name="c") as child:
+        pid = await child.request("pid", Nothing(), int)
+        with pytest.raises(ChildDied, match=r"no progress on 'stall' within 0\.05 s") as caught:
+            await child.request("stall", Impatient(), NoneType)
+        assert caught.value.hung.startswith("child c made no progress on 'stall' within")
+    with pytest.raises(ProcessLookupError):  # killed and reaped
+        os.kill(pid, 0)
 
 
 def test_a_child_ends_with_its_block_and_leaves_no_zombie(
@@ -211,19 +192,15 @@ def test_a_child_ends_with_its_block_and_leaves_no_zombie(
     assert not heard.named("compute.child_died")
 
 
-def test_a_child_that_outstays_its_block_is_killed(
+async def test_a_child_that_outstays_its_block_is_killed(
     compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.2)
-
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            pid = await child.request("pid", Nothing(), int)
-            await child.request("outstay", Nothing(), NoneType)
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-    trio.run(main)
+    async with compute.child(SERVICE, name="c") as child:
+        pid = await child.request("pid", Nothing(), int)
+        await child.request("outstay", Nothing(), NoneType)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_the_death_of_an_idle_child_is_told_at_once(compute: LocalCompute, heard: Heard) -> None:
@@ -283,38 +260,29 @@ def test_a_talkative_child_cannot_flood_the_events(compute: LocalCompute, heard:
         b"\x00\x00\x27\x10" + b"\x91" * 10_000,  # nested beyond reason
     ],
 )
-def test_an_answer_that_is_none_kills_the_child_and_harms_nobody_else(
+async def test_an_answer_that_is_none_kills_the_child_and_harms_nobody_else(
     compute: LocalCompute, said: bytes
 ) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="parser") as child:
-            with pytest.raises(ChildDied, match="parser sent an invalid answer to 'answer_with'"):
-                await child.request("answer_with", Raw(raw=said), NoneType)
-
-    trio.run(main)
+    async with compute.child(SERVICE, name="parser") as child:
+        with pytest.raises(ChildDied, match="parser sent an invalid answer to 'answer_with'"):
+            await child.request("answer_with", Raw(raw=said), NoneType)
 
 
-def test_a_report_of_progress_never_follows_the_answer(compute: LocalCompute) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            for _ in range(3):
-                await child.request("report_last", Nothing(), NoneType)
-
-    trio.run(main)
+async def test_a_report_of_progress_never_follows_the_answer(compute: LocalCompute) -> None:
+    async with compute.child(SERVICE, name="c") as child:
+        for _ in range(3):
+            await child.request("report_last", Nothing(), NoneType)
 
 
-def test_an_answer_that_is_too_large_fails_its_call_alone(compute: LocalCompute) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            await child.request("small_frames", Sized(count=1000), NoneType)
-            with pytest.raises(ChildError, match="at most 1000 are allowed"):
-                await child.request("grow", Sized(count=2000), str)
-            assert await child.request("greet", Named(name="x"), str) == "hello x"
-
-    trio.run(main)
+async def test_an_answer_that_is_too_large_fails_its_call_alone(compute: LocalCompute) -> None:
+    async with compute.child(SERVICE, name="c") as child:
+        await child.request("small_frames", Sized(count=1000), NoneType)
+        with pytest.raises(ChildError, match="at most 1000 are allowed"):
+            await child.request("grow", Sized(count=2000), str)
+        assert await child.request("greet", Named(name="x"), str) == "hello x"
 
 
-def test_a_call_cancelled_as_its_turn_to_be_sent_comes_leaves_the_child_alive(
+async def test_a_call_cancelled_as_its_turn_to_be_sent_comes_leaves_the_child_alive(
     compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.2)
@@ -323,90 +291,76 @@ def test_a_call_cancelled_as_its_turn_to_be_sent_comes_leaves_the_child_alive(
         with scope:
             await child.request("pid", Nothing(), int)
 
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            assert isinstance(child, local_child.LocalChild)
-            scope = trio.CancelScope()
-            async with trio.open_nursery() as nursery:
-                async with child._sending:
-                    nursery.start_soon(ask, child, scope)
-                    await trio.testing.wait_all_tasks_blocked()
-                scope.cancel()
-            await trio.sleep(2 * process.GRACE_SECONDS)
-            assert await child.request("greet", Named(name="x"), str) == "hello x"
-
-    trio.run(main)
+    async with compute.child(SERVICE, name="c") as child:
+        assert isinstance(child, local_child.LocalChild)
+        scope = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            async with child._sending:
+                nursery.start_soon(ask, child, scope)
+                await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+        await trio.sleep(2 * process.GRACE_SECONDS)
+        assert await child.request("greet", Named(name="x"), str) == "hello x"
 
 
-def test_only_public_methods_are_called_and_only_with_what_fits(
+async def test_only_public_methods_are_called_and_only_with_what_fits(
     compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            for method in ("__init__", "_private", "greeting", "no_such"):
-                with pytest.raises(ChildError):
-                    await child.request(method, Nothing(), NoneType)
-            monkeypatch.setattr(frames, "FRAME_BYTES_MAX", 1000)
-            with pytest.raises(ValueError, match="at most 1000"):
-                await child.request("greet", Named(name="x" * 1000), str)
-            assert await child.request("greet", Named(name="x"), str)
-
-    trio.run(main)
+    async with compute.child(SERVICE, name="c") as child:
+        for method in ("__init__", "_private", "greeting", "no_such"):
+            with pytest.raises(ChildError):
+                await child.request(method, Nothing(), NoneType)
+        monkeypatch.setattr(frames, "FRAME_BYTES_MAX", 1000)
+        with pytest.raises(ValueError, match="at most 1000"):
+            await child.request("greet", Named(name="x" * 1000), str)
+        assert await child.request("greet", Named(name="x"), str)
 
 
-def test_a_child_lives_where_its_owner_does_but_out_of_reach_of_signals_to_everybody(
+async def test_a_child_lives_where_its_owner_does_but_out_of_reach_of_signals_to_everybody(
     compute: LocalCompute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWARM_FOR_TESTS", "yes")
     monkeypatch.syspath_prepend(str(Path.cwd()))
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     monkeypatch.chdir(tmp_path)
-
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            pid = await child.request("pid", Nothing(), int)
-            os.kill(pid, signal.SIGINT)
-            os.kill(pid, signal.SIGTERM)
-            assert await child.request("surroundings", Nothing(), Surroundings) == Surroundings(
-                folder=str(tmp_path),
-                for_tests="yes",
-                openmp_threads="1",
-                session_leader=True,
-                threads=1,
-            )
-
-    trio.run(main)
+    async with compute.child(SERVICE, name="c") as child:
+        pid = await child.request("pid", Nothing(), int)
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+        assert await child.request("surroundings", Nothing(), Surroundings) == Surroundings(
+            folder=str(tmp_path),
+            for_tests="yes",
+            openmp_threads="1",
+            session_leader=True,
+            threads=1,
+        )
 
 
 SECRETS = ["HF_TOKEN", "JUDGE_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "db_password"]
 HARMLESS = ["TOKENIZERS_FOR_TESTS", "KEYBOARD", "MONKEYS", "SWARM_DATASETS", "LANGUAGE"]
 
 
-def test_a_child_gets_neither_its_owners_home_nor_secrets_that_nobody_named(
+async def test_a_child_gets_neither_its_owners_home_nor_secrets_that_nobody_named(
     compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (*SECRETS, "OTHER_KEY", *HARMLESS):
         monkeypatch.setenv(name, "17")
     monkeypatch.setenv(HOME_VARIABLE, "/the/home")
     monkeypatch.setenv(KEPT_VARIABLE, "OTHER_KEY, NO_SUCH_TOKEN")
+    async with compute.child(SERVICE, name="c") as child:
 
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
+        async def seen(name: str) -> str:
+            return await child.request("variable", Named(name=name), str)
 
-            async def seen(name: str) -> str:
-                return await child.request("variable", Named(name=name), str)
-
-            assert [await seen(each) for each in (*SECRETS, HOME_VARIABLE)] == [""] * 6
-            assert [await seen(each) for each in ("OTHER_KEY", *HARMLESS)] == ["17"] * 6
-            assert await seen(INSTALLED_VARIABLE) == "/the/home/environments"
-            began_with = f"/proc/{await child.request('pid', Nothing(), int)}/environ"
-            assert b"HF_" + b"TOKEN=" not in await trio.Path(began_with).read_bytes()
-
-    trio.run(main)
+        assert [await seen(each) for each in (*SECRETS, HOME_VARIABLE)] == [""] * 6
+        assert [await seen(each) for each in ("OTHER_KEY", *HARMLESS)] == ["17"] * 6
+        assert await seen(INSTALLED_VARIABLE) == "/the/home/environments"
+        began_with = f"/proc/{await child.request('pid', Nothing(), int)}/environ"
+        assert b"HF_" + b"TOKEN=" not in await trio.Path(began_with).read_bytes()
 
 
 @pytest.mark.skipif(landlock.version() < landlock.OLDEST, reason="the kernel has no Landlock")
-def test_a_child_that_parses_what_strangers_wrote_cannot_read_the_keys(
+async def test_a_child_that_parses_what_strangers_wrote_cannot_read_the_keys(
     compute: LocalCompute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -416,29 +370,25 @@ def test_a_child_that_parses_what_strangers_wrote_cannot_read_the_keys(
     (home / "link").symlink_to("identity.key")
     (tmp_path / "data").write_text("17")
     monkeypatch.setenv(HOME_VARIABLE, str(home))
+    async with compute.child("tests.world.service_for_tests:Closed", name="c") as child:
 
-    async def main() -> None:
-        async with compute.child("tests.world.service_for_tests:Closed", name="c") as child:
+        async def read(name: str) -> str:
+            return await child.request("read", Named(name=str(tmp_path / name)), str)
 
-            async def read(name: str) -> str:
-                return await child.request("read", Named(name=str(tmp_path / name)), str)
-
-            (home / "incoming" / "later").write_text("17")
-            keys = ["home/identity.key", "home/owner.key", "home/link"]
-            assert [await read(each) for each in keys] == ["PermissionError"] * 3
-            others = ["peer.sqlite", "checkpoints/weights", "incoming/later"]
-            assert [await read(f"home/{each}") for each in others] == ["17"] * 3
-            assert await read("data") == "17"
-            assert await read(f"/proc/{os.getpid()}/mem") == "PermissionError"
-            key = Named(name=str(home / "identity.key"))
-            assert await child.request("move", key, str) in ("PermissionError", "OSError")
-            assert (home / "identity.key").read_text() == "17"  # here it is as open as before
-
-    trio.run(main)
+        (home / "incoming" / "later").write_text("17")
+        keys = ["home/identity.key", "home/owner.key", "home/link"]
+        assert [await read(each) for each in keys] == ["PermissionError"] * 3
+        others = ["peer.sqlite", "checkpoints/weights", "incoming/later"]
+        assert [await read(f"home/{each}") for each in others] == ["17"] * 3
+        assert await read("data") == "17"
+        assert await read(f"/proc/{os.getpid()}/mem") == "PermissionError"
+        key = Named(name=str(home / "identity.key"))
+        assert await child.request("move", key, str) in ("PermissionError", "OSError")
+        assert (home / "identity.key").read_text() == "17"  # here it is as open as before
 
 
 @pytest.mark.skipif(landlock.version() < landlock.OLDEST, reason="the kernel has no Landlock")
-def test_every_child_of_a_peer_is_without_its_keys_and_may_run_sandboxes(
+async def test_every_child_of_a_peer_is_without_its_keys_and_may_run_sandboxes(
     compute: LocalCompute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service that says nothing of what it reads; its peer's home lies among temporary files."""
@@ -448,40 +398,32 @@ def test_every_child_of_a_peer_is_without_its_keys_and_may_run_sandboxes(
     monkeypatch.setenv(HOME_VARIABLE, str(home))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-
-    async def main() -> None:
-        async with compute.child("tests.world.service_for_tests:Walled", name="c") as child:
-            key = Named(name=str(home / "identity.key"))
-            assert await child.request("read", key, str) == "PermissionError"
-            assert await child.request("temporary", Nothing(), str) == "17"
-            for program, printed in (
-                ("print(6 * 7)", "42\n"),
-                (f"open({str(home / 'identity.key')!r})", "FileNotFoundError"),
-            ):
-                assert printed in await child.request("execute", Named(name=program), str)
-            greedy = Named(name="memory_bytes")
-            assert "at most" in await child.request("exceed", greedy, str)
-            if compute._fork_server is not None:
-                asked = await child.request("fork", Named(name=compute._fork_server), str)
-                assert asked in ("", "ConnectionResetError", "BrokenPipeError")
-
-    trio.run(main)
+    async with compute.child("tests.world.service_for_tests:Walled", name="c") as child:
+        key = Named(name=str(home / "identity.key"))
+        assert await child.request("read", key, str) == "PermissionError"
+        assert await child.request("temporary", Nothing(), str) == "17"
+        for program, printed in (
+            ("print(6 * 7)", "42\n"),
+            (f"open({str(home / 'identity.key')!r})", "FileNotFoundError"),
+        ):
+            assert printed in await child.request("execute", Named(name=program), str)
+        greedy = Named(name="memory_bytes")
+        assert "at most" in await child.request("exceed", greedy, str)
+        if compute._fork_server is not None:
+            asked = await child.request("fork", Named(name=compute._fork_server), str)
+            assert asked in ("", "ConnectionResetError", "BrokenPipeError")
 
 
-def test_where_keys_cannot_be_closed_the_child_says_so_and_works(
+async def test_where_keys_cannot_be_closed_the_child_says_so_and_works(
     compute: LocalCompute, heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "home").write_text("a file, in which no folder can be made")
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
-
-    async def main() -> None:
-        async with compute.child("tests.world.service_for_tests:Closed", name="c") as child:
-            name = Named(name=str(tmp_path / "home"))
-            assert (await child.request("read", name, str)).startswith("a file")
-            said = await heard.wait_for("compute.child_said")
-            assert said.fields["line"].startswith("the keys stay readable to this process: ")
-
-    trio.run(main)
+    async with compute.child("tests.world.service_for_tests:Closed", name="c") as child:
+        name = Named(name=str(tmp_path / "home"))
+        assert (await child.request("read", name, str)).startswith("a file")
+        said = await heard.wait_for("compute.child_said")
+        assert said.fields["line"].startswith("the keys stay readable to this process: ")
 
 
 def test_the_memory_of_a_process_that_closes_it_is_closed_to_its_user() -> None:
@@ -508,16 +450,13 @@ except PermissionError:
         assert subprocess.run([sys.executable, "-c", code, how], timeout=60).returncode == status
 
 
-def test_siblings_draw_different_numbers(compute: LocalCompute) -> None:
-    async def main() -> None:
-        drawn = []
-        for _ in range(2):
-            async with compute.child(SERVICE, name="c") as child:
-                drawn.append(await child.request("draw", Nothing(), tuple[float, float]))
-        assert drawn[0][0] != drawn[1][0]
-        assert drawn[0][1] != drawn[1][1]
-
-    trio.run(main)
+async def test_siblings_draw_different_numbers(compute: LocalCompute) -> None:
+    drawn = []
+    for _ in range(2):
+        async with compute.child(SERVICE, name="c") as child:
+            drawn.append(await child.request("draw", Nothing(), tuple[float, float]))
+    assert drawn[0][0] != drawn[1][0]
+    assert drawn[0][1] != drawn[1][1]
 
 
 @pytest.mark.slow
@@ -535,40 +474,33 @@ assert not torch.equal(first, torch.rand(4))
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_call_cancelled_in_a_thread_ends_at_its_next_report_and_the_child_lives_on(
+async def test_a_call_cancelled_in_a_thread_ends_at_its_next_report_and_the_child_lives_on(
     compute: LocalCompute, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            pid = await child.request("pid", Nothing(), int)
-            with trio.move_on_after(0.1):
-                await child.request("work", Rounds(folder=str(tmp_path), rounds=2), int)
-                raise AssertionError("it waits for its file")
-            with trio.move_on_after(0.1):
-                await child.request("rest", Nothing(), NoneType)
-            assert await child.request("pid", Nothing(), int) == pid
-            await trio.sleep(process.GRACE_SECONDS)  # a child that went on would be killed
-            (tmp_path / "0").touch()
-            assert await child.request("pid", Nothing(), int) == pid
-            assert not (tmp_path / "0.done").exists()
-
-    trio.run(main)
+    async with compute.child(SERVICE, name="c") as child:
+        pid = await child.request("pid", Nothing(), int)
+        with trio.move_on_after(0.1):
+            await child.request("work", Rounds(folder=str(tmp_path), rounds=2), int)
+            raise AssertionError("it waits for its file")
+        with trio.move_on_after(0.1):
+            await child.request("rest", Nothing(), NoneType)
+        assert await child.request("pid", Nothing(), int) == pid
+        await trio.sleep(process.GRACE_SECONDS)  # a child that went on would be killed
+        (tmp_path / "0").touch()
+        assert await child.request("pid", Nothing(), int) == pid
+        assert not (tmp_path / "0.done").exists()
 
 
-def test_a_child_that_does_not_obey_a_cancellation_is_killed(
+async def test_a_child_that_does_not_obey_a_cancellation_is_killed(
     compute: LocalCompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.2)
-
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child:
-            with trio.move_on_after(0.05):
-                await child.request("stall", Nothing(), NoneType)
-            with pytest.raises(ChildDied, match="given up during 'stall'"):
-                while True:
-                    await child.request("greet", Named(name="x"), str)
-
-    trio.run(main)
+    async with compute.child(SERVICE, name="c") as child:
+        with trio.move_on_after(0.05):
+            await child.request("stall", Nothing(), NoneType)
+        with pytest.raises(ChildDied, match="given up during 'stall'"):
+            while True:
+                await child.request("greet", Named(name="x"), str)
 
 
 def test_several_calls_run_at_once(compute: LocalCompute, tmp_path: Path) -> None:
@@ -597,7 +529,7 @@ def test_several_calls_run_at_once(compute: LocalCompute, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_work_that_reports_progress_may_take_longer_than_the_callers_patience(
+async def test_work_that_reports_progress_may_take_longer_than_the_callers_patience(
     compute: LocalCompute, tmp_path: Path
 ) -> None:
     rounds = Rounds(folder=str(tmp_path), rounds=1)
@@ -606,15 +538,12 @@ def test_work_that_reports_progress_may_take_longer_than_the_callers_patience(
         await trio.sleep(1.5 * Rounds.patience_seconds)
         (tmp_path / "0").touch()
 
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c") as child, trio.open_nursery() as nursery:
-            nursery.start_soon(release)
-            assert await child.request("work", rounds, int) == 1
-
-    trio.run(main)
+    async with compute.child(SERVICE, name="c") as child, trio.open_nursery() as nursery:
+        nursery.start_soon(release)
+        assert await child.request("work", rounds, int) == 1
 
 
-def test_a_child_may_run_under_another_interpreter(
+async def test_a_child_may_run_under_another_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An environment of its own, with a module that this one lacks. Its own children use it, too,
@@ -628,34 +557,27 @@ def test_a_child_may_run_under_another_interpreter(
     (packages / "swarm_marker_for_tests.py").write_text("TEXT = 'only here'")
 
     monkeypatch.delenv(HOME_VARIABLE, raising=False)  # a child of a peer gets no fork server
-
-    async def main() -> None:
-        async with LocalCompute().child(SERVICE, name="c", interpreter=str(interpreter)) as child:
-            answer = await child.request("marker", Nothing(), str)
-            assert answer == f"only here {interpreter}"
-            job = Named(name=FORK_SERVER_VARIABLE)
-            assert await child.request("variable", job, str) == ""
-        async with LocalCompute().child(SERVICE, name="c") as child:
-            assert await child.request("variable", job, str) == "/nowhere"
-            with pytest.raises(ChildError, match="swarm_marker_for_tests"):
-                await child.request("marker", Nothing(), str)
-        with pytest.raises(UserError, match="c should run under the interpreter /nowhere/python"):
-            async with LocalCompute().child(SERVICE, name="c", interpreter="/nowhere/python"):
-                raise AssertionError("the block must not be entered")
-
-    trio.run(main)
+    async with LocalCompute().child(SERVICE, name="c", interpreter=str(interpreter)) as child:
+        answer = await child.request("marker", Nothing(), str)
+        assert answer == f"only here {interpreter}"
+        job = Named(name=FORK_SERVER_VARIABLE)
+        assert await child.request("variable", job, str) == ""
+    async with LocalCompute().child(SERVICE, name="c") as child:
+        assert await child.request("variable", job, str) == "/nowhere"
+        with pytest.raises(ChildError, match="swarm_marker_for_tests"):
+            await child.request("marker", Nothing(), str)
+    with pytest.raises(UserError, match="c should run under the interpreter /nowhere/python"):
+        async with LocalCompute().child(SERVICE, name="c", interpreter="/nowhere/python"):
+            raise AssertionError("the block must not be entered")
 
 
-def test_memory_is_limited(compute: LocalCompute) -> None:
-    async def main() -> None:
-        async with compute.child(SERVICE, name="c", memory_limit_bytes=100 << 20) as child:
-            small = await child.request("hog", Sized(count=10 << 20), int)
-            assert small == 10 << 20
-            with pytest.raises(ChildError) as caught:
-                await child.request("hog", Sized(count=500 << 20), int)
-            assert caught.value.kind == "MemoryError"
-
-    trio.run(main)
+async def test_memory_is_limited(compute: LocalCompute) -> None:
+    async with compute.child(SERVICE, name="c", memory_limit_bytes=100 << 20) as child:
+        small = await child.request("hog", Sized(count=10 << 20), int)
+        assert small == 10 << 20
+        with pytest.raises(ChildError) as caught:
+            await child.request("hog", Sized(count=500 << 20), int)
+        assert caught.value.kind == "MemoryError"
 
 
 def test_children_die_with_an_owner_that_is_killed(compute: LocalCompute) -> None:
@@ -710,19 +632,15 @@ def test_children_start_without_a_fork_server_that_is_gone(tmp_path: Path, heard
     assert len(heard.named("compute.fork_server_missing")) == 2
 
 
-def test_a_fork_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+async def test_a_fork_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
     path = tmp_path / "fork.sock"
-
-    async def main() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(str(path))
-            listener.listen()
-            compute = LocalCompute(fork_server=str(path))
-            with pytest.raises(ChildDied, match=r"fork server at .*fork\.sock did not answer"):
-                async with compute.child(SERVICE, name="c", start_deadline_seconds=0.05):
-                    raise AssertionError("the block must not be entered")
-
-    trio.run(main)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        compute = LocalCompute(fork_server=str(path))
+        with pytest.raises(ChildDied, match=r"fork server at .*fork\.sock did not answer"):
+            async with compute.child(SERVICE, name="c", start_deadline_seconds=0.05):
+                raise AssertionError("the block must not be entered")
 
 
 def test_children_die_with_their_fork_server(tmp_path: Path) -> None:

@@ -130,56 +130,47 @@ def test_writes_at_the_same_time_end_with_one_of_them_whole(tmp_path: Path) -> N
     assert files(tmp_path) == {"file"}
 
 
-def test_what_a_power_cut_left_aside_is_not_listed(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        await disk.write("folder/file", b"whole")
-        (tmp_path / "folder" / "other.0.aside").write_bytes(b"half")
-        assert disk.list("folder") == ["file"]
-
-    trio.run(main)
+async def test_what_a_power_cut_left_aside_is_not_listed(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    await disk.write("folder/file", b"whole")
+    (tmp_path / "folder" / "other.0.aside").write_bytes(b"half")
+    assert disk.list("folder") == ["file"]
 
 
-def test_hashes_are_those_of_the_bytes(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        data = os.urandom(3 << 20)
-        await disk.write("file", data)
-        assert await disk.sha256("file") == hashlib.sha256(data).digest()
-        assert await disk.digest("file", 1000, 2 << 20) == (
-            blake3(data[1000 : 1000 + (2 << 20)]).digest()
-        )
-        assert await disk.digest("file", 3 << 20, 10) == blake3(b"").digest()
-
-    trio.run(main)
+async def test_hashes_are_those_of_the_bytes(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    data = os.urandom(3 << 20)
+    await disk.write("file", data)
+    assert await disk.sha256("file") == hashlib.sha256(data).digest()
+    assert await disk.digest("file", 1000, 2 << 20) == (
+        blake3(data[1000 : 1000 + (2 << 20)]).digest()
+    )
+    assert await disk.digest("file", 3 << 20, 10) == blake3(b"").digest()
 
 
-def test_rename_and_remove(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        await disk.write("a/x", b"1")
-        await disk.write("b/y", b"2")
-        await disk.rename("a/x", "new/folder/x")
-        assert await disk.read("new/folder/x") == b"1"
-        await disk.rename("new/folder/x", "b/y")
-        assert await disk.read("b/y") == b"1"
-        await disk.write("c/z", b"3")
-        with pytest.raises(OSError, match="not empty"):
-            await disk.rename("c", "b")
-        await disk.remove("b")
-        await disk.remove("b")
-        await disk.remove("never/was")
-        assert not disk.exists("b")
-        await disk.remove("c/z")
-        assert disk.list("c") == []
-
-    trio.run(main)
+async def test_rename_and_remove(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    await disk.write("a/x", b"1")
+    await disk.write("b/y", b"2")
+    await disk.rename("a/x", "new/folder/x")
+    assert await disk.read("new/folder/x") == b"1"
+    await disk.rename("new/folder/x", "b/y")
+    assert await disk.read("b/y") == b"1"
+    await disk.write("c/z", b"3")
+    with pytest.raises(OSError, match="not empty"):
+        await disk.rename("c", "b")
+    await disk.remove("b")
+    await disk.remove("b")
+    await disk.remove("never/was")
+    assert not disk.exists("b")
+    await disk.remove("c/z")
+    assert disk.list("c") == []
 
 
 # --- durability ---
 
 
-def test_what_is_synced_includes_every_folder_on_the_way(
+async def test_what_is_synced_includes_every_folder_on_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[str] = set()
@@ -190,207 +181,174 @@ def test_what_is_synced_includes_every_folder_on_the_way(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
-
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        await disk.write("a/b/file", b"x")
-        assert {str(tmp_path / "a/b"), str(tmp_path / "a"), str(tmp_path)} <= synced
-        for name in ("tree/one", "tree/deep/two"):
-            sink = disk.sink(name, 0, 1)
-            sink.write(b"x")
-            await sink.commit(sink.finish())
-        synced.clear()
-        await disk.sync("tree")
-        wanted = ("tree", "tree/one", "tree/deep", "tree/deep/two", "")
-        assert {str(tmp_path / name) for name in wanted} <= synced
-        synced.clear()
-        await disk.sync("tree/one")
-        assert {str(tmp_path / "tree/one"), str(tmp_path / "tree")} <= synced
-
-    trio.run(main)
+    disk = LocalDisk(tmp_path)
+    await disk.write("a/b/file", b"x")
+    assert {str(tmp_path / "a/b"), str(tmp_path / "a"), str(tmp_path)} <= synced
+    for name in ("tree/one", "tree/deep/two"):
+        sink = disk.sink(name, 0, 1)
+        sink.write(b"x")
+        await sink.commit(sink.finish())
+    synced.clear()
+    await disk.sync("tree")
+    wanted = ("tree", "tree/one", "tree/deep", "tree/deep/two", "")
+    assert {str(tmp_path / name) for name in wanted} <= synced
+    synced.clear()
+    await disk.sync("tree/one")
+    assert {str(tmp_path / "tree/one"), str(tmp_path / "tree")} <= synced
 
 
 # --- sinks ---
 
 
-def test_a_sink_fills_its_range_and_hashes_as_it_goes(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        await disk.allocate("file", 10)
-        sink = disk.sink("file", 4, 4)
-        sink.write(b"ab")
-        sink.write(memoryview(b"cd"))
-        with pytest.raises(ValueError, match="more than the 4 bytes"):
-            sink.write(b"e")
-        piece = sink.finish()
-        assert piece.size_bytes == 4
-        assert piece.verify(blake3(b"abcd").digest())
-        assert not piece.verify(blake3(b"abce").digest())
-        await sink.commit(piece)
-        sink.abandon()
-        assert await disk.read("file") == bytes(4) + b"abcd" + bytes(2)
-        await disk.allocate("file", 10)
-        assert await disk.read("file", 4, 4) == b"abcd"
-
-    trio.run(main)
+async def test_a_sink_fills_its_range_and_hashes_as_it_goes(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    await disk.allocate("file", 10)
+    sink = disk.sink("file", 4, 4)
+    sink.write(b"ab")
+    sink.write(memoryview(b"cd"))
+    with pytest.raises(ValueError, match="more than the 4 bytes"):
+        sink.write(b"e")
+    piece = sink.finish()
+    assert piece.size_bytes == 4
+    assert piece.verify(blake3(b"abcd").digest())
+    assert not piece.verify(blake3(b"abce").digest())
+    await sink.commit(piece)
+    sink.abandon()
+    assert await disk.read("file") == bytes(4) + b"abcd" + bytes(2)
+    await disk.allocate("file", 10)
+    assert await disk.read("file", 4, 4) == b"abcd"
 
 
-def test_a_range_is_copied_into_a_sink(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        await disk.write("a", b"0123456789")
-        await disk.allocate("b", 6)
-        sink = disk.sink("b", 1, 4)
-        await disk.copy("a", 3, 4, sink)
-        piece = sink.finish()
-        assert piece.verify(blake3(b"3456").digest())
-        await sink.commit(piece)
-        assert await disk.read("b") == b"\0003456\0"
-
-    trio.run(main)
+async def test_a_range_is_copied_into_a_sink(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    await disk.write("a", b"0123456789")
+    await disk.allocate("b", 6)
+    sink = disk.sink("b", 1, 4)
+    await disk.copy("a", 3, 4, sink)
+    piece = sink.finish()
+    assert piece.verify(blake3(b"3456").digest())
+    await sink.commit(piece)
+    assert await disk.read("b") == b"\0003456\0"
 
 
-def test_a_short_piece_cannot_be_committed(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        sink = disk.sink("file", 0, 4)
-        sink.write(b"abc")
-        with pytest.raises(ValueError, match="3 bytes arrived of 4"):
-            await sink.commit(sink.finish())
-        sink.abandon()
-        sink.abandon()
-
-    trio.run(main)
+async def test_a_short_piece_cannot_be_committed(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    sink = disk.sink("file", 0, 4)
+    sink.write(b"abc")
+    with pytest.raises(ValueError, match="3 bytes arrived of 4"):
+        await sink.commit(sink.finish())
+    sink.abandon()
+    sink.abandon()
 
 
 # --- room ---
 
 
-def test_a_quota_bounds_writes_allocations_and_sinks(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path, quota_bytes=1000)
-        assert disk.free_bytes() == 1000
-        await disk.write("a", bytes(400))
-        assert disk.free_bytes() == 600
-        with pytest.raises(DiskFullError, match="quota"):
-            await disk.write("b", bytes(601))
-        with pytest.raises(DiskFullError, match="quota"):
-            await disk.allocate("b", 601)
-        sink = disk.sink("b", 0, 601)
-        with pytest.raises(DiskFullError, match="quota"):
-            sink.write(b"x")
-        assert files(tmp_path) == {"a"}
-        await disk.allocate("b", 600)
-        assert disk.free_bytes() == 0
-        await disk.allocate("b", 600)
-        held = disk.sink("b", 100, 500)
-        held.write(bytes(500))
-        await held.commit(held.finish())
-        await disk.remove("a")
-        assert disk.free_bytes() == 400
-
-    trio.run(main)
+async def test_a_quota_bounds_writes_allocations_and_sinks(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path, quota_bytes=1000)
+    assert disk.free_bytes() == 1000
+    await disk.write("a", bytes(400))
+    assert disk.free_bytes() == 600
+    with pytest.raises(DiskFullError, match="quota"):
+        await disk.write("b", bytes(601))
+    with pytest.raises(DiskFullError, match="quota"):
+        await disk.allocate("b", 601)
+    sink = disk.sink("b", 0, 601)
+    with pytest.raises(DiskFullError, match="quota"):
+        sink.write(b"x")
+    assert files(tmp_path) == {"a"}
+    await disk.allocate("b", 600)
+    assert disk.free_bytes() == 0
+    await disk.allocate("b", 600)
+    held = disk.sink("b", 100, 500)
+    held.write(bytes(500))
+    await held.commit(held.finish())
+    await disk.remove("a")
+    assert disk.free_bytes() == 400
 
 
 # --- databases ---
 
 
-def test_a_transaction_is_all_or_nothing_and_survives_reopening(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        database = disk.database("folder/state.sqlite")
-        await database.transact(lambda c: c.execute("CREATE TABLE t (x INTEGER PRIMARY KEY)"))
+async def test_a_transaction_is_all_or_nothing_and_survives_reopening(tmp_path: Path) -> None:
+    disk = LocalDisk(tmp_path)
+    database = disk.database("folder/state.sqlite")
+    await database.transact(lambda c: c.execute("CREATE TABLE t (x INTEGER PRIMARY KEY)"))
 
-        def fail(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT INTO t VALUES (1)")
-            seen = trio.from_thread.run_sync(database.read, "SELECT x FROM t ORDER BY x")
-            assert seen == [], "a read saw half of it"
-            raise RuntimeError("no")
+    def fail(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO t VALUES (1)")
+        seen = trio.from_thread.run_sync(database.read, "SELECT x FROM t ORDER BY x")
+        assert seen == [], "a read saw half of it"
+        raise RuntimeError("no")
 
-        with pytest.raises(RuntimeError, match="no"):
-            await database.transact(fail)
-        async with trio.open_nursery() as nursery:
-            for x in range(20):
-                nursery.start_soon(
-                    database.transact,
-                    lambda c, x=x: c.execute("INSERT INTO t VALUES (?)", (x,)),
-                )
-        database.close()
-        again = disk.database("folder/state.sqlite")
-        assert again.read("SELECT COUNT(*) FROM t ORDER BY 1") == [(20,)]
-        assert again.read("PRAGMA journal_mode") == [("wal",)]
-        again.close()
-
-    trio.run(main)
-
-
-def test_a_cancelled_transaction_ends_before_the_next_begins(tmp_path: Path) -> None:
-    async def main() -> None:
-        database = LocalDisk(tmp_path).database("state.sqlite")
-        await database.transact(lambda c: c.execute("CREATE TABLE t (x INTEGER)"))
-        with trio.CancelScope() as scope:
-
-            def insert(connection: sqlite3.Connection) -> None:
-                trio.from_thread.run_sync(scope.cancel)
-                connection.execute("INSERT INTO t VALUES (1)")
-
-            await database.transact(insert)
-        assert database.read("SELECT x FROM t ORDER BY x") == [(1,)]
-        await database.transact(lambda c: c.execute("INSERT INTO t VALUES (2)"))
-        assert database.read("SELECT x FROM t ORDER BY x") == [(1,), (2,)]
-        database.close()
-
-    trio.run(main)
-
-
-def test_a_database_that_cannot_grow_says_so_and_stays_usable(tmp_path: Path) -> None:
-    async def main() -> None:
-        database = LocalDisk(tmp_path).database("state.sqlite")
-
-        def create(connection: sqlite3.Connection) -> None:
-            connection.execute("CREATE TABLE t (x BLOB)")
-            connection.execute("PRAGMA max_page_count = 10")
-
-        await database.transact(create)
-        with pytest.raises(DiskFullError, match="cannot grow"):
-            await database.transact(
-                lambda c: c.execute("INSERT INTO t VALUES (?)", (bytes(100_000),))
+    with pytest.raises(RuntimeError, match="no"):
+        await database.transact(fail)
+    async with trio.open_nursery() as nursery:
+        for x in range(20):
+            nursery.start_soon(
+                database.transact,
+                lambda c, x=x: c.execute("INSERT INTO t VALUES (?)", (x,)),
             )
-        await database.transact(lambda c: c.execute("INSERT INTO t VALUES (?)", (b"small",)))
-        assert database.read("SELECT x FROM t ORDER BY x") == [(b"small",)]
-        database.close()
+    database.close()
+    again = disk.database("folder/state.sqlite")
+    assert again.read("SELECT COUNT(*) FROM t ORDER BY 1") == [(20,)]
+    assert again.read("PRAGMA journal_mode") == [("wal",)]
+    again.close()
 
-    trio.run(main)
+
+async def test_a_cancelled_transaction_ends_before_the_next_begins(tmp_path: Path) -> None:
+    database = LocalDisk(tmp_path).database("state.sqlite")
+    await database.transact(lambda c: c.execute("CREATE TABLE t (x INTEGER)"))
+    with trio.CancelScope() as scope:
+
+        def insert(connection: sqlite3.Connection) -> None:
+            trio.from_thread.run_sync(scope.cancel)
+            connection.execute("INSERT INTO t VALUES (1)")
+
+        await database.transact(insert)
+    assert database.read("SELECT x FROM t ORDER BY x") == [(1,)]
+    await database.transact(lambda c: c.execute("INSERT INTO t VALUES (2)"))
+    assert database.read("SELECT x FROM t ORDER BY x") == [(1,), (2,)]
+    database.close()
 
 
-def test_reads_cannot_write(tmp_path: Path) -> None:
-    async def main() -> None:
-        database = LocalDisk(tmp_path).database("state.sqlite")
-        await database.transact(lambda c: c.execute("CREATE TABLE t (x INTEGER)"))
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
-            database.read("INSERT INTO t VALUES (1)")
-        database.close()
+async def test_a_database_that_cannot_grow_says_so_and_stays_usable(tmp_path: Path) -> None:
+    database = LocalDisk(tmp_path).database("state.sqlite")
 
-    trio.run(main)
+    def create(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE t (x BLOB)")
+        connection.execute("PRAGMA max_page_count = 10")
+
+    await database.transact(create)
+    with pytest.raises(DiskFullError, match="cannot grow"):
+        await database.transact(lambda c: c.execute("INSERT INTO t VALUES (?)", (bytes(100_000),)))
+    await database.transact(lambda c: c.execute("INSERT INTO t VALUES (?)", (b"small",)))
+    assert database.read("SELECT x FROM t ORDER BY x") == [(b"small",)]
+    database.close()
+
+
+async def test_reads_cannot_write(tmp_path: Path) -> None:
+    database = LocalDisk(tmp_path).database("state.sqlite")
+    await database.transact(lambda c: c.execute("CREATE TABLE t (x INTEGER)"))
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        database.read("INSERT INTO t VALUES (1)")
+    database.close()
 
 
 @pytest.mark.parametrize("where", [0, 5000], ids=["no database", "damaged inside"])
-def test_a_damaged_database_says_so_in_one_sentence(tmp_path: Path, where: int) -> None:
-    async def main() -> None:
-        disk = LocalDisk(tmp_path)
-        database = disk.database("ledger.sqlite")
-        await database.transact(lambda c: c.execute("CREATE TABLE t (x BLOB)"))
-        await database.transact(
-            lambda c: c.executemany("INSERT INTO t VALUES (?)", [(bytes(500),)] * 100)
-        )
-        database.close()
-        with sqlite3.connect(tmp_path / "ledger.sqlite") as plain:
-            plain.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        plain.close()
-        with (tmp_path / "ledger.sqlite").open("r+b") as file:
-            file.seek(where)
-            file.write(b"\xff" * 8000)
-        with pytest.raises(DamagedError, match=r"ledger.sqlite is damaged \(.*\); restore it"):
-            disk.database("ledger.sqlite").read("SELECT x FROM t ORDER BY x")
-
-    trio.run(main)
+async def test_a_damaged_database_says_so_in_one_sentence(tmp_path: Path, where: int) -> None:
+    disk = LocalDisk(tmp_path)
+    database = disk.database("ledger.sqlite")
+    await database.transact(lambda c: c.execute("CREATE TABLE t (x BLOB)"))
+    await database.transact(
+        lambda c: c.executemany("INSERT INTO t VALUES (?)", [(bytes(500),)] * 100)
+    )
+    database.close()
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as plain:
+        plain.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    plain.close()
+    with (tmp_path / "ledger.sqlite").open("r+b") as file:
+        file.seek(where)
+        file.write(b"\xff" * 8000)
+    with pytest.raises(DamagedError, match=r"ledger.sqlite is damaged \(.*\); restore it"):
+        disk.database("ledger.sqlite").read("SELECT x FROM t ORDER BY x")
