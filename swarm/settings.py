@@ -189,11 +189,6 @@ def load_settings(config: Path | None, flags: dict[str, Any]) -> PeerSettings:
     """
     where = f"--config {config}" if config is not None else "settings"
     table = read_toml(config, where) if config is not None else {}
-    if "options" in table:
-        raise UserError(
-            f'{where}: [options] has become a table for each role; write "trainer.model" as model '
-            "under [trainer]"
-        )
     roles = entry_points(group=ROLE_GROUP).names
     tables = {
         key: value for key, value in table.items() if key in roles and isinstance(value, dict)

@@ -10,7 +10,7 @@ import trio
 from swarm.events import Events
 from swarm.kademlia.dht import Kademlia
 from swarm.kademlia.records import Validator
-from swarm.node.node import Node, StoredSequence, create_tables
+from swarm.node.node import Node, create_tables
 from swarm.run.records import record_validators
 from swarm.settings import PeerSettings
 from swarm.transport import Transport
@@ -52,7 +52,7 @@ async def assemble(
             events=events,
             settings=settings,
             database=database,
-            sequencer=Sequencer(StoredSequence(database), world.wall_time),
+            sequencer=Sequencer(database, world.wall_time),
             manifests=dict(manifests),
         )
         node.serve_manifests()

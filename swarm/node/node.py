@@ -73,31 +73,9 @@ RECORD_BYTES_MAX = 11 * 1024
 records fit the frame in which they are forwarded."""
 
 
-class StoredSequence:
-    """The sequence number of signed messages, stored in the peer's own database."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def load(self) -> int:
-        rows = self._database.read("SELECT value FROM sequence WHERE id = 0 ORDER BY id")
-        return int(rows[0][0]) if rows else 0
-
-    async def save(self, value: int) -> None:
-        await self._database.transact(
-            lambda connection: connection.execute(
-                "INSERT INTO sequence (id, value) VALUES (0, ?) "
-                "ON CONFLICT (id) DO UPDATE SET value = excluded.value",
-                (value,),
-            )
-        )
-
-
 def create_tables(connection: sqlite3.Connection) -> None:
     """Create the tables of a node's database."""
-    connection.execute(
-        "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER NOT NULL)"
-    )
+    connection.execute(Sequencer.TABLE)
     connection.execute(
         "CREATE TABLE IF NOT EXISTS manifests (run TEXT NOT NULL, version INTEGER NOT NULL, "
         "digest BLOB NOT NULL, envelope BLOB NOT NULL, PRIMARY KEY (run, digest)) WITHOUT ROWID"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import blake3
+import msgspec
 
 from swarm.errors import UserError
 from swarm.wire.envelope import (
@@ -16,7 +17,7 @@ from swarm.wire.envelope import (
     open_envelope,
 )
 from swarm.wire.manifest import RunManifest
-from swarm.wire.protocol import UPGRADE, protocol_problem
+from swarm.wire.protocol import PROTOCOL_VERSION, UPGRADE, protocol_problem
 from swarm.wire.succession import NotAuthorised, ownership_of
 
 MANIFEST_LIFETIME_SECONDS = 90 * 24 * 3600.0
@@ -46,6 +47,20 @@ def load_manifest(path: Path) -> Envelope:
     except OSError as error:
         raise UserError(f"run manifest {path} cannot be read ({error.strerror})") from error
     return check_manifest(raw, str(path))
+
+
+def with_needs(manifest: RunManifest, where: str) -> RunManifest:
+    """Return the manifest with this build's protocol version as the one that its peers need: who
+    signs it describes the run by what this build knows.
+
+    `where` names the file in which the owner set `needs`. Raises `UserError` for a higher version.
+    """
+    if manifest.needs > PROTOCOL_VERSION:
+        raise UserError(
+            f"{where}: needs is {manifest.needs}, and this build speaks {PROTOCOL_VERSION}; it "
+            "can sign no run that it does not understand"
+        )
+    return msgspec.structs.replace(manifest, needs=PROTOCOL_VERSION)
 
 
 class Outgrown(UserError):

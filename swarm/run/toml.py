@@ -14,10 +14,10 @@ from typing import Any
 
 from swarm.errors import UserError
 from swarm.run.bounds import check_manifest_numbers, check_peer_id
-from swarm.run.needs import with_needs
+from swarm.run.manifest import with_needs
 from swarm.run.recipes import apply_recipe
 from swarm.terminal.tables import read_toml, struct_from_mapping
-from swarm.wire.manifest import EnvironmentReference, Optimiser, OptionValue, RunManifest
+from swarm.wire.manifest import EnvironmentReference, OptionValue, RunManifest
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class RunHashes:
 def describe_run(path: Path) -> RunDescription:
     """Read a run's TOML file. Raises a `UserError` that names the key and its value."""
     table = read_toml(path, str(path))
-    _refuse_old_keys(table, path)
     table = apply_recipe(table, str(path))
     model = table.get("model")
     if not isinstance(model, str):
@@ -93,22 +92,3 @@ def unhashed_manifest(path: Path) -> RunManifest:
     `manifest_from_toml`."""
     unknown = [bytes(32) for _ in describe_run(path).environments]
     return manifest_from_toml(path, RunHashes(tokenizer=bytes(32), probes=unknown))
-
-
-OLD_KEYS = {
-    "environment": "[[environments]]",
-    **{f"objective.{name}": f"optimiser.{name}" for name in Optimiser.__struct_fields__},
-    **{
-        f"filters.{name}": f"environments.{name}"
-        for name in ("spread", "accuracy_min", "accuracy_max")
-    },
-}
-"""Former names of keys in a run's TOML file, with their present names."""
-
-
-def _refuse_old_keys(table: Mapping[str, Any], path: Path) -> None:
-    for old, new in OLD_KEYS.items():
-        section, _, key = old.rpartition(".")
-        found = table.get(section) if section else table
-        if isinstance(found, Mapping) and key in found:
-            raise UserError(f"{path}: {old} is called {new} now; rename it")

@@ -7,9 +7,14 @@ from pathlib import Path
 
 from swarm.errors import PeerError, SwarmError, UserError
 from swarm.run.changes import NEVER, Change, changes, values_listed
-from swarm.run.manifest import MANIFEST_LIFETIME_SECONDS, content_digest, load_manifest, manifest_in
+from swarm.run.manifest import (
+    MANIFEST_LIFETIME_SECONDS,
+    content_digest,
+    load_manifest,
+    manifest_in,
+    with_needs,
+)
 from swarm.run.manifest_exchange import ask_for_manifests
-from swarm.run.needs import with_needs
 from swarm.transport import Transport
 from swarm.wire.envelope import Envelope, seal
 from swarm.wire.identity import Identity, PeerId

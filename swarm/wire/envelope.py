@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import blake3
 import msgspec
@@ -27,7 +27,7 @@ from swarm.wire.kinds import KINDS, kind_of
 from swarm.wire.manifest import NEEDS_INDEX, RunManifest
 from swarm.wire.messages import Count, Message, PeerRecord, StateMessage
 from swarm.wire.protocol import PROTOCOL_VERSION, ProtocolVersion
-from swarm.world import World
+from swarm.world import Database, World
 
 ENVELOPE_VERSION = 1
 """Version of the envelope itself, which has never changed. Envelopes of another are dropped."""
@@ -297,14 +297,6 @@ def open_envelope(raw: bytes) -> Envelope:
     return _opened.get().open(bytes(raw))
 
 
-class SequenceStore(Protocol):
-    """Durable storage of the last sequence number."""
-
-    def load(self) -> int: ...
-
-    async def save(self, value: int) -> None: ...
-
-
 class Sequencer:
     """Makes sequence numbers that always increase, across restarts and clock steps.
 
@@ -314,10 +306,14 @@ class Sequencer:
 
     RESERVE = 10_000
 
-    def __init__(self, store: SequenceStore, wall_time: Callable[[], float]) -> None:
-        self._store = store
+    TABLE = "CREATE TABLE IF NOT EXISTS sequence (id INTEGER PRIMARY KEY, value INTEGER NOT NULL)"
+
+    def __init__(self, database: Database, wall_time: Callable[[], float]) -> None:
+        """`database` has `TABLE`."""
+        self._database = database
         self._wall_time = wall_time
-        self._last = store.load()
+        rows = database.read("SELECT value FROM sequence WHERE id = 0 ORDER BY id")
+        self._last = int(rows[0][0]) if rows else 0
         self._reserved = self._last
         self.signed_until = (self._last - self.RESERVE) / 1000
         """Wall time, by the clock of that time, at which this peer last signed before its
@@ -328,7 +324,11 @@ class Sequencer:
         self._last = max(self._last + 1, int(self._wall_time() * 1000))
         if self._last > self._reserved:
             self._reserved = self._last + self.RESERVE
-            await self._store.save(self._reserved)
+            await self._database.transact(
+                lambda connection: connection.execute(
+                    "INSERT OR REPLACE INTO sequence (id, value) VALUES (0, ?)", (self._reserved,)
+                )
+            )
         return self._last
 
 

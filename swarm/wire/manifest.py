@@ -537,7 +537,7 @@ class RunManifest(StateMessage, frozen=True, kw_only=True):
     outer: Outer = Outer()
     values: Values = Values()
     needs: ProtocolVersion = 1
-    """Protocol version that peers of this run need at least (`swarm.run.needs`)."""
+    """Protocol version that peers of this run need at least: that of the build that signed it."""
     standbys: Annotated[list[TrustedKey], Meta(max_length=8)] = msgspec.field(default_factory=list)
     """Peers that hold copies of the trainer's state, and may take its place."""
     successors: Annotated[list[Key], Meta(max_length=8)] = msgspec.field(default_factory=list)

@@ -26,7 +26,6 @@ from peers.outer.backends.installed import recipe_of
 from swarm.errors import PeerError, UserError
 from swarm.node.joining import NO_WAY_IN, find_run, join_network
 from swarm.node.local import open_node
-from swarm.run import needs
 from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
 from swarm.terminal.exit import exit_with
@@ -302,7 +301,7 @@ def test_runs_of_newer_builds_stand_beside_others(
     plain = signed_manifest(tmp_path, OWNER)
     future = replace(plain.expect(RunManifest), name="future", needs=PROTOCOL_VERSION + 1)
     with monkeypatch.context() as patch:
-        patch.setattr(needs, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+        patch.setattr("swarm.run.manifest.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
         newer = sign_manifest(OWNER, future, time.time())
     sentence = f"future needs protocol version {PROTOCOL_VERSION + 1}, and this build speaks"
     listen = ["/ip4/127.0.0.1/tcp/0"]

@@ -16,7 +16,7 @@ from swarm.kademlia.dht import Kademlia
 from swarm.ledger.client import fetch_log, open_ledger
 from swarm.ledger.entries import Entry
 from swarm.ledger.receipts import Receipt, receipts_of
-from swarm.node.node import Node, StoredSequence, create_tables
+from swarm.node.node import Node, create_tables
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import TrustedPart
 from swarm.run.records import record_validators
@@ -124,7 +124,7 @@ class Swarm:
                 events=events,
                 settings=PeerSettings(role=["observer"], **self.settings),
                 database=database,
-                sequencer=Sequencer(StoredSequence(database), world.wall_time),
+                sequencer=Sequencer(database, world.wall_time),
             )
             node.serve_manifests()
             for peer in sorted(self._addresses):

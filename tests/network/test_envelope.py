@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -40,6 +41,7 @@ from swarm.wire.messages import (
     Submission,
     Verdict,
 )
+from swarm.world.disk import LocalDatabase
 from tests.network.harness import identity, in_virtual_time, manifest, sealed, sealed_manifest
 from tests.worlds import VirtualWorld
 
@@ -353,28 +355,17 @@ def test_a_manifest_is_bounded_when_decoded() -> None:
         )
 
 
-class _Store:
-    def __init__(self) -> None:
-        self.value = 0
-        self.saves = 0
-
-    def load(self) -> int:
-        return self.value
-
-    async def save(self, value: int) -> None:
-        self.value = value
-        self.saves += 1
-
-
-def test_sequences_grow_over_restarts_and_clocks_that_go_back() -> None:
+def test_sequences_grow_over_restarts_and_clocks_that_go_back(tmp_path: Path) -> None:
     async def main() -> None:
-        store, clock = _Store(), [1000.0]
-        sequencer = Sequencer(store, lambda: clock[0])
+        database, clock = LocalDatabase(tmp_path / "peer.sqlite"), [1000.0]
+        await database.transact(lambda connection: connection.execute(Sequencer.TABLE))
+        sequencer = Sequencer(database, lambda: clock[0])
         first = [await sequencer.next() for _ in range(100)]
         assert first == sorted(set(first))
-        assert store.saves == 1
+        assert database.read("SELECT value FROM sequence ORDER BY id") == [(1_010_000,)]
         clock[0] = 500.0
-        restarted = Sequencer(store, lambda: clock[0])
+        restarted = Sequencer(database, lambda: clock[0])
         assert await restarted.next() > first[-1]
+        database.close()
 
     trio.run(main)

@@ -16,22 +16,13 @@ from swarm.errors import UserError, leaf_errors
 from swarm.gossip.topics import Push
 from swarm.node.joining import is_outgrown
 from swarm.run.admission import NotAdmitted
-from swarm.run.manifest import Outgrown, check_manifest
-from swarm.run.needs import FEATURES, features_of, with_needs
+from swarm.run.manifest import Outgrown, check_manifest, with_needs
 from swarm.run.update import sign_manifest
 from swarm.wire.envelope import INVALID_MAX, Dropped, Envelope, NeedsNewer, open_envelope
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import (
     NEEDS_INDEX,
-    Adapter,
-    Curriculum,
-    EnvironmentReference,
-    Objective,
-    Outer,
-    ProcessRewards,
     RunManifest,
-    TrustedKey,
-    Values,
 )
 from swarm.wire.messages import Heartbeat
 from swarm.wire.protocol import PROTOCOL_OLDEST, PROTOCOL_VERSION, protocol_problem
@@ -167,40 +158,8 @@ def test_a_build_that_left_old_versions_behind_refuses_their_runs(
         check_manifest(sealed_manifest(OWNER, PLAIN).raw, "a file")
 
 
-USES: dict[str, dict[str, Any]] = {
-    "adapter": {"adapter": Adapter(rank=8)},
-    "sampling.swaps_max": {"sampling": replace(PLAIN.sampling, swaps_max=1)},
-    "thresholds.quantised_weights": {
-        "thresholds": replace(PLAIN.thresholds, quantised_weights=["fp8"])
-    },
-    "objective.router_replay": {"objective": Objective(router_replay=True)},
-    "objective.name = synthesis": {"objective": Objective(name="synthesis")},
-    "objective.advantage": {"objective": Objective(advantage="rloo")},
-    "objective.process": {"objective": Objective(process=ProcessRewards(weight=1.0))},
-    "environments.where = served": {
-        "environments": [EnvironmentReference(name="a", version="1", where="served")]
-    },
-    "environments.curriculum": {
-        "environments": [
-            EnvironmentReference(name="a", version="1", curriculum=Curriculum(weights=[1.0, 2.0]))
-        ]
-    },
-    "outer": {"outer": Outer(rounds=1)},
-    "standbys": {"standbys": [TrustedKey(peer=WORKER.peer_id)]},
-    "successors": {"successors": [WORKER.peer_id]},
-    "values.estimate = continuations": {"values": Values(estimate="continuations")},
-}
-
-
-def test_a_signed_run_needs_what_its_features_need() -> None:
-    assert set(USES) == {feature.name for feature in FEATURES}
-    assert sign_manifest(OWNER, PLAIN, WALL).expect(RunManifest).needs == 1
-    for feature in FEATURES:
-        using = replace(PLAIN, **USES[feature.name])
-        assert features_of(using) == [feature]
-        assert sign_manifest(OWNER, using, WALL).expect(RunManifest).needs == feature.version
-        assert PROTOCOL_OLDEST <= feature.version <= PROTOCOL_VERSION
-    assert with_needs(replace(PLAIN, needs=PROTOCOL_VERSION)).needs == PROTOCOL_VERSION
+def test_a_signed_run_needs_the_version_of_the_build_that_signed_it() -> None:
+    assert sign_manifest(OWNER, PLAIN, WALL).expect(RunManifest).needs == PROTOCOL_VERSION
     with pytest.raises(UserError, match=f"run.toml: needs is {NEWER}"):
         with_needs(replace(PLAIN, needs=NEWER), "run.toml")
 

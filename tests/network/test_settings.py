@@ -40,7 +40,6 @@ def test_each_role_has_a_table(tmp_path: Path) -> None:
         ("[trainor]\nmodel = 'x'\n", r"unknown key 'trainor'; there are: \[environment\]"),
         ("[tables.inference]\nthreads = 1\n", "unknown key 'tables'"),
         ("inference = 3\n", "unknown key 'inference'"),
-        ("[options]\n'trainer.model' = 'x'\n", r"\[options\] has become a table for each role"),
         ("rolle = ['relay']\n", "unknown key 'rolle'; there are: .*role"),
     ],
 )
