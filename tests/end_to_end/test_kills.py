@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import trio
 
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
@@ -18,66 +17,60 @@ LIFE_SECONDS = 60.0
 
 
 @pytest.mark.slow
-def test_every_peer_is_killed_once(tmp_path: Path, base: Path, fork_server: Path) -> None:
-    async def main() -> None:
-        steps = 12
-        async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
-            await peers.start()
-            trainer = peers["trainer"]
-            await trainer.says("trainer.checkpoint_published", step=2)
-            await peers["inference-1"].kill()
-            await trainer.says("trainer.checkpoint_published", step=4)
-            peers.restart("inference-1")
-            await peers["validator"].kill()
-            peers.restart("validator")
-            await trainer.says("trainer.checkpoint_published", step=6)
-            await peers["relay"].kill()
-            peers.restart("relay")
-            await trainer.says("trainer.checkpoint_published", step=8)
-            since = len(trainer.events)
-            await trainer.kill()
-            peers.restart("trainer")
-            resumed = await trainer.says("trainer.resumed", since=since)
-            assert resumed["step"] >= 4  # the state is at most five steps old; the rest is repeated
-            await trainer.says("trainer.checkpoint_published", step=10)
-            await peers["bootstrap"].kill()
-            peers.restart("bootstrap")
-            await peers.complete(steps * STEP_SECONDS)
-            assert await trainer.ended(30) == 0
-            check_nobody_was_wronged(check_accounts(peers))
-
-    trio.run(main)
+async def test_every_peer_is_killed_once(tmp_path: Path, base: Path, fork_server: Path) -> None:
+    steps = 12
+    async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
+        await peers.start()
+        trainer = peers["trainer"]
+        await trainer.says("trainer.checkpoint_published", step=2)
+        await peers["inference-1"].kill()
+        await trainer.says("trainer.checkpoint_published", step=4)
+        peers.restart("inference-1")
+        await peers["validator"].kill()
+        peers.restart("validator")
+        await trainer.says("trainer.checkpoint_published", step=6)
+        await peers["relay"].kill()
+        peers.restart("relay")
+        await trainer.says("trainer.checkpoint_published", step=8)
+        since = len(trainer.events)
+        await trainer.kill()
+        peers.restart("trainer")
+        resumed = await trainer.says("trainer.resumed", since=since)
+        assert resumed["step"] >= 4  # the state is at most five steps old; the rest is repeated
+        await trainer.says("trainer.checkpoint_published", step=10)
+        await peers["bootstrap"].kill()
+        peers.restart("bootstrap")
+        await peers.complete(steps * STEP_SECONDS)
+        assert await trainer.ended(30) == 0
+        check_nobody_was_wronged(check_accounts(peers))
 
 
 @pytest.mark.slow
-def test_every_child_is_killed_once_and_no_peer_ends(
+async def test_every_child_is_killed_once_and_no_peer_ends(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
-    async def main() -> None:
-        steps = 12
-        async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
-            await peers.start()
-            trainer = peers["trainer"]
-            step = 2
-            for name, child in [
-                ("inference-1", "engine"),
-                ("validator", "inspector"),
-                ("validator", "prefill"),
-                ("trainer", "trainer"),
-                ("trainer", "trainer"),
-            ]:
-                await trainer.says("trainer.checkpoint_published", step=step)
-                since = len(peers[name].events)
-                os.kill(peers[name].children()[child], signal.SIGKILL)
-                await peers[name].says("compute.child_restarted", since=since, name=child)
-                step += 2
-            await peers.complete(steps * STEP_SECONDS)
-            for peer in [trainer, *peers.of_role("inference")]:
-                assert await peer.ended(30) == 0, peer.complaints
-            assert peers["validator"].status.value is None
-            check_nobody_was_wronged(check_accounts(peers))
-
-    trio.run(main)
+    steps = 12
+    async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
+        await peers.start()
+        trainer = peers["trainer"]
+        step = 2
+        for name, child in [
+            ("inference-1", "engine"),
+            ("validator", "inspector"),
+            ("validator", "prefill"),
+            ("trainer", "trainer"),
+            ("trainer", "trainer"),
+        ]:
+            await trainer.says("trainer.checkpoint_published", step=step)
+            since = len(peers[name].events)
+            os.kill(peers[name].children()[child], signal.SIGKILL)
+            await peers[name].says("compute.child_restarted", since=since, name=child)
+            step += 2
+        await peers.complete(steps * STEP_SECONDS)
+        for peer in [trainer, *peers.of_role("inference")]:
+            assert await peer.ended(30) == 0, peer.complaints
+        assert peers["validator"].status.value is None
+        check_nobody_was_wronged(check_accounts(peers))
 
 
 MOMENTS = [
@@ -98,25 +91,22 @@ MOMENTS = [
 
 
 @pytest.mark.slow
-def test_the_trainer_dies_at_every_moment_of_a_step(
+async def test_the_trainer_dies_at_every_moment_of_a_step(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
-    async def main() -> None:
-        steps = 4 * len(MOMENTS) + 2  # a life may take further steps while one is published
-        async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
-            await peers.start()
-            trainer = peers["trainer"]
-            await trainer.says("trainer.checkpoint_published", step=1)
-            await trainer.kill()
-            for moment in MOMENTS:
-                # Two steps per process, since the first one after a resumption leaves other state.
-                peers.restart("trainer", ["tests.end_to_end.dying_trainer", moment, "2"])
-                assert await trainer.ended(LIFE_SECONDS) == -9, moment
-            since = len(trainer.events)
-            peers.restart("trainer")
-            await trainer.says("trainer.resumed", since=since)
-            await peers.complete(steps * STEP_SECONDS)
-            assert await trainer.ended(30) == 0
-            check_nobody_was_wronged(check_accounts(peers))
-
-    trio.run(main)
+    steps = 4 * len(MOMENTS) + 2  # a life may take further steps while one is published
+    async with swarm(tmp_path, base, fork_server, names=NAMES, steps=steps) as peers:
+        await peers.start()
+        trainer = peers["trainer"]
+        await trainer.says("trainer.checkpoint_published", step=1)
+        await trainer.kill()
+        for moment in MOMENTS:
+            # Two steps per process, since the first one after a resumption leaves other state.
+            peers.restart("trainer", ["tests.end_to_end.dying_trainer", moment, "2"])
+            assert await trainer.ended(LIFE_SECONDS) == -9, moment
+        since = len(trainer.events)
+        peers.restart("trainer")
+        await trainer.says("trainer.resumed", since=since)
+        await peers.complete(steps * STEP_SECONDS)
+        assert await trainer.ended(30) == 0
+        check_nobody_was_wronged(check_accounts(peers))

@@ -69,57 +69,50 @@ def make_peers(
 
 
 @pytest.mark.slow
-def test_a_trainer_killed_in_its_round_ends_with_the_same_model(
+async def test_a_trainer_killed_in_its_round_ends_with_the_same_model(
     tmp_path: Path, fork_server: Path
 ) -> None:
-    async def main() -> None:
-        bootstrap, *trainers = make_peers(tmp_path, fork_server)
-        async with trio.open_nursery() as nursery:
-            bootstrap.start(nursery)
-            await bootstrap.says("peer.listening", seconds=START_SECONDS)
-            for peer in trainers:
-                peer.start(nursery)
-            for peer in trainers:
-                await peer.says("outer.merged", round=1, seconds=START_SECONDS)
-            await trainers[1].kill()
-            trainers[1].start(nursery)
-            for peer in trainers:
-                await peer.says("outer.run_complete", seconds=START_SECONDS + 2 * STEP_SECONDS)
-            nursery.cancel_scope.cancel()
-        states = {
-            (event["record"], event["state"])
-            for peer in trainers
-            for event in peer.heard("outer.merged")
-        }
-        assert len({record for record, _ in states}) == len(states)
-        assert model_of(trainers[0]) == model_of(trainers[1])
-
-    trio.run(main)
+    bootstrap, *trainers = make_peers(tmp_path, fork_server)
+    async with trio.open_nursery() as nursery:
+        bootstrap.start(nursery)
+        await bootstrap.says("peer.listening", seconds=START_SECONDS)
+        for peer in trainers:
+            peer.start(nursery)
+        for peer in trainers:
+            await peer.says("outer.merged", round=1, seconds=START_SECONDS)
+        await trainers[1].kill()
+        trainers[1].start(nursery)
+        for peer in trainers:
+            await peer.says("outer.run_complete", seconds=START_SECONDS + 2 * STEP_SECONDS)
+        nursery.cancel_scope.cancel()
+    states = {
+        (event["record"], event["state"])
+        for peer in trainers
+        for event in peer.heard("outer.merged")
+    }
+    assert len({record for record, _ in states}) == len(states)
+    assert model_of(trainers[0]) == model_of(trainers[1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["command", "ranks"])
-def test_a_trainer_that_is_alone_trains_to_the_end(
+async def test_a_trainer_that_is_alone_trains_to_the_end(
     how: str, tmp_path: Path, fork_server: Path
 ) -> None:
     """By `swarm train --bootstrap`, and as two ranks of `torchrun`, all of which end."""
-
-    async def main() -> None:
-        bootstrap, trainer, _ = make_peers(tmp_path, fork_server)
-        if how == "command":
-            as_command(trainer, bootstrap, tmp_path)
-        else:
-            as_ranks(trainer)
-        async with trio.open_nursery() as nursery:
-            bootstrap.start(nursery)
-            await bootstrap.says("peer.listening", seconds=START_SECONDS)
-            trainer.start(nursery)
-            status = await trainer.ended(2 * START_SECONDS + STEP_SECONDS)
-            assert (status, trainer.left_behind) == (0, set()), trainer.complaints
-            assert model_of(trainer)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    bootstrap, trainer, _ = make_peers(tmp_path, fork_server)
+    if how == "command":
+        as_command(trainer, bootstrap, tmp_path)
+    else:
+        as_ranks(trainer)
+    async with trio.open_nursery() as nursery:
+        bootstrap.start(nursery)
+        await bootstrap.says("peer.listening", seconds=START_SECONDS)
+        trainer.start(nursery)
+        status = await trainer.ended(2 * START_SECONDS + STEP_SECONDS)
+        assert (status, trainer.left_behind) == (0, set()), trainer.complaints
+        assert model_of(trainer)
+        nursery.cancel_scope.cancel()
 
 
 def model_of(peer: Peer) -> bytes:

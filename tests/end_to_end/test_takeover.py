@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import trio
 
 from tests.end_to_end.harness import STEP_SECONDS, Person, Swarm, swarm
 
@@ -40,56 +39,50 @@ async def goes_on(peers: Swarm, marks: dict[str, int]) -> int:
 
 
 @pytest.mark.slow
-def test_a_standby_takes_over_and_the_trainer_that_returns_stands_by(
+async def test_a_standby_takes_over_and_the_trainer_that_returns_stands_by(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
-    async def main() -> None:
-        settings = {"trainer": OFTEN, "trainer-2": OFTEN}
-        async with swarm(
-            tmp_path, base, fork_server, names=NAMES, steps=500, settings=settings
-        ) as peers:
-            trainer, standby = peers["trainer"], peers["trainer-2"]
-            await peers.start()
-            await standby.says("standby.bundle_received", seconds=3 * STEP_SECONDS)
-            await trainer.kill()
-            marks = {name: len(peers[name].events) for name in NAMES}
-            forced = await typed(peers, "takeover", "--force")
-            assert forced.status.value == 0, forced.complaints
-            assert any("standing by, with the state of step" in line for line in forced.output)
-            await goes_on(peers, marks)
+    settings = {"trainer": OFTEN, "trainer-2": OFTEN}
+    async with swarm(
+        tmp_path, base, fork_server, names=NAMES, steps=500, settings=settings
+    ) as peers:
+        trainer, standby = peers["trainer"], peers["trainer-2"]
+        await peers.start()
+        await standby.says("standby.bundle_received", seconds=3 * STEP_SECONDS)
+        await trainer.kill()
+        marks = {name: len(peers[name].events) for name in NAMES}
+        forced = await typed(peers, "takeover", "--force")
+        assert forced.status.value == 0, forced.complaints
+        assert any("standing by, with the state of step" in line for line in forced.output)
+        await goes_on(peers, marks)
 
-            peers.restart("trainer")
-            back = await trainer.says("standby.bundle_received", since=marks["trainer"])
-            assert back["lineage"] == NEW_LINEAGE
-            assert not trainer.heard("trainer.checkpoint_published", marks["trainer"])
-
-    trio.run(main)
+        peers.restart("trainer")
+        back = await trainer.says("standby.bundle_received", since=marks["trainer"])
+        assert back["lineage"] == NEW_LINEAGE
+        assert not trainer.heard("trainer.checkpoint_published", marks["trainer"])
 
 
 @pytest.mark.slow
-def test_a_run_whose_every_state_is_lost_goes_on_with_its_newest_policy(
+async def test_a_run_whose_every_state_is_lost_goes_on_with_its_newest_policy(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
-    async def main() -> None:
-        async with swarm(tmp_path, base, fork_server, names=NAMES, steps=500) as peers:
-            trainer, standby = peers["trainer"], peers["trainer-2"]
-            await peers.start(*(name for name in NAMES if name != "trainer-2"))
-            await peers["inference-1"].says(
-                "shardcast.checkpoint_complete", step=3, seconds=3 * STEP_SECONDS
-            )
-            await trainer.kill()
-            shutil.rmtree(trainer.home)
-            marks = {name: len(peers[name].events) for name in NAMES}
+    async with swarm(tmp_path, base, fork_server, names=NAMES, steps=500) as peers:
+        trainer, standby = peers["trainer"], peers["trainer-2"]
+        await peers.start(*(name for name in NAMES if name != "trainer-2"))
+        await peers["inference-1"].says(
+            "shardcast.checkpoint_complete", step=3, seconds=3 * STEP_SECONDS
+        )
+        await trainer.kill()
+        shutil.rmtree(trainer.home)
+        marks = {name: len(peers[name].events) for name in NAMES}
 
-            done = await typed(peers, "restore")
-            assert done.status.value == 0, done.complaints
-            assert "lost with the training state: the optimiser's moments" in "".join(done.output)
-            taken = await typed(peers, "takeover", "--force")
-            assert taken.status.value == 0, taken.complaints
-            standby.start(peers.nursery, "--new-log")  # half of the others are gone
-            assert await goes_on(peers, marks) >= 3
+        done = await typed(peers, "restore")
+        assert done.status.value == 0, done.complaints
+        assert "lost with the training state: the optimiser's moments" in "".join(done.output)
+        taken = await typed(peers, "takeover", "--force")
+        assert taken.status.value == 0, taken.complaints
+        standby.start(peers.nursery, "--new-log")  # half of the others are gone
+        assert await goes_on(peers, marks) >= 3
 
-            again = await typed(peers, "restore")
-            assert "has a training state; start the trainer with --resume" in again.complaints[0]
-
-    trio.run(main)
+        again = await typed(peers, "restore")
+        assert "has a training state; start the trainer with --resume" in again.complaints[0]

@@ -39,42 +39,39 @@ def guest(peers: Swarm, folder: Path, *arguments: str) -> Person:
 
 
 @pytest.mark.slow
-def test_guests_who_cannot_take_part(tmp_path: Path, base: Path, fork_server: Path) -> None:
-    async def main() -> None:
-        names = ["bootstrap", "trainer", "validator"]
-        async with swarm(tmp_path / "swarm", base, fork_server, names=names, steps=9) as peers:
-            await peers.start()
-            await peers["trainer"].says("trainer.step_opened", seconds=START_SECONDS)
-            config = tmp_path / "small.toml"
-            config.write_text(f"quota_bytes = {CHECKPOINT_SHARE}\n")
-            lost = guest(peers, tmp_path / "lost", "--run", "nosuch")
-            cramped = guest(peers, tmp_path / "cramped", "--config", str(config))
-            false = guest(peers, tmp_path / "false", "--role", "validator")
-            odd = guest(peers, tmp_path / "odd", "--engine", "warp")
+async def test_guests_who_cannot_take_part(tmp_path: Path, base: Path, fork_server: Path) -> None:
+    names = ["bootstrap", "trainer", "validator"]
+    async with swarm(tmp_path / "swarm", base, fork_server, names=names, steps=9) as peers:
+        await peers.start()
+        await peers["trainer"].says("trainer.step_opened", seconds=START_SECONDS)
+        config = tmp_path / "small.toml"
+        config.write_text(f"quota_bytes = {CHECKPOINT_SHARE}\n")
+        lost = guest(peers, tmp_path / "lost", "--run", "nosuch")
+        cramped = guest(peers, tmp_path / "cramped", "--config", str(config))
+        false = guest(peers, tmp_path / "false", "--role", "validator")
+        odd = guest(peers, tmp_path / "odd", "--engine", "warp")
 
-            assert await lost.ended(TOLD_SECONDS) == 2
-            said = sentence(lost)
-            assert "no run named 'nosuch'" in said and f"it knows: {peers.run}" in said
+        assert await lost.ended(TOLD_SECONDS) == 2
+        said = sentence(lost)
+        assert "no run named 'nosuch'" in said and f"it knows: {peers.run}" in said
 
-            assert await false.ended(TOLD_SECONDS) == 2
-            said = sentence(false)
-            assert "does not name peer" in said and "as a validator; its owner must add" in said
+        assert await false.ended(TOLD_SECONDS) == 2
+        said = sentence(false)
+        assert "does not name peer" in said and "as a validator; its owner must add" in said
 
-            assert await odd.ended(TOLD_SECONDS) == 2
-            assert "engine 'warp' is unknown; there are: native, vllm" in sentence(odd)
-            assert not list((tmp_path / "odd").rglob("*.safetensors")), "fetched for nothing"
+        assert await odd.ended(TOLD_SECONDS) == 2
+        assert "engine 'warp' is unknown; there are: native, vllm" in sentence(odd)
+        assert not list((tmp_path / "odd").rglob("*.safetensors")), "fetched for nothing"
 
-            assert await cramped.ended(TOLD_SECONDS) == 2
-            said = sentence(cramped)
-            print(said)
-            assert "disk" in said or "quota" in said
-            assert not cramped.left_behind
-
-    trio.run(main)
+        assert await cramped.ended(TOLD_SECONDS) == 2
+        said = sentence(cramped)
+        print(said)
+        assert "disk" in said or "quota" in said
+        assert not cramped.left_behind
 
 
 @pytest.mark.slow
-def test_a_trainer_set_up_wrongly_says_so_in_one_sentence(
+async def test_a_trainer_set_up_wrongly_says_so_in_one_sentence(
     tmp_path: Path, base: Path, fork_server: Path
 ) -> None:
     pickled, bare = tmp_path / "pickled", tmp_path / "bare"
@@ -90,53 +87,46 @@ def test_a_trainer_set_up_wrongly_says_so_in_one_sentence(
         ({"model": str(base), "device": "tpu"}, "device 'tpu' is not on this machine; there are"),
         ({"model": str(base), "interpreter": "/nowhere/python"}, "/nowhere/python"),
     ]
-
-    async def main() -> None:
-        names = ["bootstrap", "trainer", "validator"]
-        async with swarm(tmp_path / "swarm", base, fork_server, names=names, steps=9) as peers:
-            await peers.start("bootstrap")
-            trainer = peers["trainer"]
-            for options, words in mistakes:
-                write_config(trainer.home / "settings.toml", "trainer", options)
-                del trainer.complaints[:]
-                trainer.start(peers.nursery)
-                assert await trainer.ended(TOLD_SECONDS) == 2
-                said = [line for line in trainer.complaints if not line.startswith("{")]
-                assert len(said) == 1 and said[0].startswith("error: "), said
-                assert words in said[0]
-
-    trio.run(main)
+    names = ["bootstrap", "trainer", "validator"]
+    async with swarm(tmp_path / "swarm", base, fork_server, names=names, steps=9) as peers:
+        await peers.start("bootstrap")
+        trainer = peers["trainer"]
+        for options, words in mistakes:
+            write_config(trainer.home / "settings.toml", "trainer", options)
+            del trainer.complaints[:]
+            trainer.start(peers.nursery)
+            assert await trainer.ended(TOLD_SECONDS) == 2
+            said = [line for line in trainer.complaints if not line.startswith("{")]
+            assert len(said) == 1 and said[0].startswith("error: "), said
+            assert words in said[0]
 
 
-def test_a_network_of_another_protocol_version(tmp_path: Path) -> None:
+async def test_a_network_of_another_protocol_version(tmp_path: Path) -> None:
     """A bootstrap peer of a future version answers, but speaks other protocols."""
 
     async def answer(stream: Stream) -> None:
         await stream.receive()
         await stream.end()
 
-    async def main() -> None:
-        port, bulk_port = free_ports(2)
-        future = Identity(bytes([9]) * 32)
-        async with open_libp2p(
-            future,
-            listen=[f"/ip4/127.0.0.1/tcp/{port}"],
-            bulk_port=bulk_port,
-            world=Machine(),
-            disk=LocalDisk(tmp_path / "future"),
-        ) as transport:
-            transport.serve("/swarm/runs/2.0.0", answer)
-            async with trio.open_nursery() as nursery:
-                person = Person(
-                    "guest",
-                    [sys.executable, "-m", "swarm.peer", "--bootstrap", transport.addresses()[0]],
-                    {"HOME": str(tmp_path)},
-                )
-                person.start(nursery)
-                assert await person.ended(TOLD_SECONDS) == 2
-                said = sentence(person)
-                print(said)
-                assert "version" in said and future.peer_id in said
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    port, bulk_port = free_ports(2)
+    future = Identity(bytes([9]) * 32)
+    async with open_libp2p(
+        future,
+        listen=[f"/ip4/127.0.0.1/tcp/{port}"],
+        bulk_port=bulk_port,
+        world=Machine(),
+        disk=LocalDisk(tmp_path / "future"),
+    ) as transport:
+        transport.serve("/swarm/runs/2.0.0", answer)
+        async with trio.open_nursery() as nursery:
+            person = Person(
+                "guest",
+                [sys.executable, "-m", "swarm.peer", "--bootstrap", transport.addresses()[0]],
+                {"HOME": str(tmp_path)},
+            )
+            person.start(nursery)
+            assert await person.ended(TOLD_SECONDS) == 2
+            said = sentence(person)
+            print(said)
+            assert "version" in said and future.peer_id in said
+            nursery.cancel_scope.cancel()
