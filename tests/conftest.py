@@ -1,5 +1,5 @@
-"""What all tests share: hypothesis with fewer examples than its default, and without
-wall-clock limits, which a busy machine would fail; and tests that are async functions."""
+"""What all tests share: asynchronous tests run in virtual time, and hypothesis with fewer examples
+than its default and without wall-clock limits, which a busy machine would fail."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -22,10 +23,15 @@ settings.load_profile("swarm")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is an async function: by its module's `run_test`, else by `trio.run`."""
-    test = pyfuncitem.obj
-    if not inspect.iscoroutinefunction(test):
+    """Run an asynchronous test with trio, on a clock that jumps while all tasks wait.
+
+    It does not wait for threads and sockets: tests with deadlines on these are `wall_clock`.
+    """
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
-    getattr(pyfuncitem.module, "run_test", trio.run)(partial(test, **arguments))
+    names = inspect.signature(pyfuncitem.obj).parameters
+    given = {name: pyfuncitem.funcargs[name] for name in names}
+    real = pyfuncitem.get_closest_marker("wall_clock") is not None
+    clock = None if real else trio.testing.MockClock(autojump_threshold=0)
+    trio.run(partial(pyfuncitem.obj, **given), clock=clock)
     return True

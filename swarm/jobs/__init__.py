@@ -18,8 +18,25 @@ from swarm.wire.manifest import EnvironmentReference, Sampling
 from swarm.wire.messages import CheckpointReference
 from swarm.world import Job
 
-LOAD_PATIENCE_SECONDS = 600.0
-"""Time for reading weights, which reports no progress: 60 GB from a disk of 100 MB/s."""
+
+class LoadingJob(Job, frozen=True, kw_only=True):
+    """Base of jobs that read weights, which reports no progress: 60 GB from a disk of 100 MB/s."""
+
+    patience_seconds: ClassVar[float] = 600.0
+
+
+class TrainingJob(Job, frozen=True, kw_only=True):
+    """Base of jobs of a learner, which reports progress per forward and backward pass; its ranks
+    wait up to 600 s for each other."""
+
+    patience_seconds: ClassVar[float] = 1800.0
+
+
+class SavingJob(Job, frozen=True, kw_only=True):
+    """Base of jobs that write a state, which reports no progress; ranks wait up to 3,600 s for each
+    other's disks."""
+
+    patience_seconds: ClassVar[float] = 4200.0
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,10 +130,8 @@ def may_begin_with(
     return sampling.swaps_max > 0 and later
 
 
-class Load(Job, frozen=True, kw_only=True):
+class Load(LoadingJob, frozen=True, kw_only=True):
     """Load the policy in a Hugging Face folder."""
-
-    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
     policy: CheckpointReference
     folder: str

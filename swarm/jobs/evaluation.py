@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
-from swarm.jobs import LOAD_PATIENCE_SECONDS, Hardware
-from swarm.jobs.training import TRAINING_PATIENCE_SECONDS
+from swarm.jobs import Hardware, LoadingJob, TrainingJob
 from swarm.wire.manifest import EnvironmentReference, Sampling
 from swarm.world import Job, Setup
 
@@ -30,10 +29,8 @@ class EvaluationSetup(Setup, frozen=True, kw_only=True):
     """How far the child's priority is lowered."""
 
 
-class DrawTasks(Job, frozen=True, kw_only=True):
+class DrawTasks(LoadingJob, frozen=True, kw_only=True):
     """Load the checkpoint, and draw the tasks of each environment."""
-
-    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
     split: Literal["train", "held_out"]
     seed: int
@@ -74,10 +71,8 @@ class PlayTasks(Job, frozen=True, kw_only=True):
     then has a `problem`, instead of ending the job."""
 
 
-class NextSamples(Job, frozen=True, kw_only=True):
+class NextSamples(TrainingJob, frozen=True, kw_only=True):
     """Play until samples of `PlayTasks` are finished."""
-
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
 
 class PromptMessage(msgspec.Struct, frozen=True):

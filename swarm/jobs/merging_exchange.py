@@ -13,23 +13,19 @@ weights are by then, so it never waits.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
 
-from swarm.jobs import LOAD_PATIENCE_SECONDS
-from swarm.jobs.training import SAVE_PATIENCE_SECONDS
+from swarm.jobs import LoadingJob, SavingJob
 from swarm.wire.manifest import Compression
-from swarm.world import Job
 
 # --- the replica's side --------------------------------------------------------------------------
 
 
-class StartExchange(Job, frozen=True, kw_only=True):
+class StartExchange(LoadingJob, frozen=True, kw_only=True):
     """Load the model's shapes, and announce the replica in the exchange folder; the first job."""
-
-    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
     model: str
     """A Hugging Face folder: policy 0 of every RL trainer that merges."""
@@ -46,10 +42,8 @@ class ExchangeStarted(msgspec.Struct, frozen=True, kw_only=True):
     contribution_bytes_max: int
 
 
-class LookForSnapshot(Job, frozen=True, kw_only=True):
+class LookForSnapshot(LoadingJob, frozen=True, kw_only=True):
     """Look for the newest snapshot in the exchange folder."""
-
-    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
 
 class SnapshotSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,20 +60,16 @@ class SnapshotSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence if it cannot be merged."""
 
 
-class KeepAnchor(Job, frozen=True, kw_only=True):
+class KeepAnchor(SavingJob, frozen=True, kw_only=True):
     """Keep an outer state as the anchor, for a policy whose own anchor this replica lacks."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     state: str
     keep: str
     """Folder to keep it in."""
 
 
-class ContributeSnapshot(Job, frozen=True, kw_only=True):
+class ContributeSnapshot(SavingJob, frozen=True, kw_only=True):
     """Write the contribution of a snapshot: the anchor's weights minus the snapshot's."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     number: int
     anchor: str
@@ -88,14 +78,12 @@ class ContributeSnapshot(Job, frozen=True, kw_only=True):
     """Folder to write the contribution to."""
 
 
-class AnswerSnapshot(Job, frozen=True, kw_only=True):
+class AnswerSnapshot(SavingJob, frozen=True, kw_only=True):
     """Answer a snapshot with the change from its anchor to an outer state.
 
     What the policy has contributed is subtracted, since its weights have it already. So what
     compression left out stays in the policy. The anchor is kept first, then the answer appears.
     """
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     number: int
     state: str
@@ -112,10 +100,8 @@ class AnswerSnapshot(Job, frozen=True, kw_only=True):
     """Other trainers that have contributed since the anchor; 0: the change is nil."""
 
 
-class RefuseSnapshot(Job, frozen=True, kw_only=True):
+class RefuseSnapshot(SavingJob, frozen=True, kw_only=True):
     """Answer a snapshot with the reason why it was not merged."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     number: int
     problem: str

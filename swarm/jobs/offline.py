@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
-from swarm.jobs import LOAD_PATIENCE_SECONDS
-from swarm.jobs.training import SAVE_PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS, Export
+from swarm.jobs import LoadingJob, SavingJob, TrainingJob
+from swarm.jobs.training import Export
 from swarm.wire.manifest import EnvironmentReference
-from swarm.world import Job
 
 TUNING_START_SECONDS = 300.0
 """Time for a child to import torch on a machine that is busy."""
@@ -55,10 +54,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Least and largest reward of exported rollouts to learn from."""
 
 
-class StartTuning(Job, frozen=True, kw_only=True):
+class StartTuning(LoadingJob, frozen=True, kw_only=True):
     """Load a Hugging Face folder and the examples, from a file or an environment."""
-
-    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
     model: str
     settings: TuningSettings
@@ -81,10 +78,8 @@ class TuningStarted(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that the resumed state holds."""
 
 
-class Tune(Job, frozen=True, kw_only=True):
+class Tune(TrainingJob, frozen=True, kw_only=True):
     """Take one optimiser step."""
-
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,10 +93,8 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the loss or the gradient was not finite, so that the weights did not change."""
 
 
-class Validate(Job, frozen=True, kw_only=True):
+class Validate(TrainingJob, frozen=True, kw_only=True):
     """Measure the policy on the examples held back."""
-
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
 
 class Validated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -117,10 +110,8 @@ class Validated(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Preferences: how much more the chosen answer gained, in nats."""
 
 
-class SaveState(Job, frozen=True, kw_only=True):
+class SaveState(SavingJob, frozen=True, kw_only=True):
     """Write weights, optimiser state and progress, durably, for `StartTuning.state`."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     folder: str
 

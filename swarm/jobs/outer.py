@@ -9,21 +9,19 @@ the same contributions hold the same bits.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
 
-from swarm.jobs import LOAD_PATIENCE_SECONDS, Hardware
+from swarm.jobs import Hardware, LoadingJob, SavingJob, TrainingJob
 from swarm.jobs.training import (
-    SAVE_PATIENCE_SECONDS,
-    TRAINING_PATIENCE_SECONDS,
     Figures,
     Sharding,
 )
 from swarm.wire.manifest import Compression, Optimiser
 from swarm.wire.messages import Count, Digest
-from swarm.world import Job, Setup
+from swarm.world import Setup
 
 
 class OuterSetup(Setup, frozen=True, kw_only=True):
@@ -48,10 +46,8 @@ class Inner(msgspec.Struct, frozen=True, kw_only=True):
     optimiser: Optimiser = Optimiser()
 
 
-class StartReplica(Job, frozen=True, kw_only=True):
+class StartReplica(LoadingJob, frozen=True, kw_only=True):
     """Load the model and the data; the first job of a service."""
-
-    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
     model: str
     """A Hugging Face folder."""
@@ -85,18 +81,14 @@ class ReplicaStarted(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences of its data, without those held back."""
 
 
-class FirstState(Job, frozen=True, kw_only=True):
+class FirstState(SavingJob, frozen=True, kw_only=True):
     """Write the outer state before the first round: the model's weights, without momentum."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     folder: str
 
 
-class CheckState(Job, frozen=True, kw_only=True):
+class CheckState(SavingJob, frozen=True, kw_only=True):
     """Compute the digest of an outer state that another peer made, and check it."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     folder: str
 
@@ -110,10 +102,8 @@ class OuterState(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence about a state that cannot be used: unreadable, of other shapes, not finite."""
 
 
-class TrainRound(Job, frozen=True, kw_only=True):
+class TrainRound(TrainingJob, frozen=True, kw_only=True):
     """Take the inner steps of a round from an outer state, and write the contribution."""
-
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
     round: int
     """The round that the contribution is made for, from 1 on."""
@@ -135,10 +125,8 @@ class RoundTrained(msgspec.Struct, frozen=True, kw_only=True):
     """The learner's metrics, `loss` among them."""
 
 
-class InspectContribution(Job, frozen=True, kw_only=True):
+class InspectContribution(SavingJob, frozen=True, kw_only=True):
     """Check another trainer's contribution. It may run beside `TrainRound`."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     contribution: str
 
@@ -151,7 +139,7 @@ class Contributed(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Annotated[int, Meta(ge=1)]
 
 
-class MergeRound(Job, frozen=True, kw_only=True):
+class MergeRound(SavingJob, frozen=True, kw_only=True):
     """Write the outer state that follows from a state and a list of contributions.
 
     The step is Nesterov momentum along the token-weighted mean of the pseudo-gradients, in which no
@@ -159,8 +147,6 @@ class MergeRound(Job, frozen=True, kw_only=True):
     does not depend on the order of the list. Contributions that `InspectContribution` refuses are
     left out; if none remains, the state stays as it is. It may run beside `TrainRound`.
     """
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     state: str
     """Folder of the outer state before."""
@@ -185,18 +171,14 @@ class Merged(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures = {}
 
 
-class MeasureState(Job, frozen=True, kw_only=True):
+class MeasureState(TrainingJob, frozen=True, kw_only=True):
     """Measure an outer state on the sequences held back. `TrainRound` starts from its own state."""
-
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
     state: str
 
 
-class ExportState(Job, frozen=True, kw_only=True):
+class ExportState(SavingJob, frozen=True, kw_only=True):
     """Write the weights of an outer state as a plain Hugging Face folder."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     state: str
     folder: str
@@ -238,10 +220,8 @@ class OuterService(Protocol):
         ...
 
 
-class DrawModel(Job, frozen=True, kw_only=True):
+class DrawModel(SavingJob, frozen=True, kw_only=True):
     """Write a model with random weights, before `StartReplica`."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     model: str
     """A folder with config.json and tokenizer."""
@@ -249,11 +229,9 @@ class DrawModel(Job, frozen=True, kw_only=True):
     seed: int
 
 
-class ToUpdate(Job, frozen=True, kw_only=True):
+class ToUpdate(SavingJob, frozen=True, kw_only=True):
     """Write a contribution as an *update*: its values, flat little-endian fp32, for another
     library to average (`swarm.jobs.averaging`)."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     contribution: str
     """A contribution's folder."""
@@ -261,10 +239,8 @@ class ToUpdate(Job, frozen=True, kw_only=True):
     """File to write."""
 
 
-class FromUpdate(Job, frozen=True, kw_only=True):
+class FromUpdate(SavingJob, frozen=True, kw_only=True):
     """Write an update as a contribution in fp32."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     update: str
     folder: str

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
-from swarm.jobs import LOAD_PATIENCE_SECONDS, Hardware
+from swarm.jobs import Hardware, LoadingJob, SavingJob, TrainingJob
 from swarm.jobs.memory import MemoryPlan
 from swarm.wire.manifest import (
     Adapter,
@@ -18,13 +18,6 @@ from swarm.wire.manifest import (
 )
 from swarm.wire.messages import Digest, Rewards
 from swarm.world import Job, Setup
-
-TRAINING_PATIENCE_SECONDS = 1800.0
-"""The learner reports progress per forward and backward pass; ranks wait up to 600 s for each
-other."""
-
-SAVE_PATIENCE_SECONDS = 4200.0
-"""Writing a state reports no progress; ranks wait up to 3,600 s for each other's disks."""
 
 Figures = dict[str, int | float]
 
@@ -72,10 +65,8 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """Multiply fp32 numbers in TF32 where the device can."""
 
 
-class StartTraining(Job, frozen=True, kw_only=True):
+class StartTraining(LoadingJob, frozen=True, kw_only=True):
     """Begin with a Hugging Face folder as policy 0, or with a published policy."""
-
-    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
     model: str
     terms: TrainingTerms
@@ -91,19 +82,14 @@ class StartTraining(Job, frozen=True, kw_only=True):
     step: int = 0
 
 
-class PlanTraining(Job, frozen=True, kw_only=True):
+class PlanTraining(LoadingJob, frozen=True, kw_only=True):
     """Say what a training would hold in memory, and load nothing."""
-
-    patience_seconds: ClassVar[float] = LOAD_PATIENCE_SECONDS
 
     start: StartTraining
 
 
-class Resume(Job, frozen=True, kw_only=True):
+class Resume(SavingJob, frozen=True, kw_only=True):
     """Continue from a saved training state."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
-    """Reading a state takes as long as writing it."""
 
     start: StartTraining
     folder: str
@@ -126,10 +112,8 @@ class Follow(Job, frozen=True, kw_only=True):
     """Their weights may have changed."""
 
 
-class RollBack(Job, frozen=True, kw_only=True):
+class RollBack(SavingJob, frozen=True, kw_only=True):
     """Continue from an older state as a new lineage, which inherits the consumed list."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     folder: str
     policies: dict[int, str]
@@ -168,10 +152,8 @@ class StateValue(msgspec.Struct, array_like=True, frozen=True):
     """Mean reward of its continuations."""
 
 
-class TrainStep(Job, frozen=True, kw_only=True):
+class TrainStep(TrainingJob, frozen=True, kw_only=True):
     """Take one rollout step."""
-
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
     step: int
     submissions: list[AcceptedSubmission]
@@ -179,13 +161,11 @@ class TrainStep(Job, frozen=True, kw_only=True):
     """[submissions] Values of states of their rollouts; empty: of none."""
 
 
-class ScoreAhead(Job, frozen=True, kw_only=True):
+class ScoreAhead(TrainingJob, frozen=True, kw_only=True):
     """Read accepted submissions, and score them under fixed policies, before their step.
 
     The step gives the same results without it. Unreadable submissions are left to the step.
     """
-
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
     submissions: list[AcceptedSubmission]
 
@@ -239,10 +219,8 @@ class ExchangeSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of the snapshots that are answered."""
 
 
-class Adopt(Job, frozen=True, kw_only=True):
+class Adopt(SavingJob, frozen=True, kw_only=True):
     """Add the change of an answer to the policy just reached, before it is saved or published."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     exchange: str
     number: int
@@ -259,22 +237,18 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True):
     """Euclidean norm of the change."""
 
 
-class TidyExchange(Job, frozen=True, kw_only=True):
+class TidyExchange(SavingJob, frozen=True, kw_only=True):
     """Delete snapshots and answers up to a number. It may run beside `TrainStep`."""
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     exchange: str
     number: int
 
 
-class BeginSave(Job, frozen=True, kw_only=True):
+class BeginSave(SavingJob, frozen=True, kw_only=True):
     """Copy the policy and the state that an exact resume needs, and begin to write them.
 
     Training may go on meanwhile. An empty folder: that part is not written.
     """
-
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
     state: str = ""
     policy: str = ""
@@ -282,36 +256,28 @@ class BeginSave(Job, frozen=True, kw_only=True):
     snapshot: Snapshot | None = None
 
 
-class FinishSave(Job, frozen=True, kw_only=True):
+class FinishSave(SavingJob, frozen=True, kw_only=True):
     """Wait until all that the last `BeginSave` copied is durable. It may run beside `TrainStep`."""
 
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
 
-
-class Export(Job, frozen=True, kw_only=True):
+class Export(SavingJob, frozen=True, kw_only=True):
     """Write the policy as a plain Hugging Face folder, durably."""
 
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
-
     folder: str
     base: bool = False
     """Write policy 0 instead, in a run that trains adapters."""
 
 
-class Compare(Job, frozen=True, kw_only=True):
+class Compare(SavingJob, frozen=True, kw_only=True):
     """Compare the policy held with a published one."""
 
-    patience_seconds: ClassVar[float] = SAVE_PATIENCE_SECONDS
-
     folder: str
     base: bool = False
     """Write policy 0 instead, in a run that trains adapters."""
 
 
-class Evaluate(Job, frozen=True, kw_only=True):
+class Evaluate(TrainingJob, frozen=True, kw_only=True):
     """Measure a published policy on tasks of a split."""
-
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
     folder: str
     prompts: int
@@ -336,10 +302,8 @@ class Evaluated(msgspec.Struct, frozen=True, kw_only=True):
     """By label, for each environment with a positive weight."""
 
 
-class PrepareBase(Job, frozen=True, kw_only=True):
+class PrepareBase(TrainingJob, frozen=True, kw_only=True):
     """Make a demo's base policy: random weights and a short supervised warm-up."""
-
-    patience_seconds: ClassVar[float] = TRAINING_PATIENCE_SECONDS
 
     folder: str
     seed: int

@@ -11,6 +11,8 @@ import pytest
 from tests.end_to_end.harness import STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 
+pytestmark = pytest.mark.wall_clock
+
 NAMES = ["bootstrap", "relay", "trainer", "validator", "inference-1", "inference-2"]
 LIFE_SECONDS = 60.0
 """Deadline for a trainer to resume, train a step, and die."""

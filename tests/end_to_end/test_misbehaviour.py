@@ -13,6 +13,8 @@ from swarm.wire.manifest import Limits
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, swarm
 from tests.end_to_end.ledgers import check_accounts, check_nobody_was_wronged
 
+pytestmark = pytest.mark.wall_clock
+
 
 @pytest.mark.slow
 async def test_a_worker_with_altered_weights_is_refused_and_put_out(

@@ -19,6 +19,8 @@ from swarm.wire.manifest import Limits, Optimiser, Outer, TrustedKey
 from swarm.world.process import FORK_SERVER_VARIABLE
 from tests.end_to_end.harness import START_SECONDS, STEP_SECONDS, Peer, tiny_manifest
 
+pytestmark = pytest.mark.wall_clock
+
 ROUNDS = 3
 OUTER = Outer(rounds=ROUNDS, inner_steps=3, deadline_seconds=STEP_SECONDS)
 TEXT = "\n".join(f"the {n % 10} small birds sing {n * 3 % 10} songs." for n in range(60))

@@ -11,6 +11,8 @@ import pytest
 
 from tests.end_to_end.harness import STEP_SECONDS, Person, Swarm, swarm
 
+pytestmark = pytest.mark.wall_clock
+
 SWARM = [sys.executable, "-c", "from swarm.commands.main import main; main()"]
 NAMES = ["bootstrap", "trainer", "trainer-2", "validator", "inference-1", "inference-2"]
 NEW_LINEAGE = 16

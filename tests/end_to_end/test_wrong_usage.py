@@ -17,6 +17,8 @@ from swarm.world.disk import LocalDisk
 from swarm.world.machine import Machine
 from tests.end_to_end.harness import START_SECONDS, Person, Swarm, swarm
 
+pytestmark = pytest.mark.wall_clock
+
 CHECKPOINT_SHARE = 100_000
 """Largest size of a home in bytes, too small for the tiny policy (0.9 MB)."""
 TOLD_SECONDS = 30.0

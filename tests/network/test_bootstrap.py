@@ -16,10 +16,8 @@ from swarm.run.manifest_exchange import BOOTSTRAP_SECONDS
 from swarm.run.run import Run
 from swarm.settings import PeerSettings
 from swarm.wire.identity import Identity
-from tests.ledger.harness import ALICE, OWNER, TRAINER, Swarm, in_virtual_time
+from tests.ledger.harness import ALICE, OWNER, TRAINER, Swarm
 from tests.network.harness import identity, sealed
-
-run_test = in_virtual_time
 
 
 @pytest.mark.parametrize("has_room_after", [joining.ROOM_DEADLINE_SECONDS - 10, None])

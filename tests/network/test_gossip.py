@@ -34,14 +34,11 @@ from tests.network.harness import (
     Member,
     TestRun,
     identity,
-    in_virtual_time,
     manifest,
     running,
     sealed,
     sealed_manifest,
 )
-
-run_test = in_virtual_time
 
 OWNER, TRAINER, VALIDATOR = (identity(n) for n in range(1, 4))
 MANIFEST = sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR]))

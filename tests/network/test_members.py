@@ -14,10 +14,8 @@ from swarm.run.members import (
 )
 from swarm.run.run import Run
 from swarm.wire.messages import LOST_MAX, Heartbeat, Slot
-from tests.network.harness import identity, in_virtual_time, manifest, sealed_manifest
+from tests.network.harness import identity, manifest, sealed_manifest
 from tests.worlds import VirtualWorld
-
-run_test = in_virtual_time
 
 OWNER, TRAINER, VALIDATOR, WORKER = (identity(number) for number in range(1, 5))
 RUN = Run(sealed_manifest(OWNER, manifest([TRAINER], [VALIDATOR])))

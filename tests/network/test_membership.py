@@ -42,15 +42,12 @@ from tests.network.harness import (
     Member,
     TestRun,
     identity,
-    in_virtual_time,
     manifest,
     running,
     sealed,
     sealed_manifest,
 )
 from tests.worlds import WALL
-
-run_test = in_virtual_time
 
 OWNER, TRAINER, VALIDATOR, WORKER, OTHER = (identity(n) for n in range(1, 6))
 TRUSTED = manifest([TRAINER], [VALIDATOR]).trusted_ids()

@@ -31,11 +31,8 @@ from tests.ledger.harness import (
     Peer,
     Swarm,
     identity,
-    in_virtual_time,
     sealed,
 )
-
-run_test = in_virtual_time
 
 RECORD = PeerRecord(roles=["worker"], addresses=[], bulk_addresses=[], agent="")
 

@@ -41,8 +41,6 @@ from tests.network.test_membership import VALIDATOR as MEMBERS_VALIDATOR
 from tests.network.test_membership import trusted_and_worker
 from tests.worlds import WALL
 
-run_test = in_virtual_time
-
 PLAIN = manifest([TRAINER], [ALICE, BOB])
 RUN_ID = f"{OWNER.peer_id}/test"
 NEWER = PROTOCOL_VERSION + 1

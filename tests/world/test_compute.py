@@ -42,6 +42,8 @@ from tests.world.service_for_tests import (
     Surroundings,
 )
 
+pytestmark = pytest.mark.wall_clock
+
 
 class Other(Setup, frozen=True, kw_only=True):
     """A setup of another service."""

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from swarm.errors import DamagedError, DiskFullError
 from swarm.world.disk import LocalDisk
 
+pytestmark = pytest.mark.wall_clock
+
 
 def files(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
