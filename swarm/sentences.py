@@ -148,7 +148,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "transport.relay_refused": lambda f: (
         f"relay {_short(f['relay'])} carries no connections to here: {f['reason']}"
     ),
-    "peer.dashboard": lambda f: f"dashboard at {f['url']}",
     "peer.metrics": lambda f: f"figures for Prometheus are at {f['url']}",
     "peer.run_found": lambda f: (
         f"found the run {f['run'].partition('/')[2]} of owner {_short(f['owner'])}"

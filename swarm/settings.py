@@ -77,14 +77,8 @@ class AlarmSettings(RoleSettings):
     """Address that gets each alarm as JSON by POST: https, or http on this machine. Empty: none."""
     webhook_token_file: str = ""
     """File with a secret that goes with each request, as `Authorization: Bearer …`."""
-    command: list[str] = []
-    """Program and arguments that run for each alarm, without a shell. It gets the alarm as JSON on
-    standard input, and as `SWARM_ALARM`, `SWARM_ALARM_STATE`, `SWARM_ALARM_SEVERITY` and
-    `SWARM_ALARM_TEXT`."""
     severity: Literal["warn", "page"] = "warn"
-    """Lowest severity that goes to webhook and command. The log has all alarms."""
-    repeat_seconds: float = pydantic.Field(default=3600.0, ge=0)
-    """Interval at which webhook and command are told again of an alarm that lasts. 0: never."""
+    """Lowest severity that goes to the webhook. The log has all alarms."""
     starved_seconds: float = pydantic.Field(default=600.0, gt=0)
     """Time without work from which on a peer is starved."""
     no_step_seconds: float = pydantic.Field(default=1800.0, gt=0)
@@ -150,11 +144,6 @@ class PeerSettings(pydantic.BaseModel):
     none."""
     metrics_key_file: str = ""
     """File with the keys that scrapers send, one a line. Needed unless `metrics` is this
-    machine."""
-    dashboard: str = ""
-    """host:port of a web page that shows the run, such as `127.0.0.1:8080`. Empty: none."""
-    dashboard_token_file: str = ""
-    """File with the tokens that open the page, one a line. Needed unless `dashboard` is this
     machine."""
     region: str = pydantic.Field(default="", pattern=r"^[a-z0-9-]{0,24}$")
     """Where this peer is, in a word such as `eu-west`: shown beside it, for people."""

@@ -28,10 +28,6 @@ def dashboard(
             "this machine alone."
         ),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="TOML file with a table [alarms]: a webhook or a command to tell."),
-    ] = None,
     rollouts: Annotated[
         Path | None,
         typer.Option(
@@ -48,13 +44,10 @@ def dashboard(
     import msgspec
     import trio
 
-    from swarm.look.alarms.settings import check
-    from swarm.look.alarms.watching import watching
     from swarm.look.dashboard.feed import Feed
     from swarm.look.dashboard.server import Dashboard, serve
     from swarm.look.dashboard.watch import Watcher, watch
     from swarm.node.local import visit
-    from swarm.settings import load_settings
     from swarm.terminal.output import print_json
     from swarm.transport.http.local_server import open_listener, required_keys
 
@@ -66,16 +59,11 @@ def dashboard(
                 print_json(msgspec.to_builtins(first, str_keys=True))
                 return
             feed = Feed(first)
-            async with (
-                watching(settings.alarms, node, joined.id) as amend,
-                trio.open_nursery() as nursery,
-            ):
-                nursery.start_soon(watch, watcher, feed, amend)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch, watcher, feed)
                 url = await nursery.start(serve, Dashboard(feed, watcher, tokens), listener)
                 print(f"dashboard at {url}", flush=True)
 
-    settings = load_settings(config, {})
-    check(settings.alarms)
     if rollouts is not None and not (rollouts / "identity.key").is_file():
         raise UserError(f"--rollouts {rollouts} is no peer's home; give a validator's or trainer's")
     tokens = required_keys(listen, token_file, "--listen", "--token-file")

@@ -57,12 +57,6 @@ def peer(
     metrics_key_file: Annotated[
         str | None, typer.Option(help="File with the keys that scrapers send, one a line.")
     ] = None,
-    dashboard: Annotated[
-        str | None, typer.Option(help="host:port of a web page that shows the run.")
-    ] = None,
-    dashboard_token_file: Annotated[
-        str | None, typer.Option(help="File with the tokens that open the page, one a line.")
-    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show every event.")] = False,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="Events as JSON lines.")] = False,
     version: Version = False,
@@ -88,8 +82,6 @@ def peer(
         "new_log": new_log,
         "metrics": metrics,
         "metrics_key_file": metrics_key_file,
-        "dashboard": dashboard,
-        "dashboard_token_file": dashboard_token_file,
         "verbose": verbose,
         "json_logs": json_logs,
     }

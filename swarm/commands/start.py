@@ -17,8 +17,7 @@ from contextlib import suppress
 from swarm.errors import UserError
 from swarm.events import Event
 from swarm.look.alarms.ringing import ringing
-from swarm.look.alarms.settings import check as check_alarms
-from swarm.look.dashboard.in_peer import dashboard_listening, serving_dashboard
+from swarm.look.alarms.webhook import check as check_alarms
 from swarm.look.doctor.at_start import check_before_start, checking
 from swarm.look.health import beating
 from swarm.look.metrics.server import listening, serving_metrics
@@ -70,14 +69,13 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     # it looks for cycles among them before these are megabytes.
     gc.collect()
     gc.freeze()
-    with listening(settings) as metrics, dashboard_listening(settings) as dashboard:
+    with listening(settings) as metrics:
         async with (
             open_node(settings) as node,
             beating(node) as pulse,
             serving_metrics(metrics, node, pulse),
-            ringing(settings.alarms, node) as alarms,
+            ringing(settings.alarms, node),
             checking(node),
-            serving_dashboard(dashboard, node, alarms),
         ):
             earned = Earned()
             node.events.add_sink(earned)

@@ -1,4 +1,4 @@
-"""Signs raise an alarm, quiet or a proof clears it: by a peer's events, and by what a run shows."""
+"""Signs raise an alarm, quiet or a proof clears it, by a peer's events."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ import pytest
 from swarm.events import Event
 from swarm.look.alarms.board import Alarm, Board
 from swarm.look.alarms.catalogue import CATALOGUE
-from swarm.look.alarms.from_events import RECEIPTS, SIGNS, FromEvents
-from swarm.look.alarms.from_run import FromRun
-from swarm.look.dashboard.building import Builder
-from swarm.look.dashboard.history import History
-from swarm.look.dashboard.snapshot import Head, Snapshot, StepRow
+from swarm.look.alarms.ringing import RECEIPTS, FromEvents
 from swarm.settings import AlarmSettings
-from tests.dashboard.harness import order, present, status_with
-from tests.ledger.harness import TRAINER
 
 
 class Clock:
@@ -33,9 +27,12 @@ class Watched:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.board = Board(self.clock, lambda: 1e9 + self.clock.seconds)
         self.told: list[tuple[str, str]] = []
-        self.board.changed.append(lambda alarm, state: self.told.append((alarm.name, state)))
+        self.board = Board(
+            self.clock,
+            lambda: 1e9 + self.clock.seconds,
+            lambda alarm, state: self.told.append((alarm.name, state)),
+        )
 
     @property
     def names(self) -> list[str]:
@@ -78,14 +75,6 @@ class Peer(Watched):
 
     def emit(self, name: str, **fields: Any) -> None:
         self.signs(Event(name, 0.0, "me", fields))
-
-
-def test_each_sign_of_a_peer_is_in_the_catalogue(tmp_path: Path) -> None:
-    peer = Peer(tmp_path)
-    for event, name in SIGNS.items():
-        for _ in range(CATALOGUE[name].signs):
-            peer.emit(event)
-        assert name in peer.names, event
 
 
 def test_a_peer_is_starved_after_a_while_until_it_has_work(tmp_path: Path) -> None:
@@ -138,104 +127,6 @@ def test_disk_and_steps_are_looked_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["inference.device", "inference.receipt", "x.starved"])
 def test_another_programs_event_of_a_name_breaks_nothing(name: str, tmp_path: Path) -> None:
     Peer(tmp_path).emit(name)
-
-
-# --- a run from outside --------------------------------------------------------------------------
-
-
-def step(reward: float, refused: int = 0) -> StepRow:
-    return StepRow(accepted=8, refused=refused, quarantined=0, reward=reward, length=1.0)
-
-
-def test_a_run_that_stands_still_rings_until_the_next_step() -> None:
-    watched = Watched()
-    run = FromRun(watched.board, AlarmSettings(no_step_seconds=100))
-    for now in (0.0, 60.0, 120.0):
-        head = Head("run", step=3, trainer="It waits for rollouts.", chain=["no worker"])
-        run.read(Snapshot(head), now)
-    (alarm,) = watched.board.active
-    assert alarm.sentence == "step 3 has been open for 2 min: It waits for rollouts."
-    assert alarm.facts == ["no worker"]
-    run.read(Snapshot(Head("run", step=4)), 130.0)
-    assert watched.told == [("no_step", "raised"), ("no_step", "cleared")]
-
-
-def read_for(watched: Watched, seconds: int, lag: int) -> None:
-    """Look at a run with a policy a second, whose only worker is so many policies behind."""
-    run = FromRun(watched.board, AlarmSettings())
-    for now in range(0, seconds, 2):
-        entries = [present("w", "inference", policy=max(0, now - lag))]
-        status = status_with(entries, order(now + 1))
-        run.read(Builder().snapshot(status, History(), []), float(now))
-        watched.clock.seconds += 2
-
-
-def test_a_worker_of_a_quick_run_is_behind_only_if_its_heartbeat_is_not_to_blame() -> None:
-    quick, late = Watched(), Watched()
-    read_for(quick, 600, lag=15)
-    assert quick.told == []
-    read_for(late, 600, lag=40)
-    assert late.names == ["broadcast_stalled"]
-
-
-def test_what_lasts_is_over_when_it_ends() -> None:
-    watched = Watched()
-    run = FromRun(watched.board, AlarmSettings())
-    away = [present(TRAINER.peer_id, "trainer", standing="gone", age_seconds=90.0)]
-    for now in range(0, 240, 2):
-        run.read(Builder().snapshot(status_with(away, order()), History(), []), float(now))
-        watched.clock.seconds += 2
-    assert watched.names == ["trusted_silent"]
-    back = [present(TRAINER.peer_id, "trainer")]
-    run.read(Builder().snapshot(status_with(back, order()), History(), []), 240.0)
-    assert watched.names == []
-
-
-def test_a_falling_reward_and_refusals_ring() -> None:
-    watched = Watched()
-    run = FromRun(watched.board, AlarmSettings())
-    steps = {n: step(0.8) for n in range(10)}
-    run.read(Snapshot(Head("run"), steps=steps), 0.0)
-    assert watched.names == []
-    steps |= {n: step(0.1, refused=4) for n in range(10, 20)}
-    run.read(Snapshot(Head("run"), steps=steps), 1.0)
-    assert watched.names == ["reward_falls", "refusals_rise"]
-    steps |= {n: step(0.9) for n in range(20, 30)}
-    watched.clock.seconds = CATALOGUE["reward_falls"].quiet_seconds
-    watched.board.sign("refusals_rise", "they still do")
-    run.read(Snapshot(Head("run"), steps=steps), watched.clock.seconds)
-    assert watched.names == ["refusals_rise"], "quiet clears it"
-
-
-def test_a_reward_that_swings_about_its_limit_rings_once() -> None:
-    watched = Watched()
-    run = FromRun(watched.board, AlarmSettings())
-    steps = {n: step(1.0) for n in range(10)}
-    for number in range(10, 410):
-        steps[number] = step(0.49 if number // 10 % 2 else 0.52)
-        watched.clock.seconds += 5
-        run.read(Snapshot(Head("run"), steps=steps), watched.clock.seconds)
-    assert watched.told == [("reward_falls", "raised")]
-
-
-def test_what_is_wrong_with_the_run_rings() -> None:
-    watched = Watched()
-    run = FromRun(watched.board, AlarmSettings())
-    status = status_with([present("evil", "inference")], order())
-    status.forks["x"] = "y"
-    status.contradicting = 2
-    found = Builder().snapshot(status, History(), ["a log says Validators disagree, is forked"])
-    run.read(found, 0.0)
-    assert sorted(watched.names) == ["log_forked", "validators_disagree"]
-    assert found.head.signs["log_forked"] == "the log of x is forked: y"
-    assert len(found.head.problems) == 1
-
-
-def test_no_peers_words_ring() -> None:
-    watched = Watched()
-    words = "the log of x is forked; Validators disagree"
-    FromRun(watched.board, AlarmSettings()).read(Snapshot(Head("run", problems=[words])), 0.0)
-    assert not watched.names
 
 
 def test_the_worst_comes_first() -> None:

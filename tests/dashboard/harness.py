@@ -10,11 +10,10 @@ import httpx
 import trio
 
 from swarm.ledger.entries import CheckpointPublished, TrainingFigures
-from swarm.look.dashboard.building import Builder
 from swarm.look.dashboard.feed import Feed
 from swarm.look.dashboard.history import History
 from swarm.look.dashboard.server import Dashboard, serve
-from swarm.look.dashboard.snapshot import Snapshot
+from swarm.look.dashboard.snapshot import Snapshot, snapshot_of
 from swarm.look.onlooker import RunStatus
 from swarm.run.members import Standing
 from swarm.run.run import Run
@@ -105,28 +104,7 @@ def example(step: int = 3) -> Snapshot:
         ),
         present("evil", "inference", standing="evicted", age_seconds=70.0),
     ]
-    return Builder().snapshot(status_with(entries, order(step)), history, [HOSTILE])
-
-
-@asynccontextmanager
-async def event_stream(http: httpx.AsyncClient) -> AsyncIterator[trio.SocketStream]:
-    """A page's connection, which has asked for its events."""
-    url = http.base_url
-    stream = await trio.open_tcp_stream(url.host, url.port or 80)
-    async with stream:
-        await stream.send_all(f"GET /events HTTP/1.1\r\nHost: {url.host}\r\n\r\n".encode())
-        yield stream
-
-
-async def until(stream: trio.SocketStream, words: bytes) -> bytes:
-    """What arrives until it holds `words`."""
-    found = b""
-    with trio.fail_after(20):
-        while words not in found:
-            part = await stream.receive_some()
-            assert part, found
-            found += part
-    return found
+    return snapshot_of(status_with(entries, order(step)), history, [HOSTILE])
 
 
 @asynccontextmanager

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import base64
-import zlib
 from pathlib import Path
 from typing import Any
 
-import h11
 import msgspec
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 
 from peers.trainer.training import logged_figures
 from swarm.ledger.entries import Consumed, TrainingFigures, decode
-from swarm.look.dashboard import server
 from swarm.look.dashboard.feed import Feed
 from swarm.look.dashboard.history import AHEAD_MAX, STEPS_KEPT, WORKERS_MAX, History
 from swarm.look.dashboard.idle import why_trainer, why_worker
 from swarm.look.dashboard.server import PARTS
-from swarm.look.dashboard.snapshot import Head, PeerRow, Snapshot, changes
 from swarm.look.dashboard.watch import Watcher
 from swarm.run.run import Run
 from swarm.wire.messages import CheckpointReference
@@ -31,14 +25,12 @@ from tests.dashboard.harness import (
     REFUSED,
     TOKEN,
     arrival,
-    event_stream,
     example,
     order,
     present,
     published,
     serving,
     status_with,
-    until,
     verdict,
 )
 from tests.ledger.harness import (
@@ -258,68 +250,13 @@ def test_why_a_worker_is_idle() -> None:
 
 # --- the feed ------------------------------------------------------------------------------------
 
-ROW = PeerRow(
-    roles=["inference"],
-    trusted=False,
-    state="live",
-    region="",
-    reached="",
-    arrival=None,
-    policy=1,
-    step=1,
-    speed=0.0,
-    doing="",
-    idle="",
-    accepted=0,
-    refused=0,
-    completions=0,
-    tokens=0,
-    credited=0,
-)
-PEERS = st.dictionaries(
-    st.sampled_from("abcd"),
-    st.builds(lambda n: msgspec.structs.replace(ROW, policy=n), st.integers(0, 2)),
-)
-
-
-@given(PEERS, PEERS)
-def test_changes_turn_the_old_snapshot_into_the_new(old: Any, new: Any) -> None:
-    head = example().head
-    found = changes(Snapshot(head, old), Snapshot(head, new))
-    rows = found.pop("peers", {})
-    assert {name: row for name, row in (old | rows).items() if row is not None} == new
-    assert not found and all(old.get(name) != row for name, row in rows.items())
-
-
-def test_a_slow_page_gets_the_snapshot_whole_and_a_quiet_feed_a_sign_of_life() -> None:
-    async def main() -> None:
-        feed = Feed(example())
-        events = feed.events()
-
-        async def kind() -> str:
-            event = (await anext(events)).decode()
-            assert event.endswith("\n\n") and event.count("\n") <= 3
-            return event.partition("\n")[0]
-
-        assert await kind() == "event: snapshot"
-        feed.publish(example(4))
-        assert await kind() == "event: change"
-        feed.publish(example(4))
-        assert await kind() == "event: still", "nothing had changed"
-        feed.publish(example(3))
-        feed.publish(example(4))
-        assert await kind() == "event: snapshot"
-        await events.aclose()
-
-    in_virtual_time(main)
-
 
 def test_all_clients_share_one_copy_of_a_snapshot() -> None:
     """Hundreds that take it slowly, or not at all, hold no more memory than one."""
     feed = Feed(example())
-    assert feed.whole() is feed.whole()
+    assert feed.encoded() is feed.encoded() and feed.packed() is feed.packed()
     feed.publish(example(4))
-    assert msgspec.json.decode(feed.whole())["head"]["step"] == 4
+    assert msgspec.json.decode(feed.encoded())["head"]["step"] == 4
 
 
 # --- the server ----------------------------------------------------------------------------------
@@ -345,63 +282,21 @@ def test_the_page_is_whole_read_only_and_names_no_other_site() -> None:
     trio.run(main)
 
 
-def test_events_reach_a_page() -> None:
-    async def main() -> None:
-        feed = Feed(example())
-        async with serving(feed) as http, event_stream(http) as stream:
-            head = await until(stream, b'"refusals"')
-            assert b"content-type: text/event-stream" in head and b"event: snapshot" in head
-            assert HOSTILE[:28].encode() in head, "as text: the page never parses it"
-            feed.publish(example(4))
-            assert b'"step":4' in await until(stream, b"event: change")
-
-    trio.run(main)
-
-
-def test_a_browser_gets_each_event_compressed_and_at_once() -> None:
+def test_a_page_that_asks_again_gets_only_what_is_new() -> None:
     async def main() -> None:
         feed = Feed(example())
         async with serving(feed) as http:
-            url = http.base_url
-            async with await trio.open_tcp_stream(url.host, url.port or 80) as stream:
-                browser, unpacked = h11.Connection(h11.CLIENT), zlib.decompressobj(31)
-                text = ""
-
-                async def until(words: str) -> None:
-                    nonlocal text
-                    with trio.fail_after(20):
-                        while words not in text:
-                            event = browser.next_event()
-                            if event is h11.NEED_DATA:
-                                browser.receive_data(await stream.receive_some())
-                            elif isinstance(event, h11.Data):
-                                text += unpacked.decompress(event.data).decode()
-
-                asked = [("Host", url.host), ("Accept-Encoding", "gzip, br")]
-                request = h11.Request(method="GET", target="/events", headers=asked)
-                await stream.send_all(browser.send(request) or b"")
-                await until("event: snapshot\ndata: {")
-                await until("}\n\n")
-                feed.publish(Snapshot(Head("another")))
-                await until('event: change\ndata: {"head":{"run":"another"')
-
-    trio.run(main)
-
-
-def test_streams_are_bounded_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "PAGES_MAX", 1)
-
-    async def main() -> None:
-        async with serving(Feed(example())) as http:
-            async with event_stream(http) as first:
-                await until(first, b"event: snapshot")
-                assert (await http.get("/events")).status_code == 503
-            with trio.fail_after(20):
-                answer = b" 503 "
-                while b" 503 " in answer:
-                    async with event_stream(http) as again:
-                        answer = await until(again, b"\r\n\r\n")
-            assert b" 200 " in answer
+            first = await http.get("/snapshot.json")
+            assert first.headers["content-encoding"] == "gzip"
+            assert HOSTILE[:28] in str(first.json()), "as text: the page never parses it"
+            known = {"if-none-match": first.headers["etag"]}
+            feed.publish(example())
+            again = await http.get("/snapshot.json", headers=known)
+            assert (again.status_code, again.content) == (304, b"")
+            feed.publish(example(4))
+            plain = {"accept-encoding": "identity"}
+            newer = await http.get("/snapshot.json", headers={**known, **plain})
+            assert newer.json()["head"]["step"] == 4
 
     trio.run(main)
 
@@ -410,7 +305,7 @@ def test_only_this_machines_names_are_answered_to_without_a_token() -> None:
     async def main() -> None:
         async with serving(Feed(example())) as http:
             for host, status in (("localhost:1", 200), ("[::1]", 200), ("evil.example", 403)):
-                for path in ("/", "/events.", "/snapshot.json"):
+                for path in ("/", "/other", "/snapshot.json"):
                     answer = await http.get(path, headers={"host": host})
                     assert answer.status_code in (status, 404 if status == 200 else 403)
 
@@ -419,7 +314,7 @@ def test_only_this_machines_names_are_answered_to_without_a_token() -> None:
 
 @pytest.mark.parametrize("tokens", [frozenset[str](), frozenset({TOKEN})])
 def test_a_page_of_another_site_asks_nothing_by_the_browser(tokens: frozenset[str]) -> None:
-    """It could not read an answer, but could hold streams and ask for rollouts on and on."""
+    """It could not read an answer, but could ask for rollouts on and on."""
 
     async def main() -> None:
         async with serving(Feed(example()), tokens) as http:
@@ -431,7 +326,7 @@ def test_a_page_of_another_site_asks_nothing_by_the_browser(tokens: frozenset[st
 
             for site in ("cross-site", "same-site"):
                 for destination in ("empty", "iframe", "image", "script", ""):
-                    for path in ("/", "/events", "/rollouts.json", "/snapshot.json"):
+                    for path in ("/", "/rollouts.json", "/snapshot.json"):
                         assert await status(site, destination, path) == 403
                 assert await status(site, "document", "/") == 200, "a link"
             for site in ("same-origin", "none"):
@@ -462,7 +357,7 @@ def test_a_token_opens_every_path_and_nothing_else_does() -> None:
                 "Basic %%",
                 f"No {TOKEN}",
             ):
-                for path in (*PARTS, "/snapshot.json", "/events", "/other"):
+                for path in (*PARTS, "/snapshot.json", "/other"):
                     assert await status(bad, path) == 401
             asked = await http.get("/")
             assert asked.headers["www-authenticate"].startswith("Basic ")

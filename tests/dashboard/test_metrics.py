@@ -20,12 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from peers.trainer import alarms
 from swarm.errors import UserError
 from swarm.events import Event
 from swarm.look.health import Pulse
 from swarm.look.metrics import server
-from swarm.look.metrics.figures import ALARMS, EVENT_NAMES_MAX, OTHER, TRAINING, Figures
+from swarm.look.metrics.figures import EVENT_NAMES_MAX, OTHER, TRAINING, Figures
 from swarm.look.metrics.server import listening
 from swarm.node.local import open_node
 from swarm.settings import PeerSettings
@@ -54,7 +53,7 @@ def test_events_become_figures() -> None:
     assert made is not None and math.isnan(made)
     for tokens in (5, 7):
         tell(figures, "inference.submission_made", tokens=tokens, seconds=0.2)
-    receipt = {"outcome": "refused", "failed": "proofs", "groups": 2, "completions": 8}
+    receipt = {"outcome": "refused", "failed": "proofs", "groups": 2}
     tell(figures, "inference.receipt", **receipt)
     tell(figures, "trainer.step_trained", step=1, reward=0.5)
     assert value(figures, "swarm_tokens_generated_total") == 12
@@ -63,8 +62,11 @@ def test_events_become_figures() -> None:
     assert value(figures, "swarm_generation_seconds_bucket", le="0.1") == 0
     assert value(figures, "swarm_receipts_total", outcome="refused") == 1
     assert value(figures, "swarm_receipts_total", outcome="accepted") == 0
-    assert value(figures, "swarm_receipts_failed_total", check="proofs") == 1
-    assert value(figures, "swarm_completions_credited_total") == 8
+    assert value(figures, "swarm_groups_credited_total") == 2
+    told = {"alarm": "disk_low", "severity": "page"}
+    for name, raised in (("alarm.raised", 1), ("alarm.cleared", 0)):
+        tell(figures, name, **told)
+        assert value(figures, "swarm_alarm", **told) == raised
     assert value(figures, "swarm_training_reward") == 0.5
     assert value(figures, "swarm_events_total", event="inference.submission_made") == 2
 
@@ -77,13 +79,11 @@ def test_no_text_of_a_stranger_becomes_a_label(texts: list[str]) -> None:
     for text in texts:
         judged = {"outcome": text, "failed": text, "seconds": 0.0}
         tell(figures, "validator.verdict", **judged)
-        tell(figures, "inference.receipt", **judged, groups=0, completions=0)
-        tell(figures, "trainer.alarm", sign=text)
+        tell(figures, "inference.receipt", **judged, groups=0)
     new = _series(figures) - before
     assert new <= {
         ("swarm_events_total", "validator.verdict"),
         ("swarm_events_total", "inference.receipt"),
-        ("swarm_events_total", "trainer.alarm"),
         ("swarm_verdicts_total", OTHER),
         ("swarm_receipts_total", OTHER),
     }
@@ -132,24 +132,21 @@ def _emitted(names: Iterable[str]) -> dict[str, set[str]]:
 
 def test_every_figure_is_fed_by_an_event_that_has_its_field() -> None:
     figures = watched(*ROLES)
-    emitted = _emitted(figures.handlers)
-    assert set(figures.handlers) == set(emitted)
-    for name in figures.handlers:
+    handled = figures.handlers.keys() - {"alarm.raised", "alarm.cleared"}
+    emitted = _emitted(handled)
+    assert handled == set(emitted)
+    for name in handled:
         tell(figures, name, **dict.fromkeys(emitted[name], 1.0))  # no KeyError
     trainer = "".join(text for path, text in _source().items() if "trainer" in path.parts)
-    assert [each for each in (*TRAINING, "evaluation") if f'"{each}"' not in trainer] == []
+    assert [each for each in TRAINING if f'"{each}"' not in trainer] == []
     unset = [
         metric.name
         for metric in figures.registry.collect()
         for sample in metric.samples
         if metric.type == "gauge" and math.isnan(sample.value)
     ]
-    fed_by_the_step = {f"swarm_training_{field}" for field in (*TRAINING, "evaluation")}
+    fed_by_the_step = {f"swarm_training_{field}" for field in TRAINING}
     assert set(unset) == fed_by_the_step
-
-
-def test_the_alarms_are_those_of_the_trainer() -> None:
-    assert set(ALARMS) == {*alarms._WORDS, "reward", OTHER}
 
 
 # --- the server ----------------------------------------------------------------------------------
@@ -301,14 +298,11 @@ def test_dashboard_and_alerts_use_the_names_that_exist() -> None:
             known |= {name + suffix for suffix in suffixes}
             labels.setdefault(name, set()).update(filter(None, own.split(", ")))
     expressions = [*_dashboard(), *_alerts()]
-    assert len(expressions) > 40
+    assert len(expressions) > 30
     used = {
         name for each in expressions for name in re.findall(r"\b(?:swarm|process)_\w+|\bup\b", each)
     }
     assert used <= known, used - known
-    named = [text for each in expressions for text in re.findall(r'event=~?"([^"]*)"', each)]
-    events = {name for text in named for name in text.split("|")}
-    assert set(_emitted(events)) == events and len(events) > 2
     for each in expressions:
         for name, chosen in re.findall(r"(\w+)\{([^}]*)\}", each):
             for label, text in re.findall(r'(\w+)="([^"]*)"', chosen):

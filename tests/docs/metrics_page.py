@@ -15,7 +15,6 @@ ROLES = {
     "validator": "Of validators",
     "trainer": "Of the trainer",
     "replica": "Of replicas",
-    "relay": "Of relays",
 }
 """Roles with figures of their own, after one without, and the headings of their tables."""
 

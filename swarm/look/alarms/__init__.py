@@ -1,5 +1,5 @@
-"""Alarms: what may need a person, told to the log, the page, a webhook and a command.
+"""Alarms: what may need a person, told to the log, to Prometheus and to a webhook.
 
-`catalogue` has every alarm, `board` raises and clears them, `from_events` reads a peer's own
-events, `from_run` what anyone can see of a run, and `delivery` tells people.
+`catalogue` has every alarm and the events that are its signs, `board` raises and clears them,
+`ringing` feeds it a peer's own events, and `webhook` tells people.
 """

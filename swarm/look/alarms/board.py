@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -12,10 +12,7 @@ from swarm.look.alarms.catalogue import CATALOGUE, Severity
 from swarm.sentences import numbered
 from swarm.terminal.untrusted import printable
 
-FACTS_MAX = 8
-"""Facts kept of one alarm."""
-
-State = Literal["raised", "repeated", "cleared"]
+State = Literal["raised", "cleared"]
 
 
 class Alarm(msgspec.Struct, frozen=True):
@@ -26,17 +23,8 @@ class Alarm(msgspec.Struct, frozen=True):
     sentence: str
     since: float
     """Wall time at which it was raised."""
-    facts: list[str]
     do: str
     """What a person can do."""
-
-
-def worst_first(alarms: Iterable[Alarm]) -> list[Alarm]:
-    """Sort alarms by severity, then by age."""
-    return sorted(alarms, key=lambda each: (each.severity != "page", each.since, each.name))
-
-
-Changed = Callable[[Alarm, State], None]
 
 
 class Board:
@@ -47,12 +35,16 @@ class Board:
     swings about its limit does not ring again and again.
     """
 
-    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
-        """`clock` gives seconds that only grow; `wall` the wall time."""
-        self.changed: list[Changed] = []
-        """Called at each change, in order; they must not block."""
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        changed: Callable[[Alarm, State], None],
+    ) -> None:
+        """`clock` gives seconds that only grow, `wall` the wall time; `changed` must not block."""
         self._clock = clock
         self._wall = wall
+        self._changed = changed
         self._signs: dict[str, deque[float]] = {
             name: deque(maxlen=kind.signs) for name, kind in CATALOGUE.items()
         }
@@ -65,9 +57,11 @@ class Board:
     @property
     def active(self) -> list[Alarm]:
         """Alarms that are raised now, the worst first, then the oldest."""
-        return worst_first(self._active.values())
+        return sorted(
+            self._active.values(), key=lambda each: (each.severity != "page", each.since, each.name)
+        )
 
-    def sign(self, name: str, sentence: str, facts: Sequence[str] = ()) -> None:
+    def sign(self, name: str, sentence: str) -> None:
         """Count one sign of an alarm, which may raise it; a raised one takes the new sentence."""
         kind, now = CATALOGUE[name], self._clock()
         signs = self._signs[name]
@@ -76,32 +70,22 @@ class Board:
         enough = len(signs) == kind.signs and now - signs[0] <= kind.within_seconds
         if held is None and not enough:
             return
-        self._active[name] = Alarm(
-            name,
-            kind.severity,
-            printable(numbered(sentence)),
-            held.since if held else self._wall(),
-            [printable(numbered(each)) for each in facts[:FACTS_MAX]],
-            kind.do,
-        )
+        since = held.since if held else self._wall()
+        shown = printable(numbered(sentence))
+        self._active[name] = Alarm(name, kind.severity, shown, since, kind.do)
         if held is None:
-            self._tell(self._active[name], "raised")
+            self._changed(self._active[name], "raised")
 
     def well(self, name: str) -> None:
         """Clear an alarm: something has proved that its cause is gone."""
         self._signs[name].clear()
         held = self._active.pop(name, None)
         if held is not None:
-            self._tell(held, "cleared")
+            self._changed(held, "cleared")
 
     def settle(self) -> None:
         """Clear the alarms without a sign for their quiet time. Called now and then."""
         now = self._clock()
         for name in list(self._active):
-            signs = self._signs[name]
-            if now - signs[-1] >= CATALOGUE[name].quiet_seconds:
+            if now - self._signs[name][-1] >= CATALOGUE[name].quiet_seconds:
                 self.well(name)
-
-    def _tell(self, alarm: Alarm, state: State) -> None:
-        for changed in self.changed:
-            changed(alarm, state)

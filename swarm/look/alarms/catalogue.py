@@ -1,4 +1,4 @@
-"""Every alarm: how bad it is, when it is raised, and what to do (docs/alarms.md)."""
+"""Every alarm: how bad it is, which events raise and clear it, and what to do (docs/alarms.md)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ class Kind:
     within_seconds: float = 10 * MINUTE
     quiet_seconds: float = 10 * MINUTE
     """Time without a sign after which it is cleared."""
-    alert: str = ""
-    """The alert of deploy/prometheus/alerts.yml for the same cause."""
+    events: tuple[str, ...] = ()
+    """Events that are signs by themselves; `ringing` knows the signs that depend on figures."""
+    over: tuple[str, ...] = ()
+    """Events that prove that its cause is gone."""
 
 
 CATALOGUE: dict[str, Kind] = {
@@ -35,52 +37,51 @@ CATALOGUE: dict[str, Kind] = {
         "trainer, validator or worker has had no work for `starved_seconds`",
         "see whom it waits for in the sentence; swarm status shows whether they are there",
         quiet_seconds=3 * MINUTE,
-        alert="SwarmTrainerStarved",
+        over=(
+            "trainer.step_trained",
+            "validator.verdict",
+            "inference.submission_made",
+            "trainer.run_complete",
+            "inference.run_over",
+        ),
     ),
     "no_step": Kind(
         "page",
-        "the run has finished no step for `no_step_seconds` and is not over",
+        "the trainer has finished no step for `no_step_seconds`, and the run is not over",
         "see the trainer's log, and whether workers deliver: swarm status",
         quiet_seconds=2 * MINUTE,
-        alert="SwarmNoStep",
+        over=("trainer.step_trained", "trainer.run_complete"),
     ),
     "broadcast_stalled": Kind(
         "warn",
-        "a peer fails to fetch policies three times in 10 minutes, or a third of the live workers "
-        "hold a policy that is more than three older than the newest",
+        "a peer fails to fetch policies three times in 10 minutes",
         "see what the sources answered; add a relay, or raise uplink_mbps",
         signs=3,
+        events=("shardcast.checkpoint_failed",),
+        over=("shardcast.checkpoint_complete",),
     ),
     "validators_disagree": Kind(
         "page",
         "a validator accepts after recomputing what another refuses",
         "compare the two validators' engines and hardware; swarm why SUBMISSION has both",
         quiet_seconds=60 * MINUTE,
-        alert="SwarmValidatorsDisagree",
+        events=("verdicts.contradict",),
     ),
     "training": Kind(
         "page",
         "the trainer's own alarms: gradient norm, clipped share, entropy, skipped steps, reward",
         "see docs/training.md, alarms: pause, go back to an earlier state, lower the rate",
         quiet_seconds=30 * MINUTE,
-        alert="SwarmTrainingAlarm",
-    ),
-    "reward_falls": Kind(
-        "page",
-        "the mean reward of the last 10 judged steps is below half of the best 10",
-        "look at rollouts and at the trainer's gradient norm and entropy; consider a rollback",
-        quiet_seconds=10 * MINUTE,
+        events=("trainer.alarm",),
     ),
     "refusals_rise": Kind(
         "warn",
         "more than a fifth of the last 50 verdicts refuse (a worker: of its last 20 receipts)",
         "swarm why SUBMISSION says which check and what it means",
-        quiet_seconds=10 * MINUTE,
-        alert="SwarmRefusalsRise",
     ),
     "disk_low": Kind(
         "page",
-        "less than `disk_free_share` of the home's disk is free, or a write found it full",
+        "less than `disk_free_share` of the home's disk is free, or the disk does not answer",
         "free some space, or set quota_bytes; nothing is lost while the peer waits",
         quiet_seconds=2 * MINUTE,
     ),
@@ -89,13 +90,19 @@ CATALOGUE: dict[str, Kind] = {
         "this machine's clock, or a trusted peer's, is wrong by more than 30 s",
         "sudo timedatectl set-ntp true, on the machine that the sentence names",
         quiet_seconds=60 * MINUTE,
+        events=(
+            "membership.clock_corrected",
+            "membership.clocks_differ",
+            "membership.clock_behind_itself",
+            "membership.clock_behind_manifest",
+        ),
     ),
     "log_forked": Kind(
         "page",
         "a trusted peer's log contradicts what it signed before, or is sealed falsely",
         "its key is stolen or its disk was restored: the owner removes it from the manifest",
         quiet_seconds=24 * 60 * MINUTE,
-        alert="SwarmLogForked",
+        events=("ledger.forked", "ledger.false_seal"),
     ),
     "not_sealed": Kind(
         "warn",
@@ -103,10 +110,11 @@ CATALOGUE: dict[str, Kind] = {
         "see whether the peers that the sentence names are up, and why they disagree; replace one "
         "that is gone for good",
         quiet_seconds=30 * MINUTE,
+        events=("ledger.not_sealed",),
     ),
     "trusted_silent": Kind(
         "warn",
-        "a trusted peer has not answered for three minutes, or is gone",
+        "a trusted peer has not answered for three minutes",
         "see whether its process and its network are up",
         signs=3,
         within_seconds=5 * MINUTE,
@@ -117,13 +125,14 @@ CATALOGUE: dict[str, Kind] = {
         "a standby's newest bundle is older than `bundle_seconds`, and the run has gone on since",
         "see why in the standby's log and the trainer's; a takeover now loses the steps since",
         quiet_seconds=2 * MINUTE,
-        alert="SwarmBundleOld",
+        over=("standby.unpacked",),
     ),
     "key_abused": Kind(
         "page",
         "a trusted peer signs more messages than any honest peer",
         "its key may be stolen: the owner replaces it in the manifest",
         quiet_seconds=60 * MINUTE,
+        events=("membership.trusted_over_rate",),
     ),
     "device_idle": Kind(
         "warn",
@@ -132,6 +141,7 @@ CATALOGUE: dict[str, Kind] = {
         signs=10,
         within_seconds=11 * MINUTE,
         quiet_seconds=3 * MINUTE,
+        over=("inference.run_over",),
     ),
     "children_die": Kind(
         "warn",
@@ -140,6 +150,6 @@ CATALOGUE: dict[str, Kind] = {
         signs=3,
         within_seconds=15 * MINUTE,
         quiet_seconds=15 * MINUTE,
-        alert="SwarmChildrenDie",
+        events=("compute.child_died",),
     ),
 }

@@ -1,69 +1,148 @@
-"""The alarms of a running peer."""
+"""The alarms of a running peer, from its own events and its disk."""
 
 from __future__ import annotations
 
+import shutil
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import trio
 
 from swarm.events import Event
 from swarm.look.alarms.board import Alarm, Board, State
-from swarm.look.alarms.delivery import Delivery
-from swarm.look.alarms.from_events import FromEvents
-from swarm.look.alarms.settings import check
+from swarm.look.alarms.catalogue import CATALOGUE
+from swarm.look.alarms.webhook import Webhook
 from swarm.node.node import Node
+from swarm.sentences import sentence
 from swarm.settings import AlarmSettings
+from swarm.terminal.untrusted import shown
 
 LOOK_SECONDS = 30.0
 """Interval at which disk and quiet times are looked at."""
 
+BUSY_SHARE_MIN = 0.2
+"""Share of a minute below which a worker's device counts as idle."""
 
-@asynccontextmanager
-async def telling(settings: AlarmSettings, node: Node, run_id: str = "") -> AsyncIterator[Board]:
-    """Run a board whose alarms go to the log, and to the webhook and command of `settings`."""
-    check(settings)
-    board = Board(node.world.now, node.world.wall_time)
+REFUSED_SHARE_MAX = 0.2
 
-    def log(alarm: Alarm, state: State) -> None:
-        if state != "repeated":
-            node.events.emit(
-                f"alarm.{state}",
-                alarm=alarm.name,
-                severity=alarm.severity,
-                sentence=alarm.sentence,
-                do=alarm.do,
+VERDICTS, RECEIPTS = 50, 20
+"""Newest judgements of a validator, and of a worker, whose share of refusals counts."""
+
+SIGNS = {event: name for name, kind in CATALOGUE.items() for event in kind.events}
+
+
+class FromEvents:
+    """Event sink that counts signs on a board; `look` adds what no event tells."""
+
+    def __init__(self, board: Board, settings: AlarmSettings, home: Path) -> None:
+        self._board = board
+        self._settings = settings
+        self._home = home
+        self._judged: dict[str, deque[bool]] = {
+            "validator.verdict": deque(maxlen=VERDICTS),
+            "inference.receipt": deque(maxlen=RECEIPTS),
+        }
+        """Whether each of the newest verdicts, and receipts, is a refusal."""
+        self._step_since: float | None = None
+        """When this trainer opened its first step or finished its last; None: it trains none."""
+
+    def __call__(self, event: Event) -> None:
+        fields = event.fields
+        for name, kind in CATALOGUE.items():
+            if event.name in kind.over:
+                self._board.well(name)
+        if event.name in SIGNS:
+            self._sign(SIGNS[event.name], event)
+        elif event.name.endswith(".starved"):
+            if fields.get("seconds", 0.0) >= self._settings.starved_seconds:
+                self._sign("starved", event)
+        elif event.name == "membership.trusted_silent":
+            if fields.get("seconds", 0.0):  # a restart takes less than a minute
+                self._sign("trusted_silent", event)
+        elif event.name == "inference.device":
+            if fields.get("busy", 1.0) < BUSY_SHARE_MIN:
+                self._sign("device_idle", event)
+            else:
+                self._board.well("device_idle")
+        elif event.name == "standby.standing_by":
+            if fields["steps_behind"] and fields["age_seconds"] >= self._settings.bundle_seconds:
+                self._sign("bundle_old", event)
+            else:
+                self._board.well("bundle_old")
+        elif event.name in self._judged:
+            self._judge(event.name, refused=fields.get("outcome") == "refused")
+        elif event.name in ("trainer.step_opened", "trainer.step_trained", "trainer.resumed"):
+            self._step_since = self._board.now()
+        elif event.name in ("trainer.run_complete", "trainer.paused"):
+            self._step_since = None
+
+    def look(self) -> None:
+        """Check the disk and the trainer's pace. Called now and then."""
+        if words := self._lacks_space():
+            self._board.sign("disk_low", words)
+        since, now = self._step_since, self._board.now()
+        if since is not None and now - since >= self._settings.no_step_seconds:
+            minutes = (now - since) / 60
+            self._board.sign("no_step", f"the trainer has finished no step for {minutes:.0f} min")
+        self._board.settle()
+
+    def _lacks_space(self) -> str:
+        try:
+            usage = shutil.disk_usage(self._home)
+        except OSError as error:  # a disk that was taken away, a share whose server is gone
+            return f"the disk of {self._home} cannot be asked ({error.strerror})"
+        if usage.free >= self._settings.disk_free_share * usage.total:
+            return ""
+        share = 100 * usage.free / usage.total
+        return f"{usage.free / 1e9:.1f} GB ({share:.1f} %) are free on the disk of {self._home}"
+
+    def _judge(self, name: str, *, refused: bool) -> None:
+        judged = self._judged[name]
+        judged.append(refused)
+        share = sum(judged) / len(judged)
+        if len(judged) == judged.maxlen and share > REFUSED_SHARE_MAX:
+            self._board.sign(
+                "refusals_rise", f"{100 * share:.0f} % of the last {len(judged)} verdicts refuse"
             )
 
-    board.changed.append(log)
-    delivery = Delivery(settings, board, node.events.emit, node.peer_id)
-    delivery.run_id = run_id
-
-    def note_run(event: Event) -> None:
-        if event.name == "peer.run_found":
-            delivery.run_id = event.fields["run"]
-
-    node.events.add_sink(note_run)
-    async with trio.open_nursery() as nursery:
-        if delivery.wanted:
-            nursery.start_soon(delivery.run)
-        yield board
-        nursery.cancel_scope.cancel()
+    def _sign(self, name: str, event: Event) -> None:
+        self._board.sign(name, sentence(event.name, shown(event.fields)) or event.name)
 
 
 @asynccontextmanager
-async def ringing(settings: AlarmSettings, node: Node) -> AsyncIterator[Board]:
-    """Raise the alarms of a peer inside the block, from its events and its disk."""
-    async with telling(settings, node) as board, trio.open_nursery() as nursery:
-        signs = FromEvents(board, settings, node.settings.home_path)
-        node.events.add_sink(signs)
-        nursery.start_soon(_look, board, signs, node)
-        yield board
+async def ringing(settings: AlarmSettings, node: Node) -> AsyncIterator[None]:
+    """Raise the alarms of a peer inside the block: in its log, and to the webhook of `settings`."""
+    webhook = Webhook(settings, node.events.emit, node.peer_id)
+
+    def changed(alarm: Alarm, state: State) -> None:
+        node.events.emit(
+            f"alarm.{state}",
+            alarm=alarm.name,
+            severity=alarm.severity,
+            sentence=alarm.sentence,
+            do=alarm.do,
+        )
+        webhook.put(alarm, state)
+
+    signs = FromEvents(
+        Board(node.world.now, node.world.wall_time, changed), settings, node.settings.home_path
+    )
+
+    def hear(event: Event) -> None:
+        if event.name == "peer.run_found":
+            webhook.run_id = event.fields["run"]
+        signs(event)
+
+    async def look() -> None:
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            signs.look()
+
+    node.events.add_sink(hear)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(webhook.run)
+        nursery.start_soon(look)
+        yield
         nursery.cancel_scope.cancel()
-
-
-async def _look(board: Board, signs: FromEvents, node: Node) -> None:
-    while True:
-        await trio.sleep(LOOK_SECONDS)
-        signs.look()
-        board.settle()

@@ -1,68 +1,39 @@
-"""The snapshot's way to the pages: each page gets it whole once, then only what changed."""
+"""The newest snapshot, as JSON for all pages: they ask for it every few seconds."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import gzip
 
 import msgspec
-import trio
 
-from swarm.look.dashboard.snapshot import Snapshot, changes
-from swarm.world.observable import Observable
+from swarm.look.dashboard.snapshot import Snapshot
 
-PING_SECONDS = 15.0
-"""Time without a change after which the page is told so: each notices that the other has gone."""
-
-PING = b"event: still\ndata: {}\n\n"
+GZIP_LEVEL = 1
+"""1,000 peers: 486 kB become 84 kB in 3.5 ms, and 78 kB in 6.4 ms at level 6."""
 
 
 class Feed:
-    """The newest snapshot, encoded once for all pages."""
+    """The newest snapshot, encoded and compressed once for all pages that ask."""
 
     def __init__(self, snapshot: Snapshot) -> None:
+        self.version = 0
         self.snapshot = snapshot
-        self._version = Observable(0)
-        self._change = b""
-        self._whole = b""
-        """The snapshot as JSON, once a page has asked for it; empty before."""
+        self._encoded = b""
+        self._packed = b""
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Replace the snapshot, and wake the pages if anything differs."""
-        found = changes(self.snapshot, snapshot)
-        self.snapshot = snapshot
-        if found:
-            self._whole = b""
-            self._change = _event("change", msgspec.json.encode(found))
-            self._version.set(self._version.value + 1)
+        """Replace the snapshot; one with the same content is no newer version."""
+        if snapshot != self.snapshot:
+            self.version += 1
+            self.snapshot = snapshot
+            self._encoded = self._packed = b""
 
-    def whole(self) -> bytes:
+    def encoded(self) -> bytes:
         """The snapshot as JSON, of which all clients that take it share one copy."""
-        self._whole = self._whole or msgspec.json.encode(self.snapshot)
-        return self._whole
+        self._encoded = self._encoded or msgspec.json.encode(self.snapshot)
+        return self._encoded
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events for one page, until it leaves.
-
-        A page that takes them too slowly skips changes and gets the snapshot whole again, so
-        nothing queues.
-        """
-        at = self._version.value
-        yield _event("snapshot", self.whole())
-        while True:
-            with trio.move_on_after(PING_SECONDS):
-                if self._version.value == at:
-                    await self._version.wait_change()
-            newest = self._version.value
-            if newest == at:
-                yield PING
-            elif newest == at + 1:
-                at = newest
-                yield self._change
-            else:
-                at = newest
-                yield _event("snapshot", self.whole())
-
-
-def _event(name: str, data: bytes) -> bytes:
-    # JSON has no line end inside: it escapes them in text.
-    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+    def packed(self) -> bytes:
+        """The same, compressed by gzip."""
+        self._packed = self._packed or gzip.compress(self.encoded(), GZIP_LEVEL, mtime=0)
+        return self._packed

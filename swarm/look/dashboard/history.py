@@ -61,8 +61,6 @@ class WorkerFigures:
 
     accepted: int = 0
     refused: int = 0
-    completions: int = 0
-    tokens: int = 0
     credited: int = 0
     """Tokens of accepted and quarantined submissions; an eviction may void them later."""
 
@@ -177,13 +175,10 @@ class History:
         self.workers.move_to_end(verdict.worker)
         if len(self.workers) > WORKERS_MAX:
             self.workers.popitem(last=False)
+        worker.accepted += verdict.outcome == "accepted"
         worker.refused += verdict.outcome == "refused"
         if verdict.outcome != "refused":
             worker.credited += verdict.tokens
-        if verdict.outcome == "accepted":
-            worker.accepted += 1
-            worker.completions += sum(map(len, verdict.rewards))
-            worker.tokens += verdict.tokens
 
 
 def _forget(by_step: dict[int, Any], first: int) -> None:

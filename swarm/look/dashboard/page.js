@@ -37,20 +37,11 @@ function drawHead() {
   byId("trainer").textContent = head.trainer;
   byId("behind").hidden = !head.chain.length;
   byId("chain").replaceChildren(...head.chain.map((line) => element("li", line)));
-  const raised = new Set(head.alarms.map((each) => each.name));
-  const signs = Object.entries(head.signs).filter(([name]) => !raised.has(name)).map(([, line]) => element("li", line));
-  const found = [...head.alarms.map(alarm), ...signs, ...head.problems.map((line) => element("li", line))];
+  const found = head.problems.map((line) => element("li", line));
   const text = (items) => [...items].map((each) => each.textContent).join("\n");
   if (text(byId("problems").children) !== text(found)) byId("problems").replaceChildren(...found);
   byId("peers-note").hidden = !head.counted_from;
   byId("counted-from").textContent = count(head.counted_from);
-}
-
-function alarm(each) {
-  const made = element("li", undefined, each.severity);
-  made.append(element("b", each.name.replaceAll("_", " ")), ` since ${new Date(each.since * 1000).toLocaleString()}: ${each.sentence}`,
-    element("p", each.do, "note"));
-  return made;
 }
 
 // --- refusals -------------------------------------------------------------------------------
@@ -73,35 +64,29 @@ byId("more-refusals").addEventListener("click", () => { everyRefusal = true; dra
 
 // --- the stream -----------------------------------------------------------------------------
 
-function merge(held, rows, key) {
-  for (const [name, row] of Object.entries(rows)) {
-    if (row === null) held.delete(key(name)); else held.set(key(name), row);
-  }
-}
-function take(change) {
-  state.head = change.head ?? state.head;
-  state.refusals = change.refusals ?? state.refusals;
-  if (change.peers) merge(state.peers, change.peers, String);
-  if (change.steps) { merge(state.steps, change.steps, Number); drawCharts(byId("charts"), state.steps); }
-  if (change.refusals) drawRefusals();
-  if (change.head || change.peers) {
-    drawHead();
-    drawBroadcast(state);
-    drawRegions(state);
-    drawPeers(state);
-  }
+let charted = "", refused = "";
+function take(found) {
+  state.head = found.head;
+  state.refusals = found.refusals;
+  state.peers = new Map(Object.entries(found.peers));
+  state.steps = new Map(Object.entries(found.steps).map(([step, row]) => [Number(step), row]));
+  const steps = JSON.stringify(found.steps), refusals = JSON.stringify(found.refusals);
+  if (steps !== charted) { charted = steps; drawCharts(byId("charts"), state.steps); }
+  if (refusals !== refused) { refused = refusals; drawRefusals(); }
+  drawHead();
+  drawBroadcast(state);
+  drawRegions(state);
+  drawPeers(state);
   byId("chart-note").hidden = !state.steps.size;
 }
 const link = byId("link");
+function still() {
+  link.textContent = "live";
+  link.className = "on";
+}
 follow({
-  snapshot(found) {
-    state.peers.clear();
-    state.steps.clear();
-    take(found);
-    link.textContent = "live";
-    link.className = "on";
-  },
-  change: take,
+  snapshot(found) { take(found); still(); },
+  still,
   lost() {
     link.textContent = "connection lost: trying again. What is shown is out of date.";
     link.className = "lost";

@@ -21,7 +21,7 @@ const COLUMNS = {
 };
 const NUMBERS = new Set(["policy", "step", "tokens/s", "accepted", "refused", "credits"]);
 const drawn = new Map();
-let sorted = { column: "state", down: false }, every = false, opened = null, record = null, state = null;
+let sorted = { column: "state", down: false }, every = false, opened = null, state = null;
 
 for (const name of Object.keys(COLUMNS)) {
   const cell = element("th", undefined, NUMBERS.has(name) ? "number" : "");
@@ -39,7 +39,8 @@ for (const name of Object.keys(COLUMNS)) {
 
 function rowOf(id, row) {
   const held = drawn.get(id);
-  if (held && held.row === row) return held.shown;
+  const content = JSON.stringify(row);
+  if (held && held.content === content) return held.shown;
   const shown = held ? held.shown : element("tr");
   if (!held) {
     shown.tabIndex = 0;
@@ -56,7 +57,7 @@ function rowOf(id, row) {
     if (name === "doing" && row.idle) cell.append(element("span", `${row.doing ? " · " : ""}${row.idle}`, "why"));
     return cell;
   }));
-  drawn.set(id, { row, shown });
+  drawn.set(id, { content, shown });
   return shown;
 }
 
@@ -64,13 +65,7 @@ function rowOf(id, row) {
 
 function open(id) {
   opened = opened === id ? null : id;
-  record = null;
   drawPeers(state);
-  if (!opened) return;
-  fetch(`record.json?peer=${encodeURIComponent(id)}`).then(async (answer) => {
-    const found = answer.ok ? await answer.json() : { problem: await answer.text() };
-    if (opened === id) { record = found; drawPeers(state); }
-  }, () => {});
 }
 
 // Why a worker is idle, with what is behind it.
@@ -93,14 +88,7 @@ function detail(id, row) {
   }
   if (row.reached) facts.push(`How others reach it: ${row.reached}.`);
   facts.push(...chain(row));
-  if (record === null) facts.push("Asking the validators for its record…");
-  else if (record.problem) facts.push(record.problem);
-  else {
-    if (record.eviction) facts.push(`Evicted: ${record.eviction}`);
-    facts.push(`Submissions in all logs: ${count(record.accepted)} accepted, ${count(record.refused)} refused, ${count(record.quarantined)} quarantined; ${counted(record.groups, "groups")}.`,
-      `Credited tokens: ${count(record.final)} final, ${count(record.held)} held, which an eviction would void, ${count(record.void)} void; ${count(record.verified)} recomputed.`);
-    facts.push(...record.problems);
-  }
+  facts.push(`Its record over the whole run: swarm ledger --peer ${id}`);
   const list = element("ul");
   list.append(...facts.map((fact) => element("li", fact)));
   cell.append(element("p", id, "id"), list);

@@ -6,10 +6,7 @@ import base64
 import binascii
 import hmac
 import socket
-import zlib
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import cast
 
@@ -26,20 +23,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from swarm.errors import PeerError
 from swarm.look.dashboard.feed import Feed
 from swarm.look.dashboard.reading import read_rollouts
-from swarm.look.dashboard.requests import Kept, record
 from swarm.look.dashboard.watch import Watcher
 from swarm.terminal.untrusted import printable
 from swarm.transport.http.connections import serve_connections
 from swarm.transport.http.local_server import is_addressed_as_loopback, url_of
 
-PAGES_MAX = 64
-"""Event streams at a time; a further one gets status 503."""
-
-GZIP_LEVEL = 1
-"""1,000 peers: 486 kB become 84 kB in 3.5 ms, and 78 kB in 6.4 ms at level 6."""
-
-GZIP_WINDOW = 31
-"""A window of 32 KiB, with gzip's head."""
+WAITING_MAX = 16
+"""Pages that wait until the rollouts for another one are read: each holds a connection."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -76,97 +66,53 @@ class Dashboard:
 
     feed: Feed
     watcher: Watcher | None = None
-    """Asks the network for what a page wants to know besides; None: such questions are refused."""
+    """Knows the home whose rollouts can be read; None: there are none to read."""
     tokens: frozenset[str] = frozenset()
     """Empty: none is needed, and only the names of this machine are answered to."""
+    _reading: trio.Lock = field(default_factory=trio.Lock)
 
     def app(self) -> Starlette:
         """The ASGI application."""
-
-        async def snapshot(request: Request) -> Response:
-            return Response(self.feed.whole(), media_type="application/json")
-
-        async def one_record(request: Request) -> Response:
-            peer, watcher = request.query_params.get("peer", ""), self.watcher
-            if watcher is None or peer not in self.feed.snapshot.peers:
-                return PlainTextResponse("no such peer is known here", 404)
-            return await answered(f"record {peer}", lambda: record(watcher, peer))
-
-        async def rollouts(request: Request) -> Response:
-            step, watcher = request.query_params.get("step", ""), self.watcher
-            if watcher is None or (home := watcher.home) is None:
-                return PlainTextResponse("no rollouts can be read here", 404)
-            if step and not (step.isascii() and step.isdecimal() and len(step) < 16):
-                return PlainTextResponse("step must be a number, or empty for the newest", 400)
-            number = int(step) if step else None
-            return await answered(
-                f"rollouts {step}", lambda: read_rollouts(home, watcher.run.id, number)
-            )
-
-        async def answered(question: str, answer: Callable[[], Awaitable[bytes]]) -> Response:
-            try:
-                found = await kept.get(question, answer)
-            except PeerError as error:
-                return PlainTextResponse(printable(str(error)), 503)
-            return Response(found, media_type="application/json")
-
-        kept = Kept()
-
-        async def icon(request: Request) -> Response:
-            return Response(status_code=204)
-
         return Starlette(
             routes=[
                 *(Route(path, _part(*part), methods=["GET"]) for path, part in PARTS.items()),
-                Route("/snapshot.json", snapshot),
-                Route("/record.json", one_record),
-                Route("/rollouts.json", rollouts),
-                Route("/events", _Streams(self.feed), methods=["GET"]),
-                Route("/favicon.ico", icon),
+                Route("/snapshot.json", self._snapshot),
+                Route("/rollouts.json", self._rollouts),
+                Route("/favicon.ico", Response(status_code=204), methods=["GET"]),
             ],
             middleware=[Middleware(Door, tokens=self.tokens)],
         )
 
+    async def _snapshot(self, request: Request) -> Response:
+        headers = {"etag": f'"{id(self.feed):x}-{self.feed.version}"'}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        body = self.feed.encoded()
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers["content-encoding"] = "gzip"
+            body = self.feed.packed()
+        return Response(body, media_type="application/json", headers=headers)
+
+    async def _rollouts(self, request: Request) -> Response:
+        step, watcher = request.query_params.get("step", ""), self.watcher
+        if watcher is None or watcher.home is None:
+            return PlainTextResponse("no rollouts can be read here", 404)
+        if step and not (step.isascii() and step.isdecimal() and len(step) < 16):
+            return PlainTextResponse("step must be a number, or empty for the newest", 400)
+        if self._reading.statistics().tasks_waiting >= WAITING_MAX:
+            return PlainTextResponse("many pages are waiting for rollouts; ask again later", 503)
+        try:
+            async with self._reading:
+                found = await read_rollouts(
+                    watcher.home, watcher.run.id, int(step) if step else None
+                )
+        except PeerError as error:
+            return PlainTextResponse(printable(str(error)), 503)
+        return Response(found, media_type="application/json")
+
 
 def _part(name: str, kind: str) -> ASGIApp:
     return Response(files(__package__).joinpath(name).read_bytes(), media_type=kind)
-
-
-class _Streams:
-    """ASGI application: a stream of events for each page."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed, self._open = feed, 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._open >= PAGES_MAX:
-            refusal = PlainTextResponse(f"{PAGES_MAX} pages are open, the most", 503)
-            await refusal(scope, receive, send)
-            return
-        self._open += 1
-        try:
-            async with trio.open_nursery() as nursery:
-                accepted = Headers(scope=scope).get("accept-encoding", "")
-                nursery.start_soon(self._stream, send, "gzip" in accepted)
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-                nursery.cancel_scope.cancel()
-        finally:
-            self._open -= 1
-
-    async def _stream(self, send: Send, compressed: bool) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-        packer = None
-        if compressed:
-            headers.append((b"content-encoding", b"gzip"))
-            packer = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async with aclosing(self._feed.events()) as events:
-            async for event in events:
-                if packer is not None:
-                    event = packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH)
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
 
 
 class Door:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from swarm.look.alarms.board import Alarm
+from swarm.look.dashboard.history import History, NotAccepted, WorkerFigures
+from swarm.look.dashboard.idle import why_trainer, why_worker
+from swarm.look.onlooker import RunStatus
+from swarm.look.refusals import REFUSALS, UNKNOWN
+from swarm.sentences import numbered
+from swarm.shardcast.fetch.job import source_mark
+from swarm.terminal.untrusted import printable
+from swarm.wire.messages import Arrival, Present
+
+PROBLEMS_SHOWN = 12
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -30,11 +40,7 @@ class Head(_Part, frozen=True):
     chain: list[str] = []
     """The facts behind `trainer`."""
     problems: list[str] = []
-    """Sentences on what could not be read: trusted peers that do not answer, for example."""
-    signs: dict[str, str] = {}
-    """What is wrong with the run itself, by the name of the alarm that it raises."""
-    alarms: list[Alarm] = []
-    """Alarms that are raised now, the worst first."""
+    """What is wrong with the run, and what of it could not be read."""
     counted_from: int = 0
     """Step from which on the counts of each worker are complete."""
     rollouts: bool = False
@@ -72,8 +78,6 @@ class PeerRow(_Part, frozen=True):
     """How others reach it; empty if unknown."""
     accepted: int
     refused: int
-    completions: int
-    tokens: int
     credited: int
 
 
@@ -102,6 +106,18 @@ class StepRow(_Part, frozen=True, omit_defaults=True):
     seconds: float | None = None
 
 
+TRAINERS_FIGURES = (
+    "entropy",
+    "kl",
+    "kl_reference",
+    "clipped",
+    "gradient_norm",
+    "learning_rate",
+    "loss",
+    "seconds",
+)
+
+
 class RefusalRow(_Part, frozen=True):
     """A verdict other than accepted."""
 
@@ -126,21 +142,125 @@ class Snapshot(_Part, frozen=True):
     """The newest first."""
 
 
-def changes(old: Snapshot, new: Snapshot) -> dict[str, Any]:
-    """What turns `old` into `new`: whole parts, rows of tables, None for a row that is gone."""
-    found: dict[str, Any] = {}
-    if old.head != new.head:
-        found["head"] = new.head
-    peers = _rows(old.peers, new.peers)
-    steps = _rows(old.steps, new.steps)
-    found |= {name: rows for name, rows in (("peers", peers), ("steps", steps)) if rows}
-    if old.refusals != new.refusals:
-        found["refusals"] = new.refusals
-    return found
+def snapshot_of(
+    status: RunStatus, history: History, problems: list[str], *, rollouts: bool = False
+) -> Snapshot:
+    """The page's content now.
+
+    `problems` are sentences on peers that did not answer; `rollouts`: whether some can be read.
+    """
+    trusted = frozenset(status.run.manifest.trusted_ids())
+    marks = {source_mark(peer): printable(peer) for peer in status.present}
+    return Snapshot(
+        head=_head(status, history, problems, rollouts=rollouts),
+        peers={
+            printable(peer): _peer_row(status, entry, history, marks, trusted=peer in trusted)
+            for peer, entry in status.present.items()
+        },
+        steps={
+            number: _step_row(history, number)
+            for number in sorted(history.steps.keys() | history.trained.keys())
+        },
+        refusals=[_refusal_row(each) for each in reversed(history.refusals)],
+    )
 
 
-def _rows(old: dict[Any, Any], new: dict[Any, Any]) -> dict[Any, Any]:
-    changed = {
-        key: row for key, row in new.items() if (held := old.get(key)) is not row and held != row
-    }
-    return changed | {key: None for key in old if key not in new}
+def _head(status: RunStatus, history: History, problems: list[str], *, rollouts: bool) -> Head:
+    order, checkpoint, evaluation = status.order, status.checkpoint, status.evaluation
+    why, chain = why_trainer(status, history)
+    wrong = [f"the log of {peer} is forked: {reason}" for peer, reason in status.forks.items()]
+    if status.contradicting:
+        wrong.append(
+            f"validators disagree about {status.contradicting:,} submissions: see swarm status"
+        )
+    return Head(
+        run=printable(status.run.id),
+        step=order.step if order else None,
+        steps=status.run.manifest.schedule.steps,
+        policy=checkpoint.step if checkpoint else order.policy if order else None,
+        policy_bytes=checkpoint.total_bytes if checkpoint else 0,
+        state=status.state,
+        held_out=evaluation.reward if evaluation else None,
+        held_out_policy=evaluation.reference.step if evaluation else None,
+        trainer=numbered(why),
+        chain=[numbered(each) for each in chain],
+        problems=[printable(numbered(each)) for each in (*wrong, *problems)][:PROBLEMS_SHOWN],
+        counted_from=history.complete_from,
+        rollouts=rollouts,
+    )
+
+
+def _peer_row(
+    status: RunStatus,
+    entry: Present,
+    history: History,
+    marks: Mapping[bytes, str],
+    *,
+    trusted: bool,
+) -> PeerRow:
+    beat, figures = entry.heartbeat, history.workers.get(entry.peer, WorkerFigures())
+    return PeerRow(
+        roles=[printable(role) for role in beat.roles],
+        trusted=trusted,
+        state=entry.state,
+        region=printable(beat.region),
+        policy=beat.policy,
+        step=beat.step,
+        speed=float(f"{beat.tokens_per_second:.3g}"),
+        doing=printable(beat.doing),
+        idle=why_worker(entry, status.order),
+        arrival=None if beat.arrival is None else _arrival_row(beat.arrival, marks),
+        reached=printable(beat.reached),
+        accepted=figures.accepted,
+        refused=figures.refused,
+        credited=figures.credited,
+    )
+
+
+def _arrival_row(arrival: Arrival, marks: Mapping[bytes, str]) -> ArrivalRow:
+    return ArrivalRow(
+        policy=arrival.policy,
+        held=arrival.held / 1000,
+        source=marks.get(arrival.source, ""),
+        source_share=arrival.source_share / 1000,
+        sources=arrival.sources,
+    )
+
+
+def _step_row(history: History, number: int) -> StepRow:
+    step, trained = history.steps.get(number), history.trained.get(number)
+    found: dict[str, Any] = {"held_out": history.evaluations.get(number + 1)}
+    if step is not None:
+        found |= {
+            "accepted": step.accepted,
+            "refused": step.refused,
+            "quarantined": step.quarantined,
+            "reward": _short(step.reward_sum / step.rewarded) if step.rewarded else None,
+            "length": _short(step.tokens / step.completions) if step.completions else None,
+        }
+    if trained is not None:
+        told = trained.figures
+        found |= {"batch_reward": _short(told.reward), "batch_length": _short(told.length)}
+        found |= {name: _short(getattr(told, name)) for name in TRAINERS_FIGURES}
+    return StepRow(**found)
+
+
+def _short(value: float | None) -> float | None:
+    """A figure with five digits: a chart shows no more, and a page of 512 steps has thousands."""
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _refusal_row(found: NotAccepted) -> RefusalRow:
+    verdict = found.verdict
+    refusal = REFUSALS.get(verdict.failed, UNKNOWN)
+    return RefusalRow(
+        worker=printable(verdict.worker),
+        by=printable(found.by),
+        step=verdict.step,
+        submission=verdict.submission.hex(),
+        outcome=verdict.outcome,
+        check=printable(verdict.failed),
+        detail=printable(verdict.detail),
+        means=refusal.means,
+        do=refusal.do,
+    )

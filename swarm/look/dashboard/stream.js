@@ -1,31 +1,27 @@
 "use strict";
-// The stream of events, opened again whenever it has ended.
+// Asks for the newest snapshot again and again.
 
-const SILENT_MS = 45000; // a server that has nothing to tell says so every 15 s
-const AGAIN_MS = 5000;
+const PAUSE_MS = 2000;
+const SECONDS_MAX = 30000; // a connection may have died while the machine slept
 
-// Calls `snapshot` and `change` with what the server sends, and `lost` when it is not heard.
-export function follow({ snapshot, change, lost }) {
-  const events = new EventSource("events");
-  let silence;
-  // A browser does not notice a connection that ended while the machine slept.
-  const heard = () => {
-    clearTimeout(silence);
-    silence = setTimeout(again, SILENT_MS);
+// Calls `snapshot` with what is new, `still` when nothing is, and `lost` when no answer comes.
+export function follow({ snapshot, still, lost }) {
+  let tag = null;
+  const look = async () => {
+    try {
+      const headers = tag ? { "if-none-match": tag } : {};
+      const answer = await fetch("snapshot.json", { headers, signal: AbortSignal.timeout(SECONDS_MAX) });
+      if (answer.status === 304) still();
+      else if (!answer.ok) throw new Error(answer.statusText);
+      else {
+        const found = await answer.json();
+        tag = answer.headers.get("etag");
+        snapshot(found);
+      }
+    } catch {
+      lost();
+    }
+    setTimeout(look, PAUSE_MS);
   };
-  const again = () => {
-    events.close();
-    lost();
-    follow({ snapshot, change, lost });
-  };
-  events.addEventListener("snapshot", (event) => { heard(); snapshot(JSON.parse(event.data)); });
-  events.addEventListener("change", (event) => { heard(); change(JSON.parse(event.data)); });
-  events.addEventListener("still", heard);
-  events.addEventListener("error", () => {
-    lost();
-    clearTimeout(silence);
-    // A browser tries again by itself, but not after an answer such as 503.
-    silence = setTimeout(again, events.readyState === EventSource.CLOSED ? AGAIN_MS : SILENT_MS);
-  });
-  heard();
+  look();
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import trio
 from swarm.errors import PeerError
 from swarm.ledger.client import LedgerClient, own_head
 from swarm.ledger.receipts import receipts_from
-from swarm.look.dashboard.building import Builder
 from swarm.look.dashboard.feed import Feed
 from swarm.look.dashboard.history import History
-from swarm.look.dashboard.snapshot import Snapshot
+from swarm.look.dashboard.snapshot import Snapshot, snapshot_of
 from swarm.look.dashboard.training import published_from
 from swarm.look.onlooker import ask_all, status_of
 from swarm.node.node import Node
@@ -53,9 +51,6 @@ class Watcher:
     read: dict[str, int] = field(default_factory=dict)
     """Index of the next entry to read, by the owner of the log."""
 
-    def __post_init__(self) -> None:
-        self.builder = Builder(rollouts=self.home is not None)
-
     async def look(self) -> Snapshot:
         """Ask the trusted peers what is new; raises `PeerError` when none answers."""
         status = await status_of(self.node, self.run)
@@ -79,7 +74,7 @@ class Watcher:
                 await ask_all(self.node, list(logs), ask, problems)
             if patience.cancelled_caught:
                 problems.append(f"A log was not read within {LOGS_SECONDS_MAX:g} s.")
-        return self.builder.snapshot(status, self.history, problems)
+        return snapshot_of(status, self.history, problems, rollouts=self.home is not None)
 
     def _start(self, reader: str, size: int) -> int:
         return self.read.get(reader, max(0, size - ENTRIES_BEHIND_MAX))
@@ -109,14 +104,8 @@ class Watcher:
                 self.history.learn_training(entry, order)
 
 
-async def watch(
-    watcher: Watcher, feed: Feed, amend: Callable[[Snapshot], Snapshot] = lambda found: found
-) -> None:
-    """Keep a feed up to date until cancelled. A failure is shown beside the last state.
-
-    `amend` may add to each snapshot before it is shown, also to one that is out of date: a run
-    whose trusted peers have all died must ring.
-    """
+async def watch(watcher: Watcher, feed: Feed) -> None:
+    """Keep a feed up to date until cancelled. A failure is shown beside the last state."""
     heard = trio.current_time()
     while True:
         try:
@@ -124,8 +113,8 @@ async def watch(
             heard = trio.current_time()
         except PeerError as error:
             snapshot = _out_of_date(feed.snapshot, str(error), trio.current_time() - heard)
-        feed.publish(amend(snapshot))
-        await trio.sleep(pause_seconds(len(snapshot.peers)))
+        feed.publish(snapshot)
+        await trio.sleep(INTERVAL_SECONDS + len(snapshot.peers) / PEERS_PER_SECOND)
 
 
 def _out_of_date(last: Snapshot, reason: str, seconds: float) -> Snapshot:
@@ -135,12 +124,6 @@ def _out_of_date(last: Snapshot, reason: str, seconds: float) -> Snapshot:
         trainer="No trusted peer of the run answers: all that this page shows is "
         f"{seconds:,.0f} s old.",
         chain=[],
-        problems=[],
-        signs=last.head.signs | {"trusted_silent": printable(reason)},
+        problems=[printable(reason)],
     )
     return msgspec.structs.replace(last, head=head)
-
-
-def pause_seconds(peers: int) -> float:
-    """The pause between two looks at a run with so many peers."""
-    return INTERVAL_SECONDS + peers / PEERS_PER_SECOND

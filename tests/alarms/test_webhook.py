@@ -1,11 +1,8 @@
-"""Alarms reach a webhook and a command; neither can hold a peer up."""
+"""Alarms reach a webhook, which cannot hold a peer up."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,10 +12,9 @@ import pytest
 import trio
 
 from swarm.errors import UserError
-from swarm.look.alarms import delivery
+from swarm.look.alarms import webhook
 from swarm.look.alarms.board import Board
-from swarm.look.alarms.delivery import Delivery
-from swarm.look.alarms.settings import check
+from swarm.look.alarms.webhook import Webhook, check
 from swarm.settings import AlarmSettings
 
 
@@ -63,10 +59,10 @@ class Told:
     """A board whose alarms are delivered, and the failures that go to the log."""
 
     def __init__(self, settings: AlarmSettings) -> None:
-        self.board = Board(trio.current_time, lambda: 1e9)
+        self.webhook = Webhook(settings, self.emit, "me")
+        self.board = Board(trio.current_time, lambda: 1e9, self.webhook.put)
         self.failures: list[dict[str, Any]] = []
         self.failed = trio.Event()
-        self.delivery = Delivery(settings, self.board, self.emit, "me")
 
     def emit(self, name: str, **fields: Any) -> None:
         self.failures.append(fields)
@@ -78,14 +74,14 @@ async def delivering(settings: AlarmSettings) -> AsyncIterator[Told]:
     told = Told(settings)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(told.delivery.run)
+            nursery.start_soon(told.webhook.run)
             yield told
             nursery.cancel_scope.cancel()
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "WEBHOOK_PAUSES_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(webhook, "PAUSES_SECONDS", (0.01, 0.01))
 
 
 def test_a_webhook_gets_the_alarm_with_the_token(tmp_path: Path) -> None:
@@ -96,7 +92,7 @@ def test_a_webhook_gets_the_alarm_with_the_token(tmp_path: Path) -> None:
         async with server.listening() as url:
             settings = AlarmSettings(webhook=url, webhook_token_file=str(tmp_path / "token"))
             async with delivering(settings) as told:
-                told.board.sign("log_forked", "the log of …abc is forked", ["entry: 7"])
+                told.board.sign("log_forked", "the log of …abc is forked")
                 await server.got.wait()
             assert told.failures == []
 
@@ -104,7 +100,7 @@ def test_a_webhook_gets_the_alarm_with_the_token(tmp_path: Path) -> None:
     assert len(server.bodies) == 3, "a server in trouble is asked again"
     body = server.bodies[-1]
     assert body["state"] == "raised" and body["peer"] == "me"
-    assert body["alarm"]["name"] == "log_forked" and body["alarm"]["facts"] == ["entry: 7"]
+    assert body["alarm"]["name"] == "log_forked"
     assert body["text"].startswith("[page] the log of …abc is forked (its key")
     assert "authorization: Bearer hush" in server.heads[-1].replace(
         "Authorization", "authorization"
@@ -131,7 +127,7 @@ def test_a_webhook_that_fails_is_a_sentence_without_secrets(
 def test_a_dead_webhook_delays_nobody_and_only_the_newest_state_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delivery, "WEBHOOK_SECONDS", 0.05)
+    monkeypatch.setattr(webhook, "SECONDS_MAX", 0.05)
 
     async def main() -> None:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")  # accepts, never answers
@@ -142,8 +138,7 @@ def test_a_dead_webhook_delays_nobody_and_only_the_newest_state_waits(
             for _ in range(1000):
                 told.board.sign("log_forked", "forked")
                 told.board.well("log_forked")
-            waiting = told.delivery._waiting["webhook"]
-            assert not waiting._alarms, "what came and went meanwhile is not told"
+            assert not told.webhook._waiting, "what came and went meanwhile is not told"
             await told.failed.wait()
             assert told.failures[0]["reason"] == "127.0.0.1 did not answer within 0.05 s"
 
@@ -166,25 +161,6 @@ def test_whoever_heard_of_an_alarm_hears_of_its_end() -> None:
 
     trio.run(main)
     assert [body["state"] for body in server.bodies] == ["raised", "cleared"]
-
-
-def test_a_command_does_not_wait_for_a_dead_webhook(tmp_path: Path) -> None:
-    async def main() -> None:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")  # accepts, never answers
-        settings = AlarmSettings(
-            webhook=f"http://127.0.0.1:{listener.socket.getsockname()[1]}/",
-            command=["/bin/sh", "-c", "exit 3"],
-        )
-        async with listener, delivering(settings) as told:
-            for name in ("disk_low", "log_forked", "no_step"):
-                told.board.sign(name, "once")
-            with trio.fail_after(delivery.WEBHOOK_SECONDS / 2):
-                while len(told.failures) < 3:
-                    await told.failed.wait()
-                    told.failed = trio.Event()
-            assert {each["to"] for each in told.failures} == {"command"}
-
-    trio.run(main)
 
 
 @pytest.mark.parametrize(
@@ -223,96 +199,20 @@ def test_what_a_library_cannot_do_stops_nothing() -> None:
     trio.run(main)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_command_that_cannot_be_killed_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as one that runs as root by sudo: the system's answer is made here, without it."""
-    groups: list[int] = []
-
-    def denied(group: int, _signal: int) -> None:
-        groups.append(group)
-        raise PermissionError
-
-    kill = os.killpg
+def test_a_mild_alarm_is_told_only_if_it_is_wanted() -> None:
+    server = Server(200)
 
     async def main() -> None:
-        monkeypatch.setattr(os, "killpg", denied)
-        monkeypatch.setattr(delivery, "COMMAND_SECONDS", 0.2)
-        async with delivering(AlarmSettings(command=["/bin/sleep", "60"])) as told:
+        async with (
+            server.listening() as url,
+            delivering(AlarmSettings(webhook=url, severity="page")) as told,
+        ):
+            told.board.sign("clock_wrong", "an hour")
             told.board.sign("disk_low", "full")
-            await told.failed.wait()
-            assert told.failures[0]["reason"] == "/bin/sleep did not end within 0.2 s"
+            await server.got.wait()
 
     trio.run(main)
-    for group in groups:
-        kill(group, signal.SIGKILL)
-        os.waitpid(group, 0)
-
-
-def script(folder: Path, text: str) -> list[str]:
-    (folder / "script.py").write_text(text)
-    return [sys.executable, str(folder / "script.py"), "an argument; touch oops"]
-
-
-WRITE = """
-import json, os, pathlib, sys
-told = json.load(sys.stdin)
-keys = ("SWARM_ALARM", "SWARM_ALARM_STATE", "SWARM_ALARM_SEVERITY", "SWARM_ALARM_TEXT")
-found = [sys.argv[1], told["alarm"]["name"], *(os.environ[key] for key in keys)]
-pathlib.Path(sys.argv[0]).with_suffix(".told").write_text(json.dumps(found))
-print("x" * 1000000)
-sys.exit("that is all")
-"""
-
-
-def test_a_command_gets_the_alarm_and_its_output_is_bounded(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with delivering(AlarmSettings(command=script(tmp_path, WRITE))) as told:
-            told.board.sign("disk_low", "$(touch oops)")
-            await told.failed.wait()
-            reason = told.failures[0]["reason"]
-            assert "ended with status 1: xxx" in reason and len(reason) < 500
-
-    trio.run(main)
-    found = json.loads((tmp_path / "script.told").read_text())
-    assert found[:5] == ["an argument; touch oops", "disk_low", "disk_low", "raised", "page"]
-    assert "$(touch oops)" in found[5]
-
-
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        (["/nowhere/program"], "/nowhere/program cannot be started (No such file or directory)"),
-        (["/bin/sh", "-c", "sleep 60 & sleep 60"], "/bin/sh did not end within 0.2 s"),
-    ],
-)
-def test_a_command_that_fails_is_a_sentence(
-    command: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delivery, "COMMAND_SECONDS", 0.2)
-
-    async def main() -> None:
-        async with delivering(AlarmSettings(command=command)) as told:
-            told.board.sign("disk_low", "full")
-            await told.failed.wait()
-            assert told.failures[0]["reason"] == reason
-
-    trio.run(main)
-
-
-def test_a_lasting_alarm_is_told_again_and_a_mild_one_not_at_all() -> None:
-    server = Server(200, 200, 200)
-
-    async def main() -> None:
-        async with server.listening() as url:
-            settings = AlarmSettings(webhook=url, severity="page", repeat_seconds=0.05)
-            async with delivering(settings) as told:
-                told.board.sign("clock_wrong", "an hour")
-                told.board.sign("disk_low", "full")
-                await server.got.wait()
-
-    trio.run(main)
-    states = [(body["alarm"]["name"], body["state"]) for body in server.bodies[:3]]
-    assert states == [("disk_low", "raised"), ("disk_low", "repeated"), ("disk_low", "repeated")]
+    assert [body["alarm"]["name"] for body in server.bodies] == ["disk_low"]
 
 
 @pytest.mark.parametrize(
@@ -326,8 +226,6 @@ def test_a_lasting_alarm_is_told_again_and_a_mild_one_not_at_all() -> None:
         ({"webhook_token_file": "/nowhere"}, "webhook_token_file /nowhere cannot be read"),
         ({"webhook_token_file": "/dev/null"}, "must hold one line with the token"),
         ({"webhook": "https://a..b/s3cret"}, "webhook is no address of a host"),
-        ({"command": [""]}, "command begins with an empty text"),
-        ({"command": ["/bin/sh", "s3cret\0"]}, "command contains a NUL"),
     ],
 )
 def test_wrong_settings_are_a_sentence(settings: dict[str, Any], sentence: str) -> None:
