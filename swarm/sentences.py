@@ -159,9 +159,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
             *f["lines"],
         ]
     ),
-    "peer.check": lambda f: (
-        None if f["state"] == "fine" else f"{f['state']}: {f['topic']}: {f['text']}"
-    ),
     "peer.earned": lambda f: (
         f"earned: {f['completions']:,} completions in {f['groups']:,} groups are credited; of the "
         f"submissions {f['accepted']:,} were accepted, {f['refused']:,} refused, "

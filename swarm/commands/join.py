@@ -16,9 +16,6 @@ def join(
     home: Annotated[
         Path | None, typer.Option(help="Folder of key, settings and state. [default: ~/.swarm]")
     ] = None,
-    look: Annotated[
-        bool, typer.Option("--look", help="Show what would happen; write and start nothing.")
-    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show every event.")] = False,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="Events as JSON lines.")] = False,
 ) -> int:
@@ -34,7 +31,6 @@ def join(
     found = prepare(link, home or PeerSettings().home_path)
     if not look_at(found):
         return FAILED
-    if not look:
-        found.write()
-        start(settings_of(found, {"verbose": verbose, "json_logs": json_logs}))
+    found.write()
+    start(settings_of(found, {"verbose": verbose, "json_logs": json_logs}))
     return 0

@@ -19,7 +19,7 @@ from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.options import AsJson, WhichRun
-from swarm.terminal.output import check_writable, print_json
+from swarm.terminal.output import print_json
 from swarm.terminal.untrusted import printable
 
 if TYPE_CHECKING:
@@ -166,27 +166,13 @@ def browse(
     tokenizer: Tokenizer = None,
     ledger: Ledger = None,
     run: WhichRun = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Write one HTML file for a browser instead: FILE.html."),
-    ] = None,
 ) -> None:
     """Page through rollouts on the terminal: n and N jump between groups, / searches, q leaves."""
-    check_writable("--html", html, (".html",))
     chosen = Chosen(path, environment, reward, worker, step, limit, tokenizer, ledger, run)
     source, found = chosen.open("browse")
-    shown = chosen.limited(found)
-    if html is not None:
-        from swarm.look.rollouts.page import write_page
+    from swarm.look.rollouts.pager import page_lines
 
-        count, full = write_page(shown, f"Rollouts of {path}", html)
-        print(numbered(f"{count:,} rollouts are in {html}"))
-        if full:
-            print("the page is full: filter by --step, --reward or --worker to see others")
-    else:
-        from swarm.look.rollouts.pager import page_lines
-
-        page_lines(_screen(shown))
+    page_lines(_screen(chosen.limited(found)))
     _warn(source)
 
 

@@ -18,7 +18,6 @@ from swarm.errors import UserError
 from swarm.events import Event
 from swarm.look.alarms.ringing import ringing
 from swarm.look.alarms.webhook import check as check_alarms
-from swarm.look.doctor.at_start import check_before_start, checking
 from swarm.look.health import beating
 from swarm.look.metrics.server import listening, serving_metrics
 from swarm.node.joining import NO_WAY_IN
@@ -28,6 +27,7 @@ from swarm.roles import check_tables, load_role, take_part
 from swarm.run.allowed import allow_environments
 from swarm.settings import BOOTSTRAP, PeerSettings
 from swarm.terminal.crash import crashes_reported
+from swarm.terminal.extras import EXTRA_OF_ROLE, require_extra
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.terminal.untrusted import PrintableFormatter
 from swarm.world.process import HOME_VARIABLE, close_memory
@@ -55,7 +55,7 @@ class Earned:
 
 async def run_peer(settings: PeerSettings, departure: Departure) -> None:
     """Run a peer until it is cancelled, has left, or all its roles have finished."""
-    check_before_start(settings)  # first: a role without its packages cannot be loaded
+    _check_roles(settings)  # first: a role without its packages cannot be loaded
     roles = [load_role(name) for name in settings.role if name != BOOTSTRAP]
     if not settings.role:
         raise UserError("no role given; use --role inference, for example")
@@ -75,7 +75,6 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
             beating(node) as pulse,
             serving_metrics(metrics, node, pulse),
             ringing(settings.alarms, node),
-            checking(node),
         ):
             earned = Earned()
             node.events.add_sink(earned)
@@ -85,6 +84,15 @@ async def run_peer(settings: PeerSettings, departure: Departure) -> None:
             finally:
                 if earned.submissions:
                     node.events.emit("peer.earned", **earned.totals())
+
+
+def _check_roles(settings: PeerSettings) -> None:
+    """Raise `UserError` for what would end the peer later: packages, and what its roles check."""
+    for role in settings.role:
+        if role in EXTRA_OF_ROLE:
+            require_extra(EXTRA_OF_ROLE[role], f"--role {role}")
+        if role != BOOTSTRAP and (check := getattr(load_role(role), "check", None)):
+            check(settings)
 
 
 LEAVING = "leaving…"

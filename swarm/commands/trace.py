@@ -27,8 +27,7 @@ def trace(
     import dataclasses
     import json
 
-    from swarm.look.trace import as_otlp, trace_lines, trace_of
-    from swarm.look.why_step import read_events
+    from swarm.look.trace import as_otlp, read_events, trace_lines, trace_of
     from swarm.terminal.output import check_writable, print_json, write_text
 
     if otlp is not None:

@@ -43,10 +43,6 @@ def why(
     ] = None,
     bootstrap: Bootstrap = None,
     run: WhichRun = None,
-    logs: Annotated[
-        Path | None,
-        typer.Option(help="The trainer's log in JSON, or a folder of logs: a step's times."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain what happened: to a submission, to a peer, or in a step (a number).
@@ -55,7 +51,7 @@ def why(
     """
     from swarm.look import why as words
     from swarm.look.prefixes import peers_beside
-    from swarm.look.why_step import about_step, is_step, read_events, step_lines
+    from swarm.look.why_step import about_step, is_step, step_lines
 
     if source is not None:
         what = peers_beside(source.expanduser()).get(what, what)
@@ -67,7 +63,7 @@ def why(
         )
     archive, status = _asked(source, bootstrap, run)
     if is_step(what):
-        told = about_step(archive, int(what), status, read_events(logs))
+        told = about_step(archive, int(what), status)
         lines = step_lines(told)
     elif not _HASH.fullmatch(what):
         peer = words.peer_named(archive, what, status.present if status is not None else ())

@@ -6,12 +6,15 @@ hash, so the spans of all peers join although no message carries a trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from blake3 import blake3
 
+from swarm.errors import UserError
 from swarm.look.prefixes import resolve
 from swarm.terminal.untrusted import printable
 
@@ -52,6 +55,30 @@ class Span:
     """Wall time in seconds, by the peer's own clock."""
     ended: float
     attributes: dict[str, Any] = field(default_factory=dict)
+
+
+LINE_BYTES_MAX = 1 << 20
+"""Longest line of a log that is read."""
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events in a log that `--json-logs` wrote, or in all logs of a folder.
+
+    Skips lines that are no events: a log may end within one. Raises `UserError`.
+    """
+    try:
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        for file in files:
+            with file.open("rb") as stream:
+                while line := stream.readline(LINE_BYTES_MAX):
+                    try:
+                        event = json.loads(line)
+                    except (ValueError, RecursionError):
+                        continue
+                    if isinstance(event, dict) and isinstance(event.get("event"), str):
+                        yield event
+    except OSError as error:
+        raise UserError(f"--logs {path} cannot be read ({error.strerror})") from error
 
 
 def trace_of(events: Iterable[Mapping[str, Any]], prefix: str) -> tuple[str, list[Span]]:

@@ -1,12 +1,10 @@
-"""What the ledger, and the trainer's log if it is here, say about one step."""
+"""What the ledger says about one step."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from swarm.errors import UserError
@@ -21,22 +19,14 @@ from swarm.wire.messages import StepOrder, Verdict
 STEP_DIGITS_MAX = 6
 """A word of at most so many digits is a step; a hash that begins with digits needs more."""
 
-LINE_BYTES_MAX = 1 << 20
-"""Longest line of a log that is read."""
-
 
 def is_step(what: str) -> bool:
     """Whether a word names a step."""
     return what.isascii() and what.isdecimal() and len(what) <= STEP_DIGITS_MAX
 
 
-def about_step(
-    archive: Archive, step: int, status: RunStatus | None = None, events: Iterable[Any] = ()
-) -> dict[str, Any]:
-    """Who delivered, what was judged how and when, and what was trained on; raises `UserError`.
-
-    `events`: a trainer's log, which has the times that the ledger lacks.
-    """
+def about_step(archive: Archive, step: int, status: RunStatus | None = None) -> dict[str, Any]:
+    """Who delivered, what was judged how and when, and what was trained on; raises `UserError`."""
     judged = [
         (record, record.entry)
         for record in archive.records
@@ -75,7 +65,6 @@ def about_step(
         "reward": statistics.fmean(rewards) if rewards else None,
         "used": _used(archive, set(first)),
         "trained": trained,
-        "phases": _phases(step, events),
     }
 
 
@@ -127,59 +116,6 @@ def _trained_on(archive: Archive, step: int) -> dict[str, int]:
     return {str(asked): groups for asked, groups in sorted(found.items()) if groups}
 
 
-# --- the trainer's log -----------------------------------------------------------------------
-
-
-def read_events(path: Path | None) -> Iterator[dict[str, Any]]:
-    """The events in a log that `--json-logs` wrote, or in all logs of a folder.
-
-    Skips lines that are no events: a log may end within one. Raises `UserError`.
-    """
-    if path is None:
-        return
-    try:
-        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-        for file in files:
-            with file.open("rb") as stream:
-                while line := stream.readline(LINE_BYTES_MAX):
-                    try:
-                        event = json.loads(line)
-                    except (ValueError, RecursionError):
-                        continue
-                    if isinstance(event, dict) and isinstance(event.get("event"), str):
-                        yield event
-    except OSError as error:
-        raise UserError(f"--logs {path} cannot be read ({error.strerror})") from error
-
-
-def _phases(step: int, events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """When the trainer opened, closed, trained and published the step, and what it waited for."""
-    found: dict[str, float] = {}
-    for event in events:
-        if event.get("step") != step or not isinstance(event.get("time"), (int, float)):
-            continue
-        name, when = event["event"], float(event["time"])
-        if name == "trainer.step_opened":
-            found.setdefault("opened", when)
-            if event.get("groups_wanted") == 0:
-                found.setdefault("closed", when)
-        elif name == "trainer.checkpoint_published":
-            found["published"] = when
-        elif name == "trainer.step_trained":
-            found["trained"] = when
-            for key in (*IDLE, "train_seconds", "reward", "evaluation"):
-                if isinstance(event.get(key), (int, float)):
-                    found[key] = float(event[key])
-    return found
-
-
-IDLE = {
-    "idle_rollouts_seconds": "for rollouts",
-    "idle_checks_seconds": "for verdicts",
-    "idle_weights_seconds": "for weights to be saved",
-}
-
-
 def step_lines(told: dict[str, Any]) -> list[str]:
     """Format what is known about a step."""
     policies = ", ".join(map(str, told["policies"])) or "not known"
@@ -206,28 +142,4 @@ def step_lines(told: dict[str, Any]) -> list[str]:
     lines.append(f"used     its groups: {used or 'none yet'}")
     asked = ", ".join(f"{groups:,} of step {step}" for step, groups in told["trained"].items())
     lines.append(f"trained  on groups of: {asked or 'nothing yet'}")
-    return lines + _phase_lines(told["phases"])
-
-
-def _phase_lines(phases: Mapping[str, float]) -> list[str]:
-    lines: list[str] = []
-    opened = phases.get("opened")
-    if opened is None:
-        return ["times    are in the trainer's log alone: --logs FILE (written by --json-logs)"]
-    if "closed" in phases:
-        after = phases["closed"] - opened
-        lines.append(
-            f"closed   {after:.1f} s after it opened: enough groups were accepted or on their way"
-        )
-    waits = [
-        f"{phases[key]:.1f} s {what}" for key, what in IDLE.items() if phases.get(key, 0) >= 0.05
-    ]
-    if "trained" in phases:
-        lines.append(
-            f"trainer  trained for {phases.get('train_seconds', 0.0):.1f} s, "
-            f"{phases['trained'] - opened:.1f} s after it opened; it waited "
-            + (", ".join(waits) or "for nothing")
-        )
-    if "evaluation" in phases:
-        lines.append(f"evaluated {phases['evaluation']:.3f} on held-out tasks")
     return lines

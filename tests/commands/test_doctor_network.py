@@ -11,8 +11,6 @@ import pytest
 import trio
 
 from peers.inference.doctor import tolerated
-from swarm.events import Event
-from swarm.look.doctor import at_start
 from swarm.look.doctor.network import Place, network_findings
 from swarm.run.findings import Finding
 from swarm.run.run import Run
@@ -108,35 +106,6 @@ def test_an_invite_for_another_run_is_a_problem(tmp_path: Path) -> None:
     assert "only with an invite" in admission(tmp_path / "a", "relay", needs).text
     found = admission(tmp_path / "b", "relay", needs, invite="nonsense")
     assert found.problem and "is not a whole invite" in found.text
-
-
-def test_a_starting_peer_makes_the_same_checks_in_the_background(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(at_start, "WRITTEN_BYTES", 4096)
-
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(TRAINER), swarm.apart(WORKER) as worker:
-            node = worker.node
-            node.settings = node.settings.model_copy(update={"home": str(tmp_path)})
-            last = trio.Event()  # virtual time runs on while a thread writes to the disk
-
-            def hear(event: Event) -> None:
-                if event.fields.get("topic") == "admission":
-                    last.set()
-
-            node.events.add_sink(hear)
-            async with at_start.checking(node), worker.run_node.joined():
-                said = [each.fields for each in worker.seen if each.name == "peer.check"]
-                assert [each["topic"] for each in said] == ["clock"], "nothing delays the start"
-                await last.wait()
-            said = [each.fields for each in worker.seen if each.name == "peer.check"]
-            assert [each["topic"] for each in said] == [
-                *("clock", "disk", "reach", "versions", "admission"),
-            ]
-
-    in_virtual_time(main)
 
 
 def test_findings_have_three_states() -> None:

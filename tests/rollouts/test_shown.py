@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,6 @@ from swarm.look.archives import write_export
 from swarm.look.rollouts import export as data
 from swarm.look.rollouts.filters import Filters, parse_range
 from swarm.look.rollouts.log import RunLog
-from swarm.look.rollouts.page import write_page
 from swarm.look.rollouts.screen import figures, lines, visible_lines
 from swarm.look.rollouts.seen import (
     SeenRollout,
@@ -313,64 +309,6 @@ def test_a_verdict_is_found_in_another_home(tmp_path: Path) -> None:
     assert [seen.fate for seen in source.rollouts(Filters())] == ["refused by the check proofs"] * 2
 
 
-class Page(HTMLParser):
-    """The elements and texts of a page."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
-def test_a_page_has_all_turns_and_no_outside_resource(tmp_path: Path) -> None:
-    save_tokenizer(tmp_path)
-    write(tmp_path / "file.parquet", an_episode(), a_header())
-    out = tmp_path / "page.html"
-    told = swarm("rollouts", "browse", tmp_path, "--tokenizer", tmp_path, "--html", out)
-    assert told.status == 0 and "1 rollout is in" in told.output
-    page = Page(out)
-    assert not {tag for tag, _ in page.elements} & {"link", "img", "iframe", "object", "base"}
-    assert not any({"src", "href", "onclick"} & set(found) for _, found in page.elements)
-    [rollout] = [found for tag, found in page.elements if tag == "article"]
-    assert (rollout["data-step"], rollout["data-environment"]) == ("5", "tools")
-    turns = [found["class"] for _, found in page.elements if "turn" in (found.get("class") or "")]
-    assert [str(each).split()[1] for each in turns] == ["outside", "inside", "outside", "inside"]
-    assert {"\n<bos>2", "\n1<eos>", "\n34"} <= set(page.texts)
-
-
-def test_hostile_text_on_a_page_stays_text(tmp_path: Path) -> None:
-    hostile = "\"'><script>alert(1)</script><!--\x1b\u202e</pre>"
-    assert write_page([seen_with(hostile)], hostile, tmp_path / "page.html") == (1, False)
-    page = Page(tmp_path / "page.html")
-    assert [tag for tag, _ in page.elements].count("script") == 1
-    assert not {name for _, found in page.elements for name in found if name.startswith("on")}
-    shown = visible_lines(hostile, 1000)[0]
-    assert f"\n{shown}" in page.texts and not set("\x1b\u202e") & set("".join(page.texts))
-
-
-def test_the_page_runs_only_its_own_script(tmp_path: Path) -> None:
-    out = tmp_path / "page.html"
-    swarm("rollouts", "browse", a_submission(tmp_path / "file.parquet"), "--html", out)
-    text = out.read_text(encoding="utf-8")
-    policy = next(
-        str(found["content"])
-        for tag, found in Page(out).elements
-        if tag == "meta" and "http-equiv" in found
-    )
-    assert policy.startswith("default-src 'none'")
-    for tag in ("style", "script"):
-        part = text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
-        digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy
-
-
 def test_json_lines_have_a_row_per_rollout(tmp_path: Path) -> None:
     a_submission(tmp_path / "file.parquet")
     out = tmp_path / "out.jsonl"
@@ -414,12 +352,6 @@ def test_wrong_targets_are_said_in_a_sentence(
     (tmp_path / "full" / "file").write_text("")
     (tmp_path / "old.jsonl").write_text("")
     assert sentence in complaint("rollouts", "export", "rollouts.parquet", "--to", to)
-
-
-def test_a_page_needs_a_name_that_ends_with_html(tmp_path: Path) -> None:
-    file = a_submission(tmp_path / "rollouts.parquet")
-    said = complaint("rollouts", "browse", file, "--html", tmp_path / "page.txt")
-    assert "must end with .html" in said
 
 
 def seen_with(text: str) -> SeenRollout:

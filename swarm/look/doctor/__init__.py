@@ -1,1 +1,1 @@
-"""What would keep a peer from working on this machine: `swarm doctor`, and every peer's start."""
+"""What would keep a peer from working on this machine: `swarm doctor`."""

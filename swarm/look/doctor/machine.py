@@ -89,18 +89,18 @@ def _key(home: Path) -> str:
     return f"{load_or_create(path).peer_id}, readable by this user alone"
 
 
-def disk_speed(home: Path, size: int = WRITTEN_BYTES) -> Finding:
+def disk_speed(home: Path) -> Finding:
     """Write to the disk of the home, with the wait until the bytes are durable."""
     folder = existing(home)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             began = time.perf_counter()
-            file.write(os.urandom(size))
+            file.write(os.urandom(WRITTEN_BYTES))
             file.flush()
             os.fsync(file.fileno())
-            speed = size / (time.perf_counter() - began)
+            speed = WRITTEN_BYTES / (time.perf_counter() - began)
     except OSError as error:
-        text = f"{folder} takes no {size >> 20} MiB ({error.strerror}); free some space"
+        text = f"{folder} takes no {WRITTEN_BYTES >> 20} MiB ({error.strerror}); free some space"
         return Finding("disk", text, {}, problem=True)
     text = f"{speed / 1e6:,.0f} MB/s to durable storage in {folder}"
     slow = speed < SLOW_BYTES_PER_SECOND  # perhaps only now, so it is no problem that ends a peer

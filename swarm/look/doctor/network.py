@@ -34,11 +34,11 @@ REACHED = {
 
 @dataclass
 class Place:
-    """A peer, or a visitor with a peer's settings, beside a run."""
+    """A visitor with a peer's settings, beside a run."""
 
     node: Node
     settings: PeerSettings
-    """Of the peer that is checked; a visitor's node has others."""
+    """Of the peer that is checked; the visitor's node has others."""
     peer_id: str
     """Of the peer that is checked; empty if it has no key yet."""
     run: Run
