@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import trio
 
 from peers.inference.doctor import tolerated
 from swarm.look.doctor.network import Place, network_findings
