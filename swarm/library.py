@@ -141,14 +141,11 @@ async def publish(
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    run: str | None = None,
-    lineage: int | None = None,
-    step: int | None = None,
 ) -> AsyncIterator[str]:
     """Serve a checkpoint's folder to anyone, piece by piece, and yield the address for `fetch`.
 
     host: address to listen on, by default one that only this machine reaches. port: 0 takes a free
-    one. run, lineage, step: what its manifest calls it. Nothing is copied. Raises `UserError`.
+    one. Nothing is copied. Raises `UserError`.
     """
     ready = trio.Event()
     address = ""
@@ -158,16 +155,7 @@ async def publish(
         address = f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
         ready.set()
 
-    serving = partial(
-        serve,
-        Path(folder),
-        host=host,
-        port=port,
-        run=run,
-        lineage=lineage,
-        step=step,
-        ready=listening,
-    )
+    serving = partial(serve, Path(folder), host=host, port=port, ready=listening)
     async with open_guarded() as guarded:
         guarded.start_soon(serving)
         await ready.wait()

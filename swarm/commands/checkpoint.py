@@ -25,17 +25,6 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(help="Folder of a checkpoint (Hugging Face layout).")]
-RunName = Annotated[
-    str | None,
-    typer.Option("--run", help="Run id for a new manifest; a peer's folder has one already."),
-]
-Lineage = Annotated[
-    int | None, typer.Option(min=0, max=10**9, help="Lineage for a new manifest (0).")
-]
-Step = Annotated[int | None, typer.Option(min=0, max=10**9, help="Step for a new manifest (0).")]
-Mirrors = Annotated[
-    list[str] | None, typer.Option("--mirror", help="http(s) root of a mirror; repeatable.")
-]
 
 
 @app.command("export")
@@ -43,10 +32,6 @@ Mirrors = Annotated[
 def export_command(
     folder: Folder,
     out: Annotated[Path, typer.Option(help="Folder for the mirror's files.")],
-    run: RunName = None,
-    lineage: Lineage = None,
-    step: Step = None,
-    mirror: Mirrors = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint as plain files that any web server or bucket serves.
@@ -60,18 +45,7 @@ def export_command(
     from swarm.terminal.progress import progress_bar
 
     with progress_bar("exporting") as progress:
-        index = run_until_interrupted(
-            partial(
-                write_mirror,
-                folder,
-                out,
-                run=run,
-                lineage=lineage,
-                step=step,
-                mirrors=mirror or (),
-                progress=progress,
-            )
-        )
+        index = run_until_interrupted(partial(write_mirror, folder, out, progress=progress))
     if as_json:
         print(msgspec.json.encode(index).decode())
         return
@@ -91,9 +65,6 @@ def publish_command(
     uplink_mbps: Annotated[
         float | None, typer.Option(min=0.001, max=1e6, help="Upload limit in megabits per second.")
     ] = None,
-    run: RunName = None,
-    lineage: Lineage = None,
-    step: Step = None,
 ) -> None:
     """Serve a checkpoint to anyone, as a mirror, until Ctrl-C. Nothing is copied."""
     from swarm.shardcast.mirror.folder import Index
@@ -117,9 +88,6 @@ def publish_command(
                 folder,
                 host=host,
                 port=port,
-                run=run,
-                lineage=lineage,
-                step=step,
                 uplink_bytes_per_second=uplink_mbps and uplink_mbps * 1e6 / 8,
                 ready=ready,
             )
@@ -132,10 +100,7 @@ def fetch_command(
     out: Annotated[
         Path, typer.Option(help="New folder for the checkpoint, in Hugging Face layout.")
     ],
-    source: Annotated[
-        str | None, typer.Argument(help="Address of a mirror, or a manifest file.")
-    ] = None,
-    mirror: Mirrors = None,
+    source: Annotated[str | None, typer.Argument(help="Address of a mirror.")] = None,
     manifest: Annotated[
         str | None, typer.Option(help="Required digest of the manifest, in hexadecimal.")
     ] = None,
@@ -148,7 +113,7 @@ def fetch_command(
     ] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a checkpoint: from a mirror, by a manifest file, or a run's newest from its peers.
+    """Fetch a checkpoint: from a mirror, or a run's newest from its peers.
 
     Every piece is checked. The same command resumes an interrupted download. An adapter comes with
     its base.
@@ -158,15 +123,19 @@ def fetch_command(
     from swarm.terminal.progress import progress_bar
 
     digest = _digest(manifest)
-    _check_source(source, mirror, bootstrap, run)
+    if bool(source) == bool(bootstrap):
+        raise UserError("give either a mirror's address, or --bootstrap for a run's newest policy")
+    if source and run is not None:
+        raise UserError(
+            f"--run {run!r} goes with --bootstrap; leave it out: what is fetched here is one "
+            "checkpoint of one run"
+        )
     with progress_bar("fetching") as progress:
         if source:
-            is_address = "://" in source
             fetch = partial(
                 fetch_from_mirrors,
                 out,
-                mirrors=[*([source] if is_address else []), *(mirror or [])],
-                manifest_file=None if is_address else Path(source),
+                mirrors=[source],
                 manifest_digest=digest,
                 deadline_seconds=deadline,
                 progress=progress,
@@ -183,24 +152,6 @@ def fetch_command(
             )
         held = run_until_interrupted(fetch)
     _say_fetched(out, held, as_json=as_json)
-
-
-def _check_source(
-    source: str | None, mirrors: list[str] | None, bootstrap: list[str] | None, run: str | None
-) -> None:
-    """Raise `UserError` unless the options name one way to fetch."""
-    if bool(source) == bool(bootstrap):
-        raise UserError("give either a mirror's address or manifest file, or --bootstrap")
-    if not source and mirrors:
-        raise UserError(
-            "--mirror goes with a mirror's address or a manifest file; leave it out with "
-            "--bootstrap: a run's manifests name their mirrors"
-        )
-    if source and run is not None:
-        raise UserError(
-            f"--run {run!r} goes with --bootstrap; leave it out: what is fetched here is one "
-            "checkpoint of one run"
-        )
 
 
 def _say_fetched(out: Path, held: Held, *, as_json: bool) -> None:
@@ -241,9 +192,6 @@ def _digest(text: str | None) -> bytes | None:
 @exits
 def verify_command(
     folder: Folder,
-    manifest: Annotated[
-        Path | None, typer.Option(help="Manifest file; default: the one in the folder.")
-    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Check a folder against its manifest, byte by byte; exit status 1 if they differ."""
@@ -253,13 +201,11 @@ def verify_command(
 
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give the folder of a checkpoint")
-    path = manifest or folder / MANIFEST_NAME
+    path = folder / MANIFEST_NAME
     try:
         blob = read_bounded(path)
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}); give --manifest FILE"
-        ) from error
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
     try:
         with progress_bar("verifying") as progress:
             problems = run_until_interrupted(verify, folder, blob, progress)

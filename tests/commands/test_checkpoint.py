@@ -79,16 +79,16 @@ def static(folder: Path) -> Iterator[str]:
 
 def test_exported_served_fetched_verified(model: Path, tmp_path: Path) -> None:
     mirror, back = tmp_path / "www/mirror", tmp_path / "back"
-    made = swarm("export", model, "--out", mirror, "--run", "me/run", "--step", 3, "--json")
+    made = swarm("export", model, "--out", mirror, "--json")
     assert made.exit_code == 0, made.stderr
     digest = json.loads(made.stdout)["manifest"]
     assert sorted(path.name for path in mirror.iterdir()) == ["blob", "checkpoint.json"]
-    again = swarm("export", model, "--out", mirror, "--run", "me/run", "--step", 3, "--json")
+    again = swarm("export", model, "--out", mirror, "--json")
     assert json.loads(again.stdout) == json.loads(made.stdout)
     with static(tmp_path / "www") as root:
         got = swarm("fetch", f"{root}/mirror", "--out", back, "--manifest", digest, "--json")
     assert got.exit_code == 0, got.stderr
-    assert json.loads(got.stdout)["step"] == 3
+    assert json.loads(got.stdout)["run"] == "nobody/published"
     assert same(back, model) and not (tmp_path / "back.partial").exists()
     checked = swarm("verify", back)
     assert checked.exit_code == 0 and digest in checked.stdout
@@ -111,14 +111,7 @@ def test_an_export_can_be_interrupted_and_mends_what_is_damaged(
 
     async def main() -> None:
         with trio.CancelScope() as scope:
-            await export(
-                model,
-                out,
-                run="a/b",
-                lineage=0,
-                step=0,
-                progress=lambda done, total: scope.cancel(),
-            )
+            await export(model, out, progress=lambda done, total: scope.cancel())
         assert scope.cancelled_caught, "it goes on as if nobody had pressed Ctrl-C"
 
     trio.run(main)
@@ -154,33 +147,6 @@ def test_a_fetch_goes_on_where_it_was_and_wrong_blobs_are_not_taken(
     assert same(back, model)
 
 
-def test_by_a_manifest_file_and_two_mirrors(model: Path, tmp_path: Path) -> None:
-    mirror, back = tmp_path / "mirror", tmp_path / "back"
-    digest = json.loads(swarm("export", model, "--out", mirror, "--json").stdout)["manifest"]
-    manifest = tmp_path / "the.manifest"
-    shutil.copy(mirror / "blob" / digest, manifest)
-    with static(mirror) as root, static(tmp_path) as empty:
-        got = swarm("fetch", manifest, "--mirror", empty, "--mirror", root, "--out", back)
-        assert got.exit_code == 0, got.stderr
-        assert same(back, model)
-        # If one mirror cannot serve the manifest, the next one does.
-        got = swarm("fetch", empty, "--mirror", root, "--out", tmp_path / "second")
-        assert got.exit_code == 0, got.stderr
-        # A digest is checked against a manifest file as against a mirror, with and without mirrors.
-        for wrong in (["--mirror", root], []):
-            got = swarm("fetch", manifest, *wrong, "--manifest", "ab" * 32, "--out", tmp_path / "x")
-            assert got.exit_code == 2
-            assert f"{manifest} has the checkpoint with manifest {digest[:12]}…" in got.stderr
-            assert "not --manifest abababababab…" in got.stderr
-        # A manifest file that names mirrors needs no further argument.
-        named = tmp_path / "named"
-        made = swarm("export", model, "--out", named, "--mirror", f"{root}/", "--json")
-        own = named / "blob" / json.loads(made.stdout)["manifest"]
-        got = swarm("fetch", own, "--out", tmp_path / "third")
-        assert got.exit_code == 0, got.stderr
-        assert same(tmp_path / "third", model)
-
-
 def test_a_published_folder_is_a_mirror(model: Path, tmp_path: Path) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -191,21 +157,11 @@ def test_a_published_folder_is_a_mirror(model: Path, tmp_path: Path) -> None:
                 ports.append(port)
                 started.set()
 
-            nursery.start_soon(
-                functools.partial(
-                    serve,
-                    model,
-                    host="127.0.0.1",
-                    port=0,
-                    run="a/b",
-                    lineage=0,
-                    step=1,
-                    ready=ready,
-                )
-            )
+            nursery.start_soon(partial(serve, model, host="127.0.0.1", port=0, ready=ready))
             await started.wait()
-            held = await fetch(tmp_path / "back", mirrors=[f"http://127.0.0.1:{ports[0]}"])
-            assert held.key == (0, 1)
+            nobody, address = "http://127.0.0.1:1", f"http://127.0.0.1:{ports[0]}"
+            held = await fetch(tmp_path / "back", mirrors=[nobody, address])
+            assert held.key == (0, 0)
             nursery.cancel_scope.cancel()
 
     trio.run(main)
@@ -287,22 +243,6 @@ def test_an_adapter_travels_with_its_base(model: Path, tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "its base, policy 0 of lineage 0, is not on" in refused.stderr
 
 
-def test_what_a_folder_s_own_manifest_says_is_not_said_again(model: Path, tmp_path: Path) -> None:
-    made = swarm("export", model, "--out", tmp_path / "m", "--run", "me/run", "--step", 3, "--json")
-    own = model / ".manifest"
-    shutil.copy(tmp_path / "m/blob" / json.loads(made.stdout)["manifest"], own)
-    for flag, value in (("run", "me/other"), ("lineage", 1), ("step", 0), ("mirror", "http://x")):
-        for command in ("export", "publish"):
-            if (flag, command) == ("mirror", "publish"):
-                continue  # the command has no such flag
-            out = ["--out", tmp_path / "n"] if command == "export" else []
-            refused = swarm(command, model, *out, f"--{flag}", value)
-            assert refused.exit_code == 2 and refused.stderr.count("\n") == 1
-            assert f"(policy 3 of me/run), which --{flag} cannot change" in refused.stderr
-    same_again = ["--run", "me/run", "--step", 3, "--lineage", 0]
-    assert swarm("export", model, "--out", tmp_path / "n", *same_again).exit_code == 0
-
-
 def test_a_mirror_has_the_delta_when_no_peer_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,19 +276,12 @@ def test_a_mirror_has_the_delta_when_no_peer_has_it(
     ("arguments", "sentence"),
     [
         (["export", "{tmp}/none", "--out", "{tmp}/x"], "is no folder"),
-        (["export", "{tmp}/model", "--out", "{tmp}/x", "--mirror", "ftp://x"], "is no http:// or"),
         (["export", "{tmp}/empty", "--out", "{tmp}/x"], "/empty holds no .safetensors file"),
         (["export", "{tmp}/deep", "--out", "{tmp}/x"], "/deep/a/b is not a file; remove it"),
         (["export", "{tmp}/lacking", "--out", "{tmp}/x"], "names 'b.safetensors', which is not"),
         (["export", "{tmp}/unindexed", "--out", "{tmp}/x"], "is no index of safetensors files"),
         (["export", "{tmp}/cut", "--out", "{tmp}/x"], "config.json is not what its manifest says"),
         (["publish", "{tmp}/cut"], "config.json is not what its manifest says"),
-        (
-            ["export", "{tmp}/known", "--out", "{tmp}/x", "--mirror", "http://a"],
-            "which --mirror cannot change; leave it out",
-        ),
-        (["export", "{tmp}/model", "--out", "{tmp}/x", "--run", ""], "--run '' is no run's id"),
-        (["export", "{tmp}/model", "--out", "{tmp}/x", "--run", "a\x1b[2J"], "is no run's id"),
         (["export", "{tmp}/model/sub/..", "--out", "{tmp}/model/x"], "the checkpoint's own folder"),
         (["export", "{tmp}/model", "--out", "{tmp}/file"], "/file cannot be written (Not a dir"),
         (["publish", "{tmp}/model", "--host", "a..b"], "choose another --port or --host"),
@@ -358,15 +291,13 @@ def test_a_mirror_has_the_delta_when_no_peer_has_it(
         (["fetch", "http://127.0.0.1:1", "--out", "{tmp}/empty"], "Connection refused; give the"),
         (["fetch", "http://127.0.0.1:1", "--out", "."], "is the current folder or a mount point"),
         (["fetch", "", "--out", "{tmp}/x"], "give either a mirror's address"),
-        (["fetch", "127.0.0.1:1", "--out", "{tmp}/x"], "begins with http:// or https://"),
-        (["verify", "{tmp}/none", "--manifest", "{tmp}/known/.manifest"], "/none is no folder"),
-        (["verify", "{tmp}/file", "--manifest", "{tmp}/known/.manifest"], "/file is no folder"),
-        (["verify", "{tmp}/model", "--manifest", "/dev/zero"], "more than the 8388608 allowed"),
+        (["fetch", "127.0.0.1:1", "--out", "{tmp}/x"], "is no http:// or https:// address"),
+        (["verify", "{tmp}/none"], "/none is no folder"),
+        (["verify", "{tmp}/file"], "/file is no folder"),
+        (["verify", "{tmp}/endless"], "more than the 8388608 allowed"),
         (["publish", "{tmp}/none"], "is no folder"),
         (["publish", "{tmp}/model", "--host", "203.0.113.9"], "choose another --port"),
         (["fetch", "--out", "{tmp}/x"], "give either a mirror's address"),
-        (["fetch", "{tmp}/none", "--out", "{tmp}/x"], "cannot be read"),
-        (["fetch", "{tmp}/model/config.json", "--out", "{tmp}/x"], "cannot be decoded"),
         (
             ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x"],
             "reached: Connection refused",
@@ -381,8 +312,8 @@ def test_a_mirror_has_the_delta_when_no_peer_has_it(
             ["fetch", "http://127.0.0.1:1", "--out", "{tmp}/x", "--run", "a/b"],
             "--run 'a/b' goes with --bootstrap",
         ),
-        (["verify", "{tmp}/model"], "give --manifest FILE"),
-        (["verify", "{tmp}/model", "--manifest", "{tmp}/model/config.json"], "cannot be decoded"),
+        (["verify", "{tmp}/model"], "/.manifest cannot be read"),
+        (["verify", "{tmp}/torn"], "cannot be decoded"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(
@@ -405,6 +336,10 @@ def test_wrong_arguments_are_one_sentence(
         shutil.copytree(model, tmp_path / name)
         (tmp_path / name / ".manifest").write_bytes(manifest_of(model))
     (tmp_path / "cut/config.json").write_text("{")
+    for name in ("torn", "endless"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "torn/.manifest").write_text("{}")
+    (tmp_path / "endless/.manifest").symlink_to("/dev/zero")
     result = swarm(*(argument.format(tmp=tmp_path) for argument in arguments))
     assert result.exit_code in (1, 2)
     assert sentence in result.stderr
@@ -413,7 +348,7 @@ def test_wrong_arguments_are_one_sentence(
 
 
 def manifest_of(folder: Path) -> bytes:
-    return trio.run(partial(describe, folder, run="a/b", lineage=0, step=0))[1]
+    return trio.run(describe, folder)[1]
 
 
 def test_a_full_disk_names_out(

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,11 @@ from swarm.node.local import LOOPBACK, open_node
 from swarm.run.manifest import manifest_in
 from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
-from swarm.shardcast.manifest import CheckpointManifest, digest_of
+from swarm.shardcast.manifest import CheckpointManifest, build, digest_of
 from swarm.wire.identity import Identity, load_or_create
 from swarm.wire.manifest import TrustedKey
-from tests.commands.harness import NOBODY, bootstrap_peer, complaint, signed_manifest, swarm
+from swarm.world.disk import LocalDisk
+from tests.commands.harness import NOBODY, bootstrap_peer, complaint, signed_manifest
 
 RUN = "me/run"
 SOON = {"restore": ("--deadline", "2"), "takeover": ()}
@@ -37,10 +39,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of policy 3 of lineage 1, with its manifest, as in a peer's home."""
     folder = tmp_path_factory.mktemp("published")
     make_policy(folder / "policy", seed=0)
-    named = ("--run", RUN, "--step", "3", "--lineage", "1", "--json")
-    made = swarm("checkpoint", "export", folder / "policy", "--out", folder / "mirror", *named)
-    blob = folder / "mirror/blob" / json.loads(made.output)["manifest"]
-    shutil.copy(blob, folder / "policy/.manifest")
+    named = partial(build, LocalDisk(folder), "policy", run=RUN, lineage=1, step=3)
+    (folder / "policy/.manifest").write_bytes(trio.run(named).encode())
     return folder / "policy"
 
 

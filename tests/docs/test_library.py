@@ -140,7 +140,7 @@ def test_a_checkpoint_from_one_node_to_another(tmp_path: Path) -> None:
     save_tokenizer(tmp_path / "policy")
     (tmp_path / "policy" / "model.safetensors").write_bytes(Random(0).randbytes(300_000))
     said = output("A checkpoint from one node to another", tmp_path)
-    assert said.startswith("experiment 3 ")
+    assert "files, " in said
     for name in ("model.safetensors", "tokenizer.json"):
         assert (tmp_path / "copy" / name).read_bytes() == (tmp_path / "policy" / name).read_bytes()
 

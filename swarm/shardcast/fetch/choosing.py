@@ -73,7 +73,6 @@ class Chooser:
                 if self._have is not None and source.peer is not None:
                     line.claim = self._have.claims.of(source.peer, job.digest)
             line.source = source
-            line.look_again(self._world.now())
             known[name] = line
         job.known = known
         self.widen(job)

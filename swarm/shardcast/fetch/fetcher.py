@@ -216,18 +216,18 @@ class Fetcher:
                 await job.changed.wait()
 
     def _end_if_hopeless(self, job: Job) -> None:
-        """End a fetch from mirrors alone once each failed too often for the missing pieces. In a
+        """End a fetch from mirrors alone once each lacks the missing pieces or has them wrong. In a
         fetch from peers a newcomer may still have them."""
         if self._have is not None or not job.missing or job.attempts or job.landing:
             return
         lines = [line for _, line in sorted(job.known.items())]
-        if not lines or any(job.missing & ~line.hopeless for line in lines):
+        if not lines or any(job.missing & ~line.barred for line in lines):
             return
         assert job.held is not None
         count = job.missing.bit_count()
         first = (job.missing & -job.missing).bit_length() - 1
         piece = job.held.manifest.pieces[first]
-        why = "; ".join(f"{line.name}: {line.faults[first].reason}" for line in lines)
+        why = "; ".join(f"{line.name}: {line.faults[first]}" for line in lines)
         job.error = FetchError(
             f"no mirror has {count} of the {len(job.held.pieces)} pieces of checkpoint "
             f"{job.key[0]}/{job.key[1]}; the first is piece {first}, of "

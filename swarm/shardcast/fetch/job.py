@@ -81,14 +81,6 @@ class Arriving:
         return max(shares, default=0.0)
 
 
-MIRROR_PIECE_SECONDS = 1.0
-"""Pause before a mirror is asked again for a piece that it lacks or has wrong, doubling."""
-
-MIRROR_PIECE_SECONDS_MAX = 30.0
-
-MIRROR_PIECE_ATTEMPTS = 4
-"""Failed requests, over seven seconds, after which a fetch from mirrors alone gives a piece up."""
-
 NOT_YET_SECONDS = 0.05
 """Pause after a source answered that it may have a piece later, doubling up to
 `NOT_YET_SECONDS_MAX`."""
@@ -153,48 +145,26 @@ class Line:
     pause: float = NOT_YET_SECONDS
     busy_pause: float = BUSY_SECONDS
     reason: str = "was not asked"
-    faults: dict[int, Fault] = field(default_factory=dict)
-    """Of a mirror: pieces that it lacks or has wrong. It may have all others."""
+    faults: dict[int, str] = field(default_factory=dict)
+    """Of a mirror: pieces that it lacks or has wrong, and how. It may have all others."""
     barred: int = 0
-    """Pieces among `faults` that are not requested now: bit i is piece i."""
-    hopeless: int = 0
-    """Pieces whose requests failed too often: bit i is piece i."""
+    """The same pieces, which this fetch does not request from it again: bit i is piece i."""
 
     def __post_init__(self) -> None:
         self.name = source_name(self.source)
 
-    def bar(self, piece: int, reason: str, now: float) -> None:
-        """Do not request a piece from this source for a while."""
-        fault = self.faults.setdefault(piece, Fault())
-        fault.reason = reason
-        fault.until = now + min(MIRROR_PIECE_SECONDS * 2.0**fault.times, MIRROR_PIECE_SECONDS_MAX)
-        fault.times += 1
+    def bar(self, piece: int, reason: str) -> None:
+        """Do not request a piece from this source again."""
+        self.faults[piece] = reason
         self.barred |= 1 << piece
-        if fault.times >= MIRROR_PIECE_ATTEMPTS:
-            self.hopeless |= 1 << piece
 
     def account(self) -> str:
         """Why this source has not sent everything, for an error message."""
-        pieces = sorted(piece for piece in self.faults if self.barred >> piece & 1)
-        if not pieces:
+        if not self.faults:
             return self.reason
-        more = f", and of {len(pieces) - 1} more" if len(pieces) > 1 else ""
-        return f"of piece {pieces[0]}{more}: {self.faults[pieces[0]].reason}"
-
-    def look_again(self, now: float) -> None:
-        """Allow requests for pieces whose pause is over."""
-        for piece, fault in self.faults.items():
-            if fault.until <= now:
-                self.barred &= ~(1 << piece)
-
-
-@dataclass
-class Fault:
-    """What is wrong with one piece at one mirror."""
-
-    reason: str = ""
-    times: int = 0
-    until: float = 0.0
+        first, reason = min(self.faults.items())
+        more = f", and of {len(self.faults) - 1} more" if len(self.faults) > 1 else ""
+        return f"of piece {first}{more}: {reason}"
 
 
 class Request:

@@ -123,7 +123,7 @@ class Requester:
             if error.busy:
                 self._rest(job, line, now)
             elif error.lacks and line.source.peer is None and index != MANIFEST:
-                line.bar(index, str(error), now)
+                line.bar(index, str(error))
                 self._report("piece_refused", job, index, line)
             elif error.retry and (line.claim is None or not line.claim.has(index)):
                 line.not_before = now + line.pause
@@ -209,7 +209,7 @@ class Requester:
         line.reason = "sent wrong bytes"
         if line.source.peer is None and index != MANIFEST:
             # A mirror does not lie: one of its files is damaged, but others may be right.
-            line.bar(index, line.reason, self._world.now())
+            line.bar(index, line.reason)
             self._book.failed(line.name)
         else:
             self._book.corrupt(line.name)

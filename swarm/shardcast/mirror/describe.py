@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from swarm.errors import UserError, leaf_errors
 from swarm.shardcast import limits
 from swarm.shardcast.manifest import (
@@ -17,58 +15,26 @@ from swarm.shardcast.manifest import (
     ManifestFile,
     ManifestPiece,
     build,
-    is_mirror,
     parse,
 )
-from swarm.shardcast.mirror.folder import Progress, is_run
+from swarm.shardcast.mirror.folder import Progress
 from swarm.world.disk import LocalDisk
 
 NO_RUN = "nobody/published"
 """The run id of a checkpoint that belongs to no run."""
 
 
-async def describe(
-    folder: Path,
-    *,
-    run: str | None = None,
-    lineage: int | None = None,
-    step: int | None = None,
-    mirrors: Sequence[str] = (),
-) -> tuple[CheckpointManifest, bytes]:
-    """The manifest of a folder, and its blob: the one in the folder, or a new one from the
-    arguments.
+async def describe(folder: Path) -> tuple[CheckpointManifest, bytes]:
+    """The manifest of a folder, and its blob: the one in the folder, else a new one.
 
-    Raises `UserError` for an unusable folder or mirror's address, and if the folder's own manifest
-    contradicts an argument.
+    Raises `UserError` for an unusable folder.
     """
-    for mirror in mirrors:
-        if not is_mirror(mirror):
-            raise UserError(f"--mirror {mirror!r} is no http:// or https:// address")
-    if run is not None and not is_run(run):
-        raise UserError(f"--run {run[:80]!r} is no run's id; write it like lab/model")
     try:
         own = own_manifest(folder)
         if own is not None:
-            for flag, given, stated in (
-                ("--run", run, own[0].run),
-                ("--lineage", lineage, own[0].lineage),
-                ("--step", step, own[0].step),
-                ("--mirror", list(mirrors) or None, own[0].mirrors),
-            ):
-                if given is not None and given != stated:
-                    raise UserError(
-                        f"{folder} has a manifest of its own (policy {own[0].step} of "
-                        f"{own[0].run}), which {flag} cannot change; leave it out"
-                    )
             return own
         place = _check_contents(folder)
-        manifest = await build(
-            LocalDisk(place.parent),
-            place.name,
-            run=NO_RUN if run is None else run,
-            lineage=lineage or 0,
-            step=step or 0,
-        )
+        manifest = await build(LocalDisk(place.parent), place.name, run=NO_RUN, lineage=0, step=0)
     except BadManifest as error:
         raise UserError(f"{folder} cannot be published: {error}") from error
     except (OSError, ExceptionGroup) as error:
@@ -78,7 +44,6 @@ async def describe(
                     f"{cause.filename or folder} cannot be read ({cause.strerror})"
                 ) from error
         raise
-    manifest = msgspec.structs.replace(manifest, mirrors=list(mirrors))
     return manifest, manifest.encode()
 
 

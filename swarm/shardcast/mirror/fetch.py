@@ -15,14 +15,12 @@ from swarm.events import Events
 from swarm.shardcast import limits
 from swarm.shardcast.fetch.fetcher import Fetcher
 from swarm.shardcast.held import Held
-from swarm.shardcast.manifest import BadManifest, is_mirror, parse
-from swarm.shardcast.mirror.describe import read_bounded
+from swarm.shardcast.manifest import is_mirror
 from swarm.shardcast.mirror.folder import (
     INDEX,
     Index,
     Progress,
     check_out,
-    index_of,
     move_out,
     watcher,
     writing,
@@ -87,8 +85,7 @@ class MirrorTransport:
 async def fetch(
     out: Path,
     *,
-    mirrors: Sequence[str] = (),
-    manifest_file: Path | None = None,
+    mirrors: Sequence[str],
     manifest_digest: bytes | None = None,
     deadline_seconds: float = limits.CHECKPOINT_DEADLINE_SECONDS,
     progress: Progress = lambda done, total: None,
@@ -97,34 +94,27 @@ async def fetch(
 
     The base of an adapter is fetched with it, into a folder in `out`.
 
-    The manifest is `manifest_file`, or the one named by the index of the first mirror that answers.
-    Its digest must be `manifest_digest`, if given. Raises `UserError`, `DeadlineError`,
-    `BadManifest`, `FetchError`.
+    The manifest is the one that the first mirror that answers names; its digest must be
+    `manifest_digest`, if given. Raises `UserError`, `DeadlineError`, `BadManifest`, `FetchError`.
     """
     check_out(out)
     for mirror in mirrors:
         if not is_mirror(mirror):
             raise UserError(f"{mirror!r} is no http:// or https:// address")
-    blob = _read_manifest(manifest_file) if manifest_file is not None else None
     with writing(out) as disk, closing(MirrorTransport(disk)) as transport:
-        if blob is not None:
-            said_by, index = str(manifest_file), index_of(parse(blob), blob)
-        else:
-            said_by, index = await transport.first_index(mirrors)
+        said_by, index = await transport.first_index(mirrors)
         checkpoint = index.checkpoint()
         if manifest_digest is not None and checkpoint.reference.digest != manifest_digest:
             raise UserError(
                 f"{said_by} has the checkpoint with manifest {index.manifest[:12]}…, not "
-                f"--manifest {manifest_digest.hex()[:12]}…; give another address or file, or "
-                "the digest of what is to be fetched"
+                f"--manifest {manifest_digest.hex()[:12]}…; give another address, or the "
+                "digest of what is to be fetched"
             )
         world = Machine()
         events = Events(world, "fetch")
         store = CheckpointStore(disk, index.run, events)
         store.watch(watcher(progress))
         await store.recover()
-        if blob is not None and store.held((checkpoint.lineage, checkpoint.step)) is None:
-            await _begin(store, checkpoint, blob)
         sources = [Source(addresses=(mirror.rstrip("/"),)) for mirror in mirrors]
         fetcher = Fetcher(world, transport, store, events)
         ends_at = trio.current_time() + deadline_seconds
@@ -139,25 +129,3 @@ async def fetch(
             )
         await move_out(disk, held, out, store.base_of(held))
         return held
-
-
-def _read_manifest(path: Path) -> bytes:
-    try:
-        blob = read_bounded(path)
-        parse(blob)
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}); give a file with a manifest, or a "
-            "mirror's address, which begins with http:// or https://"
-        ) from error
-    except BadManifest as error:
-        raise UserError(f"{path}: {error}") from error
-    return blob
-
-
-async def _begin(store: CheckpointStore, checkpoint: Checkpoint, blob: bytes) -> None:
-    key = (checkpoint.lineage, checkpoint.step)
-    sink = await store.manifest_sink(key, len(blob))
-    sink.write(blob)
-    await sink.commit(sink.finish())
-    await store.begin(key, checkpoint.reference.digest)

@@ -49,7 +49,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
             limits.CHECKPOINT_MANIFEST_BYTES_MAX
         ):
             raise UserError(f"the mirror's {INDEX} names no manifest: {self.manifest[:80]!r}")
-        if not is_run(self.run):
+        if not 1 <= len(self.run) <= RUN_CHARACTERS_MAX or not self.run.isprintable():
             raise UserError(f"the mirror's {INDEX} names no run: {self.run[:80]!r}")
         return Checkpoint(
             reference=CheckpointReference(
@@ -57,11 +57,6 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
             ),
             total_bytes=self.total_bytes,
         )
-
-
-def is_run(text: str) -> bool:
-    """Whether a text may be a run's id: printable, since it is shown on terminals."""
-    return 1 <= len(text) <= RUN_CHARACTERS_MAX and text.isprintable()
 
 
 def index_of(manifest: CheckpointManifest, blob: bytes) -> Index:

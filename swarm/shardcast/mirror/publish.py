@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,10 +33,6 @@ async def export(
     folder: Path,
     out: Path,
     *,
-    run: str | None = None,
-    lineage: int | None = None,
-    step: int | None = None,
-    mirrors: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> Index:
     """Write a checkpoint as plain files below `out`, an adapter with its base.
@@ -46,7 +42,7 @@ async def export(
     """
     if _is_within(out, folder):
         raise UserError(f"--out {out} is in the checkpoint's own folder; choose another")
-    manifest, blob = await describe(folder, run=run, lineage=lineage, step=step, mirrors=mirrors)
+    manifest, blob = await describe(folder)
     parts = _with_base(folder, manifest, blob)
     for path, raw in _named_deltas(folder, manifest):
         if not await verify(path, raw):
@@ -141,9 +137,6 @@ async def serve(
     *,
     host: str,
     port: int,
-    run: str | None = None,
-    lineage: int | None = None,
-    step: int | None = None,
     uplink_bytes_per_second: float | None = None,
     ready: Callable[[int, Index], None] = lambda port, index: None,
 ) -> None:
@@ -152,7 +145,7 @@ async def serve(
 
     Calls `ready` with the port and the index once it listens. Raises `UserError`.
     """
-    manifest, blob = await describe(folder, run=run, lineage=lineage, step=step)
+    manifest, blob = await describe(folder)
     index = index_of(manifest, blob)
     parts = _with_base(folder, manifest, blob)
     root = Path(os.path.commonpath([path.resolve() for path, _, _ in parts]))
