@@ -18,9 +18,9 @@ from swarm.ledger import merkle
 from swarm.ledger.entries import decode
 from swarm.ledger.epochs import base_of, records_of
 from swarm.ledger.forks import ForkEvidence
-from swarm.ledger.mirror import Origin
 from swarm.ledger.receipts import Receipt
 from swarm.ledger.state import Authority, LedgerState, Record, ledger_state
+from swarm.ledger.wire import Origin
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import LogHead, Verdict
@@ -35,7 +35,7 @@ class LogCopy:
 
     owner: str
     entries: list[bytes] = field(default_factory=list)
-    origin: Origin = field(default_factory=lambda: Origin(0, ()))
+    origin: Origin = field(default_factory=lambda: Origin(0, []))
     """Where the copy begins; earlier entries are pruned."""
     heads: dict[bytes, Envelope] = field(default_factory=dict)
     """All known signed heads of this log, by digest."""
@@ -51,7 +51,7 @@ class LogCopy:
 
     def tree(self) -> merkle.Peaks:
         """The tree of the entries that are pruned, to which the others can be appended."""
-        return merkle.Peaks(self.origin.start, self.origin.peaks)
+        return merkle.Peaks(self.origin.start, self.origin.hashes)
 
     def add_head(self, head: Envelope) -> None:
         """Add a signed head of this log."""
@@ -133,7 +133,7 @@ class Archive:
             for _, head in sorted(log.heads.items()):
                 yield _row(owner, None, "head", head.raw, msgspec.structs.asdict(head.message))
             if log.origin.start:
-                yield _row(owner, log.origin.start, "origin", b"".join(log.origin.peaks))
+                yield _row(owner, log.origin.start, "origin", b"".join(log.origin.hashes))
             for index, raw in enumerate(log.entries, log.origin.start):
                 entry = decode(raw)
                 name = str(entry.__struct_config__.tag)

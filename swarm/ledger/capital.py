@@ -185,13 +185,10 @@ def stored(connection: sqlite3.Connection) -> Authority:
     return msgspec.msgpack.decode(row[0], type=_Stored).authority
 
 
-def follow(connection: sqlite3.Connection, raw: bytes, *, anew: bool = False) -> None:
-    """Let the tables follow an encoded authority.
-
-    Computes balances and contradictions again if it is another one, or `anew`.
-    """
+def follow(connection: sqlite3.Connection, raw: bytes) -> None:
+    """Let the tables follow an encoded authority; compute them again if it is another one."""
     held = connection.execute("SELECT raw FROM authority").fetchone()
-    if held is not None and held[0] == raw and not anew:
+    if held is not None and held[0] == raw:
         return
     for table in ("authority", "balances", "contradictions"):
         connection.execute(f"DELETE FROM {table}")

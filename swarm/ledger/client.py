@@ -13,7 +13,6 @@ from swarm.errors import DECODE_ERRORS, DeadlineError, PeerError
 from swarm.ledger import merkle, wire
 from swarm.ledger.entries import decode
 from swarm.ledger.faults import FaultRecord, decode_record
-from swarm.ledger.mirror import Origin
 from swarm.ledger.state import Record
 from swarm.transport import Stream, StreamError, Transport
 from swarm.wire.envelope import Dropped, Envelope, open_envelope
@@ -63,14 +62,13 @@ class LedgerClient:
             )
         return entries
 
-    async def origin(self, owner: str) -> Origin:
+    async def origin(self, owner: str) -> wire.Origin:
         """Fetch where the peer's copy of `owner`'s log begins; the caller checks the hashes."""
-        answer = await self._ask(wire.OriginRequest(owner), wire.Origin)
-        return Origin(answer.start, answer.hashes)
+        return await self._ask(wire.OriginRequest(owner), wire.Origin)
 
     async def entries_or_origin(
         self, owner: str, start: int, count: int
-    ) -> tuple[list[bytes], Origin | None]:
+    ) -> tuple[list[bytes], wire.Origin | None]:
         """Fetch entries from index `start` on, or, if they are pruned there, from where the peer's
         copy begins; then the origin says where that is."""
         try:
@@ -192,7 +190,7 @@ async def fetch_log(client: LedgerClient, owner: str | None = None) -> list[Reco
     while peaks.size < size:
         raws, origin = await client.entries_or_origin(peer, peaks.size, size - peaks.size)
         if origin is not None:
-            peaks, records = merkle.Peaks(origin.start, origin.peaks), []
+            peaks, records = merkle.Peaks(origin.start, origin.hashes), []
         for raw in raws:
             try:
                 records.append(Record(peer, peaks.size, decode(raw)))

@@ -64,25 +64,16 @@ class DerivedTables:
         """The encoded authority that the tables follow."""
 
     async def create(self, authority: Authority) -> None:
-        """Create the tables if they do not exist, and fill those that an earlier version lacked.
-
-        They follow `authority`. Only `verdicts` cannot be filled: its signed envelopes are in no
-        entry.
-        """
+        """Create the tables if they do not exist; they follow `authority`."""
         raw = capital.encoded(authority)
 
         def create(connection: sqlite3.Connection) -> None:
-            tables = (*_TABLES, *invites.TABLES, *capital.TABLES)
-            held = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-            for table in tables:
+            for table in (*_TABLES, *invites.TABLES, *capital.TABLES):
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
-            capital.follow(connection, raw)
-            if not held.issuperset(table.split()[0] for table in tables):
-                _derive_all(connection)
-                capital.follow(connection, raw, anew=True)
             connection.execute(
                 "CREATE INDEX IF NOT EXISTS verdicts_of ON verdicts (worker, position)"
             )
+            capital.follow(connection, raw)
 
         await self._database.transact(create)
         self._followed = raw
@@ -210,13 +201,6 @@ def keep_verdict(connection: sqlite3.Connection, index: int, envelope: Envelope)
         "INSERT INTO verdicts (position, worker, envelope) VALUES (?, ?, ?)",
         (index, envelope.expect(Verdict).worker, envelope.raw),
     )
-
-
-def _derive_all(connection: sqlite3.Connection) -> None:
-    """Update the derived tables with all entries of all logs; rows that exist stay as they are."""
-    rows = connection.execute("SELECT owner, position, entry FROM entries ORDER BY owner, position")
-    for owner, position, raw in rows:
-        deriving(owner, [decode(raw)])(connection, position)
 
 
 def prune(

@@ -23,31 +23,21 @@ Also = Callable[[sqlite3.Connection, int], None]
 """Additional work in the transaction of an append; gets the index of the first new entry."""
 
 
+TABLES = (
+    "entries (owner TEXT, position INTEGER, entry BLOB NOT NULL, "
+    "PRIMARY KEY (owner, position)) WITHOUT ROWID",
+    "nodes (owner TEXT, level INTEGER, position INTEGER, hash BLOB NOT NULL, "
+    "PRIMARY KEY (owner, level, position)) WITHOUT ROWID",
+    "starts (owner TEXT PRIMARY KEY, position INTEGER)",
+)
+
+
 class Log:
     """The log of `owner` in `database`, which may hold several logs. Keeps nothing in memory."""
 
     def __init__(self, database: Database, owner: str) -> None:
         self._database = database
         self.owner = owner
-
-    @staticmethod
-    async def create_tables(database: Database) -> None:
-        """Create the tables if they do not exist; call it before any other use of the database."""
-
-        def create(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS entries (owner TEXT, position INTEGER, "
-                "entry BLOB NOT NULL, PRIMARY KEY (owner, position)) WITHOUT ROWID"
-            )
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS nodes (owner TEXT, level INTEGER, position INTEGER, "
-                "hash BLOB NOT NULL, PRIMARY KEY (owner, level, position)) WITHOUT ROWID"
-            )
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS starts (owner TEXT PRIMARY KEY, position INTEGER)"
-            )
-
-        await database.transact(create)
 
     async def append(self, entries: Sequence[Entry], also: Also | None = None) -> range:
         """Append entries durably, in one transaction with `also`; returns their indices."""

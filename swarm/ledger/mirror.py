@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from swarm.errors import PeerError, SwarmError
-from swarm.ledger import merkle
+from swarm.ledger import log, merkle
 from swarm.ledger.forks import ForkEvidence
 from swarm.ledger.log import Also, Log
+from swarm.ledger.wire import Origin
 from swarm.wire.envelope import Envelope, open_envelope
 from swarm.wire.messages import LogHead
 from swarm.world import Database
 
 FORKS_MAX = 4
 """Contradictions kept of each log. One is enough as evidence; a peer may sign thousands."""
+
+
+_TABLES = (
+    "heads (owner TEXT PRIMARY KEY, envelope BLOB NOT NULL)",
+    "forks (owner TEXT, first BLOB, second BLOB, PRIMARY KEY (owner, first, second)) WITHOUT ROWID",
+)
 
 
 class Fork(SwarmError):
@@ -27,14 +33,6 @@ class Fork(SwarmError):
     def __init__(self, reason: str, evidence: ForkEvidence | None = None) -> None:
         super().__init__(reason)
         self.evidence = evidence
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a pruned log begins, and the hashes that stand for the entries before."""
-
-    start: int
-    peaks: Sequence[bytes]
 
 
 class WrongOrigin(PeerError):
@@ -54,16 +52,11 @@ class LogMirror:
 
     @staticmethod
     async def create_tables(database: Database) -> None:
-        await Log.create_tables(database)
+        """Create the tables if they do not exist; call it before any other use of the database."""
 
         def create(connection: sqlite3.Connection) -> None:
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS heads (owner TEXT PRIMARY KEY, envelope BLOB NOT NULL)"
-            )
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS forks (owner TEXT, first BLOB, second BLOB, "
-                "PRIMARY KEY (owner, first, second)) WITHOUT ROWID"
-            )
+            for table in (*log.TABLES, *_TABLES):
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
 
         await database.transact(create)
 
@@ -111,7 +104,7 @@ class LogMirror:
                     evidence,
                 )
             if origin is not None:
-                self.log.begin_within(connection, origin.start, origin.peaks)
+                self.log.begin_within(connection, origin.start, origin.hashes)
             self.log.append_within(connection, entries, also)
             size = self.log.size_within(connection)
             own = self.log.root_within(connection, size)

@@ -56,78 +56,31 @@ WAIT_SECONDS = wire.REQUEST_SECONDS / 2
 one who is refused at once asks at once again, and each refusal costs 0.2 ms."""
 
 
-class Revocations(Protocol):
-    """The log of revoked invites (implemented by `swarm.node.invite_records.Invites`)."""
-
-    async def revoke(self, raw: bytes) -> None:
-        """Log the owner's signed `InviteRevocation`; raises `ValueError`."""
-        ...
-
-
 class Reporting(Protocol):
     """What a trusted peer says about the run to `swarm status`."""
 
-    def status(self) -> tuple[Sequence[bytes], Sequence[Present]]:
-        """The newest manifest, checkpoint and step order, and the peers that are present."""
-        ...
-
-    def evaluation(self) -> bytes:
-        """The newest signed result on held-out tasks; empty without one."""
-        ...
-
-    def forks(self) -> Sequence[ForkEvidence]:
-        """Contradictory heads of other trusted peers' logs."""
-        ...
-
-    def contradictions(self, limit: int) -> tuple[int, list[wire.Contradiction]]:
-        """The number of contradictions between validators, and the newest."""
-        ...
+    def status(self) -> tuple[Sequence[bytes], Sequence[Present]]: ...
+    def evaluation(self) -> bytes: ...
+    def forks(self) -> Sequence[ForkEvidence]: ...
+    def contradictions(self, limit: int) -> tuple[int, list[wire.Contradiction]]: ...
 
 
 class Ledger(Reporting, Protocol):
-    """The data that is served (implemented by `swarm.node.trusted.TrustedPart`)."""
+    """The data that is served: see `swarm.node.trusted.TrustedPart`, which implements this."""
 
     @property
-    def invites(self) -> Revocations: ...
-
-    def trusts(self, peer: str) -> bool:
-        """Whether a peer mirrors the logs, so that its requests have no limit."""
-        ...
-
-    def admits(self, peer: str) -> bool:
-        """Whether a peer is a member of the run now, so that it reads beside strangers."""
-        ...
-
-    def log_of(self, owner: str) -> Log | None:
-        """The log or mirror of a trusted peer; None if this peer holds none."""
-        ...
-
-    async def head_of(self, owner: str) -> Envelope | None:
-        """The newest signed head of a log of which this peer holds all entries."""
-        ...
-
+    def faults(self) -> FaultStore: ...
+    def trusts(self, peer: str) -> bool: ...
+    def admits(self, peer: str) -> bool: ...
+    def log_of(self, owner: str) -> Log | None: ...
+    async def head_of(self, owner: str) -> Envelope | None: ...
     def verdicts_of(
         self, worker: str, start: int, limit: int
-    ) -> Sequence[tuple[int, bytes, bytes]]:
-        """(log index, entry, envelope) of this peer's own verdicts on a worker's submissions."""
-        ...
-
-    async def reinstate(self, raw: bytes) -> None:
-        """Log and spread the owner's signed `Reinstatement`; raises `ValueError`."""
-        ...
-
-    def expulsions_of(self, peer: str) -> Sequence[bytes]:
-        """The known signed evictions and reinstatements of a peer, newest last."""
-        ...
-
-    def reinstated_at(self, peer: str) -> int:
-        """The index of a peer's last reinstatement in this peer's own log; -1 for none."""
-        ...
-
-    @property
-    def faults(self) -> FaultStore:
-        """The evidence of proven faults that this peer keeps."""
-        ...
+    ) -> Sequence[tuple[int, bytes, bytes]]: ...
+    def expulsions_of(self, peer: str) -> Sequence[bytes]: ...
+    def reinstated_at(self, peer: str) -> int: ...
+    async def reinstate(self, raw: bytes) -> None: ...
+    async def revoke(self, raw: bytes) -> None: ...
 
 
 class _Share:
@@ -335,10 +288,8 @@ def _reads(request: wire.Request) -> int:
 async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
     if isinstance(request, wire.VerdictsRequest):
         return _verdicts(ledger, request)
-    if isinstance(request, wire.StatusRequest):
-        return report(ledger)
     if isinstance(request, wire.RevokeInviteRequest):
-        await ledger.invites.revoke(request.envelope)
+        await ledger.revoke(request.envelope)
         return wire.Logged()
     if isinstance(request, wire.ExpulsionsRequest):
         envelopes = list(ledger.expulsions_of(request.peer))[-wire.EXPULSIONS_MAX :]

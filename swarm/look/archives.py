@@ -14,7 +14,7 @@ from swarm.ledger import merkle
 from swarm.ledger.archive import Archive
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.forks import ForkEvidence
-from swarm.ledger.mirror import Origin
+from swarm.ledger.wire import Origin
 from swarm.look.onlooker import ask_all
 from swarm.node.local import last_bootstrap, visit
 from swarm.node.node import Node

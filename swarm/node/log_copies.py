@@ -16,7 +16,8 @@ from swarm.ledger.client import LedgerClient, open_ledger
 from swarm.ledger.derived import deriving
 from swarm.ledger.entries import decode, expulsions_in
 from swarm.ledger.log import Log
-from swarm.ledger.mirror import Fork, LogMirror, Origin
+from swarm.ledger.mirror import Fork, LogMirror
+from swarm.ledger.wire import Origin
 from swarm.node.node import Node
 from swarm.run.run import Run
 from swarm.wire.envelope import Dropped, Envelope

@@ -375,6 +375,10 @@ class TrustedPart:
 
     # --- evictions and reinstatements --------------------------------------------------------
 
+    async def revoke(self, raw: bytes) -> None:
+        """Log the owner's signed `InviteRevocation`; raises `ValueError`."""
+        await self.invites.revoke(raw)
+
     async def reinstate(self, raw: bytes) -> None:
         """Log and spread a reinstatement that anyone brings; it is durable on return.
 

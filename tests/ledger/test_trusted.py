@@ -195,33 +195,6 @@ def test_a_validator_that_lost_its_disk_takes_its_log_back(tmp_path: Path) -> No
     in_virtual_time(main)
 
 
-@pytest.mark.parametrize("table", ["verdict_places", "balances", "evidence"])
-def test_a_table_that_an_earlier_version_lacked_is_derived_as_it_opens(
-    tmp_path: Path, table: str
-) -> None:
-    """Of its own log and of its mirrors."""
-
-    def known(peer: Peer) -> tuple[int, int, int]:
-        tables, worker = peer.trusted.tables, WORKER.peer_id
-        own, mirrored = (tables.evidence_on(worker, each.peer_id, 0) for each in (ALICE, BOB))
-        return peer.trusted.stake(worker, 8), len(own), len(mirrored)
-
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
-            for number in range(8):
-                owner = alice if number % 2 else bob
-                await owner.trusted.append_verdict(recomputed(number, step=number))
-            await alice.until(lambda: known(alice) == (320, 4, 4), "alice mirrors bob")
-        database = InlineDisk(tmp_path / ALICE.peer_id).database("ledger.sqlite")
-        await database.transact(lambda connection: connection.execute(f"DROP TABLE {table}"))
-        database.close()
-        async with swarm.peer(ALICE) as alice:
-            assert known(alice) == (320, 4, 4)
-
-    in_virtual_time(main)
-
-
 async def rewrite_log(swarm: Swarm, entries: int) -> None:
     """Put another log in place of Alice's."""
     home = swarm.folder / ALICE.peer_id
