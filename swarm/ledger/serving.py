@@ -288,6 +288,8 @@ def _reads(request: wire.Request) -> int:
 async def _answer(ledger: Ledger, request: wire.Request) -> wire.Answer:
     if isinstance(request, wire.VerdictsRequest):
         return _verdicts(ledger, request)
+    if isinstance(request, wire.StatusRequest):
+        return report(ledger)
     if isinstance(request, wire.RevokeInviteRequest):
         await ledger.revoke(request.envelope)
         return wire.Logged()

@@ -244,66 +244,60 @@ def test_what_a_seal_carries_of_many_workers_makes_no_further_seal_due(tmp_path:
     everything(main, tmp_path)
 
 
-def test_who_lost_its_disk_begins_with_the_newest_seal(tmp_path: Path) -> None:
-    async def main() -> None:
-        swarm = a_swarm(tmp_path)
-        async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice:
-            async with swarm.peer(BOB) as bob:
-                run = Run(swarm, [trainer, alice, bob])
-                await run.advance(10)
-                await alice.trusted.evict(EVE.peer_id, "a lie", b"", 1.0, 0.0)
-                await run.advance(40)
-                await run.look()
-                size = bob.trusted.log_of(BOB.peer_id).size()  # type: ignore[union-attr]
-                against, whole = standing(bob, WORKER.peer_id), run.totals(alice)
-            shutil.rmtree(tmp_path / BOB.peer_id)
-            async with swarm.peer(BOB) as bob:
-                run.peers[BOB.peer_id] = bob
-                await bob.until(lambda: bool(bob.events("ledger.restored")), "it is restored")
-                await bob.until(lambda: run.starts(bob) == run.starts(alice), "all is mirrored")
-                assert bob.trusted.log_of(BOB.peer_id).size() >= size  # type: ignore[union-attr]
-                assert bob.run_node.run.evicted(EVE.peer_id) is not None
-                assert run.totals(bob) == whole
-                assert standing(bob, WORKER.peer_id) == pytest.approx(against, abs=0.01)
-                assert bob.trusted.stake(WORKER.peer_id, run.step) > 0
-                await run.advance(40)  # it takes part in the next seal, and prunes
-                await run.look()
-                assert len(bob.events("ledger.sealed")) == 1
-                assert not bob.events("ledger.false_seal")
-                assert run.starts(bob) == run.starts(trainer)
-
-    in_virtual_time(main)
+async def test_who_lost_its_disk_begins_with_the_newest_seal(tmp_path: Path) -> None:
+    swarm = a_swarm(tmp_path)
+    async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice:
+        async with swarm.peer(BOB) as bob:
+            run = Run(swarm, [trainer, alice, bob])
+            await run.advance(10)
+            await alice.trusted.evict(EVE.peer_id, "a lie", b"", 1.0, 0.0)
+            await run.advance(40)
+            await run.look()
+            size = bob.trusted.log_of(BOB.peer_id).size()  # type: ignore[union-attr]
+            against, whole = standing(bob, WORKER.peer_id), run.totals(alice)
+        shutil.rmtree(tmp_path / BOB.peer_id)
+        async with swarm.peer(BOB) as bob:
+            run.peers[BOB.peer_id] = bob
+            await bob.until(lambda: bool(bob.events("ledger.restored")), "it is restored")
+            await bob.until(lambda: run.starts(bob) == run.starts(alice), "all is mirrored")
+            assert bob.trusted.log_of(BOB.peer_id).size() >= size  # type: ignore[union-attr]
+            assert bob.run_node.run.evicted(EVE.peer_id) is not None
+            assert run.totals(bob) == whole
+            assert standing(bob, WORKER.peer_id) == pytest.approx(against, abs=0.01)
+            assert bob.trusted.stake(WORKER.peer_id, run.step) > 0
+            await run.advance(40)  # it takes part in the next seal, and prunes
+            await run.look()
+            assert len(bob.events("ledger.sealed")) == 1
+            assert not bob.events("ledger.false_seal")
+            assert run.starts(bob) == run.starts(trainer)
 
 
 @pytest.mark.slow
-def test_a_peer_that_was_away_for_three_epochs_comes_back(tmp_path: Path) -> None:
-    async def main() -> None:
-        swarm = a_swarm(tmp_path)
-        async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice:
-            async with swarm.peer(BOB) as bob:
-                run = Run(swarm, [trainer, alice, bob])
-                await run.advance(5)
-                await run.look(rounds=0)
-            del run.peers[BOB.peer_id]
-            for _ in range(4):
-                await run.advance(50)
-                await run.look()
-            assert len(alice.events("ledger.sealed")) == 4
-            starts = run.starts(alice)
-            assert min(starts[:2]) > 100, "two of three have sealed, and a later epoch"
-            async with swarm.peer(BOB) as bob:
-                run.peers[BOB.peer_id] = bob
-                run.order()
-                await bob.until(lambda: len(bob.events("ledger.skipped")) == 2, "it skips")
-                await run.look()
-                assert run.totals(bob) == run.totals(alice)
-                await run.advance(40)
-                await run.look()
-                assert bob.events("ledger.sealed")[-1]["epoch"] == 4
-                assert not bob.events("ledger.false_seal") + alice.events("ledger.false_seal")
-                assert not bob.events("ledger.forked")
-
-    in_virtual_time(main)
+async def test_a_peer_that_was_away_for_three_epochs_comes_back(tmp_path: Path) -> None:
+    swarm = a_swarm(tmp_path)
+    async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice:
+        async with swarm.peer(BOB) as bob:
+            run = Run(swarm, [trainer, alice, bob])
+            await run.advance(5)
+            await run.look(rounds=0)
+        del run.peers[BOB.peer_id]
+        for _ in range(4):
+            await run.advance(50)
+            await run.look()
+        assert len(alice.events("ledger.sealed")) == 4
+        starts = run.starts(alice)
+        assert min(starts[:2]) > 100, "two of three have sealed, and a later epoch"
+        async with swarm.peer(BOB) as bob:
+            run.peers[BOB.peer_id] = bob
+            run.order()
+            await bob.until(lambda: len(bob.events("ledger.skipped")) == 2, "it skips")
+            await run.look()
+            assert run.totals(bob) == run.totals(alice)
+            await run.advance(40)
+            await run.look()
+            assert bob.events("ledger.sealed")[-1]["epoch"] == 4
+            assert not bob.events("ledger.false_seal") + alice.events("ledger.false_seal")
+            assert not bob.events("ledger.forked")
 
 
 @pytest.mark.parametrize("what", ["credit", "root"])

@@ -20,7 +20,6 @@ from tests.ledger.harness import (
     Peer,
     Swarm,
     identity,
-    in_virtual_time,
     sealed,
 )
 
@@ -65,44 +64,36 @@ async def kept(peer: Peer, lab: Swarm, file: bytes) -> bytes:
     return blake3(file).digest()
 
 
-def test_anyone_can_fetch_the_evidence_of_a_fault(tmp_path: Path) -> None:
+async def test_anyone_can_fetch_the_evidence_of_a_fault(tmp_path: Path) -> None:
     file = bytes(range(256)) * 5000  # more than fits into one answer
-
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with lab.peer(ALICE) as alice, lab.peer(WORKER) as anyone:
-            digest = await kept(alice, lab, file)
-            await anyone.node.reach(ALICE.peer_id)
-            async with open_ledger(anyone.node.transport, ALICE.peer_id) as client:
-                found = await client.fault(digest, WORKER.peer_id)
-                assert found is not None
-                record, size = found
-                assert record.opened.worker == WORKER.peer_id
-                assert record.opened.order.step == 3
-                assert await client.fault_file(digest, size) == file
-                assert await client.fault(bytes(32), WORKER.peer_id) is None
-                with pytest.raises(PeerError, match="no such evidence"):
-                    await client.fault_file(bytes(32), 1)
-
-    in_virtual_time(main)
+    lab = Swarm(tmp_path)
+    async with lab.peer(ALICE) as alice, lab.peer(WORKER) as anyone:
+        digest = await kept(alice, lab, file)
+        await anyone.node.reach(ALICE.peer_id)
+        async with open_ledger(anyone.node.transport, ALICE.peer_id) as client:
+            found = await client.fault(digest, WORKER.peer_id)
+            assert found is not None
+            record, size = found
+            assert record.opened.worker == WORKER.peer_id
+            assert record.opened.order.step == 3
+            assert await client.fault_file(digest, size) == file
+            assert await client.fault(bytes(32), WORKER.peer_id) is None
+            with pytest.raises(PeerError, match="no such evidence"):
+                await client.fault_file(bytes(32), 1)
 
 
-def test_evidence_outlasts_a_restart_and_is_bounded(
+async def test_evidence_outlasts_a_restart_and_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults, "FAULTS_MAX", 2)
-
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with lab.peer(ALICE) as alice:
-            digests = [await kept(alice, lab, bytes([number])) for number in range(3)]
-            await alice.node.disk.write(f"{faults.FOLDER}/left-behind", b"x")
-        async with lab.peer(ALICE) as alice:
-            sizes = [alice.trusted.faults.record(digest, WORKER.peer_id)[1] for digest in digests]
-            assert sizes == [0, 1, 1], "the oldest is dropped"
-            assert len(alice.node.disk.list(faults.FOLDER)) == 2
-
-    in_virtual_time(main)
+    lab = Swarm(tmp_path)
+    async with lab.peer(ALICE) as alice:
+        digests = [await kept(alice, lab, bytes([number])) for number in range(3)]
+        await alice.node.disk.write(f"{faults.FOLDER}/left-behind", b"x")
+    async with lab.peer(ALICE) as alice:
+        sizes = [alice.trusted.faults.record(digest, WORKER.peer_id)[1] for digest in digests]
+        assert sizes == [0, 1, 1], "the oldest is dropped"
+        assert len(alice.node.disk.list(faults.FOLDER)) == 2
 
 
 def test_messages_that_do_not_fit_together_prove_nothing(tmp_path: Path) -> None:
@@ -128,22 +119,16 @@ def test_messages_that_do_not_fit_together_prove_nothing(tmp_path: Path) -> None
             _ = record_of(lab, b"file", **changes).opened
 
 
-def test_two_workers_faults_in_the_same_file_are_both_kept(tmp_path: Path) -> None:
+async def test_two_workers_faults_in_the_same_file_are_both_kept(tmp_path: Path) -> None:
     """Else the second eviction could not be checked: the evidence would name the first worker."""
-
-    async def main() -> None:
-        lab = Swarm(tmp_path)
-        async with lab.peer(ALICE) as alice:
-            store, another = alice.trusted.faults, identity(60)
-            digest = await kept(alice, lab, b"shared")
-            submission = record_of(lab, b"shared").opened.submission
-            record = record_of(
-                lab, b"shared", announcement=sealed(another, submission, lab.run).raw
-            )
-            await alice.node.disk.write("incoming/file", b"shared")
-            await store.keep(record.opened, "incoming/file")
-            for worker in (WORKER, another):
-                raw, size = store.record(digest, worker.peer_id)
-                assert faults.decode_record(raw).opened.worker == worker.peer_id and size == 6
-
-    in_virtual_time(main)
+    lab = Swarm(tmp_path)
+    async with lab.peer(ALICE) as alice:
+        store, another = alice.trusted.faults, identity(60)
+        digest = await kept(alice, lab, b"shared")
+        submission = record_of(lab, b"shared").opened.submission
+        record = record_of(lab, b"shared", announcement=sealed(another, submission, lab.run).raw)
+        await alice.node.disk.write("incoming/file", b"shared")
+        await store.keep(record.opened, "incoming/file")
+        for worker in (WORKER, another):
+            raw, size = store.record(digest, worker.peer_id)
+            assert faults.decode_record(raw).opened.worker == worker.peer_id and size == 6

@@ -33,7 +33,6 @@ from tests.ledger.harness import (
     Peer,
     Swarm,
     identity,
-    in_virtual_time,
     sealed,
     verdict_at,
 )
@@ -59,50 +58,43 @@ def size_of(peer: Peer, owner: Identity) -> int:
 RUN = "owner/run"
 
 
-def test_only_the_owners_reinstatement_clears_evidence(tmp_path: Path) -> None:
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
-            await alice.trusted.append_verdict(verdict_at(0, evidence=CHEATED))
-            before = capital(alice)
-            assert before > 0
-            theirs = sealed(OWNER, Reinstatement(peer=ANOTHER.peer_id), swarm.run)
-            forged = sealed(BOB, Reinstatement(peer=WORKER.peer_id), swarm.run)
-            for raw in (b"nothing", theirs.raw, forged.raw):
-                await bob.trusted.append([Reinstated(peer=WORKER.peer_id, envelope=raw)])
-            await bob.trusted.append_verdict(verdict_at(1))
-            await alice.until(
-                lambda: size_of(alice, BOB) == 4,
-                "bob's log arrives",
-            )
-            assert capital(alice) == before
-
-    in_virtual_time(main)
+async def test_only_the_owners_reinstatement_clears_evidence(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+        await alice.trusted.append_verdict(verdict_at(0, evidence=CHEATED))
+        before = capital(alice)
+        assert before > 0
+        theirs = sealed(OWNER, Reinstatement(peer=ANOTHER.peer_id), swarm.run)
+        forged = sealed(BOB, Reinstatement(peer=WORKER.peer_id), swarm.run)
+        for raw in (b"nothing", theirs.raw, forged.raw):
+            await bob.trusted.append([Reinstated(peer=WORKER.peer_id, envelope=raw)])
+        await bob.trusted.append_verdict(verdict_at(1))
+        await alice.until(
+            lambda: size_of(alice, BOB) == 4,
+            "bob's log arrives",
+        )
+        assert capital(alice) == before
 
 
-def test_a_reinstatement_that_is_logged_again_clears_nothing_more(tmp_path: Path) -> None:
+async def test_a_reinstatement_that_is_logged_again_clears_nothing_more(tmp_path: Path) -> None:
     """Every trusted peer logs it, and some logs arrive late."""
-
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
-            pardon = sealed(OWNER, Reinstatement(peer=WORKER.peer_id), swarm.run)
-            entry = Reinstated(peer=WORKER.peer_id, envelope=pardon.raw)
-            await alice.trusted.append([entry])
-            await alice.trusted.append_verdict(verdict_at(0, evidence=CHEATED))
-            before = capital(alice)
-            assert before > 0
-            await bob.trusted.append([entry])
-            await bob.trusted.append_verdict(verdict_at(1))
-            await alice.until(
-                lambda: size_of(alice, BOB) == 2,
-                "bob's log arrives",
-            )
-            assert capital(alice) == before
-            records = Records(alice.run_node.run, alice.trusted)
-            assert records.standing(WORKER.peer_id).log_capital == before
-
-    in_virtual_time(main)
+    swarm = Swarm(tmp_path)
+    async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+        pardon = sealed(OWNER, Reinstatement(peer=WORKER.peer_id), swarm.run)
+        entry = Reinstated(peer=WORKER.peer_id, envelope=pardon.raw)
+        await alice.trusted.append([entry])
+        await alice.trusted.append_verdict(verdict_at(0, evidence=CHEATED))
+        before = capital(alice)
+        assert before > 0
+        await bob.trusted.append([entry])
+        await bob.trusted.append_verdict(verdict_at(1))
+        await alice.until(
+            lambda: size_of(alice, BOB) == 2,
+            "bob's log arrives",
+        )
+        assert capital(alice) == before
+        records = Records(alice.run_node.run, alice.trusted)
+        assert records.standing(WORKER.peer_id).log_capital == before
 
 
 @pytest.mark.parametrize("of", ["another peer", "another run"])
@@ -129,104 +121,87 @@ def test_a_reinstatement_of_another_restores_nothing() -> None:
     assert found.totals[WORKER.peer_id].void > 0
 
 
-def test_a_proven_fault_and_its_eviction_are_logged_together(tmp_path: Path) -> None:
+async def test_a_proven_fault_and_its_eviction_are_logged_together(tmp_path: Path) -> None:
     """A validator that is killed between the two would never evict."""
-
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(ALICE) as alice, swarm.peer(TRAINER):
-            fault = verdict_at(0, outcome="refused", failed="prompts", proven_fault=True)
-            await alice.trusted.append_verdict(fault)
-        async with swarm.peer(ALICE) as alice:
-            await trio.sleep(1)
-            assert alice.run_node.run.evicted(WORKER.peer_id) is not None
-
-    in_virtual_time(main)
+    swarm = Swarm(tmp_path)
+    async with swarm.peer(ALICE) as alice, swarm.peer(TRAINER):
+        fault = verdict_at(0, outcome="refused", failed="prompts", proven_fault=True)
+        await alice.trusted.append_verdict(fault)
+    async with swarm.peer(ALICE) as alice:
+        await trio.sleep(1)
+        assert alice.run_node.run.evicted(WORKER.peer_id) is not None
 
 
-def test_only_the_owners_messages_redeem_and_revoke_invites(tmp_path: Path) -> None:
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        invite, other = (
-            invite_in(make_invite(OWNER, swarm.run, wall_time=WALL, lifetime_seconds=60.0))
-            for _ in range(2)
+async def test_only_the_owners_messages_redeem_and_revoke_invites(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    invite, other = (
+        invite_in(make_invite(OWNER, swarm.run, wall_time=WALL, lifetime_seconds=60.0))
+        for _ in range(2)
+    )
+    id_, now = invite.expect(Invite).id, invite.body.issued_ms
+    forged = invite_in(make_invite(BOB, swarm.run, wall_time=WALL, lifetime_seconds=60.0))
+    elsewhere = invite_in(make_invite(OWNER, "x/y", wall_time=WALL, lifetime_seconds=60.0))
+    stolen = [
+        Redeemed(invite=id_, peer=ANOTHER.peer_id, redeemed_ms=at, envelope=raw)
+        for at, raw in (
+            (now, b""), (now, b"nothing"), (now, forged.raw), (now, elsewhere.raw),
+            (now, other.raw), (now - 1, invite.raw),
         )
-        id_, now = invite.expect(Invite).id, invite.body.issued_ms
-        forged = invite_in(make_invite(BOB, swarm.run, wall_time=WALL, lifetime_seconds=60.0))
-        elsewhere = invite_in(make_invite(OWNER, "x/y", wall_time=WALL, lifetime_seconds=60.0))
-        stolen = [
-            Redeemed(invite=id_, peer=ANOTHER.peer_id, redeemed_ms=at, envelope=raw)
-            for at, raw in (
-                (now, b""), (now, b"nothing"), (now, forged.raw), (now, elsewhere.raw),
-                (now, other.raw), (now - 1, invite.raw),
-            )
-        ]  # fmt: skip
-        revoked = [
-            InviteRevoked(invite=id_, envelope=revoke(by, run, which, WALL).raw)
-            for by, run, which in (
-                (BOB, swarm.run, id_), (OWNER, "x/y", id_), (OWNER, swarm.run, bytes(16)),
-            )
-        ]  # fmt: skip
-        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
-            await bob.trusted.append([*stolen, *revoked])
-            await alice.until(lambda: size_of(alice, BOB) == 9, "bob's log arrives")
-            book = alice.trusted.invites
-            assert book.holder(id_) is None and not book.is_revoked(id_)
-            await book.redeem(invite, WORKER.peer_id)
-            assert book.holder(id_) == WORKER.peer_id
-            await alice.trusted.invites.revoke(revoke(OWNER, swarm.run, id_, WALL).raw)
-            await bob.until(lambda: bob.trusted.invites.is_revoked(id_), "alice's log arrives")
-            assert bob.trusted.invites.holder(id_) == WORKER.peer_id
-
-    in_virtual_time(main)
+    ]  # fmt: skip
+    revoked = [
+        InviteRevoked(invite=id_, envelope=revoke(by, run, which, WALL).raw)
+        for by, run, which in (
+            (BOB, swarm.run, id_), (OWNER, "x/y", id_), (OWNER, swarm.run, bytes(16)),
+        )
+    ]  # fmt: skip
+    async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+        await bob.trusted.append([*stolen, *revoked])
+        await alice.until(lambda: size_of(alice, BOB) == 9, "bob's log arrives")
+        book = alice.trusted.invites
+        assert book.holder(id_) is None and not book.is_revoked(id_)
+        await book.redeem(invite, WORKER.peer_id)
+        assert book.holder(id_) == WORKER.peer_id
+        await alice.trusted.invites.revoke(revoke(OWNER, swarm.run, id_, WALL).raw)
+        await bob.until(lambda: bob.trusted.invites.is_revoked(id_), "alice's log arrives")
+        assert bob.trusted.invites.holder(id_) == WORKER.peer_id
 
 
 @pytest.mark.parametrize("junk", [b"junk", encode(Carried(position=0, entry=b"")), SEAL])
-def test_a_seal_that_carries_anything_stops_nobody(tmp_path: Path, junk: bytes) -> None:
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
-            own = bob.trusted.log_of(BOB.peer_id)
-            assert own is not None
-            await own.append([Carried(position=0, entry=junk)])
-            await bob.trusted.append_verdict(verdict_at(0))
-            await alice.until(lambda: bool(alice.events("ledger.mirror_failed")), "it is refused")
-
-    in_virtual_time(main)
+async def test_a_seal_that_carries_anything_stops_nobody(tmp_path: Path, junk: bytes) -> None:
+    swarm = Swarm(tmp_path)
+    async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+        own = bob.trusted.log_of(BOB.peer_id)
+        assert own is not None
+        await own.append([Carried(position=0, entry=junk)])
+        await bob.trusted.append_verdict(verdict_at(0))
+        await alice.until(lambda: bool(alice.events("ledger.mirror_failed")), "it is refused")
 
 
-def test_a_block_that_names_a_worker_twice_stops_nobody(tmp_path: Path) -> None:
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(BOB) as bob:
-            own = bob.trusted.log_of(BOB.peer_id)
-            assert own is not None
-            await bob.trusted.append_verdict(verdict_at(0))
-            database = bob.trusted._database  # it does what no honest peer does
-            await database.transact(lambda connection: own.prune_within(connection, 1))
-            bets = [SealedCapital(submissions=1, entered=[0] * 7)]
-            await own.append([*[SealedWorker(worker=WORKER.peer_id, capitals=bets)] * 2, SEALED])
-            await bob.trusted.append_verdict(verdict_at(1))
-            async with swarm.peer(ALICE) as alice:
-                await alice.until(lambda: size_of(alice, BOB) == own.size(), "bob's log arrives")
-
-    in_virtual_time(main)
+async def test_a_block_that_names_a_worker_twice_stops_nobody(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    async with swarm.peer(BOB) as bob:
+        own = bob.trusted.log_of(BOB.peer_id)
+        assert own is not None
+        await bob.trusted.append_verdict(verdict_at(0))
+        database = bob.trusted._database  # it does what no honest peer does
+        await database.transact(lambda connection: own.prune_within(connection, 1))
+        bets = [SealedCapital(submissions=1, entered=[0] * 7)]
+        await own.append([*[SealedWorker(worker=WORKER.peer_id, capitals=bets)] * 2, SEALED])
+        await bob.trusted.append_verdict(verdict_at(1))
+        async with swarm.peer(ALICE) as alice:
+            await alice.until(lambda: size_of(alice, BOB) == own.size(), "bob's log arrives")
 
 
-def test_a_home_of_an_earlier_version_of_swarm_starts(tmp_path: Path) -> None:
+async def test_a_home_of_an_earlier_version_of_swarm_starts(tmp_path: Path) -> None:
     """Its older manifests cannot be read; the owner has signed a newer one."""
-
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(ALICE) as alice:
-            await alice.node.database.transact(
-                lambda connection: connection.execute(
-                    "INSERT INTO manifests (run, version, digest, envelope) VALUES (?, 0, ?, ?)",
-                    (swarm.run, bytes(32), b"signed long ago"),
-                )
+    swarm = Swarm(tmp_path)
+    async with swarm.peer(ALICE) as alice:
+        await alice.node.database.transact(
+            lambda connection: connection.execute(
+                "INSERT INTO manifests (run, version, digest, envelope) VALUES (?, 0, ?, ?)",
+                (swarm.run, bytes(32), b"signed long ago"),
             )
-        async with swarm.peer(ALICE) as alice:
-            versions = alice.node.stored_versions(swarm.run)
-            assert b"signed long ago" not in [version.raw for version in versions]
-
-    in_virtual_time(main)
+        )
+    async with swarm.peer(ALICE) as alice:
+        versions = alice.node.stored_versions(swarm.run)
+        assert b"signed long ago" not in [version.raw for version in versions]

@@ -53,44 +53,40 @@ async def ask(peer: Peer, trusted: Identity, *shown: Envelope) -> str:
     return refusal.expect(AdmissionRefused).reason
 
 
-def test_an_invite_admits_one_peer_which_may_return_without_it(tmp_path: Path) -> None:
+async def test_an_invite_admits_one_peer_which_may_return_without_it(tmp_path: Path) -> None:
     swarm = InviteSwarm(tmp_path)
     invite = swarm.invite()
-
-    async def main() -> None:
-        async with (
-            swarm.peer(ALICE),
-            swarm.peer(BOB) as bob,
-            swarm.apart(WORKER) as worker,
-            swarm.apart(THIEF) as thief,
-            trio.open_nursery() as nursery,
-        ):
-            for peer in (worker, thief):
-                await nursery.start(peer.run_node.messenger.run)
-            assert "only peers with an invite" in await ask(worker, ALICE)
-            assert await ask(worker, ALICE, invite) == ""
-            await bob.until(
-                lambda: bob.trusted.invites.holder(invite.expect(Invite).id) is not None,
-                "the entry is mirrored",
-            )
-            for trusted in (ALICE, BOB):
-                assert "another peer has used" in await ask(thief, trusted, invite)
-                assert await ask(worker, trusted) == "", "it is bound to the key"
-            revocation = revoke(OWNER, swarm.run, invite.expect(Invite).id, WALL)
-            async with open_ledger(bob.node.transport, ALICE.peer_id) as client:
-                await client.revoke_invite(revocation)
-                forged = revoke(THIEF, swarm.run, bytes(16), WALL)
-                with pytest.raises(PeerError, match="signed by the owner"):
-                    await client.revoke_invite(forged)
-            await bob.until(
-                lambda: bob.trusted.invites.is_revoked(invite.expect(Invite).id),
-                "the revocation is mirrored",
-            )
-            for trusted in (ALICE, BOB):
-                assert "revoked this invite" in await ask(worker, trusted, invite)
-            nursery.cancel_scope.cancel()
-
-    in_virtual_time(main)
+    async with (
+        swarm.peer(ALICE),
+        swarm.peer(BOB) as bob,
+        swarm.apart(WORKER) as worker,
+        swarm.apart(THIEF) as thief,
+        trio.open_nursery() as nursery,
+    ):
+        for peer in (worker, thief):
+            await nursery.start(peer.run_node.messenger.run)
+        assert "only peers with an invite" in await ask(worker, ALICE)
+        assert await ask(worker, ALICE, invite) == ""
+        await bob.until(
+            lambda: bob.trusted.invites.holder(invite.expect(Invite).id) is not None,
+            "the entry is mirrored",
+        )
+        for trusted in (ALICE, BOB):
+            assert "another peer has used" in await ask(thief, trusted, invite)
+            assert await ask(worker, trusted) == "", "it is bound to the key"
+        revocation = revoke(OWNER, swarm.run, invite.expect(Invite).id, WALL)
+        async with open_ledger(bob.node.transport, ALICE.peer_id) as client:
+            await client.revoke_invite(revocation)
+            forged = revoke(THIEF, swarm.run, bytes(16), WALL)
+            with pytest.raises(PeerError, match="signed by the owner"):
+                await client.revoke_invite(forged)
+        await bob.until(
+            lambda: bob.trusted.invites.is_revoked(invite.expect(Invite).id),
+            "the revocation is mirrored",
+        )
+        for trusted in (ALICE, BOB):
+            assert "revoked this invite" in await ask(worker, trusted, invite)
+        nursery.cancel_scope.cancel()
 
 
 def test_of_two_peers_with_one_invite_the_earlier_stays(tmp_path: Path) -> None:

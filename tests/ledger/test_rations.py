@@ -129,33 +129,25 @@ def test_a_new_status_or_result_is_an_answer_of_its_own() -> None:
     assert msgspec.msgpack.decode(answers.status())[-1] == b"evaluation"
 
 
-def test_bytes_are_what_strangers_use_up() -> None:
+async def test_bytes_are_what_strangers_use_up() -> None:
     """Not requests: 750 answers a second of 200 kB would be 150 MB/s."""
     seconds = 60.0
-
-    async def main() -> None:
-        given = await flood(rations(), [f"stranger {n}" for n in range(20)], seconds)
-        most = STRANGERS_READS_BURST + seconds * STRANGERS_READS_PER_SECOND
-        assert 0.5 * most * READ_BYTES < sum(given.values()) <= 1.05 * most * READ_BYTES
-
-    in_virtual_time(main)
+    given = await flood(rations(), [f"stranger {n}" for n in range(20)], seconds)
+    most = STRANGERS_READS_BURST + seconds * STRANGERS_READS_PER_SECOND
+    assert 0.5 * most * READ_BYTES < sum(given.values()) <= 1.05 * most * READ_BYTES
 
 
-def test_identities_of_one_network_share_what_it_gets() -> None:
+async def test_identities_of_one_network_share_what_it_gets() -> None:
     seconds = 60.0
     crowd = [f"crowd {n}" for n in range(20)]
-
-    async def main() -> None:
-        of = rations(network=lambda peer: "198.51.100.0/24" if peer in crowd else "192.0.2.0/24")
-        given = sum((await flood(of, crowd, seconds)).values())
-        most = NETWORK_READS_BURST + seconds * NETWORK_READS_PER_SECOND
-        assert given <= (1.05 * most + 2 * len(crowd)) * READ_BYTES
-        assert NETWORK_READS_PER_SECOND <= STRANGERS_READS_PER_SECOND / 2
-
-    in_virtual_time(main)
+    of = rations(network=lambda peer: "198.51.100.0/24" if peer in crowd else "192.0.2.0/24")
+    given = sum((await flood(of, crowd, seconds)).values())
+    most = NETWORK_READS_BURST + seconds * NETWORK_READS_PER_SECOND
+    assert given <= (1.05 * most + 2 * len(crowd)) * READ_BYTES
+    assert NETWORK_READS_PER_SECOND <= STRANGERS_READS_PER_SECOND / 2
 
 
-def test_a_stranger_of_another_network_is_answered_while_others_read_all_they_can() -> None:
+async def test_a_stranger_of_another_network_is_answered_while_others_read_all_they_can() -> None:
     """Twenty networks and private addresses take whatever all strangers share."""
     floods = [f"flood {n}" for n in range(40)]
     given: list[bool] = []
@@ -166,67 +158,58 @@ def test_a_stranger_of_another_network_is_answered_while_others_read_all_they_ca
         number = int(peer.split()[1])
         return f"198.51.{number % 20}.0/24" if number < 30 else ""
 
-    async def main() -> None:
-        of = rations(network=network)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(flood, of, floods, 300.0)
-            await trio.sleep(40)
-            for _ in range(8):
-                given.append(await read(of, "honest"))
-                await trio.sleep(5)
-            nursery.cancel_scope.cancel()
-        assert all(given), given
-
-    in_virtual_time(main)
+    of = rations(network=network)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flood, of, floods, 300.0)
+        await trio.sleep(40)
+        for _ in range(8):
+            given.append(await read(of, "honest"))
+            await trio.sleep(5)
+        nursery.cancel_scope.cancel()
+    assert all(given), given
 
 
 @pytest.mark.parametrize("network", ["", "198.51.100.0/24"])
-def test_strangers_cannot_use_up_the_share_of_admitted_peers(network: str) -> None:
+async def test_strangers_cannot_use_up_the_share_of_admitted_peers(network: str) -> None:
     """Also from an admitted peer's own network."""
-
-    async def main() -> None:
-        of = rations(frozenset(["worker"]), lambda peer: network)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(flood, of, [f"stranger {n}" for n in range(40)], 300.0)
-            await trio.sleep(40)
-            began = trio.current_time()
-            assert all([await read(of, "worker") for _ in range(20)])
-            assert trio.current_time() == began, "without waiting"
-            nursery.cancel_scope.cancel()
-
-    in_virtual_time(main)
+    of = rations(frozenset(["worker"]), lambda peer: network)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flood, of, [f"stranger {n}" for n in range(40)], 300.0)
+        await trio.sleep(40)
+        began = trio.current_time()
+        assert all([await read(of, "worker") for _ in range(20)])
+        assert trio.current_time() == began, "without waiting"
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("streams", "network"), [(1, ""), (64, ""), (64, "198.51.100.0/24")])
-def test_who_asks_at_once_again_costs_no_more_than_its_ration(streams: int, network: str) -> None:
+async def test_who_asks_at_once_again_costs_no_more_than_its_ration(
+    streams: int, network: str
+) -> None:
     """Eight identities that wait for their answers, and the same on all their streams at once.
     An honest reader, of the same network, is answered between them."""
     seconds = 40.0
     asked: Counter[str] = Counter()
-
-    async def main() -> None:
-        of = rations(network=lambda peer: network)
-        async with trio.open_nursery() as nursery:
-            for number in range(8):
-                nursery.start_soon(ask_on, of, f"flood {number}", streams, asked)
-            await trio.sleep(seconds / 2)
-            for _ in range(10):
-                began = trio.current_time()
-                assert await read(of, "honest", 100)
-                assert trio.current_time() - began < 1
-                await trio.sleep(1)
-            await trio.sleep(seconds / 2 - 10)
-            nursery.cancel_scope.cancel()
-        most = STRANGERS_READS_BURST + RESERVED_READS_BURST + seconds * STRANGERS_READS_PER_SECOND
-        refused = 8 * streams * seconds / serving.WAIT_SECONDS
-        assert asked["all"] <= 1.1 * (most + refused)
-        answered = [asked[f"flood {number}"] for number in range(8)]
-        assert max(answered) < 1.2 * min(answered), answered
-
-    in_virtual_time(main)
+    of = rations(network=lambda peer: network)
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(ask_on, of, f"flood {number}", streams, asked)
+        await trio.sleep(seconds / 2)
+        for _ in range(10):
+            began = trio.current_time()
+            assert await read(of, "honest", 100)
+            assert trio.current_time() - began < 1
+            await trio.sleep(1)
+        await trio.sleep(seconds / 2 - 10)
+        nursery.cancel_scope.cancel()
+    most = STRANGERS_READS_BURST + RESERVED_READS_BURST + seconds * STRANGERS_READS_PER_SECOND
+    refused = 8 * streams * seconds / serving.WAIT_SECONDS
+    assert asked["all"] <= 1.1 * (most + refused)
+    answered = [asked[f"flood {number}"] for number in range(8)]
+    assert max(answered) < 1.2 * min(answered), answered
 
 
-def test_a_crowd_with_all_its_streams_does_not_hold_other_networks_up() -> None:
+async def test_a_crowd_with_all_its_streams_does_not_hold_other_networks_up() -> None:
     """Twenty networks, which have used up what is reserved for them, too."""
     asked: Counter[str] = Counter()
     waited: list[float] = []
@@ -234,55 +217,41 @@ def test_a_crowd_with_all_its_streams_does_not_hold_other_networks_up() -> None:
     def network(peer: str) -> str:
         return f"198.51.{int(peer.split()[1]) % 20}.0/24" if peer != "honest" else "203.0.113.0/24"
 
-    async def main() -> None:
-        of = rations(network=network)
-        async with trio.open_nursery() as nursery:
-            for number in range(40):
-                nursery.start_soon(ask_on, of, f"flood {number}", 8, asked)
-            await trio.sleep(25)
-            for _ in range(5):
-                began = trio.current_time()
-                assert await read(of, "honest")
-                waited.append(trio.current_time() - began)
-                await trio.sleep(1)
-            nursery.cancel_scope.cancel()
-        assert max(waited) < 1, waited
-
-    in_virtual_time(main)
+    of = rations(network=network)
+    async with trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(ask_on, of, f"flood {number}", 8, asked)
+        await trio.sleep(25)
+        for _ in range(5):
+            began = trio.current_time()
+            assert await read(of, "honest")
+            waited.append(trio.current_time() - began)
+            await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert max(waited) < 1, waited
 
 
-def test_lines_are_forgotten_when_nobody_waits_in_them() -> None:
-    async def main() -> None:
-        of = rations()
-        with trio.move_on_after(30):
-            await ask_on(of, "flood 1", 64, Counter())
-        assert not of.waiting
-
-    in_virtual_time(main)
+async def test_lines_are_forgotten_when_nobody_waits_in_them() -> None:
+    of = rations()
+    with trio.move_on_after(30):
+        await ask_on(of, "flood 1", 64, Counter())
+    assert not of.waiting
 
 
-def test_nobody_waits_longer_than_a_client_does() -> None:
+async def test_nobody_waits_longer_than_a_client_does() -> None:
     """Who is far over his rate is refused, but not at once: he would ask at once again."""
-
-    async def main() -> None:
-        of = rations()
-        reads = NETWORK_READS_BURST + (wire.REQUEST_SECONDS + 1) / 2 * NETWORK_READS_PER_SECOND
-        assert await read(of, "greedy", int(reads * READ_BYTES))
-        began = trio.current_time()
-        assert not await read(of, "greedy")
-        assert 1 < trio.current_time() - began < wire.REQUEST_SECONDS
-        assert await read(of, "other")
-
-    in_virtual_time(main)
+    of = rations()
+    reads = NETWORK_READS_BURST + (wire.REQUEST_SECONDS + 1) / 2 * NETWORK_READS_PER_SECOND
+    assert await read(of, "greedy", int(reads * READ_BYTES))
+    began = trio.current_time()
+    assert not await read(of, "greedy")
+    assert 1 < trio.current_time() - began < wire.REQUEST_SECONDS
+    assert await read(of, "other")
 
 
-def test_what_is_remembered_of_readers_is_bounded(monkeypatch) -> None:
+async def test_what_is_remembered_of_readers_is_bounded(monkeypatch) -> None:
     monkeypatch.setattr(serving, "PEERS_MAX", 16)
-
-    async def main() -> None:
-        of = rations(network=lambda peer: f"network of {peer}")
-        for n in range(100):
-            assert await read(of, f"stranger {n}", 10)
-        assert of.remembered <= 2 * 3 * 16
-
-    in_virtual_time(main)
+    of = rations(network=lambda peer: f"network of {peer}")
+    for n in range(100):
+        assert await read(of, f"stranger {n}", 10)
+    assert of.remembered <= 2 * 3 * 16

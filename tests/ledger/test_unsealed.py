@@ -9,7 +9,7 @@ import pytest
 
 from swarm.ledger.entries import Sealed
 from swarm.sentences import sentence
-from tests.ledger.harness import ALICE, BOB, TRAINER, Peer, identity, in_virtual_time
+from tests.ledger.harness import ALICE, BOB, TRAINER, Peer, identity
 from tests.ledger.test_epochs import Run, a_swarm, everything, honest_block
 
 CAROL = identity(8)
@@ -20,21 +20,18 @@ ROUNDS = 18
 """Looks at the logs until the report."""
 
 
-def test_a_seal_that_most_do_not_make_is_reported(tmp_path: Path) -> None:
-    async def main() -> None:
-        swarm = a_swarm(tmp_path, [ALICE, BOB, CAROL])
-        async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice:
-            run = Run(swarm, [trainer, alice])
-            async with swarm.peer(BOB), swarm.peer(CAROL):
-                await run.advance(30)
-                await run.look(rounds=0)
-            await run.look(ROUNDS)
-            for peer in (trainer, alice):
-                (told,) = peer.events("ledger.not_sealed")
-                assert told["epoch"] == 0 and told["missing"] == [BOB.peer_id, CAROL.peer_id]
-                assert run.starts(peer)[0] == 0
-
-    in_virtual_time(main)
+async def test_a_seal_that_most_do_not_make_is_reported(tmp_path: Path) -> None:
+    swarm = a_swarm(tmp_path, [ALICE, BOB, CAROL])
+    async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice:
+        run = Run(swarm, [trainer, alice])
+        async with swarm.peer(BOB), swarm.peer(CAROL):
+            await run.advance(30)
+            await run.look(rounds=0)
+        await run.look(ROUNDS)
+        for peer in (trainer, alice):
+            (told,) = peer.events("ledger.not_sealed")
+            assert told["epoch"] == 0 and told["missing"] == [BOB.peer_id, CAROL.peer_id]
+            assert run.starts(peer)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -64,22 +61,19 @@ def test_a_first_peer_whose_seal_nobody_can_follow_is_named(
     everything(main, tmp_path)
 
 
-def test_a_first_peer_that_makes_no_seal_is_named(tmp_path: Path) -> None:
-    async def main() -> None:
-        swarm = a_swarm(tmp_path)
-        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
-            async with swarm.peer(TRAINER) as trainer:
-                run = Run(swarm, [trainer, alice, bob])
-                await run.advance(50)
-                await run.look(rounds=0)
-            await run.look(ROUNDS)
-            for peer in (alice, bob):
-                (told,) = peer.events("ledger.not_sealed")
-                assert told == {"epoch": 0, "missing": [TRAINER.peer_id], "reason": ""}
-            await run.look(rounds=8)
-            assert len(alice.events("ledger.not_sealed")) == 1, "not at every look"
-
-    in_virtual_time(main)
+async def test_a_first_peer_that_makes_no_seal_is_named(tmp_path: Path) -> None:
+    swarm = a_swarm(tmp_path)
+    async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+        async with swarm.peer(TRAINER) as trainer:
+            run = Run(swarm, [trainer, alice, bob])
+            await run.advance(50)
+            await run.look(rounds=0)
+        await run.look(ROUNDS)
+        for peer in (alice, bob):
+            (told,) = peer.events("ledger.not_sealed")
+            assert told == {"epoch": 0, "missing": [TRAINER.peer_id], "reason": ""}
+        await run.look(rounds=8)
+        assert len(alice.events("ledger.not_sealed")) == 1, "not at every look"
 
 
 def test_nothing_is_reported_while_nothing_is_due(tmp_path: Path) -> None:

@@ -131,160 +131,144 @@ async def unwrapped(coroutine: Awaitable[None]) -> None:
         raise error from None
 
 
-def test_a_receipt_that_was_tampered_with_proves_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
-            for number in range(3):
-                await alice.trusted.append_verdict(verdict_at(number))
-                await bob.trusted.append_verdict(verdict_at(number))
-            good, other, _ = await receipts(alice.node, ALICE.peer_id, WORKER.peer_id)
-            theirs = (await receipts(alice.node, BOB.peer_id, WORKER.peer_id))[0]
-        assert good.problem() is None
-        assert "different peers" in (dataclasses.replace(good, head=theirs.head).problem() or "")
-        assert "differs from the verdict" in (
-            dataclasses.replace(good, entry=other.entry).problem() or ""
+async def test_a_receipt_that_was_tampered_with_proves_nothing(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+        for number in range(3):
+            await alice.trusted.append_verdict(verdict_at(number))
+            await bob.trusted.append_verdict(verdict_at(number))
+        good, other, _ = await receipts(alice.node, ALICE.peer_id, WORKER.peer_id)
+        theirs = (await receipts(alice.node, BOB.peer_id, WORKER.peer_id))[0]
+    assert good.problem() is None
+    assert "different peers" in (dataclasses.replace(good, head=theirs.head).problem() or "")
+    assert "differs from the verdict" in (
+        dataclasses.replace(good, entry=other.entry).problem() or ""
+    )
+    assert "malformed" in (dataclasses.replace(good, entry=b"\x00").problem() or "")
+    assert "names log index" in (dataclasses.replace(good, index=other.index).problem() or "")
+    assert "proof" in (dataclasses.replace(good, proof=other.proof).problem() or "")
+    swapped = dataclasses.replace(good, head=good.envelope)
+    assert "not a verdict with a log head" in (swapped.problem() or "")
+
+
+async def test_the_status_is_made_once_a_second_however_many_ask(tmp_path: Path) -> None:
+    async with Swarm(tmp_path).peer(ALICE) as alice:
+        first = alice.trusted.status()
+        assert all(alice.trusted.status() is first for _ in range(100))
+        await trio.sleep(STATUS_SECONDS + 0.1)
+        assert alice.trusted.status() is not first
+
+
+async def test_a_server_bounds_its_answers_and_refuses_what_makes_no_sense(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    async with swarm.peer(ALICE) as alice, swarm.peer(WORKER) as worker:
+        await alice.trusted.append(
+            [Evicted(peer=BOB.peer_id, reason="", envelope=bytes(60_000)) for _ in range(30)]
         )
-        assert "malformed" in (dataclasses.replace(good, entry=b"\x00").problem() or "")
-        assert "names log index" in (dataclasses.replace(good, index=other.index).problem() or "")
-        assert "proof" in (dataclasses.replace(good, proof=other.proof).problem() or "")
-        swapped = dataclasses.replace(good, head=good.envelope)
-        assert "not a verdict with a log head" in (swapped.problem() or "")
-
-    in_virtual_time(main)
-
-
-def test_the_status_is_made_once_a_second_however_many_ask(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Swarm(tmp_path).peer(ALICE) as alice:
-            first = alice.trusted.status()
-            assert all(alice.trusted.status() is first for _ in range(100))
-            await trio.sleep(STATUS_SECONDS + 0.1)
-            assert alice.trusted.status() is not first
-
-    in_virtual_time(main)
-
-
-def test_a_server_bounds_its_answers_and_refuses_what_makes_no_sense(tmp_path: Path) -> None:
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(ALICE) as alice, swarm.peer(WORKER) as worker:
-            await alice.trusted.append(
-                [Evicted(peer=BOB.peer_id, reason="", envelope=bytes(60_000)) for _ in range(30)]
-            )
-            async with open_ledger(worker.node.transport, ALICE.peer_id) as client:
-                assert len(await client.entries(ALICE.peer_id, 0, 2)) == 2
-                many = await client.entries(ALICE.peer_id, 0, 1_000_000)
-                assert 1 < len(many) < 30
-                assert sum(map(len, many)) <= ANSWER_BYTES_MAX
-                assert await client.head("nobody") is None
-                for ask, complaint in (
-                    (lambda: client.entries("nobody", 0, 1), "no log of nobody"),
-                    (lambda: client.entries(ALICE.peer_id, 10**6, 1), "sent 0"),
-                    (lambda: client.inclusions(ALICE.peer_id, [0], 10**6), "entries, not"),
-                    (lambda: client.inclusions(ALICE.peer_id, [9], 3), "no leaf 9"),
-                    (lambda: client.consistency(ALICE.peer_id, 9, 3), "does not extend"),
-                ):
-                    with pytest.raises(PeerError, match=complaint):
-                        await ask()
-            stream = await worker.node.transport.open_stream(ALICE.peer_id, PROTOCOL)
-            for nonsense in (b"\x00", msgspec.msgpack.encode(["entries", "x", 0, 10**9])):
-                await stream.send(nonsense)
-                reply = msgspec.msgpack.decode(await stream.receive())  # type: ignore[arg-type]
-                assert reply[0] == "refused"
-            # A client that falls silent is let go.
-            with trio.fail_after(2 * REQUEST_SECONDS):
-                assert await stream.receive() is None
-            await stream.reset()
-
-    in_virtual_time(main)
+        async with open_ledger(worker.node.transport, ALICE.peer_id) as client:
+            assert len(await client.entries(ALICE.peer_id, 0, 2)) == 2
+            many = await client.entries(ALICE.peer_id, 0, 1_000_000)
+            assert 1 < len(many) < 30
+            assert sum(map(len, many)) <= ANSWER_BYTES_MAX
+            assert await client.head("nobody") is None
+            for ask, complaint in (
+                (lambda: client.entries("nobody", 0, 1), "no log of nobody"),
+                (lambda: client.entries(ALICE.peer_id, 10**6, 1), "sent 0"),
+                (lambda: client.inclusions(ALICE.peer_id, [0], 10**6), "entries, not"),
+                (lambda: client.inclusions(ALICE.peer_id, [9], 3), "no leaf 9"),
+                (lambda: client.consistency(ALICE.peer_id, 9, 3), "does not extend"),
+            ):
+                with pytest.raises(PeerError, match=complaint):
+                    await ask()
+        stream = await worker.node.transport.open_stream(ALICE.peer_id, PROTOCOL)
+        for nonsense in (b"\x00", msgspec.msgpack.encode(["entries", "x", 0, 10**9])):
+            await stream.send(nonsense)
+            reply = msgspec.msgpack.decode(await stream.receive())  # type: ignore[arg-type]
+            assert reply[0] == "refused"
+        # A client that falls silent is let go.
+        with trio.fail_after(2 * REQUEST_SECONDS):
+            assert await stream.receive() is None
+        await stream.reset()
 
 
-def test_strangers_read_within_a_rate_and_trusted_peers_without(tmp_path: Path) -> None:
+async def test_strangers_read_within_a_rate_and_trusted_peers_without(tmp_path: Path) -> None:
     """64 proofs take 30 ms, in which a trusted peer does nothing else."""
     seconds = 4.0
+    swarm = Swarm(tmp_path)
+    async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+        for number in range(64):
+            await alice.trusted.append_verdict(verdict_at(number))
 
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
-            for number in range(64):
-                await alice.trusted.append_verdict(verdict_at(number))
+        async def read(node: Node, seconds: float = seconds) -> int:
+            """Proofs that a peer obtains over several streams."""
+            got = 0
 
-            async def read(node: Node, seconds: float = seconds) -> int:
-                """Proofs that a peer obtains over several streams."""
-                got = 0
-
-                async def ask() -> None:
-                    nonlocal got
-                    async with open_ledger(node.transport, ALICE.peer_id) as client:
-                        while True:
-                            try:
-                                proofs = await client.inclusions(ALICE.peer_id, range(64), 64)
-                                got += len(proofs)
-                            except PeerError as error:
-                                assert "too many" in str(error)
-                                await trio.sleep(0.5)
-
-                await node.reach(ALICE.peer_id)
-                with trio.move_on_after(seconds):
-                    async with trio.open_nursery() as nursery:
-                        for _ in range(4):
-                            nursery.start_soon(ask)
-                return got
-
-            got = await read(bob.node, 1.0)
-            assert got > 2 * (READS_BURST + READS_PER_SECOND)
-            found: list[int] = []
-
-            async def stranger(number: int, done: trio.MemorySendChannel[None]) -> None:
-                async with done, swarm.apart(identity(60 + number)) as peer:
-                    found.append(await read(peer.node))
-
-            async with trio.open_nursery() as nursery:
-                send, receive = trio.open_memory_channel[None](0)
-                async with send:
-                    for number in range(4):
-                        nursery.start_soon(stranger, number, send.clone())
-                async for _ in receive:
-                    pass
-            assert max(found) <= READS_BURST + seconds * READS_PER_SECOND + 4 * 64
-            most = STRANGERS_READS_BURST + (seconds + 2) * STRANGERS_READS_PER_SECOND
-            assert 0.7 * most < sum(found) <= most
-            async with swarm.apart(identity(59)) as honest:
-                await trio.sleep(60)
-                assert len(await receipts(honest.node, ALICE.peer_id, WORKER.peer_id)) == 64
-
-    in_virtual_time(main)
-
-
-def test_a_member_reads_while_strangers_have_used_up_what_they_share(tmp_path: Path) -> None:
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        async with swarm.peer(ALICE) as alice, swarm.peer(WORKER) as worker:
-            for number in range(64):
-                await alice.trusted.append_verdict(verdict_at(number))
-            await alice.until(lambda: alice.trusted.admits(WORKER.peer_id), "it is a member")
-            assert not alice.trusted.admits(identity(60).peer_id)
-            read = 0
-
-            async def flood(number: int) -> None:
-                nonlocal read
-                async with (
-                    swarm.apart(identity(number)) as stranger,
-                    open_ledger(stranger.node.transport, ALICE.peer_id) as client,
-                ):
+            async def ask() -> None:
+                nonlocal got
+                async with open_ledger(node.transport, ALICE.peer_id) as client:
                     while True:
-                        with suppress(PeerError):
-                            got = await client.inclusions(ALICE.peer_id, range(64), 64)
-                            read += len(got)
+                        try:
+                            proofs = await client.inclusions(ALICE.peer_id, range(64), 64)
+                            got += len(proofs)
+                        except PeerError as error:
+                            assert "too many" in str(error)
+                            await trio.sleep(0.5)
 
-            async with trio.open_nursery() as nursery:
-                for number in range(60, 66):
-                    nursery.start_soon(flood, number)
-                await alice.until(lambda: read > 1.5 * STRANGERS_READS_BURST, "strangers wait")
-                async with open_ledger(worker.node.transport, ALICE.peer_id) as client:
-                    for _ in range(10):
-                        assert len(await client.inclusions(ALICE.peer_id, range(64), 64)) == 64
-                nursery.cancel_scope.cancel()
+            await node.reach(ALICE.peer_id)
+            with trio.move_on_after(seconds):
+                async with trio.open_nursery() as nursery:
+                    for _ in range(4):
+                        nursery.start_soon(ask)
+            return got
 
-    in_virtual_time(main)
+        got = await read(bob.node, 1.0)
+        assert got > 2 * (READS_BURST + READS_PER_SECOND)
+        found: list[int] = []
+
+        async def stranger(number: int, done: trio.MemorySendChannel[None]) -> None:
+            async with done, swarm.apart(identity(60 + number)) as peer:
+                found.append(await read(peer.node))
+
+        async with trio.open_nursery() as nursery:
+            send, receive = trio.open_memory_channel[None](0)
+            async with send:
+                for number in range(4):
+                    nursery.start_soon(stranger, number, send.clone())
+            async for _ in receive:
+                pass
+        assert max(found) <= READS_BURST + seconds * READS_PER_SECOND + 4 * 64
+        most = STRANGERS_READS_BURST + (seconds + 2) * STRANGERS_READS_PER_SECOND
+        assert 0.7 * most < sum(found) <= most
+        async with swarm.apart(identity(59)) as honest:
+            await trio.sleep(60)
+            assert len(await receipts(honest.node, ALICE.peer_id, WORKER.peer_id)) == 64
+
+
+async def test_a_member_reads_while_strangers_have_used_up_what_they_share(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path)
+    async with swarm.peer(ALICE) as alice, swarm.peer(WORKER) as worker:
+        for number in range(64):
+            await alice.trusted.append_verdict(verdict_at(number))
+        await alice.until(lambda: alice.trusted.admits(WORKER.peer_id), "it is a member")
+        assert not alice.trusted.admits(identity(60).peer_id)
+        read = 0
+
+        async def flood(number: int) -> None:
+            nonlocal read
+            async with (
+                swarm.apart(identity(number)) as stranger,
+                open_ledger(stranger.node.transport, ALICE.peer_id) as client,
+            ):
+                while True:
+                    with suppress(PeerError):
+                        got = await client.inclusions(ALICE.peer_id, range(64), 64)
+                        read += len(got)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(60, 66):
+                nursery.start_soon(flood, number)
+            await alice.until(lambda: read > 1.5 * STRANGERS_READS_BURST, "strangers wait")
+            async with open_ledger(worker.node.transport, ALICE.peer_id) as client:
+                for _ in range(10):
+                    assert len(await client.inclusions(ALICE.peer_id, range(64), 64)) == 64
+            nursery.cancel_scope.cancel()

@@ -32,7 +32,7 @@ from swarm.wire.messages import Checkpoint
 from swarm.world import ChildDied
 from swarm.world.compute import LocalCompute
 from tests.memory_network import MemoryNetwork
-from tests.shardcast.harness import RUN, InPlace, Peer, announcement, delta_peer, run
+from tests.shardcast.harness import RUN, InPlace, Peer, announcement, delta_peer
 from tests.shardcast.test_delta import changed, safetensors
 from tests.shardcast.test_manifest import parsed, raw_manifest
 from tests.worlds import VirtualWorld
@@ -211,7 +211,7 @@ class PacedDelta(BlobService):
     ],
     ids=["nobody has it", "it stops", "it trickles", "it is slow but steady"],
 )
-def test_a_delta_that_does_not_come_leaves_time_for_the_full_pieces(
+async def test_a_delta_that_does_not_come_leaves_time_for_the_full_pieces(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     how: str,
@@ -225,50 +225,46 @@ def test_a_delta_that_does_not_come_leaves_time_for_the_full_pieces(
     monkeypatch.setattr(limits, "PIECE_BYTES_MIN", 1024)
     monkeypatch.setattr(delta_module, "DELTA_BLOCK_BYTES", 1024)
     monkeypatch.setattr("swarm.world.disk.INLINE_BYTES_MAX", 1 << 30)
+    network = MemoryNetwork()
+    async with (
+        delta_peer(network, 1, tmp_path / "1") as trainer,
+        delta_peer(network, 2, tmp_path / "2") as keeper,
+        delta_peer(network, 3, tmp_path / "3") as worker,
+        network.transport(
+            Identity(bytes(31) + b"4"), world=VirtualWorld(), disk=keeper.disk
+        ) as slow,
+    ):
+        checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
+        for checkpoint in checkpoints:
+            await fetch(keeper, checkpoint, trainer)
+        await fetch(worker, checkpoints[0], trainer)
+        await trainer.store.withdraw(delta_key((0, 1)))
+        delta = keeper.store.held(delta_key((0, 1)))
+        assert delta is not None and delta.complete and len(delta.pieces) > 100
+        share = delta.manifest.total_bytes / (62e9 / 96)
+        slowest = job.PIECE_BYTES_PER_SECOND_MIN * share
+        monkeypatch.setattr(job, "PIECE_BYTES_PER_SECOND_MIN", slowest)
+        half = len(delta.pieces) // 2
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with (
-            delta_peer(network, 1, tmp_path / "1") as trainer,
-            delta_peer(network, 2, tmp_path / "2") as keeper,
-            delta_peer(network, 3, tmp_path / "3") as worker,
-            network.transport(
-                Identity(bytes(31) + b"4"), world=VirtualWorld(), disk=keeper.disk
-            ) as slow,
-        ):
-            checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
-            for checkpoint in checkpoints:
-                await fetch(keeper, checkpoint, trainer)
-            await fetch(worker, checkpoints[0], trainer)
-            await trainer.store.withdraw(delta_key((0, 1)))
-            delta = keeper.store.held(delta_key((0, 1)))
-            assert delta is not None and delta.complete and len(delta.pieces) > 100
-            share = delta.manifest.total_bytes / (62e9 / 96)
-            slowest = job.PIECE_BYTES_PER_SECOND_MIN * share
-            monkeypatch.setattr(job, "PIECE_BYTES_PER_SECOND_MIN", slowest)
-            half = len(delta.pieces) // 2
+        def stop(left: int) -> None:
+            if how == "it stops in the middle" and left == half:
+                network.stall(worker.transport.peer_id, slow.peer_id)
 
-            def stop(left: int) -> None:
-                if how == "it stops in the middle" and left == half:
-                    network.stall(worker.transport.peer_id, slow.peer_id)
-
-            slow.serve_bulk(PacedDelta(keeper, delta, delta_seconds, stop))
-            sources = [trainer.source]
-            if how != "nobody has it":
-                sources.append(Source(slow.peer_id))
-            began = trio.current_time()
-            await worker.fetcher.fetch(checkpoints[1], lambda: sources)
-            assert trio.current_time() - began < seconds_max
-            assert holds(worker, tmp_path / "3", 1, files[1])
-            failed = worker.events.named("shardcast.delta_failed")
-            if reason is None:
-                assert not failed and worker.events.named("shardcast.delta_applied")
-                assert fetched(worker, 1) < checkpoints[1].total_bytes / 20
-            else:
-                assert re.search(reason, failed[0].fields["reason"])
-                assert fetched(worker, 1) > checkpoints[1].total_bytes * 0.9
-
-    run(main)
+        slow.serve_bulk(PacedDelta(keeper, delta, delta_seconds, stop))
+        sources = [trainer.source]
+        if how != "nobody has it":
+            sources.append(Source(slow.peer_id))
+        began = trio.current_time()
+        await worker.fetcher.fetch(checkpoints[1], lambda: sources)
+        assert trio.current_time() - began < seconds_max
+        assert holds(worker, tmp_path / "3", 1, files[1])
+        failed = worker.events.named("shardcast.delta_failed")
+        if reason is None:
+            assert not failed and worker.events.named("shardcast.delta_applied")
+            assert fetched(worker, 1) < checkpoints[1].total_bytes / 20
+        else:
+            assert re.search(reason, failed[0].fields["reason"])
+            assert fetched(worker, 1) > checkpoints[1].total_bytes * 0.9
 
 
 def test_a_disk_that_fails_while_a_delta_is_fetched_costs_the_delta_only(

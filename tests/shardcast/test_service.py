@@ -9,7 +9,7 @@ from swarm.transport import BlobReference, FetchError, Refused
 from swarm.wire.identity import Identity, PeerId
 from swarm.world import Sink
 from tests.memory_network import MemoryNetwork
-from tests.shardcast.harness import Peer, peer, run
+from tests.shardcast.harness import Peer, peer
 from tests.shardcast.memory_disk import MemoryDisk
 
 
@@ -35,29 +35,26 @@ def test_only_known_names_are_served() -> None:
     trio.run(main)
 
 
-def test_a_piece_still_missing_is_answered_with_not_yet() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with peer(network, 1) as trainer, peer(network, 2) as relay:
-            checkpoint = await trainer.publish(0, {"a": b"weights"})
-            held = trainer.store.held((0, 0))
-            assert held is not None
-            wanted = held.manifest.pieces[0].digest
-            trainer.service.open = lambda who, digest: BlobService.open(  # type: ignore[assignment, method-assign]
-                trainer.service, who, b"unknown" if digest == wanted else digest
-            )
-            with trio.move_on_after(3):
-                await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
-            with pytest.raises(Refused, match="not yet") as refused:
-                relay.service.open(None, wanted)
-            assert refused.value.status == 404
-            await trainer.disk.allocate("x", 7)
-            sink = trainer.disk.sink("x", 0, 7)
-            with pytest.raises(FetchError, match="404 not yet") as failed:
-                await trainer.transport.fetch(relay.source, BlobReference(wanted, 7), sink)
-            assert failed.value.retry
-
-    run(main)
+async def test_a_piece_still_missing_is_answered_with_not_yet() -> None:
+    network = MemoryNetwork()
+    async with peer(network, 1) as trainer, peer(network, 2) as relay:
+        checkpoint = await trainer.publish(0, {"a": b"weights"})
+        held = trainer.store.held((0, 0))
+        assert held is not None
+        wanted = held.manifest.pieces[0].digest
+        trainer.service.open = lambda who, digest: BlobService.open(  # type: ignore[assignment, method-assign]
+            trainer.service, who, b"unknown" if digest == wanted else digest
+        )
+        with trio.move_on_after(3):
+            await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
+        with pytest.raises(Refused, match="not yet") as refused:
+            relay.service.open(None, wanted)
+        assert refused.value.status == 404
+        await trainer.disk.allocate("x", 7)
+        sink = trainer.disk.sink("x", 0, 7)
+        with pytest.raises(FetchError, match="404 not yet") as failed:
+            await trainer.transport.fetch(relay.source, BlobReference(wanted, 7), sink)
+        assert failed.value.retry
 
 
 def test_membership_decides_who_is_admitted() -> None:
@@ -87,22 +84,19 @@ class _Inbox:
         return self.owner.disk.sink("inbox", 0, reference.size_bytes)
 
 
-def test_the_inbox_of_a_role_decides_on_pushes() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with peer(network, 1) as worker, peer(network, 2) as validator:
-            await worker.disk.write("mine", b"rollouts")
-            await worker.disk.write("big", bytes(101))
-            reference = BlobReference(digest_of(b"rollouts"), 8)
-            with pytest.raises(FetchError, match="does not accept submissions"):
-                await worker.transport.push(validator.source, reference, "mine")
-            await validator.disk.allocate("blob", 1)
-            validator.service.inbox = _Inbox(validator)
+async def test_the_inbox_of_a_role_decides_on_pushes() -> None:
+    network = MemoryNetwork()
+    async with peer(network, 1) as worker, peer(network, 2) as validator:
+        await worker.disk.write("mine", b"rollouts")
+        await worker.disk.write("big", bytes(101))
+        reference = BlobReference(digest_of(b"rollouts"), 8)
+        with pytest.raises(FetchError, match="does not accept submissions"):
             await worker.transport.push(validator.source, reference, "mine")
-            assert await validator.disk.read("inbox") == b"rollouts"
-            with pytest.raises(FetchError, match="413 a submission has at most 100 bytes"):
-                await worker.transport.push(
-                    validator.source, BlobReference(digest_of(bytes(101)), 101), "big"
-                )
-
-    run(main)
+        await validator.disk.allocate("blob", 1)
+        validator.service.inbox = _Inbox(validator)
+        await worker.transport.push(validator.source, reference, "mine")
+        assert await validator.disk.read("inbox") == b"rollouts"
+        with pytest.raises(FetchError, match="413 a submission has at most 100 bytes"):
+            await worker.transport.push(
+                validator.source, BlobReference(digest_of(bytes(101)), 101), "big"
+            )
