@@ -40,7 +40,6 @@ from tests.ledger.harness import (
     Swarm,
     fetch,
     identity,
-    in_virtual_time,
     receipts,
     sealed,
     verdict_at,
@@ -104,40 +103,36 @@ async def test_trusted_peers_mirror_each_other_and_know_a_workers_record(tmp_pat
         assert not bob.events("ledger.forked")
 
 
-def test_nobody_is_answered_by_a_trusted_part_that_has_ended(
+async def test_nobody_is_answered_by_a_trusted_part_that_has_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The transport and its streams outlast the part, whose database is closed."""
+    swarm = Swarm(tmp_path)
+    replies: list[Sequence[Envelope]] = []
+    async with (
+        swarm.apart(ALICE) as alice,
+        swarm.peer(BOB) as bob,
+        trio.open_nursery() as nursery,
+    ):
 
-    async def main() -> None:
-        swarm = Swarm(tmp_path)
-        replies: list[Sequence[Envelope]] = []
-        async with (
-            swarm.apart(ALICE) as alice,
-            swarm.peer(BOB) as bob,
-            trio.open_nursery() as nursery,
-        ):
+        async def ask_for_admission() -> None:
+            request = await bob.run_node.seal(AdmissionRequest(roles=["validator"]), 60)
+            replies.append(await bob.run_node.messenger.request(ALICE.peer_id, request))
 
-            async def ask_for_admission() -> None:
-                request = await bob.run_node.seal(AdmissionRequest(roles=["validator"]), 60)
-                replies.append(await bob.run_node.messenger.request(ALICE.peer_id, request))
-
-            appending = alice.trusted._appending
-            async with alice.run_node.joined():
-                stream = await bob.node.transport.open_stream(ALICE.peer_id, PROTOCOL)
-                assert await LedgerClient(stream).head(ALICE.peer_id) is not None
-                await alice.trusted.append_verdict(recomputed(0, BOB))
-                await appending.acquire()  # as if its disk were slow
-                nursery.start_soon(ask_for_admission)
-                await bob.until(lambda: appending.statistics().tasks_waiting == 1, "bob asks")
-            appending.release()
-            with pytest.raises(PeerError, match="ended the ledger stream"):
-                await LedgerClient(stream).head(ALICE.peer_id)
-            with pytest.raises(PeerError, match="ended the ledger stream"):
-                await fetch(bob.node, ALICE.peer_id)
-        assert replies == [[]]
-
-    in_virtual_time(main)
+        appending = alice.trusted._appending
+        async with alice.run_node.joined():
+            stream = await bob.node.transport.open_stream(ALICE.peer_id, PROTOCOL)
+            assert await LedgerClient(stream).head(ALICE.peer_id) is not None
+            await alice.trusted.append_verdict(recomputed(0, BOB))
+            await appending.acquire()  # as if its disk were slow
+            nursery.start_soon(ask_for_admission)
+            await bob.until(lambda: appending.statistics().tasks_waiting == 1, "bob asks")
+        appending.release()
+        with pytest.raises(PeerError, match="ended the ledger stream"):
+            await LedgerClient(stream).head(ALICE.peer_id)
+        with pytest.raises(PeerError, match="ended the ledger stream"):
+            await fetch(bob.node, ALICE.peer_id)
+    assert replies == [[]]
     assert not caplog.records
 
 

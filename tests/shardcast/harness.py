@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -153,6 +153,18 @@ async def peer(
         assembled(world, transport, disk, have=have, keep=keep) as one,
     ):
         yield one
+
+
+@asynccontextmanager
+async def peers(
+    network: MemoryNetwork, count: int, *, have: bool = False
+) -> AsyncIterator[list[Peer]]:
+    """Peers 1 to `count`."""
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(peer(network, number, have=have))
+            for number in range(1, count + 1)
+        ]
 
 
 @asynccontextmanager

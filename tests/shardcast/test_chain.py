@@ -89,54 +89,48 @@ def fetched(peer: Peer, step: int) -> int:
     )
 
 
-def test_a_peer_catches_up_by_deltas_and_serves_in_full(tmp_path: Path) -> None:
+@pytest.mark.wall_clock
+async def test_a_peer_catches_up_by_deltas_and_serves_in_full(tmp_path: Path) -> None:
     """The relay has 0 and takes 1 by delta, then 4 by a chain of three; a newcomer gets all of 4
     from the relay alone, though it never received most of its pieces."""
     homes = {name: tmp_path / name for name in ("trainer", "relay", "newcomer")}
     files = policies(5)
-
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with (
-            delta_peer(network, 1, homes["trainer"]) as trainer,
-            delta_peer(network, 2, homes["relay"]) as relay,
-            delta_peer(network, 3, homes["newcomer"]) as newcomer,
-        ):
-            checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
-            await fetch(relay, checkpoints[0], trainer)
-            await fetch(relay, checkpoints[1], trainer)
-            assert holds(relay, homes["relay"], 1, files[1])
-            checkpoints += [await publish(trainer, step, files[step]) for step in range(2, 5)]
-            await fetch(relay, checkpoints[4], trainer)
-            assert holds(relay, homes["relay"], 4, files[4])
-            assert fetched(relay, 4) < checkpoints[4].total_bytes / 20
-            applied = relay.events.named("shardcast.delta_applied")
-            assert [event.fields["deltas"] for event in applied] == [1, 3]
-            await fetch(newcomer, checkpoints[4], relay)
-            assert holds(newcomer, homes["newcomer"], 4, files[4])
-            assert not newcomer.events.named("shardcast.delta_applied")
-
-    trio.run(main)
+    network = MemoryNetwork()
+    async with (
+        delta_peer(network, 1, homes["trainer"]) as trainer,
+        delta_peer(network, 2, homes["relay"]) as relay,
+        delta_peer(network, 3, homes["newcomer"]) as newcomer,
+    ):
+        checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
+        await fetch(relay, checkpoints[0], trainer)
+        await fetch(relay, checkpoints[1], trainer)
+        assert holds(relay, homes["relay"], 1, files[1])
+        checkpoints += [await publish(trainer, step, files[step]) for step in range(2, 5)]
+        await fetch(relay, checkpoints[4], trainer)
+        assert holds(relay, homes["relay"], 4, files[4])
+        assert fetched(relay, 4) < checkpoints[4].total_bytes / 20
+        applied = relay.events.named("shardcast.delta_applied")
+        assert [event.fields["deltas"] for event in applied] == [1, 3]
+        await fetch(newcomer, checkpoints[4], relay)
+        assert holds(newcomer, homes["newcomer"], 4, files[4])
+        assert not newcomer.events.named("shardcast.delta_applied")
 
 
-def test_a_relay_passes_deltas_on(tmp_path: Path) -> None:
+@pytest.mark.wall_clock
+async def test_a_relay_passes_deltas_on(tmp_path: Path) -> None:
     files = policies(2)
-
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with (
-            delta_peer(network, 1, tmp_path / "1") as trainer,
-            delta_peer(network, 2, tmp_path / "2") as relay,
-            delta_peer(network, 3, tmp_path / "3") as worker,
-        ):
-            for step in range(2):
-                checkpoint = await publish(trainer, step, files[step])
-                await fetch(relay, checkpoint, trainer)
-                await fetch(worker, checkpoint, relay)
-            assert holds(worker, tmp_path / "3", 1, files[1])
-            assert fetched(worker, 1) < checkpoint.total_bytes / 20
-
-    trio.run(main)
+    network = MemoryNetwork()
+    async with (
+        delta_peer(network, 1, tmp_path / "1") as trainer,
+        delta_peer(network, 2, tmp_path / "2") as relay,
+        delta_peer(network, 3, tmp_path / "3") as worker,
+    ):
+        for step in range(2):
+            checkpoint = await publish(trainer, step, files[step])
+            await fetch(relay, checkpoint, trainer)
+            await fetch(worker, checkpoint, relay)
+        assert holds(worker, tmp_path / "3", 1, files[1])
+        assert fetched(worker, 1) < checkpoint.total_bytes / 20
 
 
 @pytest.mark.parametrize("how", ["gone", "corrupt", "the child dies", "changed shapes", "dense"])
@@ -267,146 +261,131 @@ async def test_a_delta_that_does_not_come_leaves_time_for_the_full_pieces(
             assert fetched(worker, 1) > checkpoints[1].total_bytes * 0.9
 
 
-def test_a_disk_that_fails_while_a_delta_is_fetched_costs_the_delta_only(
+@pytest.mark.wall_clock
+async def test_a_disk_that_fails_while_a_delta_is_fetched_costs_the_delta_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = policies(2)
+    network = MemoryNetwork()
+    async with (
+        delta_peer(network, 1, tmp_path / "1") as trainer,
+        delta_peer(network, 2, tmp_path / "2") as worker,
+    ):
+        checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
+        await fetch(worker, checkpoints[0], trainer)
+        allocate = worker.disk.allocate
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with (
-            delta_peer(network, 1, tmp_path / "1") as trainer,
-            delta_peer(network, 2, tmp_path / "2") as worker,
-        ):
-            checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
-            await fetch(worker, checkpoints[0], trainer)
-            allocate = worker.disk.allocate
+        async def fail(path: str, size_bytes: int) -> None:
+            if path.endswith(".delta/delta"):
+                raise OSError(5, "Input/output error")
+            await allocate(path, size_bytes)
 
-            async def fail(path: str, size_bytes: int) -> None:
-                if path.endswith(".delta/delta"):
-                    raise OSError(5, "Input/output error")
-                await allocate(path, size_bytes)
-
-            monkeypatch.setattr(worker.disk, "allocate", fail)
-            await fetch(worker, checkpoints[1], trainer)
-            assert holds(worker, tmp_path / "2", 1, files[1])
-            (failed,) = worker.events.named("shardcast.delta_failed")
-            assert failed.fields["reason"] == "[Errno 5] Input/output error"
-
-    trio.run(main)
+        monkeypatch.setattr(worker.disk, "allocate", fail)
+        await fetch(worker, checkpoints[1], trainer)
+        assert holds(worker, tmp_path / "2", 1, files[1])
+        (failed,) = worker.events.named("shardcast.delta_failed")
+        assert failed.fields["reason"] == "[Errno 5] Input/output error"
 
 
-def test_a_failure_inside_a_task_of_publishing_is_raised_as_it_is(
+@pytest.mark.wall_clock
+async def test_a_failure_inside_a_task_of_publishing_is_raised_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`build` hashes in a nursery of its own; what fails there is no group to the caller."""
+    async with delta_peer(MemoryNetwork(), 1, tmp_path) as trainer:
 
-    async def main() -> None:
-        async with delta_peer(MemoryNetwork(), 1, tmp_path) as trainer:
+        async def fail(path: str, offset: int, size_bytes: int) -> bytes:
+            raise OSError(5, "Input/output error")
 
-            async def fail(path: str, offset: int, size_bytes: int) -> bytes:
-                raise OSError(5, "Input/output error")
-
-            monkeypatch.setattr(trainer.disk, "digest", fail)
-            with pytest.raises(OSError, match="Input/output error"):
-                await publish(trainer, 0, policies(1)[0])
-
-    trio.run(main)
+        monkeypatch.setattr(trainer.disk, "digest", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            await publish(trainer, 0, policies(1)[0])
 
 
-def test_a_wrong_delta_never_shows(tmp_path: Path) -> None:
+@pytest.mark.wall_clock
+async def test_a_wrong_delta_never_shows(tmp_path: Path) -> None:
     """The trainer signs a delta that leads elsewhere: no piece comes out right, all are fetched."""
     files = policies(3)
+    network = MemoryNetwork()
+    async with (
+        delta_peer(network, 1, tmp_path / "1") as trainer,
+        delta_peer(network, 2, tmp_path / "2") as worker,
+    ):
+        first = await publish(trainer, 0, files[0])
+        await publish(trainer, 1, files[1])
+        wrong = trainer.store.held(delta_key((0, 1)))
+        assert wrong is not None
+        link = DeltaLink(
+            0,
+            first.reference.digest,
+            wrong.digest,
+            wrong.manifest_bytes,
+            wrong.manifest.total_bytes,
+        )
+        for name, data in files[2].items():
+            await trainer.disk.write(f"made/{name}", data)
+        manifest = await build(trainer.disk, "made", run=RUN, lineage=0, step=2)
+        manifest = msgspec.structs.replace(manifest, deltas=[link])
+        held = await trainer.store.publish("made", 0, 2, manifest=manifest)
+        await fetch(worker, first, trainer)
+        await fetch(worker, announcement(held), trainer)
+        assert holds(worker, tmp_path / "2", 2, files[2])
+        assert fetched(worker, 2) > held.manifest.total_bytes * 0.9
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with (
-            delta_peer(network, 1, tmp_path / "1") as trainer,
-            delta_peer(network, 2, tmp_path / "2") as worker,
-        ):
-            first = await publish(trainer, 0, files[0])
-            await publish(trainer, 1, files[1])
-            wrong = trainer.store.held(delta_key((0, 1)))
-            assert wrong is not None
-            link = DeltaLink(
-                0,
-                first.reference.digest,
-                wrong.digest,
-                wrong.manifest_bytes,
-                wrong.manifest.total_bytes,
-            )
-            for name, data in files[2].items():
-                await trainer.disk.write(f"made/{name}", data)
-            manifest = await build(trainer.disk, "made", run=RUN, lineage=0, step=2)
-            manifest = msgspec.structs.replace(manifest, deltas=[link])
-            held = await trainer.store.publish("made", 0, 2, manifest=manifest)
-            await fetch(worker, first, trainer)
+
+@pytest.mark.wall_clock
+async def test_what_the_disk_loses_while_a_delta_is_applied_is_fetched(tmp_path: Path) -> None:
+    files = policies(2)
+    network = MemoryNetwork()
+    async with (
+        delta_peer(network, 1, tmp_path / "1") as trainer,
+        delta_peer(network, 2, tmp_path / "2") as worker,
+    ):
+        checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
+        await fetch(worker, checkpoints[0], trainer)
+        spoilt = 0
+
+        def spoil(change: Change, held: Held, index: int) -> None:
+            nonlocal spoilt
+            if change is Change.PIECE and held.key == (0, 1) and not spoilt:
+                spoilt = held.manifest.pieces[index].size_bytes
+                path = tmp_path / "2" / held.piece_path(index)
+                data = bytearray(path.read_bytes())
+                data[held.manifest.pieces[index].offset] ^= 1
+                path.write_bytes(data)
+
+        worker.store.watch(spoil)
+        await fetch(worker, checkpoints[1], trainer)
+        assert holds(worker, tmp_path / "2", 1, files[1])
+        (lost,) = worker.events.named("shardcast.pieces_lost")
+        assert lost.fields["pieces"] == 1
+        assert spoilt and fetched(worker, 1) >= spoilt
+
+
+@pytest.mark.wall_clock
+async def test_a_delta_to_files_of_another_sha256_is_refused(tmp_path: Path) -> None:
+    files = policies(2)
+    network = MemoryNetwork()
+    async with (
+        delta_peer(network, 1, tmp_path / "1") as trainer,
+        delta_peer(network, 2, tmp_path / "2") as worker,
+    ):
+        first = await publish(trainer, 0, files[0])
+        made = await publish(trainer, 1, files[1])
+        honest = trainer.store.held((0, 1))
+        assert honest is not None and honest.digest == made.reference.digest
+        *rest, last = honest.manifest.files
+        lying = msgspec.structs.replace(
+            honest.manifest, files=[*rest, msgspec.structs.replace(last, sha256=bytes(32))]
+        )
+        await trainer.store.withdraw((0, 1))
+        for name, data in files[1].items():
+            await trainer.disk.write(f"made/{name}", data)
+        held = await trainer.store.publish("made", 0, 1, manifest=lying)
+        await fetch(worker, first, trainer)
+        with pytest.raises(BadManifest, match="does not have the SHA-256"):
             await fetch(worker, announcement(held), trainer)
-            assert holds(worker, tmp_path / "2", 2, files[2])
-            assert fetched(worker, 2) > held.manifest.total_bytes * 0.9
-
-    trio.run(main)
-
-
-def test_what_the_disk_loses_while_a_delta_is_applied_is_fetched(tmp_path: Path) -> None:
-    files = policies(2)
-
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with (
-            delta_peer(network, 1, tmp_path / "1") as trainer,
-            delta_peer(network, 2, tmp_path / "2") as worker,
-        ):
-            checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
-            await fetch(worker, checkpoints[0], trainer)
-            spoilt = 0
-
-            def spoil(change: Change, held: Held, index: int) -> None:
-                nonlocal spoilt
-                if change is Change.PIECE and held.key == (0, 1) and not spoilt:
-                    spoilt = held.manifest.pieces[index].size_bytes
-                    path = tmp_path / "2" / held.piece_path(index)
-                    data = bytearray(path.read_bytes())
-                    data[held.manifest.pieces[index].offset] ^= 1
-                    path.write_bytes(data)
-
-            worker.store.watch(spoil)
-            await fetch(worker, checkpoints[1], trainer)
-            assert holds(worker, tmp_path / "2", 1, files[1])
-            (lost,) = worker.events.named("shardcast.pieces_lost")
-            assert lost.fields["pieces"] == 1
-            assert spoilt and fetched(worker, 1) >= spoilt
-
-    trio.run(main)
-
-
-def test_a_delta_to_files_of_another_sha256_is_refused(tmp_path: Path) -> None:
-    files = policies(2)
-
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with (
-            delta_peer(network, 1, tmp_path / "1") as trainer,
-            delta_peer(network, 2, tmp_path / "2") as worker,
-        ):
-            first = await publish(trainer, 0, files[0])
-            made = await publish(trainer, 1, files[1])
-            honest = trainer.store.held((0, 1))
-            assert honest is not None and honest.digest == made.reference.digest
-            *rest, last = honest.manifest.files
-            lying = msgspec.structs.replace(
-                honest.manifest, files=[*rest, msgspec.structs.replace(last, sha256=bytes(32))]
-            )
-            await trainer.store.withdraw((0, 1))
-            for name, data in files[1].items():
-                await trainer.disk.write(f"made/{name}", data)
-            held = await trainer.store.publish("made", 0, 1, manifest=lying)
-            await fetch(worker, first, trainer)
-            with pytest.raises(BadManifest, match="does not have the SHA-256"):
-                await fetch(worker, announcement(held), trainer)
-            assert worker.store.complete() == [(0, 0)]
-
-    trio.run(main)
+        assert worker.store.complete() == [(0, 0)]
 
 
 def test_killed_while_applying_it_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -450,81 +429,72 @@ def test_killed_while_applying_it_goes_on_where_it_was(tmp_path: Path) -> None:
         trio.run(main)
 
 
-def test_a_real_child_encodes_and_applies(tmp_path: Path) -> None:
+@pytest.mark.wall_clock
+async def test_a_real_child_encodes_and_applies(tmp_path: Path) -> None:
     files = policies(2)
-
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with (
-            delta_peer(network, 1, tmp_path / "1", compute=LocalCompute()) as trainer,  # type: ignore[arg-type]
-            delta_peer(network, 2, tmp_path / "2", compute=LocalCompute()) as worker,  # type: ignore[arg-type]
-        ):
-            for step in range(2):
-                await fetch(worker, await publish(trainer, step, files[step]), trainer)
-            assert holds(worker, tmp_path / "2", 1, files[1])
-            assert worker.events.named("shardcast.delta_applied")
-
-    trio.run(main)
+    network = MemoryNetwork()
+    async with (
+        delta_peer(network, 1, tmp_path / "1", compute=LocalCompute()) as trainer,  # type: ignore[arg-type]
+        delta_peer(network, 2, tmp_path / "2", compute=LocalCompute()) as worker,  # type: ignore[arg-type]
+    ):
+        for step in range(2):
+            await fetch(worker, await publish(trainer, step, files[step]), trainer)
+        assert holds(worker, tmp_path / "2", 1, files[1])
+        assert worker.events.named("shardcast.delta_applied")
 
 
-def test_publishing_again_and_keeping_what_chains_need(tmp_path: Path) -> None:
+@pytest.mark.wall_clock
+async def test_publishing_again_and_keeping_what_chains_need(tmp_path: Path) -> None:
     files = policies(13)
-
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with delta_peer(network, 1, tmp_path) as trainer:
-            for step in range(13):
-                last = await publish(trainer, step, files[step])
-            assert trainer.store.complete() == [(0, step) for step in range(8, 13)]
-            deltas = [held.key[1] for held in trainer.store.all() if held.is_delta]
-            assert deltas == list(range(13 - limits.DELTA_CHAIN_MAX, 13))
-            # The same again changes nothing, whatever its base would be now.
-            assert await publish(trainer, 12, files[12]) == last
-        async with delta_peer(network, 1, tmp_path) as trainer:
-            assert [held.key[1] for held in trainer.store.all() if held.is_delta] == deltas
-            newest = trainer.store.held((0, 12))
-            assert newest is not None and len(newest.manifest.deltas) == limits.DELTA_CHAIN_MAX
-
-    trio.run(main)
+    network = MemoryNetwork()
+    async with delta_peer(network, 1, tmp_path) as trainer:
+        for step in range(13):
+            last = await publish(trainer, step, files[step])
+        assert trainer.store.complete() == [(0, step) for step in range(8, 13)]
+        deltas = [held.key[1] for held in trainer.store.all() if held.is_delta]
+        assert deltas == list(range(13 - limits.DELTA_CHAIN_MAX, 13))
+        # The same again changes nothing, whatever its base would be now.
+        assert await publish(trainer, 12, files[12]) == last
+    async with delta_peer(network, 1, tmp_path) as trainer:
+        assert [held.key[1] for held in trainer.store.all() if held.is_delta] == deltas
+        newest = trainer.store.held((0, 12))
+        assert newest is not None and len(newest.manifest.deltas) == limits.DELTA_CHAIN_MAX
 
 
-def test_a_relay_keeps_the_last_five_and_what_live_chains_need(
+@pytest.mark.wall_clock
+async def test_a_relay_keeps_the_last_five_and_what_live_chains_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "DELTA_CHAIN_MAX", 6)
     last = 7
     files = policies(last + 1, megabytes=0.6)
-
-    async def main() -> None:
-        network = MemoryNetwork()
-        async with (
-            delta_peer(network, 1, tmp_path / "1") as trainer,
-            delta_peer(network, 2, tmp_path / "2") as relay,
-            delta_peer(network, 3, tmp_path / "3") as late,
-        ):
-            for step in range(last + 1):
-                checkpoint = await publish(trainer, step, files[step])
-                await fetch(relay, checkpoint, trainer)
-                if step == last - limits.DELTA_CHAIN_MAX:
-                    await fetch(late, checkpoint, trainer)
-            assert fetched(relay, last) < 5000  # manifest and notes.txt
-            kept = range(last - 4, last + 1)
-            assert relay.store.complete() == [(0, step) for step in kept]
-            newest = relay.store.held((0, last))
-            assert newest is not None
-            live = {link.manifest for link in newest.manifest.deltas}
-            deltas = [held for held in relay.store.all() if held.is_delta]
-            assert {held.digest for held in deltas} == live
-            assert len(live) == limits.DELTA_CHAIN_MAX
-            folders = [f"0-{step}" for step in kept] + [f"0-{d.key[1]}.delta" for d in deltas]
-            there = sorted(path.name for path in (tmp_path / "2/checkpoints").iterdir())
-            assert there == sorted(folders)
-            # So a peer as far behind as a chain reaches catches up through the relay alone.
-            await fetch(late, checkpoint, relay)
-            assert holds(late, tmp_path / "3", last, files[last])
-            assert fetched(late, last) < 5000
-
-    trio.run(main)
+    network = MemoryNetwork()
+    async with (
+        delta_peer(network, 1, tmp_path / "1") as trainer,
+        delta_peer(network, 2, tmp_path / "2") as relay,
+        delta_peer(network, 3, tmp_path / "3") as late,
+    ):
+        for step in range(last + 1):
+            checkpoint = await publish(trainer, step, files[step])
+            await fetch(relay, checkpoint, trainer)
+            if step == last - limits.DELTA_CHAIN_MAX:
+                await fetch(late, checkpoint, trainer)
+        assert fetched(relay, last) < 5000  # manifest and notes.txt
+        kept = range(last - 4, last + 1)
+        assert relay.store.complete() == [(0, step) for step in kept]
+        newest = relay.store.held((0, last))
+        assert newest is not None
+        live = {link.manifest for link in newest.manifest.deltas}
+        deltas = [held for held in relay.store.all() if held.is_delta]
+        assert {held.digest for held in deltas} == live
+        assert len(live) == limits.DELTA_CHAIN_MAX
+        folders = [f"0-{step}" for step in kept] + [f"0-{d.key[1]}.delta" for d in deltas]
+        there = sorted(path.name for path in (tmp_path / "2/checkpoints").iterdir())
+        assert there == sorted(folders)
+        # So a peer as far behind as a chain reaches catches up through the relay alone.
+        await fetch(late, checkpoint, relay)
+        assert holds(late, tmp_path / "3", last, files[last])
+        assert fetched(late, last) < 5000
 
 
 # --- hostile chains --------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from swarm.wire.identity import PeerId
 from swarm.wire.messages import Arrival, CheckpointReference
 from swarm.world import Piece, Sink
 from tests.memory_network import MemoryNetwork
-from tests.shardcast.harness import Peer, peer, same_files
+from tests.shardcast.harness import Peer, peer, peers, same_files
 from tests.shardcast.memory_disk import MemoryDisk
 
 KIB = 1024
@@ -40,7 +40,7 @@ def some_files(megabytes: float = 2.0, seed: int = 1) -> dict[str, bytes]:
 async def test_a_checkpoint_arrives_whole() -> None:
     network = MemoryNetwork(latency_seconds=0.01)
     files = some_files()
-    async with peer(network, 1) as trainer, peer(network, 2) as worker:
+    async with peers(network, 2) as (trainer, worker):
         checkpoint = await trainer.publish(0, files)
         folder = await worker.fetcher.fetch(checkpoint, lambda: [trainer.source])
         assert same_files(worker.disk, folder, files)
@@ -53,7 +53,7 @@ async def test_a_checkpoint_arrives_whole() -> None:
 
 async def test_how_a_checkpoint_arrives_can_be_told_at_any_moment() -> None:
     network = MemoryNetwork(latency_seconds=0.01)
-    async with peer(network, 1) as trainer, peer(network, 2) as worker:
+    async with peers(network, 2) as (trainer, worker):
         told = worker.fetcher.arriving.arrival
         mark = source_mark(trainer.transport.peer_id)
         assert told() is None
@@ -95,11 +95,7 @@ class _Corrupt:
 async def test_a_corrupt_source_costs_one_round_and_is_named_and_avoided() -> None:
     network = MemoryNetwork(latency_seconds=0.01)
     files = some_files(8)
-    async with (
-        peer(network, 1) as trainer,
-        peer(network, 2) as liar,
-        peer(network, 3) as worker,
-    ):
+    async with peers(network, 3) as (trainer, liar, worker):
         checkpoint = await trainer.publish(0, files)
         corrupt = _Corrupt(trainer, liar)
         worker.fetcher.width.per_source = 1
@@ -140,7 +136,7 @@ class _Damaged:
 async def test_of_a_damaged_mirror_all_else_is_fetched_and_the_damage_named() -> None:
     network = MemoryNetwork(latency_seconds=0.01)
     files = some_files(4)
-    async with peer(network, 1) as trainer, peer(network, 2) as worker:
+    async with peers(network, 2) as (trainer, worker):
         checkpoint = await trainer.publish(0, files)
         mirror = Source(addresses=tuple(trainer.transport.bulk_addresses()))
         held = trainer.store.held((0, 0))
@@ -195,12 +191,7 @@ async def test_a_fast_source_is_asked_for_several_pieces_at_once_and_believed_in
     """One source sends right bytes, one wrong ones now and then, one breaks off in between."""
     network = MemoryNetwork(latency_seconds=0.001)
     files = some_files(32)
-    async with (
-        peer(network, 1) as trainer,
-        peer(network, 2) as liar,
-        peer(network, 3) as forgetful,
-        peer(network, 4) as worker,
-    ):
+    async with peers(network, 4) as (trainer, liar, forgetful, worker):
         checkpoint = await trainer.publish(0, files)
         corrupt = _Corrupt(trainer, liar)
         lie, turns = corrupt.open, itertools.count(1)
@@ -267,11 +258,7 @@ class _Counting:
 async def test_several_sources_share_the_work() -> None:
     network = MemoryNetwork(latency_seconds=0.05)
     files = some_files(8)
-    async with (
-        peer(network, 1) as trainer,
-        peer(network, 2) as relay,
-        peer(network, 3) as worker,
-    ):
+    async with peers(network, 3) as (trainer, relay, worker):
         checkpoint = await trainer.publish(0, files)
         await relay.fetcher.fetch(checkpoint, lambda: [trainer.source])
         await worker.fetcher.fetch(checkpoint, lambda: [trainer.source, relay.source])
@@ -422,11 +409,7 @@ async def test_whoever_does_not_deliver_is_named_and_avoided(
 async def test_a_stalled_source_is_routed_around() -> None:
     network = MemoryNetwork(latency_seconds=0.01)
     files = some_files()
-    async with (
-        peer(network, 1) as trainer,
-        peer(network, 2) as stuck,
-        peer(network, 3) as worker,
-    ):
+    async with peers(network, 3) as (trainer, stuck, worker):
         checkpoint = await trainer.publish(0, files)
         await stuck.fetcher.fetch(checkpoint, lambda: [trainer.source])
         network.stall(stuck.transport.peer_id, worker.transport.peer_id)
@@ -438,7 +421,7 @@ async def test_a_stalled_source_is_routed_around() -> None:
 async def test_many_stalled_sources_cannot_hold_every_slot() -> None:
     network = MemoryNetwork(latency_seconds=0.01)
     files = some_files(8)
-    async with peer(network, 1) as trainer, peer(network, 2) as worker:
+    async with peers(network, 2) as (trainer, worker):
         checkpoint = await trainer.publish(0, files)
         async with trio.open_nursery() as nursery:
             stuck: list[Peer] = []
@@ -506,7 +489,7 @@ async def test_an_interrupted_fetch_goes_on_where_it_was() -> None:
 async def test_what_did_not_change_is_not_fetched_again() -> None:
     network = MemoryNetwork()
     files = some_files()
-    async with peer(network, 1) as trainer, peer(network, 2) as worker:
+    async with peers(network, 2) as (trainer, worker):
         first = await trainer.publish(0, files)
         await worker.fetcher.fetch(first, lambda: [trainer.source])
         files["config.json"] = b"{}"
@@ -522,7 +505,7 @@ async def test_adapters_carry_no_tokenizer_that_their_base_carries() -> None:
     network = MemoryNetwork()
     same = {"config.json": b"{}" * 50, "tokenizer.json": random.Random(0).randbytes(3_500_000)}
     bytes_of_adapter = 2_000_000
-    async with peer(network, 1) as trainer, peer(network, 2) as worker:
+    async with peers(network, 2) as (trainer, worker):
         weights = random.Random(1).randbytes(5_000_000)
         base = await trainer.publish(0, {"model.safetensors": weights, **same})
         fetched = []
@@ -544,7 +527,7 @@ async def test_adapters_carry_no_tokenizer_that_their_base_carries() -> None:
 
 async def test_a_deadline_names_the_sources_and_their_reasons() -> None:
     network = MemoryNetwork()
-    async with peer(network, 1) as trainer, peer(network, 2) as worker:
+    async with peers(network, 2) as (trainer, worker):
         checkpoint = await trainer.publish(0, some_files())
         with pytest.raises(DeadlineError, match=r"0/0 was not fetched within 3 s \(no source"):
             await worker.fetcher.fetch(checkpoint, lambda: [], deadline_seconds=3)
@@ -571,7 +554,7 @@ async def test_a_full_disk_is_one_sentence() -> None:
 
 async def test_a_disk_that_fills_up_while_pieces_land() -> None:
     network = MemoryNetwork()
-    async with peer(network, 1) as trainer, peer(network, 2) as worker:
+    async with peers(network, 2) as (trainer, worker):
         checkpoint = await trainer.publish(0, some_files())
 
         def fills_up(operation: str) -> None:
@@ -587,7 +570,7 @@ async def test_without_room_for_a_spare_file_a_stuck_source_costs_time_only() ->
     network = MemoryNetwork(latency_seconds=0.01)
     size = limits.PIECE_BYTES_MIN
     files = {"model.safetensors": random.Random(1).randbytes(8 * size)}
-    async with peer(network, 1) as trainer, peer(network, 2) as stuck:
+    async with peers(network, 2) as (trainer, stuck):
         checkpoint = await trainer.publish(0, files)
         await stuck.fetcher.fetch(checkpoint, lambda: [trainer.source])
         needed = checkpoint.reference.size_bytes + 8 * size
@@ -646,7 +629,7 @@ async def test_a_piece_that_is_here_is_asked_of_nobody_else() -> None:
 
 async def test_a_signed_but_senseless_manifest_is_refused() -> None:
     network = MemoryNetwork()
-    async with peer(network, 1) as trainer, peer(network, 2) as worker:
+    async with peers(network, 2) as (trainer, worker):
         blob = b"\x93not a manifest"
         await trainer.disk.write("blob", blob)
         trainer.service.register(digest_of(blob), "blob", 0, len(blob))
@@ -688,11 +671,7 @@ async def test_a_signed_but_senseless_manifest_is_refused() -> None:
 
 async def test_a_second_manifest_for_the_same_step_is_a_conflict() -> None:
     network = MemoryNetwork()
-    async with (
-        peer(network, 1) as trainer,
-        peer(network, 2) as other,
-        peer(network, 3) as worker,
-    ):
+    async with peers(network, 3) as (trainer, other, worker):
         first = await trainer.publish(0, some_files(seed=1))
         second = await other.publish(0, some_files(seed=2))
         await worker.fetcher.fetch(first, lambda: [trainer.source])
@@ -702,7 +681,7 @@ async def test_a_second_manifest_for_the_same_step_is_a_conflict() -> None:
 
 async def test_two_fetches_of_one_checkpoint_are_one() -> None:
     network = MemoryNetwork(latency_seconds=0.01)
-    async with peer(network, 1) as trainer, peer(network, 2) as worker:
+    async with peers(network, 2) as (trainer, worker):
         checkpoint = await trainer.publish(0, some_files())
         async with trio.open_nursery() as nursery:
             for _ in range(2):
@@ -714,11 +693,7 @@ async def test_two_fetches_meet_a_partial_checkpoint_of_another_manifest() -> No
     """The first discards it, which takes a while; the second waits for the first."""
     network = MemoryNetwork(latency_seconds=0.05)
     files = some_files(seed=2)
-    async with (
-        peer(network, 1) as former,
-        peer(network, 2) as trainer,
-        peer(network, 3) as worker,
-    ):
+    async with peers(network, 3) as (former, trainer, worker):
         withdrawn = await former.publish(0, some_files(seed=1))
         checkpoint = await trainer.publish(0, files)
         with trio.move_on_after(0.3):
@@ -734,11 +709,7 @@ async def test_two_fetches_meet_a_partial_checkpoint_of_another_manifest() -> No
 
 async def test_a_peer_is_late_while_any_of_its_fetches_is() -> None:
     network = MemoryNetwork(latency_seconds=0.1)
-    async with (
-        peer(network, 1, have=True) as stuck,
-        peer(network, 2, have=True) as trainer,
-        peer(network, 3, have=True) as worker,
-    ):
+    async with peers(network, 3, have=True) as (stuck, trainer, worker):
         have = worker.have
         assert have is not None
         await worker.connect(stuck, trainer)
@@ -764,11 +735,7 @@ async def test_a_peer_is_late_while_any_of_its_fetches_is() -> None:
 async def test_a_peer_that_claims_what_it_lacks_is_lowered() -> None:
     network = MemoryNetwork(latency_seconds=0.01)
     files = some_files()
-    async with (
-        peer(network, 1, have=True) as trainer,
-        peer(network, 2, have=True) as liar,
-        peer(network, 3, have=True) as worker,
-    ):
+    async with peers(network, 3, have=True) as (trainer, liar, worker):
         checkpoint = await trainer.publish(0, files)
         await liar.fetcher.fetch(checkpoint, lambda: [trainer.source])
         served = 0
@@ -880,11 +847,7 @@ async def test_a_liar_asked_beside_an_honest_source_cannot_write_over_its_bytes(
     monkeypatch.setattr("tests.memory_network.INLINE_BYTES_MAX", 16 * KIB)
     network = MemoryNetwork(latency_seconds=0.05)
     files = {"model.safetensors": random.Random(0).randbytes(256 * KIB)}
-    async with (
-        peer(network, 1) as trainer,
-        peer(network, 2) as liar,
-        peer(network, 3) as worker,
-    ):
+    async with peers(network, 3) as (trainer, liar, worker):
         checkpoint = await trainer.publish(0, files)
         corrupt = _Corrupt(trainer, liar)
         current = [trainer.source]
@@ -903,11 +866,7 @@ async def test_a_liar_asked_beside_an_honest_source_cannot_write_over_its_bytes(
 async def test_a_faster_source_wins_over_a_stuck_one_in_place() -> None:
     network = MemoryNetwork(latency_seconds=0.01)
     files = some_files(1)
-    async with (
-        peer(network, 1) as trainer,
-        peer(network, 2) as stuck,
-        peer(network, 3) as worker,
-    ):
+    async with peers(network, 3) as (trainer, stuck, worker):
         checkpoint = await trainer.publish(0, files)
         await stuck.fetcher.fetch(checkpoint, lambda: [trainer.source])
         network.stall(stuck.transport.peer_id, worker.transport.peer_id)

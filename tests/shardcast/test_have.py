@@ -22,7 +22,7 @@ from swarm.shardcast.uploads import Uploads
 from swarm.transport import Stream
 from swarm.wire.identity import PeerId
 from tests.memory_network import MemoryNetwork
-from tests.shardcast.harness import Peer, peer
+from tests.shardcast.harness import Peer, peer, peers
 from tests.worlds import VirtualWorld
 
 SIZE = limits.PIECE_BYTES_MIN
@@ -141,7 +141,7 @@ async def test_a_neighbour_knows_how_many_pieces_are_there_also_of_those_not_nam
 
 async def test_a_peer_that_passes_nothing_on_hears_and_says_nothing() -> None:
     network = MemoryNetwork()
-    async with peer(network, 1, have=True) as relay, peer(network, 2, have=True) as client:
+    async with peers(network, 2, have=True) as (relay, client):
         assert client.have is not None and relay.have is not None
         client.have._announcer.tells = lambda: False
         await client.connect(relay)
@@ -156,7 +156,7 @@ async def test_a_peer_that_passes_nothing_on_hears_and_says_nothing() -> None:
 
 async def test_a_peer_that_begins_or_ceases_to_pass_on_says_so() -> None:
     network = MemoryNetwork()
-    async with peer(network, 1, have=True) as turning, peer(network, 2, have=True) as other:
+    async with peers(network, 2, have=True) as (turning, other):
         have, tells = turning.have, False
         assert have is not None and other.have is not None
         have._announcer.tells = lambda: tells

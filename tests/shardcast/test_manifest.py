@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -130,23 +129,20 @@ def test_counts_are_bounded_before_anything_is_cut() -> None:
         parse(bytes(limits.CHECKPOINT_MANIFEST_BYTES_MAX + 1))
 
 
-def test_building_hashes_a_folder() -> None:
-    async def main() -> None:
-        disk = MemoryDisk()
-        data = random.Random(0).randbytes(SIZE + 7)
-        files = {"model.safetensors": data, "config.json": b"{}", "sub/x": b"", ".manifest": b"old"}
-        await put_folder(disk, "made", files)
-        manifest = await build(disk, "made", run="r", lineage=1, step=2)
-        assert [file.name for file in manifest.files] == [
-            "config.json", "model.safetensors", "sub/x",
-        ]  # fmt: skip
-        assert [(p.file, p.offset, p.size_bytes) for p in manifest.pieces] == [
-            (0, 0, 2), (1, 0, SIZE), (1, SIZE, 7),
-        ]  # fmt: skip
-        assert manifest.pieces[2].digest == await disk.digest("made/model.safetensors", SIZE, 7)
-        assert manifest.files[1].sha256 == await disk.sha256("made/model.safetensors")
-        assert parse(manifest.encode()) == manifest
-        with pytest.raises(BadManifest, match="1 to 4096 files"):
-            await build(disk, "empty", run="r", lineage=1, step=2)
-
-    trio.run(main)
+async def test_building_hashes_a_folder() -> None:
+    disk = MemoryDisk()
+    data = random.Random(0).randbytes(SIZE + 7)
+    files = {"model.safetensors": data, "config.json": b"{}", "sub/x": b"", ".manifest": b"old"}
+    await put_folder(disk, "made", files)
+    manifest = await build(disk, "made", run="r", lineage=1, step=2)
+    assert [file.name for file in manifest.files] == [
+        "config.json", "model.safetensors", "sub/x",
+    ]  # fmt: skip
+    assert [(p.file, p.offset, p.size_bytes) for p in manifest.pieces] == [
+        (0, 0, 2), (1, 0, SIZE), (1, SIZE, 7),
+    ]  # fmt: skip
+    assert manifest.pieces[2].digest == await disk.digest("made/model.safetensors", SIZE, 7)
+    assert manifest.files[1].sha256 == await disk.sha256("made/model.safetensors")
+    assert parse(manifest.encode()) == manifest
+    with pytest.raises(BadManifest, match="1 to 4096 files"):
+        await build(disk, "empty", run="r", lineage=1, step=2)

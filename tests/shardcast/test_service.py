@@ -9,35 +9,32 @@ from swarm.transport import BlobReference, FetchError, Refused
 from swarm.wire.identity import Identity, PeerId
 from swarm.world import Sink
 from tests.memory_network import MemoryNetwork
-from tests.shardcast.harness import Peer, peer
+from tests.shardcast.harness import Peer, peers
 from tests.shardcast.memory_disk import MemoryDisk
 
 
-def test_only_known_names_are_served() -> None:
-    async def main() -> None:
-        disk = MemoryDisk()
-        service = BlobService(lambda peer, credential: True)
-        await disk.write("submissions/a", b"rollouts")
-        digest = digest_of(b"rollouts")
-        with pytest.raises(Refused, match="unknown blob") as refused:
-            service.open(None, digest)
-        assert refused.value.status == 404
-        service.register(digest, "submissions/a", 0, 8)
-        blob = service.open(None, digest)
-        assert (blob.path, blob.offset, blob.size_bytes) == ("submissions/a", 0, 8)
-        service.unregister(digest)
-        service.unregister(digest)
-        with pytest.raises(Refused):
-            service.open(None, digest)
-        with pytest.raises(Refused, match="does not accept submissions"):
-            service.accept(None, BlobReference(digest, 8))
-
-    trio.run(main)
+async def test_only_known_names_are_served() -> None:
+    disk = MemoryDisk()
+    service = BlobService(lambda peer, credential: True)
+    await disk.write("submissions/a", b"rollouts")
+    digest = digest_of(b"rollouts")
+    with pytest.raises(Refused, match="unknown blob") as refused:
+        service.open(None, digest)
+    assert refused.value.status == 404
+    service.register(digest, "submissions/a", 0, 8)
+    blob = service.open(None, digest)
+    assert (blob.path, blob.offset, blob.size_bytes) == ("submissions/a", 0, 8)
+    service.unregister(digest)
+    service.unregister(digest)
+    with pytest.raises(Refused):
+        service.open(None, digest)
+    with pytest.raises(Refused, match="does not accept submissions"):
+        service.accept(None, BlobReference(digest, 8))
 
 
 async def test_a_piece_still_missing_is_answered_with_not_yet() -> None:
     network = MemoryNetwork()
-    async with peer(network, 1) as trainer, peer(network, 2) as relay:
+    async with peers(network, 2) as (trainer, relay):
         checkpoint = await trainer.publish(0, {"a": b"weights"})
         held = trainer.store.held((0, 0))
         assert held is not None
@@ -86,7 +83,7 @@ class _Inbox:
 
 async def test_the_inbox_of_a_role_decides_on_pushes() -> None:
     network = MemoryNetwork()
-    async with peer(network, 1) as worker, peer(network, 2) as validator:
+    async with peers(network, 2) as (worker, validator):
         await worker.disk.write("mine", b"rollouts")
         await worker.disk.write("big", bytes(101))
         reference = BlobReference(digest_of(b"rollouts"), 8)

@@ -12,7 +12,7 @@ from swarm.shardcast import uploads as uploads_module
 from swarm.shardcast.have.streams import HaveExchange
 from swarm.transport import Refused
 from tests.memory_network import MemoryNetwork
-from tests.shardcast.harness import peer
+from tests.shardcast.harness import peer, peers
 
 SIZE = limits.PIECE_BYTES_MIN
 
@@ -74,7 +74,7 @@ async def test_slow_readers_do_not_keep_others_out() -> None:
 
 async def test_a_busy_source_is_not_blamed_and_the_fetch_goes_on() -> None:
     network = MemoryNetwork(latency_seconds=0.05)
-    async with peer(network, 1) as trainer, peer(network, 2) as worker:
+    async with peers(network, 2) as (trainer, worker):
         checkpoint = await trainer.publish(0, files(20))
         assert trainer.service._uploads is not None
         trainer.service._uploads.bytes_per_second = 0.5 * SIZE / uploads_module.UPLOAD_SECONDS
@@ -89,12 +89,7 @@ async def test_a_publisher_sends_nothing_twice_before_all_has_left_once(
 ) -> None:
     monkeypatch.setattr(store, "SEEDING_BYTES_MIN", 1)
     network = MemoryNetwork(latency_seconds=0.02)
-    async with (
-        peer(network, 1, have=True) as trainer,
-        peer(network, 2, have=True) as first,
-        peer(network, 3, have=True) as second,
-        peer(network, 4, have=True) as third,
-    ):
+    async with peers(network, 4, have=True) as (trainer, first, second, third):
         others = [first, second, third]
         await first.connect(trainer, second, third)
         await second.connect(trainer, third)
