@@ -213,7 +213,7 @@ def prune(
     which keeps signed verdicts.
     """
     covered = seal.log(log.owner)
-    start = log.start_within(connection)
+    start = log.start(connection)
     if covered is None or covered.first <= start:
         return 0
     rows = connection.execute(

@@ -48,7 +48,6 @@ class Standing:
     log_capital: float
     """Natural logarithm. An honest worker's ever reaches log(1/α) with probability at most α."""
     process: str
-    log_capital_of_process: float
 
     @property
     def p_value(self) -> float:
@@ -76,7 +75,7 @@ class WorkerEvidence:
         """The worker's capital now."""
         capitals = {name: self._log_capital(name) for name in PROCESSES}
         leading = max(PROCESSES, key=lambda name: capitals[name])
-        return Standing(log_mean(list(capitals.values())), leading, capitals[leading])
+        return Standing(log_mean(list(capitals.values())), leading)
 
     def _log_capital(self, process: str) -> float:
         """log of a process's capital. A bet that a log does not have is untouched there."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from swarm.ledger import merkle
 from swarm.ledger.entries import Entry, encode
@@ -51,10 +53,8 @@ class Log:
     ) -> range:
         """Append encoded entries inside the caller's transaction; returns their indices."""
 
-        def node(level: int, position: int) -> bytes:
-            return self._node(connection, level, position)
-
-        first = size = self.size_within(connection)
+        node = partial(self._node, connection)
+        first = size = self.size(connection)
         for raw in raws:
             connection.execute(
                 "INSERT INTO entries (owner, position, entry) VALUES (?, ?, ?)",
@@ -69,11 +69,6 @@ class Log:
         if also is not None:
             also(connection, first)
         return range(first, size)
-
-    def size_within(self, connection: sqlite3.Connection) -> int:
-        """Number of entries in the log, as seen inside a transaction."""
-        row = connection.execute(_SIZE, (self.owner, self.owner)).fetchone()
-        return int(row[0])
 
     def prune_within(self, connection: sqlite3.Connection, start: int) -> None:
         """Delete the entries before `start`, inside the caller's transaction."""
@@ -117,11 +112,6 @@ class Log:
             )
         )
 
-    def start_within(self, connection: sqlite3.Connection) -> int:
-        """Index of the first entry that is not pruned, as seen inside a transaction."""
-        row = connection.execute(_START, (self.owner,)).fetchone()
-        return int(row[0]) if row is not None else 0
-
     def _set_start(self, connection: sqlite3.Connection, start: int) -> None:
         connection.execute(
             "INSERT INTO starts (owner, position) VALUES (?, ?) "
@@ -129,23 +119,15 @@ class Log:
             (self.owner, start),
         )
 
-    def root_within(self, connection: sqlite3.Connection, size: int) -> bytes:
-        """Root of the first `size` entries, as seen inside a transaction."""
-        return merkle.root(size, lambda level, position: self._node(connection, level, position))
+    # --- reading: inside a transaction if `connection` is given --------------------------------
 
-    def _node(self, connection: sqlite3.Connection, level: int, position: int) -> bytes:
-        row = connection.execute(_NODE, (self.owner, level, position)).fetchone()
-        return bytes(row[0])
-
-    # --- reading -----------------------------------------------------------------------------
-
-    def size(self) -> int:
+    def size(self, connection: sqlite3.Connection | None = None) -> int:
         """Number of entries in the log."""
-        return int(self._database.read(_SIZE, (self.owner, self.owner))[0][0])
+        return int(self._rows(connection, _SIZE, self.owner, self.owner)[0][0])
 
-    def start(self) -> int:
+    def start(self, connection: sqlite3.Connection | None = None) -> int:
         """Index of the first entry that is not pruned."""
-        rows = self._database.read(_START, (self.owner,))
+        rows = self._rows(connection, _START, self.owner)
         return int(rows[0][0]) if rows else 0
 
     def has_begun(self) -> bool:
@@ -154,11 +136,11 @@ class Log:
 
     def peaks(self) -> list[bytes]:
         """The hashes that stand for the pruned entries, from left to right."""
-        return [self._stored(level, position) for level, position in merkle.peaks_of(self.start())]
+        return [self._node(None, *place) for place in merkle.peaks_of(self.start())]
 
-    def root(self, size: int) -> bytes:
+    def root(self, size: int, connection: sqlite3.Connection | None = None) -> bytes:
         """Root of the first `size` entries."""
-        return merkle.root(size, self._stored)
+        return merkle.root(size, partial(self._node, connection))
 
     def head(self) -> tuple[int, bytes]:
         """Size and root of the whole log."""
@@ -192,13 +174,13 @@ class Log:
         """Proof that entry `index` is among the first `size`; raises `ValueError`."""
         self._check(size)
         self._check_kept(index)
-        return merkle.inclusion_proof(index, size, self._stored)
+        return merkle.inclusion_proof(index, size, partial(self._node, None))
 
     def consistency(self, old: int, new: int) -> list[bytes]:
         """Proof that the first `new` entries begin with the first `old`; raises `ValueError`."""
         self._check(new)
         self._check_kept(old or new)  # the proof from nothing is empty
-        return merkle.consistency_proof(old, new, self._stored)
+        return merkle.consistency_proof(old, new, partial(self._node, None))
 
     def _check(self, size: int) -> None:
         held = self.size()
@@ -213,8 +195,13 @@ class Log:
                 "earlier work by the proofs that it keeps (swarm ledger prove --from its home)"
             )
 
-    def _stored(self, level: int, position: int) -> bytes:
-        return bytes(self._database.read(_NODE, (self.owner, level, position))[0][0])
+    def _node(self, connection: sqlite3.Connection | None, level: int, position: int) -> bytes:
+        return bytes(self._rows(connection, _NODE, self.owner, level, position)[0][0])
+
+    def _rows(self, connection: sqlite3.Connection | None, sql: str, *values: str | int) -> Any:
+        if connection is None:
+            return self._database.read(sql, values)
+        return connection.execute(sql, values).fetchall()
 
 
 _SIZE = (

@@ -90,7 +90,7 @@ class LogMirror:
         target = head.message
 
         def run(connection: sqlite3.Connection) -> None:
-            held = self.log.size_within(connection) if origin is None else 0
+            held = self.log.size(connection) if origin is None else 0
             row = connection.execute(_HEAD, (self.log.owner,)).fetchone()
             known = open_envelope(row[0]) if row is not None else None
             if known is not None:
@@ -106,8 +106,8 @@ class LogMirror:
             if origin is not None:
                 self.log.begin_within(connection, origin.start, origin.hashes)
             self.log.append_within(connection, entries, also)
-            size = self.log.size_within(connection)
-            own = self.log.root_within(connection, size)
+            size = self.log.size(connection)
+            own = self.log.root(size, connection)
             if not merkle.verify_consistency(size, target.size, own, target.root, proof):
                 if origin is not None:
                     raise WrongOrigin(
@@ -123,8 +123,8 @@ class LogMirror:
                 before = known.expect(LogHead)
                 if before.size > size:
                     return  # keep the stored head until all its entries can be checked
-                known_here = before.size >= self.log.start_within(connection)
-                if known_here and self.log.root_within(connection, before.size) != before.root:
+                known_here = before.size >= self.log.start(connection)
+                if known_here and self.log.root(before.size, connection) != before.root:
                     raise Fork(
                         f"the log of {self.log.owner} forked: it signed another head of "
                         f"{before.size} entries before",

@@ -201,8 +201,7 @@ class Books:
 
         def run(connection: sqlite3.Connection) -> tuple[range, Sealed]:
             sizes = {
-                owner: Log(self._database, owner).size_within(connection)
-                for owner in authority.trusted
+                owner: Log(self._database, owner).size(connection) for owner in authority.trusted
             }
             epoch, logs = self._computed(
                 connection, number, frontier, sizes, authority, self._base(connection, previous)
@@ -240,7 +239,7 @@ class Books:
         def run(connection: sqlite3.Connection) -> int:
             log, seal = Log(self._database, place.owner), self._seal_within(connection, place)
             covered = seal.log(place.owner)
-            if covered is None or covered.first <= log.start_within(connection):
+            if covered is None or covered.first <= log.start(connection):
                 return 0
             if place.owner != self._me:
                 mine = self._seal_within(connection, own)
@@ -280,7 +279,7 @@ class Books:
     ) -> tuple[Epoch, dict[str, list[Record]]]:
         logs = {owner: self._records(connection, owner, size) for owner, size in sizes.items()}
         roots = {
-            owner: Log(self._database, owner).root_within(connection, size)
+            owner: Log(self._database, owner).root(size, connection)
             for owner, size in sizes.items()
         }
         covered = {owner: (sizes[owner], log) for owner, log in logs.items()}
@@ -305,7 +304,7 @@ class Books:
         return seal
 
     def _records(self, connection: sqlite3.Connection, owner: str, size: int) -> list[Record]:
-        start = Log(self._database, owner).start_within(connection)
+        start = Log(self._database, owner).start(connection)
         return epochs.records_of(owner, start, self._raws(connection, owner, start, size))
 
     def _raws(

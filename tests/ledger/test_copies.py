@@ -166,7 +166,7 @@ class Altered(Log):
 class Misplaced(Log):
     """A copy of a log whose server says that it is pruned, and sends no hashes for that part."""
 
-    def start(self) -> int:
+    def start(self, connection: sqlite3.Connection | None = None) -> int:
         return 3
 
     def peaks(self) -> list[bytes]:

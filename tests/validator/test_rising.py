@@ -29,7 +29,7 @@ def test_a_worker_whose_evidence_rises_is_quarantined_and_told_before_it_is_evic
 
 
 def odds(log10: float) -> Report:
-    standing = Standing(log10 * math.log(10), "policy", 0.0)
+    standing = Standing(log10 * math.log(10), "policy")
     return run_checks(RECORD, Record(standing, THRESHOLDS), Report())
 
 
