@@ -209,16 +209,7 @@ async def test_so_many_neighbours_are_told_and_a_lost_one_is_replaced(
 ) -> None:
     monkeypatch.setattr(exchange, "NEIGHBOURS_MAX", exchange.NEIGHBOURS)
     network = MemoryNetwork()
-    async with trio.open_nursery() as nursery:
-        leave = trio.Event()
-
-        async def live(number: int, task_status: trio.TaskStatus[Peer]) -> None:
-            async with peer(network, number, have=True) as one:
-                task_status.started(one)
-                await leave.wait()
-
-        hub = await nursery.start(live, 1)
-        others = [await nursery.start(live, number) for number in range(2, 14)]
+    async with peers(network, 13, have=True) as (hub, *others):
         await hub.connect(*others)
         checkpoint = await hub.publish(0, files(1))
         await trio.sleep(1)
@@ -232,7 +223,6 @@ async def test_so_many_neighbours_are_told_and_a_lost_one_is_replaced(
         await trio.sleep(1)
         assert len(told()) == exchange.NEIGHBOURS
         assert first[0] not in told()
-        leave.set()
 
 
 @pytest.mark.parametrize("tells", [True, False])
