@@ -183,6 +183,18 @@ async def delta_peer(
 
 
 @asynccontextmanager
+async def delta_peers(
+    network: MemoryNetwork, folder: Path, count: int
+) -> AsyncIterator[list[Peer]]:
+    """Peers 1 to `count` that know deltas, each with the home of its number."""
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(delta_peer(network, number, folder / str(number)))
+            for number in range(1, count + 1)
+        ]
+
+
+@asynccontextmanager
 async def real_peer(
     number: int,
     home: Path,

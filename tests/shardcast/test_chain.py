@@ -32,7 +32,7 @@ from swarm.wire.messages import Checkpoint
 from swarm.world import ChildDied
 from swarm.world.compute import LocalCompute
 from tests.memory_network import MemoryNetwork
-from tests.shardcast.harness import RUN, InPlace, Peer, announcement, delta_peer
+from tests.shardcast.harness import RUN, InPlace, Peer, announcement, delta_peer, delta_peers
 from tests.shardcast.test_delta import changed, safetensors
 from tests.shardcast.test_manifest import parsed, raw_manifest
 from tests.worlds import VirtualWorld
@@ -120,11 +120,7 @@ async def test_a_peer_catches_up_by_deltas_and_serves_in_full(tmp_path: Path) ->
 async def test_a_relay_passes_deltas_on(tmp_path: Path) -> None:
     files = policies(2)
     network = MemoryNetwork()
-    async with (
-        delta_peer(network, 1, tmp_path / "1") as trainer,
-        delta_peer(network, 2, tmp_path / "2") as relay,
-        delta_peer(network, 3, tmp_path / "3") as worker,
-    ):
+    async with delta_peers(network, tmp_path, 3) as (trainer, relay, worker):
         for step in range(2):
             checkpoint = await publish(trainer, step, files[step])
             await fetch(relay, checkpoint, trainer)
@@ -267,10 +263,7 @@ async def test_a_disk_that_fails_while_a_delta_is_fetched_costs_the_delta_only(
 ) -> None:
     files = policies(2)
     network = MemoryNetwork()
-    async with (
-        delta_peer(network, 1, tmp_path / "1") as trainer,
-        delta_peer(network, 2, tmp_path / "2") as worker,
-    ):
+    async with delta_peers(network, tmp_path, 2) as (trainer, worker):
         checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
         await fetch(worker, checkpoints[0], trainer)
         allocate = worker.disk.allocate
@@ -307,10 +300,7 @@ async def test_a_wrong_delta_never_shows(tmp_path: Path) -> None:
     """The trainer signs a delta that leads elsewhere: no piece comes out right, all are fetched."""
     files = policies(3)
     network = MemoryNetwork()
-    async with (
-        delta_peer(network, 1, tmp_path / "1") as trainer,
-        delta_peer(network, 2, tmp_path / "2") as worker,
-    ):
+    async with delta_peers(network, tmp_path, 2) as (trainer, worker):
         first = await publish(trainer, 0, files[0])
         await publish(trainer, 1, files[1])
         wrong = trainer.store.held(delta_key((0, 1)))
@@ -337,10 +327,7 @@ async def test_a_wrong_delta_never_shows(tmp_path: Path) -> None:
 async def test_what_the_disk_loses_while_a_delta_is_applied_is_fetched(tmp_path: Path) -> None:
     files = policies(2)
     network = MemoryNetwork()
-    async with (
-        delta_peer(network, 1, tmp_path / "1") as trainer,
-        delta_peer(network, 2, tmp_path / "2") as worker,
-    ):
+    async with delta_peers(network, tmp_path, 2) as (trainer, worker):
         checkpoints = [await publish(trainer, step, files[step]) for step in range(2)]
         await fetch(worker, checkpoints[0], trainer)
         spoilt = 0
@@ -366,10 +353,7 @@ async def test_what_the_disk_loses_while_a_delta_is_applied_is_fetched(tmp_path:
 async def test_a_delta_to_files_of_another_sha256_is_refused(tmp_path: Path) -> None:
     files = policies(2)
     network = MemoryNetwork()
-    async with (
-        delta_peer(network, 1, tmp_path / "1") as trainer,
-        delta_peer(network, 2, tmp_path / "2") as worker,
-    ):
+    async with delta_peers(network, tmp_path, 2) as (trainer, worker):
         first = await publish(trainer, 0, files[0])
         made = await publish(trainer, 1, files[1])
         honest = trainer.store.held((0, 1))
@@ -469,11 +453,7 @@ async def test_a_relay_keeps_the_last_five_and_what_live_chains_need(
     last = 7
     files = policies(last + 1, megabytes=0.6)
     network = MemoryNetwork()
-    async with (
-        delta_peer(network, 1, tmp_path / "1") as trainer,
-        delta_peer(network, 2, tmp_path / "2") as relay,
-        delta_peer(network, 3, tmp_path / "3") as late,
-    ):
+    async with delta_peers(network, tmp_path, 3) as (trainer, relay, late):
         for step in range(last + 1):
             checkpoint = await publish(trainer, step, files[step])
             await fetch(relay, checkpoint, trainer)
