@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ from tests.ledger.harness import (
     Swarm,
     fetch,
     identity,
-    in_virtual_time,
     receipts,
     sealed,
     verdict_at,
@@ -145,23 +145,16 @@ def standing(peer: Peer, worker: str) -> float:
     return Records(peer.run_node.run, peer.trusted).standing(worker).log_capital
 
 
-def everything(main: Callable[[Run, Peer, Peer, Peer], Any], folder: Path) -> None:
-    """Run `main` with the trainer and both validators."""
-
-    async def run() -> None:
-        swarm = a_swarm(folder)
-        async with (
-            swarm.peer(TRAINER) as trainer,
-            swarm.peer(ALICE) as alice,
-            swarm.peer(BOB) as bob,
-        ):
-            await main(Run(swarm, [trainer, alice, bob]), trainer, alice, bob)
-
-    in_virtual_time(run)
+@asynccontextmanager
+async def everything(folder: Path) -> AsyncIterator[tuple[Run, Peer, Peer, Peer]]:
+    """A run with the trainer and both validators."""
+    swarm = a_swarm(folder)
+    async with swarm.peer(TRAINER) as trainer, swarm.peer(ALICE) as alice, swarm.peer(BOB) as bob:
+        yield Run(swarm, [trainer, alice, bob]), trainer, alice, bob
 
 
-def test_a_sealed_epoch_is_pruned_and_nothing_that_counts_is_lost(tmp_path: Path) -> None:
-    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+async def test_a_sealed_epoch_is_pruned_and_nothing_that_counts_is_lost(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (run, trainer, alice, bob):
         await run.advance(10)
         await alice.trusted.evict(EVE.peer_id, "a lie", (100).to_bytes(32, "big"), 1.0, 0.0)
         await run.advance(40)
@@ -208,11 +201,11 @@ def test_a_sealed_epoch_is_pruned_and_nothing_that_counts_is_lost(tmp_path: Path
             async with open_ledger(bob.node.transport, ALICE.peer_id) as client:
                 await client.entries(ALICE.peer_id, 0, 1)
 
-    everything(main, tmp_path)
 
-
-def test_what_a_seal_carries_of_many_workers_makes_no_further_seal_due(tmp_path: Path) -> None:
-    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+async def test_what_a_seal_carries_of_many_workers_makes_no_further_seal_due(
+    tmp_path: Path,
+) -> None:
+    async with everything(tmp_path) as (run, trainer, alice, bob):
         await run.advance(1)
         for number in range(30):
             await alice.trusted.append_verdict(
@@ -240,8 +233,6 @@ def test_what_a_seal_carries_of_many_workers_makes_no_further_seal_due(tmp_path:
         await run.advance(4)
         await run.look()
         assert len(trainer.events("ledger.sealed")) == 2
-
-    everything(main, tmp_path)
 
 
 async def test_who_lost_its_disk_begins_with_the_newest_seal(tmp_path: Path) -> None:
@@ -301,8 +292,8 @@ async def test_a_peer_that_was_away_for_three_epochs_comes_back(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("what", ["credit", "root"])
-def test_a_false_seal_is_reported_and_nothing_is_pruned(tmp_path: Path, what: str) -> None:
-    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+async def test_a_false_seal_is_reported_and_nothing_is_pruned(tmp_path: Path, what: str) -> None:
+    async with everything(tmp_path) as (run, trainer, alice, bob):
         await run.advance(50)
         await run.look(rounds=0)
         block = honest_block(run, trainer)
@@ -327,19 +318,16 @@ def test_a_false_seal_is_reported_and_nothing_is_pruned(tmp_path: Path, what: st
             assert run.starts(peer) == [0, 0, 0]
         assert run.starts(trainer) == [0, 0, 0]
 
-    everything(main, tmp_path)
-
 
 @pytest.mark.parametrize(
     "wrong", [{"step": 10**6}, {"step": 1}, {"logs": 1}], ids=["future", "past", "pruned"]
 )
-def test_a_second_seal_that_nobody_can_check_stops_nobody(
+async def test_a_second_seal_that_nobody_can_check_stops_nobody(
     tmp_path: Path, wrong: dict[str, int]
 ) -> None:
     """After a rollback, the first trusted peer seals the old lineage for ever, or what it sealed
     before, or names sizes of which the others hold no hashes."""
-
-    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+    async with everything(tmp_path) as (run, trainer, alice, bob):
         await run.advance(50)
         await run.look()
         starts = run.starts(alice)
@@ -357,17 +345,14 @@ def test_a_second_seal_that_nobody_can_check_stops_nobody(
             assert len(peer.events("ledger.sealed")) == 1 and run.starts(peer) == starts
             assert not peer.events("ledger.false_seal")
 
-    everything(main, tmp_path)
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epoch", [None, 0], ids=["every epoch", "one epoch"])
-def test_thousands_of_false_seals_cost_the_others_no_time(
+async def test_thousands_of_false_seals_cost_the_others_no_time(
     tmp_path: Path, epoch: int | None
 ) -> None:
     """One trusted peer fills its log with seals; the others seal and prune."""
-
-    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+    async with everything(tmp_path) as (run, trainer, alice, bob):
         await run.advance(30)
         await run.look(rounds=0)
         seal = honest_block(run, bob)[-1]
@@ -392,13 +377,12 @@ def test_thousands_of_false_seals_cost_the_others_no_time(
         told = {told["owner"] for told in trainer.events("ledger.false_seal")}
         assert told == ({BOB.peer_id} if epoch == 0 else set()), "epochs to come are ignored"
 
-    everything(main, tmp_path)
 
-
-def test_a_repeated_step_keeps_its_stakes_when_the_first_attempt_is_pruned(tmp_path: Path) -> None:
+async def test_a_repeated_step_keeps_its_stakes_when_the_first_attempt_is_pruned(
+    tmp_path: Path,
+) -> None:
     """A rollback after the seal, and before the pruning: balances are kept by step."""
-
-    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+    async with everything(tmp_path) as (run, trainer, alice, bob):
         await run.advance(50)
         await run.look(rounds=0)
         sealed_at = run.step - run.authority.rules.hold_steps
@@ -422,11 +406,9 @@ def test_a_repeated_step_keeps_its_stakes_when_the_first_attempt_is_pruned(tmp_p
             )
             assert rows == [(40,)], "of the new lineage, not of the old one"
 
-    everything(main, tmp_path)
 
-
-def test_who_drops_an_eviction_from_its_seal_is_found_out(tmp_path: Path) -> None:
-    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+async def test_who_drops_an_eviction_from_its_seal_is_found_out(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (run, trainer, alice, bob):
         await run.advance(5)
         await alice.trusted.evict(EVE.peer_id, "a lie", b"", 1.0, 0.0)
         await run.advance(45)
@@ -445,8 +427,6 @@ def test_who_drops_an_eviction_from_its_seal_is_found_out(tmp_path: Path) -> Non
             assert told["owner"] == ALICE.peer_id
             log = peer.trusted.log_of(ALICE.peer_id)
             assert log is not None and log.start() == 0, "what it dropped is still here"
-
-    everything(main, tmp_path)
 
 
 def honest_block(run: Run, peer: Peer, *, less: int = 0) -> list[Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,33 +18,29 @@ from swarm.ledger import epochs, sealing
 from swarm.ledger.entries import Sealed, SealedLog
 from swarm.ledger.sealing import Place
 from swarm.ledger.state import Authority, Record
-from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, Peer, identity, in_virtual_time
+from tests.ledger.harness import ALICE, BOB, OWNER, TRAINER, Peer, identity
 from tests.ledger.test_epochs import Run, a_swarm, honest_block
 from tests.network.harness import manifest
 
 CAROL = identity(8)
 
 
-def four(main: Callable[[Run, Peer, Peer, Peer, Peer], Any], folder: Path) -> None:
-    """Run `main` with the trainer and three validators."""
-
-    async def run() -> None:
-        swarm = a_swarm(folder, [ALICE, BOB, CAROL])
-        async with (
-            swarm.peer(TRAINER) as trainer,
-            swarm.peer(ALICE) as alice,
-            swarm.peer(BOB) as bob,
-            swarm.peer(CAROL) as carol,
-        ):
-            await main(Run(swarm, [trainer, alice, bob, carol]), trainer, alice, bob, carol)
-
-    in_virtual_time(run)
+@asynccontextmanager
+async def four(folder: Path) -> AsyncIterator[tuple[Run, Peer, Peer, Peer, Peer]]:
+    """A run with the trainer and three validators."""
+    swarm = a_swarm(folder, [ALICE, BOB, CAROL])
+    async with (
+        swarm.peer(TRAINER) as trainer,
+        swarm.peer(ALICE) as alice,
+        swarm.peer(BOB) as bob,
+        swarm.peer(CAROL) as carol,
+    ):
+        yield Run(swarm, [trainer, alice, bob, carol]), trainer, alice, bob, carol
 
 
-def test_what_a_former_first_peer_began_is_finished(tmp_path: Path) -> None:
+async def test_what_a_former_first_peer_began_is_finished(tmp_path: Path) -> None:
     """A takeover between the seal of one first trusted peer and the others' signatures."""
-
-    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer, carol: Peer) -> None:
+    async with four(tmp_path) as (run, trainer, alice, bob, carol):
         await run.advance(40)
         await run.look(rounds=0)
         for peer, block in [(each, honest_block(run, each)) for each in (alice, bob)]:
@@ -56,11 +53,9 @@ def test_what_a_former_first_peer_began_is_finished(tmp_path: Path) -> None:
             assert min(run.starts(peer)[:3]) > 20, "pruned"
             assert not peer.events("ledger.false_seal")
 
-    four(main, tmp_path)
 
-
-def test_two_seals_that_crossed_on_the_wire_give_way_to_a_third(tmp_path: Path) -> None:
-    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer, carol: Peer) -> None:
+async def test_two_seals_that_crossed_on_the_wire_give_way_to_a_third(tmp_path: Path) -> None:
+    async with four(tmp_path) as (run, trainer, alice, bob, carol):
         await run.advance(40)
         await run.look(rounds=0)
         sides = {0: (alice, bob), 3: (trainer, carol)}
@@ -81,8 +76,6 @@ def test_two_seals_that_crossed_on_the_wire_give_way_to_a_third(tmp_path: Path) 
         await run.look()
         assert trainer.events("ledger.sealed")[-1]["epoch"] == 1
         assert not carol.events("ledger.false_seal")
-
-    four(main, tmp_path)
 
 
 def test_a_run_that_loses_a_peer_for_good_seals_with_its_successor(tmp_path: Path) -> None:

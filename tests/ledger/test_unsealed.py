@@ -9,7 +9,7 @@ import pytest
 
 from swarm.ledger.entries import Sealed
 from swarm.sentences import sentence
-from tests.ledger.harness import ALICE, BOB, TRAINER, Peer, identity
+from tests.ledger.harness import ALICE, BOB, TRAINER, identity
 from tests.ledger.test_epochs import Run, a_swarm, everything, honest_block
 
 CAROL = identity(8)
@@ -42,10 +42,10 @@ async def test_a_seal_that_most_do_not_make_is_reported(tmp_path: Path) -> None:
     ],
     ids=["epoch", "step"],
 )
-def test_a_first_peer_whose_seal_nobody_can_follow_is_named(
+async def test_a_first_peer_whose_seal_nobody_can_follow_is_named(
     tmp_path: Path, lie: dict[str, object], reason: str
 ) -> None:
-    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+    async with everything(tmp_path) as (run, trainer, alice, bob):
         await run.advance(50)
         await run.look(rounds=0)
         seal = honest_block(run, trainer)[-1]
@@ -57,8 +57,6 @@ def test_a_first_peer_whose_seal_nobody_can_follow_is_named(
             assert told["missing"] == [TRAINER.peer_id] and reason in told["reason"]
             assert reason in (sentence("ledger.not_sealed", told) or "")
             assert run.starts(peer) == [0, 0, 0]
-
-    everything(main, tmp_path)
 
 
 async def test_a_first_peer_that_makes_no_seal_is_named(tmp_path: Path) -> None:
@@ -76,12 +74,10 @@ async def test_a_first_peer_that_makes_no_seal_is_named(tmp_path: Path) -> None:
         assert len(alice.events("ledger.not_sealed")) == 1, "not at every look"
 
 
-def test_nothing_is_reported_while_nothing_is_due(tmp_path: Path) -> None:
-    async def main(run: Run, trainer: Peer, alice: Peer, bob: Peer) -> None:
+async def test_nothing_is_reported_while_nothing_is_due(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (run, trainer, alice, bob):
         await run.advance(50)
         await run.look(ROUNDS)
         for peer in (trainer, alice, bob):
             assert len(peer.events("ledger.sealed")) == 1
             assert not peer.events("ledger.not_sealed")
-
-    everything(main, tmp_path)
