@@ -119,7 +119,6 @@ class RunNode:
             run.id,
             node.events,
             keep=run.checkpoints_kept,
-            quota_bytes=node.settings.quota_bytes,
         )
         self.uploads = Uploads(node.world, node.transport, self.store)
         self.policies = Policies(

@@ -82,7 +82,6 @@ class CheckpointStore:
         events: Events,
         *,
         keep: int = limits.CHECKPOINTS_KEPT,
-        quota_bytes: int | None = None,
         root: str = ROOT,
     ) -> None:
         """`root` is the folder of all that the store holds."""
@@ -92,7 +91,6 @@ class CheckpointStore:
         self._events = events
         self.keep = keep
         """Number of complete checkpoints kept: the newest ones."""
-        self._quota_bytes = quota_bytes
         self._held: dict[Key, Held] = {}
         self.blobs = BlobIndex()
         self._pins: Counter[Key] = Counter()
@@ -270,7 +268,7 @@ class CheckpointStore:
         total = new.manifest.total_bytes
         partial = [held.key for held in self.all() if not held.complete]
         for key in [*partial, *self.complete()[:-1], None]:
-            room, whose = self._room()
+            room = self.disk.free_bytes()
             if total <= room:
                 return
             async with self._trimming:
@@ -281,18 +279,8 @@ class CheckpointStore:
                     await self._remove(held)
         raise DiskFullError(
             f"checkpoint {new.key[0]}/{new.key[1]} needs {total / 1e6:.1f} MB but only "
-            f"{max(room, 0) / 1e6:.1f} MB {whose}; free some space or move --home to a "
-            "larger disk"
+            f"{room / 1e6:.1f} MB are free; free some space or move --home to a larger disk"
         )
-
-    def _room(self) -> tuple[int, str]:
-        """Bytes free for another checkpoint, and a clause that names the limit they come from."""
-        room, whose = self.disk.free_bytes(), "are free on this disk"
-        if self._quota_bytes is not None:
-            used = sum(held.manifest.total_bytes for held in self._held.values())
-            if self._quota_bytes - used < room:
-                room, whose = self._quota_bytes - used, "are left of this peer's quota"
-        return room, whose
 
     def sink(self, held: Held, index: int) -> Sink:
         """A sink for a missing piece; one at a time per piece, since it may write in place."""

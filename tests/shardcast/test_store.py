@@ -35,12 +35,10 @@ def files_of(seed: int, pieces: int = 2) -> dict[str, bytes]:
     return {"config.json": b"{%d}" % seed, "model.safetensors": rng.randbytes(pieces * SIZE - 9)}
 
 
-async def opened(
-    disk: MemoryDisk, keep: int = 5, quota_bytes: int | None = None
-) -> CheckpointStore:
+async def opened(disk: MemoryDisk, keep: int = 5) -> CheckpointStore:
     world = VirtualWorld()
     events = Events(world, "me")
-    store = CheckpointStore(disk, RUN, events, keep=keep, quota_bytes=quota_bytes)
+    store = CheckpointStore(disk, RUN, events, keep=keep)
     store.recorder = Recorder(events)  # type: ignore[attr-defined]
     await store.recover()
     return store
@@ -314,35 +312,27 @@ async def test_publishing_twice_is_once_and_never_two_things() -> None:
     assert same_files(disk, "checkpoints/0-1", files_of(1))
 
 
-async def test_a_quota_is_kept() -> None:
-    source, wanted = await published(0, files_of(0, pieces=4))
-    store = await opened(MemoryDisk(), quota_bytes=SIZE)
-    with pytest.raises(DiskFullError, match=r"but only 0\.3 MB are left of this peer's quota"):
-        await begin(store, source, wanted)
-    assert store.disk.list("checkpoints") == []
-
-
 async def test_what_was_begun_and_left_makes_room_for_what_is_newer() -> None:
     total = sum(len(data) for data in files_of(0).values())
-    disk = MemoryDisk()
-    store = await opened(disk, quota_bytes=2 * total + 100)
+    disk = MemoryDisk(2 * total + 2000)  # and manifests
+    store = await opened(disk)
     await fetch(store, *await published(5, files_of(5)))
     source, left = await published(6, files_of(6))
     await begin(store, source, left)
     await receive(store, source, left, 0)
     store.pin((0, 6))  # as long as it is being fetched
     source, wanted = await published(7, files_of(7))
-    with pytest.raises(DiskFullError, match="are left of this peer's quota"):
+    with pytest.raises(DiskFullError, match="MB are free"):
         await begin(store, source, wanted)
     store.unpin((0, 6))
     await fetch(store, source, wanted)
     assert store.complete() == [(0, 5), (0, 7)]
-    assert (await opened(disk, quota_bytes=2 * total + 100)).complete() == [(0, 5), (0, 7)]
+    assert (await opened(disk)).complete() == [(0, 5), (0, 7)]
 
 
 async def test_a_checkpoint_larger_than_announced_makes_no_room_for_itself() -> None:
     total = sum(len(data) for data in files_of(0).values())
-    store = await opened(MemoryDisk(), quota_bytes=3 * total + 100)
+    store = await opened(MemoryDisk(3 * total + 2000))
     for step in (5, 6):
         await fetch(store, *await published(step, files_of(step)))
     source, large = await published(7, files_of(7, pieces=4))
@@ -355,21 +345,16 @@ async def test_a_checkpoint_larger_than_announced_makes_no_room_for_itself() -> 
 
 async def test_with_little_disk_fewer_are_kept_and_the_newest_always_is() -> None:
     total = sum(len(data) for data in files_of(0).values())
-    quota = 3 * total + 100
-    disk = MemoryDisk()
-    store = await opened(disk, quota_bytes=quota)
+    disk = MemoryDisk(3 * total + 2000)
+    store = await opened(disk)
     for step in range(8):
         await fetch(store, *await published(step, files_of(step)))
         assert store.complete() == [(0, n) for n in range(max(0, step - 2), step + 1)]
-        sizes = [
-            len(file.data) for path, file in disk.files.items() if not path.endswith(".manifest")
-        ]
-        assert sum(sizes) <= quota
     check_store(store)
     # Not even one that is pinned goes to make room, so there is none for a larger one.
     store.pin((0, 5))
     source, large = await published(9, files_of(9, pieces=6))
-    with pytest.raises(DiskFullError, match="are left of this peer's quota"):
+    with pytest.raises(DiskFullError, match="MB are free"):
         await begin(store, source, large)
     assert store.complete() == [(0, 5), (0, 7)]
 
