@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
@@ -16,21 +16,16 @@ import msgspec
 import pytest
 import trio
 
-from swarm.events import Events
 from swarm.shardcast import limits
 from swarm.shardcast import sources as sources_module
 from swarm.shardcast.fetch import choosing
-from swarm.shardcast.have import streams as exchange
 from swarm.shardcast.have.claims import PROTOCOL
-from swarm.shardcast.have.streams import HaveExchange
-from swarm.shardcast.uploads import Uploads
-from swarm.transport import Arrived, BlobReference, Source, Stream, Transport
+from swarm.transport import Arrived, BlobReference, Source, Transport
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import Checkpoint
 from swarm.world import Piece, Sink
 from tests.memory_network import MemoryNetwork
-from tests.shardcast.harness import Peer, peer, run
-from tests.worlds import VirtualWorld
+from tests.shardcast.harness import Peer, peer
 
 SIZE = sources_module.SOURCE_MEASURED_BYTES_MIN
 T = TypeVar("T")
@@ -140,185 +135,126 @@ async def scene(sources: int, pieces: int, *, have: bool = True) -> AsyncIterato
         yield Scene(worker, there, checkpoint)
 
 
-def seen(main: Callable[[], Awaitable[T]]) -> T:
-    """What a scene's end showed, to be judged outside of all its nurseries."""
-    results: list[T] = []
-
-    async def keep() -> None:
-        results.append(await main())
-
-    run(keep)
-    return results[0]
-
-
 def one_lane(here: Scene) -> None:
     here.worker.fetcher.width.usual = here.worker.fetcher.width.most = 1
 
 
-def test_the_rarest_pieces_are_fetched_first() -> None:
+async def test_the_rarest_pieces_are_fetched_first() -> None:
     """One source has all; of its neighbours three lack eight pieces, and one lacks four more."""
     rare = sum(1 << index for index in range(5, 64, 8))
     less_rare = sum(1 << index for index in range(2, 64, 16))
     every = (1 << 64) - 1
 
-    async def main() -> list[int]:
-        async with scene(4, 64) as here:
-            for neighbour, lacks in zip(
-                here.sources[1:], [rare | less_rare, rare, rare], strict=True
-            ):
-                await here.says(neighbour, every ^ lacks)
-            await here.says(here.sources[0], every)
-            del here.sources[1:]  # the neighbours only talk
-            one_lane(here)
-            await here.fetch()
-            return here.order()
+    async with scene(4, 64) as here:
+        for neighbour, lacks in zip(here.sources[1:], [rare | less_rare, rare, rare], strict=True):
+            await here.says(neighbour, every ^ lacks)
+        await here.says(here.sources[0], every)
+        del here.sources[1:]  # the neighbours only talk
+        one_lane(here)
+        await here.fetch()
+        order = here.order()
 
-    order = seen(main)
     assert sorted(order[:8]) == list(range(5, 64, 8))
     assert order[:8] != sorted(order[:8]), "among the equally rare ones by chance"
     assert sorted(order[8:12]) == list(range(2, 64, 16))
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_is_late_asks_for_more_at_once(late: bool) -> None:
+async def test_who_is_late_asks_for_more_at_once(late: bool) -> None:
     """Twelve neighbours claim a twelfth each, or all but one piece. Usual are four at once."""
 
-    async def main() -> tuple[int, int]:
-        async with scene(12, 96) as here:
-            for number, source in enumerate(here.sources):
-                part = sum(1 << index for index in range(number, 96, 12))
-                await here.says(source, (1 << 96) - 1 ^ (1 << number) if late else part)
-            here.worker.fetcher.width.usual = 4
-            here.worker.fetcher.width.most = 24
-            here.watching.slow = {source.transport.peer_id: 0.3 for source in here.sources}
-            # Not to its end, when more are asked for in any case.
-            with trio.move_on_after(limits.SOURCES_RECHECK_SECONDS + 0.7):
-                await here.fetch()
-            held = here.worker.store.held((0, 0))
-            assert held is not None
-            return here.watching.most, len(held.missing())
+    async with scene(12, 96) as here:
+        for number, source in enumerate(here.sources):
+            part = sum(1 << index for index in range(number, 96, 12))
+            await here.says(source, (1 << 96) - 1 ^ (1 << number) if late else part)
+        here.worker.fetcher.width.usual = 4
+        here.worker.fetcher.width.most = 24
+        here.watching.slow = {source.transport.peer_id: 0.3 for source in here.sources}
+        # Not to its end, when more are asked for in any case.
+        with trio.move_on_after(limits.SOURCES_RECHECK_SECONDS + 0.7):
+            await here.fetch()
+        held = here.worker.store.held((0, 0))
+        assert held is not None
+        most, missing = here.watching.most, len(held.missing())
 
-    most, missing = seen(main)
     assert missing > 96 * choosing.ENDING_SHARE
     assert most == 24 if late else 4 <= most <= 6
 
 
-def test_a_lane_stays_with_its_source_and_leaves_it_now_and_then(
+async def test_a_lane_stays_with_its_source_and_leaves_it_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(choosing, "LEAVE_SHARE", 1 / 4)
 
-    async def main() -> list[int]:
-        async with scene(2, 160) as here:
-            one_lane(here)
-            for source in here.sources:
-                await here.says_all(source)
-            await here.fetch()
-            return here.asked()
+    async with scene(2, 160) as here:
+        one_lane(here)
+        for source in here.sources:
+            await here.says_all(source)
+        await here.fetch()
+        asked = here.asked()
 
-    asked = seen(main)
     assert len(asked) == 160
     switched = sum(one != other for one, other in itertools.pairwise(asked))
     # After every fourth piece a source is drawn, which half of the time is the same.
     assert 6 <= switched <= 40
 
 
-def test_a_lane_leaves_a_source_that_has_become_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lane_leaves_a_source_that_has_become_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "LEAVE_SHARE", 0.0)
 
-    async def main() -> list[int]:
-        async with scene(2, 160) as here:
-            slow = here.sources[1].transport.peer_id
-            here.worker.fetcher.width.usual = here.worker.fetcher.width.most = 2
-            for source in here.sources:
-                await here.says_all(source)
-                # Both were as fast so far.
-                here.worker.fetcher.book.succeeded(source.transport.peer_id, SIZE, 0.2)
-            here.watching.slow = {slow: 0.6}
-            await here.fetch()
-            return here.asked()
+    async with scene(2, 160) as here:
+        slow = here.sources[1].transport.peer_id
+        here.worker.fetcher.width.usual = here.worker.fetcher.width.most = 2
+        for source in here.sources:
+            await here.says_all(source)
+            # Both were as fast so far.
+            here.worker.fetcher.book.succeeded(source.transport.peer_id, SIZE, 0.2)
+        here.watching.slow = {slow: 0.6}
+        await here.fetch()
+        asked = here.asked()
 
-    asked = seen(main)
     assert len(asked) == 160
     assert 1 <= asked.count(1) <= 10, "a lane that stays gets about 20 there"
 
 
-def test_sources_are_drawn_in_proportion_to_what_they_gave() -> None:
+async def test_sources_are_drawn_in_proportion_to_what_they_gave() -> None:
     """Nobody claims anything, so each piece draws its source."""
 
-    async def main() -> list[int]:
-        async with scene(2, 240, have=False) as here:
-            one_lane(here)
-            here.watching.slow = {here.sources[1].transport.peer_id: 0.7}
-            book = here.worker.fetcher.book
-            for source, seconds in zip(here.sources, (0.1, 0.8), strict=True):
-                book.succeeded(source.transport.peer_id, SIZE, seconds)
-            await here.fetch()
-            return here.asked()
+    async with scene(2, 240, have=False) as here:
+        one_lane(here)
+        here.watching.slow = {here.sources[1].transport.peer_id: 0.7}
+        book = here.worker.fetcher.book
+        for source, seconds in zip(here.sources, (0.1, 0.8), strict=True):
+            book.succeeded(source.transport.peer_id, SIZE, seconds)
+        await here.fetch()
+        asked = here.asked()
 
-    asked = seen(main)
     assert len(asked) == 240
     assert 0.03 < asked.count(1) / len(asked) < 0.25, "a ninth of the draws"
 
 
-def test_neighbours_are_as_many_as_the_uplink_feeds() -> None:
-    """Here twelve, of sixteen who want something."""
-
-    async def main() -> int:
-        network, world = MemoryNetwork(), VirtualWorld(1)
-        told: set[PeerId] = set()
-        async with AsyncExitStack() as stack:
-            hub = await stack.enter_async_context(peer(network, 1))
-            for number in range(16):
-                other = await stack.enter_async_context(peer(network, 2 + number))
-
-                async def listen(stream: Stream, peer_id: PeerId = other.transport.peer_id) -> None:
-                    while await stream.receive() is not None:
-                        told.add(peer_id)
-
-                other.transport.serve(PROTOCOL, listen)
-                await hub.connect(other)
-            uploads = Uploads(world, hub.transport, hub.store)
-            uploads.bytes_per_second = 12 * exchange.NEIGHBOUR_BYTES_PER_SECOND
-            have = HaveExchange(
-                world,
-                hub.transport,
-                hub.store,
-                Events(world, hub.transport.peer_id),
-                uploads=uploads,
-            )
-            nursery = await stack.enter_async_context(trio.open_nursery())
-            await nursery.start(have.run)
-            await hub.publish(0, files(exchange.GROW_PIECES))
-            await trio.sleep(20 * exchange.SATED_SECONDS)
-            nursery.cancel_scope.cancel()
-        return len(told)
-
-    assert exchange.NEIGHBOURS < 12
-    assert seen(main) == 12
-
-
 @pytest.mark.parametrize("bytes_per_second", [2e6, 100e6])
-def test_the_uplink_is_measured(bytes_per_second: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_uplink_is_measured(
+    bytes_per_second: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From pieces that leave one after the other, whatever was believed of it before."""
     size = 1 << 18 if bytes_per_second < 10e6 else 1 << 22
     monkeypatch.setattr(limits, "PIECE_BYTES_MIN", size)
 
-    async def main() -> float:
-        async with peer(MemoryNetwork(), 1) as one:
-            await one.publish(0, {"model.safetensors": bytes(size)})
-            held = one.store.held((0, 0))
-            uploads = one.service._uploads
-            assert held is not None and uploads is not None
-            digest = held.manifest.pieces[0].digest
-            blob = one.service.open(None, digest)
-            while trio.current_time() < 100:
-                await trio.sleep(size / bytes_per_second)
-                one.transport.traffic.sent += size
-                following = one.service.open(None, digest)
-                blob.release()
-                blob = following
-            return uploads.bytes_per_second
+    async with peer(MemoryNetwork(), 1) as one:
+        await one.publish(0, {"model.safetensors": bytes(size)})
+        held = one.store.held((0, 0))
+        uploads = one.service._uploads
+        assert held is not None and uploads is not None
+        digest = held.manifest.pieces[0].digest
+        blob = one.service.open(None, digest)
+        while trio.current_time() < 100:
+            await trio.sleep(size / bytes_per_second)
+            one.transport.traffic.sent += size
+            following = one.service.open(None, digest)
+            blob.release()
+            blob = following
+        measured = uploads.bytes_per_second
 
     assert limits.SOURCE_BANDWIDTH_INITIAL == 12.5e6
-    assert seen(main) == pytest.approx(bytes_per_second, rel=0.05)
+    assert measured == pytest.approx(bytes_per_second, rel=0.05)
