@@ -310,10 +310,6 @@ def test_interrupted_and_killed_it_goes_on_where_it_was(tmp_path: Path) -> None:
         (["--bootstrap", "/ip4/127.0.0.1/tcp/1"], "/ip4/127.0.0.1/tcp/1"),
         (["--bootstrap", NOBODY], "no bootstrap peer can be reached: /ip4/127.0.0.1/tcp/1/p2p/"),
         (["--bootstrap", NOBODY, "http://127.0.0.1:1"], "give either a mirror's address"),
-        (
-            ["--bootstrap", NOBODY, "--mirror", "http://127.0.0.1:1"],
-            "leave it out with --bootstrap",
-        ),
     ],
 )
 def test_wrong_addresses_are_one_sentence(
