@@ -19,7 +19,7 @@ from swarm.wire.identity import Identity
 from swarm.wire.manifest import Admissions
 from swarm.wire.messages import Admission, AdmissionRefused, AdmissionRequest, Invite
 from swarm.wire.messenger import first
-from tests.ledger.harness import ALICE, BOB, OWNER, WORKER, Peer, Swarm, identity, in_virtual_time
+from tests.ledger.harness import ALICE, BOB, OWNER, WORKER, Peer, Swarm, identity
 from tests.network.harness import sealed_manifest
 from tests.worlds import WALL
 
@@ -89,7 +89,7 @@ async def test_an_invite_admits_one_peer_which_may_return_without_it(tmp_path: P
         nursery.cancel_scope.cancel()
 
 
-def test_of_two_peers_with_one_invite_the_earlier_stays(tmp_path: Path) -> None:
+async def test_of_two_peers_with_one_invite_the_earlier_stays(tmp_path: Path) -> None:
     """Two trusted peers that do not hear each other redeem it for both, until their logs meet."""
     swarm = InviteSwarm(tmp_path)
     invite = swarm.invite()
@@ -105,32 +105,29 @@ def test_of_two_peers_with_one_invite_the_earlier_stays(tmp_path: Path) -> None:
             assert await ask(peer, trusted) == ""
             nursery.cancel_scope.cancel()
 
-    async def main() -> None:
-        await redeem(ALICE, WORKER)
-        await redeem(BOB, THIEF)
-        async with (
-            swarm.peer(ALICE) as alice,
-            swarm.peer(BOB) as bob,
-            swarm.apart(WORKER) as worker,
-            swarm.apart(THIEF) as thief,
-            trio.open_nursery() as nursery,
-        ):
-            for peer in (worker, thief):
-                await nursery.start(peer.run_node.messenger.run)
-            for trusted in (alice, bob):
-                await trusted.until(
-                    lambda trusted=trusted: bool(  # type: ignore[misc]
-                        trusted.trusted.invites.invites_of(WORKER.peer_id)
-                        and trusted.trusted.invites.invites_of(THIEF.peer_id)
-                    ),
-                    "the logs meet",
-                )
-            for key in (ALICE, BOB):
-                assert await ask(worker, key) == ""
-                assert "another peer has used" in await ask(thief, key, invite)
-            nursery.cancel_scope.cancel()
-
-    in_virtual_time(main)
+    await redeem(ALICE, WORKER)
+    await redeem(BOB, THIEF)
+    async with (
+        swarm.peer(ALICE) as alice,
+        swarm.peer(BOB) as bob,
+        swarm.apart(WORKER) as worker,
+        swarm.apart(THIEF) as thief,
+        trio.open_nursery() as nursery,
+    ):
+        for peer in (worker, thief):
+            await nursery.start(peer.run_node.messenger.run)
+        for trusted in (alice, bob):
+            await trusted.until(
+                lambda trusted=trusted: bool(  # type: ignore[misc]
+                    trusted.trusted.invites.invites_of(WORKER.peer_id)
+                    and trusted.trusted.invites.invites_of(THIEF.peer_id)
+                ),
+                "the logs meet",
+            )
+        for key in (ALICE, BOB):
+            assert await ask(worker, key) == ""
+            assert "another peer has used" in await ask(thief, key, invite)
+        nursery.cancel_scope.cancel()
 
 
 class Book:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -53,10 +53,6 @@ class Run:
 
     def contradictions(self, limit: int):
         return 0, []
-
-
-def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def rations(

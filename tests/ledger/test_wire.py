@@ -35,7 +35,6 @@ from tests.ledger.harness import (
     Swarm,
     fetch,
     identity,
-    in_virtual_time,
     receipts,
     sealed,
     verdict_at,
@@ -90,34 +89,27 @@ def head(size: int, key: Identity | None = None) -> wire.Head:
         ((head(1), wire.Entries([b"junk"])), "malformed log entry"),
     ],
 )
-def test_a_client_believes_no_liar(tmp_path: Path, replies: tuple, complaint: str) -> None:
+async def test_a_client_believes_no_liar(tmp_path: Path, replies: tuple, complaint: str) -> None:
     with pytest.raises(PeerError, match=complaint):
-        in_virtual_time(lambda: unwrapped(say(Swarm(tmp_path), answers(*replies), "fetch")))
+        await unwrapped(say(Swarm(tmp_path), answers(*replies), "fetch"))
 
 
-def test_a_client_does_not_wait_for_ever(tmp_path: Path) -> None:
+async def test_a_client_does_not_wait_for_ever(tmp_path: Path) -> None:
     async def reply(_raw: bytes) -> bytes:
         await trio.sleep_forever()
         return b""
 
     with pytest.raises(DeadlineError, match="within 10 s"):
-        in_virtual_time(lambda: unwrapped(say(Swarm(tmp_path), reply, "fetch")))
+        await unwrapped(say(Swarm(tmp_path), reply, "fetch"))
 
 
-def test_receipts_that_never_advance_end(tmp_path: Path) -> None:
+async def test_receipts_that_never_advance_end(tmp_path: Path) -> None:
     item = wire.LoggedVerdict(0, b"", head(1).envelope)
     with pytest.raises(PeerError, match="bad receipt for entry 0"):
-        in_virtual_time(
-            lambda: unwrapped(
-                say(
-                    Swarm(tmp_path), answers(head(2), wire.Verdicts([item]), wire.Proofs([[]])), "r"
-                )
-            )
-        )
+        bad = answers(head(2), wire.Verdicts([item]), wire.Proofs([[]]))
+        await unwrapped(say(Swarm(tmp_path), bad, "r"))
     late = wire.LoggedVerdict(5, b"", b"")
-    in_virtual_time(
-        lambda: unwrapped(say(Swarm(tmp_path / "2"), answers(head(2), wire.Verdicts([late])), "r"))
-    )
+    await unwrapped(say(Swarm(tmp_path / "2"), answers(head(2), wire.Verdicts([late])), "r"))
 
 
 async def unwrapped(coroutine: Awaitable[None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,11 +248,6 @@ async def assembled(
             transport, cast(MemoryDisk, disk), store, fetcher, exchange, service, recorder, deltas
         )
         nursery.cancel_scope.cancel()
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a test in virtual time."""
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def same_files(disk: MemoryDisk, folder: str, files: dict[str, bytes]) -> bool:
