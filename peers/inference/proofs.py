@@ -19,9 +19,6 @@ from swarm.node.run_node import RunNode
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
 
-LOOK_SECONDS = 120.0
-"""Mean interval at which each validator is asked for what came without a verdict heard."""
-
 SOON_SECONDS = 5.0
 """Mean time after a verdict until its validator is asked for the place in its log; verdicts that
 come meanwhile share these four small requests, next to nothing beside the work of judging."""
@@ -30,7 +27,7 @@ LAST_SECONDS = 5.0
 """Longest time that leaving waits for the places of the last verdicts."""
 
 PROVE_SECONDS = 60.0
-"""Deadline for the proofs of one validator. What is missing then is asked for the next time."""
+"""Deadline for the proofs of one validator."""
 
 
 class ProofKeeper:
@@ -44,7 +41,7 @@ class ProofKeeper:
         self._silent: set[str] = set()
         """Validators that gave no proofs the last time, which is said once."""
         self._judging: set[str] = set()
-        """Validators whose verdicts have come since they were asked the last time."""
+        """Validators whose verdicts have come since they answered the last time."""
         self._judged = trio.Event()
         """Set while there are such validators."""
         self._asking = trio.Lock()
@@ -55,20 +52,18 @@ class ProofKeeper:
         self._judged.set()
 
     async def run(self) -> None:
-        """Ask for proofs after verdicts, and from time to time, until cancelled."""
+        """Ask for proofs at the start and after verdicts, until cancelled."""
         if not self._most_bytes:
             return
         await self._kept.open()
+        self._judging.update(self._peer.run.manifest.validator_ids())  # while this peer was away
+        self._judged.set()
         try:
             while True:
-                with trio.move_on_after(self._about(LOOK_SECONDS)):
-                    while True:
-                        await self._judged.wait()
-                        await trio.sleep(self._about(SOON_SECONDS))
-                        async with self._asking:
-                            await self._ask(self._judging)
+                await self._judged.wait()
+                await trio.sleep(SOON_SECONDS * self._node.world.random.uniform(0.5, 1.5))
                 async with self._asking:
-                    await self._ask(self._peer.run.manifest.validator_ids())
+                    await self._ask(self._judging)
         finally:  # an eviction ends the role
             expulsions = self._peer.run.expulsions_of(self._peer.peer_id)
             if expulsions:
@@ -83,9 +78,6 @@ class ProofKeeper:
             with trio.move_on_after(LAST_SECONDS):
                 async with self._asking:
                     await self._ask(self._judging)
-
-    def _about(self, seconds: float) -> float:
-        return seconds * self._node.world.random.uniform(0.5, 1.5)
 
     async def _ask(self, named: Iterable[str]) -> None:
         """Ask validators for proofs, one after the other."""
@@ -106,6 +98,7 @@ class ProofKeeper:
                         "inference.proofs_not_kept", remote=validator, reason=reason
                     )
                 self._silent.add(validator)
+                self._judging.add(validator)  # asked again after the next verdict
 
     async def _prove(self, validator: PeerId) -> None:
         """Keep the proofs of what a validator has logged since the last time."""
