@@ -250,7 +250,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "shardcast.checkpoint_failed": lambda f: (
         f"policy {f['step']} could not be fetched yet: {f['reason']}"
     ),
-    "inference.preflight": lambda f: "\n  ".join(["before the first policy:", *f["lines"]]),
     "inference.ready": lambda f: "\n  ".join(["ready to generate:", *f["lines"]]),
     "inference.endpoint": lambda f: (
         f"agents may ask at http://{f['listen']}/v1 once a policy is loaded"
@@ -344,10 +343,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "validator.not_first": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])} is judged by "
         f"validator {_short(f['first'])} first{_untold(f)}"
-    ),
-    "validator.joint_pass_failed": lambda f: (
-        f"{f['submissions']} submissions could not be recomputed in one pass and were recomputed "
-        f"one by one: {f['reason']}{_untold(f)}"
     ),
     "validator.settled_elsewhere": lambda f: (
         f"submission {f['number']} of step {f['step']} by {_short(f['worker'])}: "

@@ -7,16 +7,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from peers.engines.doctor import compute_findings, disk, task_findings
+from peers.engines.doctor import compute_findings, disk, readable, task_findings
 from peers.engines.installed import interpreter_for
-from peers.inference.preflight import submission, uplink
 from peers.inference.quantised import check_quantised
 from peers.inference.settings import InferenceSettings
+from peers.proofs.format import TOKEN_BYTES
 from swarm.errors import UserError
 from swarm.run.findings import Finding, Work, attempt
 from swarm.settings import PeerSettings
 from swarm.terminal.untrusted import printable
-from swarm.wire.manifest import Thresholds
+from swarm.wire.manifest import RunManifest, Thresholds
 from swarm.world.home import existing
 
 
@@ -72,3 +72,31 @@ def _thresholds(settings: PeerSettings, thresholds: Thresholds) -> str:
     check_quantised(settings.engine, own.quantise, thresholds)
     weights = "unchanged weights" if own.quantise == "none" else f"{own.quantise} weights"
     return f"the run takes {settings.engine} with {weights}; {tolerated(thresholds)}"
+
+
+def uplink(settings: PeerSettings) -> Finding:
+    """The limit that the settings have for this peer's line."""
+    limit = settings.uplink_mbps
+    text = "no limit for pieces (set uplink_mbps to share the line)"
+    if limit is not None:
+        text = f"at most {limit:g} Mbit/s for pieces of policies"
+    return Finding("uplink", text, {"limit_mbps": limit})
+
+
+def submission(manifest: RunManifest) -> Finding:
+    """What one submission is, and how large."""
+    sampling, limit = manifest.sampling, manifest.limits.submission_bytes_max
+    rows = sampling.groups_per_submission * sampling.group_size
+    size = int(rows * sampling.max_new_tokens * TOKEN_BYTES)
+    names = ", ".join(dict.fromkeys(each.name for each in manifest.environments))
+    return Finding(
+        "submission",
+        f"{rows:,} completions of up to {sampling.max_new_tokens:,} tokens for {names}: at most "
+        f"about {readable(size)} to push (the run takes {readable(limit)})",
+        {
+            "completions": rows,
+            "tokens_max": sampling.max_new_tokens,
+            "bytes_max": size,
+            "limit_bytes": limit,
+        },
+    )

@@ -16,8 +16,8 @@ from typing import ClassVar, TypeVar
 
 import trio
 
-from peers.engines.doctor import room
-from peers.inference import doctor, preflight
+from peers.engines.doctor import machine, room
+from peers.inference import doctor
 from peers.inference.delivery import Deliveries
 from peers.inference.idle import Cause, DeviceMeter
 from peers.inference.outbox import Made
@@ -97,8 +97,6 @@ class InferenceRole:
         """How long the last submission took."""
         self._leaving = False
         self._surveyed: Surveyed | None = None
-        self._shown = False
-        """Whether the screen of the preflight was shown."""
 
     async def run(self) -> None:
         """Work until the run is over or the peer is cancelled."""
@@ -325,24 +323,11 @@ class InferenceRole:
             self._pending.start_step(order, outbox.next_number(order.lineage, order.step))
         self._peer.status.step = order.step
 
-    def _show_preflight(self, order: StepOrder) -> None:
-        """Say once what this peer found, before it fetches a policy."""
-        if self._shown or self._surveyed is None:
-            return
-        self._shown = True
-        transport = self._node.transport
-        found = preflight.examine(
-            self._node.settings,
-            self._surveyed,
-            self._node.disk.free_bytes(),
-            work=screen.Work(self._run, self._peer.newest_checkpoint(), order),
-            line=preflight.Line(list(transport.addresses()), transport.reachability().value),
-        )
-        self._events.emit("inference.preflight", lines=screen.lines(found), **screen.figures(found))
-
     def _show_ready(self, loaded: Loaded) -> None:
-        """Say what the engine can do with the first policy."""
-        found = [room(loaded)]
+        """Say once what was found on this machine, and what it can do with the first policy."""
+        assert self._surveyed is not None
+        work = screen.Work(self._run, self._peer.newest_checkpoint(), self._peer.step_order())
+        found = [*machine(self._surveyed, work), room(loaded)]
         names = ", ".join(dict.fromkeys(e.name for e in self._run.manifest.environments))
         renders = "tasks are rendered as the run's owner renders them"
         found.append(screen.Finding("tasks", f"{names}: {renders}", {"rendered_alike": True}))
@@ -354,7 +339,6 @@ class InferenceRole:
         Not if a submission swapped meanwhile to a policy that the order allows, or if a newer order
         names another policy.
         """
-        self._show_preflight(order)
         self._meter.idles("waiting_for_policy")
         self._peer.status.doing = f"fetching policy {order.policy}"
         with self._peer.store.pinned(order.checkpoint):

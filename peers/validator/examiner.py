@@ -25,9 +25,7 @@ from peers.validator.statistics import (
     prefill_wanted,
     rows_sampled,
 )
-from peers.validator.together import Together
 from swarm.errors import PeerError
-from swarm.events import Rationed
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.validation import (
     Grade,
@@ -91,12 +89,8 @@ class Examiner:
         self._prefill_restarts = prefill_restarts
         self._loaded: list[CheckpointReference] = []
         """Policies that the prefill child holds."""
-        failures = Rationed(peer.node.events)
-        self._together = Together(
-            lambda count, reason: failures.emit(
-                "validator.joint_pass_failed", submissions=count, reason=reason
-            )
-        )
+        self._turn = trio.Lock()
+        """Held while the prefill child is used."""
         self._grades = ServedGrades(peer)
 
     def is_drawn_later(self, submission: bytes) -> bool:
@@ -336,16 +330,14 @@ class Examiner:
         manifest = await self._manifest(case)
         with self._peer.store.pinned(*policies):
             loads = [await self._fetched(policy, manifest) for policy in policies]
-            if policies == [job.order.policy]:
-                judged = await self._together.judge(
-                    job, prefill, lambda: self._load(loads[0], prefill)
-                )
-            else:
-                job = msgspec.structs.replace(job, later=loads)
-                async with self._together.turn:
+            async with self._turn:
+                if policies == [job.order.policy]:
+                    await self._load(loads[0], prefill)
+                else:
+                    job = msgspec.structs.replace(job, later=loads)
                     self._loaded = []  # the child may drop policies to make room, and then fail
-                    judged = await prefill.judge(job)
-                    self._loaded = judged.policies
+                judged = await prefill.judge(job)
+                self._loaded = judged.policies
         self._prefill_restarts.succeeded()
         outcome.checks.extend(judged.checks)
         outcome.failed, outcome.detail = judged.failed, judged.detail

@@ -24,7 +24,7 @@ from peers.engines.device import (
     is_out_of_memory,
     use_hardware,
 )
-from peers.engines.engine import Engine, Prefill
+from peers.engines.engine import Engine
 from peers.engines.memory import need_of
 from peers.engines.registry import check_engine, make_engine
 from peers.proofs import toploc
@@ -35,7 +35,6 @@ from peers.validator.evidence.submission import Recomputed, evidence_of, without
 from peers.validator.recompute import (
     Completed,
     Found,
-    prefill_together,
     proof_figures,
     recompute,
     sampling_figures,
@@ -45,15 +44,11 @@ from swarm.jobs import Load, validation
 from swarm.jobs.validation import (
     Judge,
     Judged,
-    JudgedOne,
-    JudgedTogether,
-    JudgeTogether,
     PrefillSetup,
 )
 from swarm.rollouts.rollouts import Rollouts, check_digest
 from swarm.rollouts.seeds import noise_key
 from swarm.wire.messages import CheckpointReference
-from swarm.world import kind_of
 from swarm.world.tasks import JobThread, in_job_thread
 
 PREFILL_TOKENS_MAX = 1 << 15
@@ -133,36 +128,10 @@ class PrefillService:
     def judge(self, job: Judge) -> Judged:
         if not job.later and job.order.policy not in self._engines:
             raise self._not_loaded(job.order.policy)
-        return self._judge(_open(job))
-
-    @in_job_thread
-    @torch.inference_mode()
-    def judge_together(self, job: JudgeTogether) -> JudgedTogether:
-        engine = self._engine(job.jobs[0].order.policy.step, job.jobs[0])
-        results = [JudgedOne()] * len(job.jobs)
-        chosen: dict[int, _Opened] = {}
-        tokens = 0
-        for index, one in enumerate(job.jobs):
-            try:
-                opened = _open(one)
-            except Exception as error:
-                results[index] = _failed(error)
-                continue
-            tokens += opened.tokens
-            if chosen and tokens > PREFILL_TOKENS_MAX:
-                break
-            chosen[index] = opened
-        prefills, failed = _prefill_all(engine, list(chosen.values()))
-        for (index, opened), prefill in zip(chosen.items(), prefills, strict=True):
-            try:
-                results[index] = JudgedOne(judged=self._judge(opened, prefill))
-            except Exception as error:
-                results[index] = _failed(error)
-        return JudgedTogether(results=results, failed=failed)
-
-    def _judge(self, opened: _Opened, prefill: Prefill | None = None) -> Judged:
-        """Judge a submission whose hidden states may be computed already, by its order's policy."""
-        job, rollouts, parts = opened.job, opened.rollouts, opened.parts
+        raw = Path(job.path).read_bytes()
+        check_digest(raw, job.digest)
+        rollouts = Rollouts.from_bytes(raw)
+        parts = _parts(rollouts, range(len(rollouts)) if job.rows is None else job.rows)
         found = [
             recompute(
                 engine,
@@ -170,11 +139,10 @@ class PrefillService:
                 noise_key(job.order.seed()),
                 job.order.sampling.temperature,
                 job.thresholds,
-                prefill,
             )
             for policy, own in groupby(parts, key=lambda part: part.policy)
             for engine in [self._engine(policy, job)]
-            for batch in ([list(own)] if prefill else _batches(own))
+            for batch in _batches(own)
         ]
         evidence = evidence_of(_recomputed(found, rollouts, parts, job), job.thresholds)
         recomputation = Recomputation(
@@ -211,10 +179,6 @@ class PrefillService:
 _SERVICE: type[validation.PrefillService] = PrefillService
 
 
-def _failed(error: Exception) -> JudgedOne:
-    return JudgedOne(error=str(error), kind=kind_of(error))
-
-
 @dataclass(frozen=True)
 class _Part:
     """The tokens of one rollout that one policy sampled."""
@@ -244,45 +208,6 @@ def _parts(rollouts: Rollouts, rows: Sequence[int]) -> list[_Part]:
             parts.append(_Part(row, span.policy, start, sampled[start:end], proofs[:count]))
             proofs, start = proofs[count:], end
     return sorted(parts, key=lambda part: part.policy)
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """A submission whose file has been read."""
-
-    job: Judge
-    rollouts: Rollouts
-    parts: Sequence[_Part]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens to prefill."""
-        return sum(part.end for part in self.parts)
-
-
-def _open(job: Judge) -> _Opened:
-    """Read a submission; raises `OSError`, `ValueError` or `ProofFormatError`."""
-    raw = Path(job.path).read_bytes()
-    check_digest(raw, job.digest)
-    rollouts = Rollouts.from_bytes(raw)
-    rows = range(len(rollouts)) if job.rows is None else job.rows
-    return _Opened(job, rollouts, _parts(rollouts, rows))
-
-
-def _prefill_all(engine: Engine, opened: Sequence[_Opened]) -> tuple[Sequence[Prefill | None], str]:
-    """The hidden states of each submission, from one pass; None where each is to be computed alone.
-
-    That is the case if there is only one, or if the pass fails because of one of them. Also returns
-    why it failed, if it did.
-    """
-    failed = ""
-    if len(opened) > 1:
-        try:
-            jobs = [_completed(each.rollouts, each.parts) for each in opened]
-            return prefill_together(engine, jobs), ""
-        except Exception as error:  # computed alone, the one to blame says what is wrong
-            failed = f"{type(error).__name__}: {error}"[:500]
-    return [None] * len(opened), failed
 
 
 def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:

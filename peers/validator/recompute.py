@@ -64,35 +64,19 @@ class Found:
 
 
 @torch.inference_mode()
-def prefill_together(engine: Engine, given: Sequence[Completed]) -> list[Prefill]:
-    """The hidden states of several submissions, computed in one pass."""
-    whole = engine.prefill(
-        [tokens for each in given for tokens in each.sequences],
-        [indices for each in given for indices in each.sampled],
-    )
-    found, end = [], 0
-    for each in given:
-        own = slice(end, end := end + len(each.sequences))
-        found.append(Prefill(whole.hidden[own], whole.states[own], whole.prompt_hidden[own]))
-    return found
-
-
-@torch.inference_mode()
 def recompute(
     engine: Engine,
     given: Completed,
     key: tuple[int, int],
     temperature: float,
     thresholds: Thresholds,
-    prefill: Prefill | None = None,
 ) -> Found:
     """Prefill the rollouts in one batch and compare; `key` is that of the submission's noise.
 
-    `prefill` are the rollouts' hidden states if they are computed already. Raises
-    `ProofFormatError`, and `UserError` when the policy's own figures are no numbers: nothing can
-    then be said of the worker.
+    Raises `ProofFormatError`, and `UserError` when the policy's own figures are no numbers: nothing
+    can then be said of the worker.
     """
-    prefill = prefill or engine.prefill(given.sequences, given.sampled)
+    prefill = engine.prefill(given.sequences, given.sampled)
     for row, states in zip(given.rows, prefill.states, strict=True):
         if not bool(torch.isfinite(states).all()):
             raise UserError(

@@ -71,8 +71,7 @@ class ValidatorSettings(EvaluationSettings):
 
     lanes: int = pydantic.Field(default=2, ge=1, le=64)
     """Submissions judged at a time. Each lane has a process that reads files and grades; all share
-    the one that recomputes, which takes those that wait for it and use the same policy in one pass:
-    from 3 lanes on. A worker occupies one lane at most."""
+    the one that recomputes. A worker occupies one lane at most."""
     devices: list[str] = pydantic.Field(default=[])
     """Devices of this machine that share the layers of a model too large for one, for example
     `["cuda:0", "cuda:1"]`."""

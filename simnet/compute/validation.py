@@ -25,7 +25,6 @@ from swarm.rollouts.seeds import digest as digest_of
 from swarm.rollouts.signed_turns import BadTurn
 from swarm.wire.manifest import Thresholds
 from swarm.wire.messages import Check, CheckpointReference, Evidence
-from swarm.world import kind_of
 
 EDITED_SHARE = 0.02
 """Share of the tokens that "edits" replace."""
@@ -207,15 +206,6 @@ class PrefillModel:
             evidence=without_bets(evidence) if observes else evidence,
             policies=list(self._policies),
         )
-
-    async def judge_together(self, job: validation.JudgeTogether) -> validation.JudgedTogether:
-        results = []
-        for one in job.jobs:
-            try:
-                results.append(validation.JudgedOne(judged=await self.judge(one)))
-            except (OSError, ValueError) as error:
-                results.append(validation.JudgedOne(error=str(error), kind=kind_of(error)))
-        return validation.JudgedTogether(results=results)
 
 
 def _evidence(tokens: int, invented: bool, edited: int, thresholds: Thresholds) -> Evidence:

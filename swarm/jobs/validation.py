@@ -227,30 +227,6 @@ class Judged(Report, kw_only=True):
     """All policies in memory, the least recently used first."""
 
 
-class JudgeTogether(Job, frozen=True, kw_only=True):
-    """Check the rollouts of several submissions of one policy in one pass."""
-
-    patience_seconds: ClassVar[float] = Judge.patience_seconds
-    jobs: list[Judge]
-
-
-class JudgedOne(msgspec.Struct, frozen=True, kw_only=True):
-    """A submission's results; without report and error it did not fit into the pass."""
-
-    judged: Judged | None = None
-    error: str = ""
-    """Why it could not be judged."""
-    kind: str = ""
-    """See `ChildError.kind`."""
-
-
-class JudgedTogether(msgspec.Struct, frozen=True, kw_only=True):
-    results: list[JudgedOne]
-    """Those of each job; at least of the first."""
-    failed: str = ""
-    """Why the joint pass failed, after which each was computed alone; empty: it did not fail."""
-
-
 class PrefillService(Protocol):
     """Recomputes activations and sampling; keeps the last few policies used in memory."""
 
@@ -263,9 +239,4 @@ class PrefillService(Protocol):
     async def judge(self, job: Judge) -> Judged:
         """Raises `ValueError` when a policy is neither loaded nor given, `UserError` for a folder
         that holds no supported model, `OSError` when the file's hash differs."""
-        ...
-
-    async def judge_together(self, job: JudgeTogether) -> JudgedTogether:
-        """What `judge` says of each job, whatever the others are. Raises `ValueError` when the
-        policy is not loaded."""
         ...
