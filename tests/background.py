@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 
 import trio
 
+from peers.validator.cases import Outcome
+from swarm.jobs.validation import Grade, Inspect, InspectionService
+
 T = TypeVar("T")
 Ask = Callable[..., Any]
 
@@ -36,3 +39,14 @@ def in_background(run: Callable[[], Awaitable[None]]) -> Iterator[Ask]:
     finally:
         token.run_sync_soon(scope.cancel)
         thread.join()
+
+
+def inspect_whole(ask: Ask, inspector: InspectionService, job: Inspect, hung: str = "") -> Outcome:
+    """Inspect a submission, grade it, and settle its rewards, as a validator does."""
+    outcome = Outcome.of(ask(inspector.inspect, job))
+    if not outcome.failed:
+        graded = ask(inspector.grade, Grade(digest=job.digest, hung=hung))
+        outcome.add(graded)
+        if not outcome.failed and not graded.episodes:
+            outcome.settle(graded)
+    return outcome

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import trio
 
-from peers.validator.cases import Case, Outcome, outcome_of
+from peers.validator.cases import Case
 from peers.validator.examiner import Examiner
 from peers.validator.queue import CaseQueue
 from peers.validator.verdicts import Verdicts
@@ -41,31 +41,27 @@ class Audits:
         self._queue = queue
         self._examiner = examiner
         self._verdicts = verdicts
-        self._drawn: deque[tuple[Case, Outcome]] = deque(maxlen=AUDITS_WAITING_MAX)
+        self._drawn: deque[tuple[Case, Verdict]] = deque(maxlen=AUDITS_WAITING_MAX)
         self._judged = Observable(None)
         """Changes with every verdict: then no case may be waiting any more."""
         self._prefill: PrefillService | None = None
         verdicts.given = self._note
 
-    def _note(self, case: Case, outcome: Outcome) -> None:
-        unchecked = outcome.word == "accepted" and not outcome.evidence.tokens
-        if unchecked and self._examiner.is_drawn_later(case.submission.digest):
-            self._drawn.append((case, outcome))
+    def _note(self, case: Case, verdict: Verdict) -> None:
+        if self._is_due(verdict):
+            self._drawn.append((case, verdict))
         self._judged.touch()
+
+    def _is_due(self, verdict: Verdict) -> bool:
+        unchecked = verdict.outcome == "accepted" and not verdict.recomputed
+        return unchecked and self._examiner.is_drawn_later(verdict.submission)
 
     def recover(self, verdicts: Iterable[Verdict]) -> None:
         """Draw again what was drawn before a restart, among this validator's `verdicts`."""
-        due = (
-            verdict
-            for verdict in verdicts
-            if verdict.outcome == "accepted"
-            and not verdict.recomputed
-            and self._examiner.is_drawn_later(verdict.submission)
-        )
-        for verdict in deque(due, maxlen=AUDITS_WAITING_MAX):
+        for verdict in deque(filter(self._is_due, verdicts), maxlen=AUDITS_WAITING_MAX):
             case = self._queue.judged((verdict.worker, verdict.submission))
             if case is not None:
-                self._drawn.append((case, outcome_of(verdict)))
+                self._drawn.append((case, verdict))
 
     @contextmanager
     def using(self, prefill: PrefillService) -> Iterator[None]:
@@ -84,11 +80,11 @@ class Audits:
                 await self._judged.wait_change()
                 continue
             prefill = self._prefill
-            case, outcome = self._drawn.popleft()
+            case, verdict = self._drawn.popleft()
             if not self._examiner.is_current(case) or not self._verdicts.stands(case.key):
                 continue
             try:
-                await self._examiner.audit(case, outcome, prefill)
+                found = await self._examiner.audit(case, verdict, prefill)
             except (ChildDied, ChildError, PeerError) as error:  # a dead child is restarted
                 self._peer.node.events.emit(
                     "validator.audit_failed",
@@ -98,4 +94,4 @@ class Audits:
                     reason=str(error),
                 )
                 continue
-            await self._verdicts.revise(case, outcome, nursery)
+            await self._verdicts.revise(case, verdict, found, nursery)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from peers.validator.checks.history import Speed
 from peers.validator.inbox import Key
-from swarm.jobs.validation import Inspected, Report, UngradedGroup
+from swarm.jobs.validation import Graded, Inspected, Report, UngradedGroup
+from swarm.rollouts.rollouts import parts_of
 from swarm.wire.envelope import Envelope
 from swarm.wire.messages import (
     Acknowledgement,
     Evidence,
     RewardParts,
+    Rewards,
     StepOrder,
     Submission,
     Verdict,
@@ -81,6 +84,15 @@ class Case:
 class Outcome(Inspected, kw_only=True):
     """The results of all checks of a submission, and those for training."""
 
+    rewards: Rewards = msgspec.field(default_factory=list)
+    """[groups][G] 0 for an ungraded group; empty if no group has grades."""
+    task_means: list[float] = msgspec.field(default_factory=list)
+    """[groups] Mean reward without the length penalty; empty if there is no penalty."""
+    task_spreads: list[float] = msgspec.field(default_factory=list)
+    """[groups] Largest minus smallest reward without the penalty; empty if there is none."""
+    ungraded: list[UngradedGroup] = msgspec.field(default_factory=list)
+    """By group. The sampling checks decide whether the worker is at fault."""
+    parts: RewardParts = RewardParts()
     evidence: Evidence = Evidence()
     share: float = 1.0
     """The probability with which it was drawn for recomputation."""
@@ -91,8 +103,37 @@ class Outcome(Inspected, kw_only=True):
 
     @classmethod
     def of(cls, report: Report) -> Outcome:
-        """Make an outcome from a report, or from an inspection with its results for training."""
+        """Make an outcome from a report, or from an inspection."""
         return cls(**msgspec.structs.asdict(report))
+
+    def add(self, report: Report) -> None:
+        """Add the report of further checks; none before them failed."""
+        self.checks.extend(report.checks)
+        self.failed, self.detail = report.failed, report.detail
+        self.proven_fault, self.quarantined = report.proven_fault, report.quarantined
+
+    def settle(self, graded: Graded) -> None:
+        """Take the rewards of complete grades; those of an ungraded group are 0.
+
+        There are none if no group is graded.
+        """
+        self.ungraded = sorted(graded.ungraded, key=lambda each: each.group)
+        without = {each.group for each in graded.ungraded}
+        if len(without) == len(graded.graded):
+            return
+        size = max(map(len, graded.graded))
+        for group in without:
+            graded.graded[group] = [0.0] * size
+            graded.penalties[group] = [0.0] * size
+            graded.parts[group] = [{}] * size
+        self.rewards = [
+            [reward - penalty for reward, penalty in zip(*group, strict=True)]
+            for group in zip(graded.graded, graded.penalties, strict=True)
+        ]
+        self.parts = parts_of(list(chain(*graded.parts)))
+        if graded.has_target:
+            self.task_means = [sum(group) / len(group) for group in graded.graded]
+            self.task_spreads = [max(group) - min(group) for group in graded.graded]
 
     @property
     def word(self) -> Literal["accepted", "refused", "quarantined"]:
@@ -136,8 +177,7 @@ def quarantine_ungraded(outcome: Outcome) -> None:
 
 def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index: int) -> Verdict:
     """The verdict that states an outcome; `log_index` is -1 for a verdict in no log."""
-    uncredited = outcome.word == "refused" or outcome.failed in UNCREDITED
-    return Verdict(
+    verdict = Verdict(
         submission=submission.digest,
         size_bytes=submission.size_bytes,
         worker=worker,
@@ -150,44 +190,36 @@ def verdict_on(worker: str, submission: Submission, outcome: Outcome, log_index:
         detail=outcome.detail[:500],
         proven_fault=outcome.proven_fault,
         checks=outcome.checks,
-        rewards=[] if uncredited else outcome.rewards,
+        rewards=outcome.rewards,
         log_index=log_index,
-        task_means=[] if uncredited else outcome.task_means,
-        task_spreads=[] if uncredited else outcome.task_spreads,
-        environments=[] if uncredited else outcome.environments,
+        task_means=outcome.task_means,
+        task_spreads=outcome.task_spreads,
+        environments=outcome.environments,
         rollouts_digest=b"" if outcome.failed else outcome.canonical_digest,
         rollouts_bytes=0 if outcome.failed else outcome.canonical_bytes,
         evidence=outcome.evidence,
         tokens=0 if outcome.failed in UNCREDITED else outcome.tokens,
         share=outcome.share,
         policies=outcome.policies if outcome.policies != [submission.policy] else [],
-        quarantined=_quarantined(outcome) if outcome.rewards and not uncredited else [],
-        parts=RewardParts() if uncredited else outcome.parts,
+        quarantined=[each.group for each in outcome.ungraded] if outcome.rewards else [],
+        parts=outcome.parts,
         continued=outcome.continued,
         seed=outcome.seed,
     )
+    credited = outcome.word != "refused" and outcome.failed not in UNCREDITED
+    return verdict if credited else without_training(verdict)
 
 
-def _quarantined(outcome: Outcome) -> list[int]:
-    return [each.group for each in outcome.ungraded]
-
-
-def outcome_of(verdict: Verdict) -> Outcome:
-    """The outcome that an acceptance states, for an audit."""
-    return Outcome(
-        checks=verdict.checks,
-        rewards=verdict.rewards,
-        task_means=verdict.task_means,
-        task_spreads=verdict.task_spreads,
-        environments=verdict.environments,
-        canonical_digest=verdict.rollouts_digest,
-        canonical_bytes=verdict.rollouts_bytes,
-        tokens=verdict.tokens,
-        share=verdict.share,
-        evidence=verdict.evidence,
-        policies=verdict.policies,
-        ungraded=[UngradedGroup(group=each, reason="") for each in verdict.quarantined],
-        parts=verdict.parts,
-        continued=verdict.continued,
-        seed=verdict.seed,
+def without_training(verdict: Verdict) -> Verdict:
+    """A verdict on a submission that earns nothing and is not trained on."""
+    return msgspec.structs.replace(
+        verdict,
+        rewards=[],
+        task_means=[],
+        task_spreads=[],
+        environments=[],
+        rollouts_digest=b"",
+        rollouts_bytes=0,
+        quarantined=[],
+        parts=RewardParts(),
     )

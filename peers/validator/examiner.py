@@ -17,7 +17,6 @@ from peers.validator.grades import ServedGrades
 from peers.validator.inbox import canonical_path_of, path_of
 from peers.validator.queue import CaseQueue
 from peers.validator.records import Records
-from peers.validator.rewards import settle
 from peers.validator.statistics import (
     Duplicates,
     Paces,
@@ -41,7 +40,7 @@ from swarm.rollouts.continuations import State
 from swarm.rollouts.seeds import digest
 from swarm.run.work import submission_order
 from swarm.wire.manifest import RunManifest
-from swarm.wire.messages import CheckpointReference
+from swarm.wire.messages import CheckpointReference, Verdict
 from swarm.world import ChildDied, ChildError
 from swarm.world.restarts import Restarts
 
@@ -105,8 +104,8 @@ class Examiner:
         newest = max(((held.lineage, held.step) for held in self._loaded), default=(0, 0))
         return policy in self._loaded or (policy.lineage, policy.step) >= newest
 
-    async def audit(self, case: Case, outcome: Outcome, prefill: PrefillService) -> None:
-        """Recompute an accepted submission, and add the results to its outcome.
+    async def audit(self, case: Case, verdict: Verdict, prefill: PrefillService) -> Outcome:
+        """Recompute an accepted submission; returns what that alone finds.
 
         Raises `PeerError` when the policy or the manifest cannot be fetched, and the child's
         errors.
@@ -115,11 +114,13 @@ class Examiner:
         job = Judge(
             order=await self._order(case, manifest),
             path=self._local(canonical_path_of(case.key)),
-            digest=outcome.canonical_digest,
+            digest=verdict.rollouts_digest,
             thresholds=manifest.thresholds,
-            rewards=outcome.rewards,
+            rewards=verdict.rewards,
         )
-        await self._recompute(case, job, prefill, outcome)
+        found = Outcome(policies=verdict.policies)
+        await self._recompute(case, job, prefill, found)
+        return found
 
     def forget_loaded(self) -> None:
         """Note that the prefill child is new and holds no policy."""
@@ -159,7 +160,6 @@ class Examiner:
             tokenizer_folder=folder,
             bytes_max=manifest.limits.submission_bytes_max,
             environment_peers=manifest.environment_ids(),
-            file_only=True,
         )
         try:
             outcome = await self._check(case, inspect, manifest, children, hung)
@@ -201,7 +201,7 @@ class Examiner:
         stake = self._records.stake(case.worker, case.submission.step)
         record = Record(self._records.standing(case.worker), thresholds)
         share = share_to_recompute(inspected.tokens, stake, thresholds)
-        share = outcome.share = 1.0 if record.is_near else share
+        outcome.share = 1.0 if record.is_near else share
         job = Judge(
             order=inspect.order,
             path=inspect.canonical_path,
@@ -219,12 +219,14 @@ class Examiner:
         seconds = manifest.limits.grading_seconds * (DOUBTED_SHARE if doubted else 1)
         grade = Grade(digest=inspect.digest, grading_seconds=seconds, hung=hung)
         graded = await children.inspector.grade(grade)
-        graded.checks = outcome.checks + graded.checks[len(inspected.checks) :]
-        outcome = Outcome.of(graded)
-        outcome.share = share
+        outcome.add(graded)
         if outcome.failed:
             return outcome
-        await self._grade(case, inspect.order.seed(), outcome, manifest)
+        if graded.episodes:
+            await self._grades.complete(
+                case, inspect.order.seed(), graded, manifest.limits.grading_seconds
+            )
+        outcome.settle(graded)
         ungraded, striking = outcome.ungraded, history.is_striking
         drawn = prefill_wanted(self._secret, case.submission.digest, outcome.share)
         if ungraded or striking or drawn or case.first is not None:
@@ -258,20 +260,9 @@ class Examiner:
                 if not job.thresholds.observes:
                     return False
                 return max(judged.proofs.error_mean, judged.sampling.margin_mean) >= UNRELATED
-        outcome.checks.extend(found.checks)
-        outcome.failed, outcome.detail = found.failed, found.detail
+        outcome.add(found)
         outcome.evidence = found.evidence
         return False
-
-    async def _grade(
-        self, case: Case, seed: bytes, outcome: Outcome, manifest: RunManifest
-    ) -> None:
-        """Add the grades of served environments, if there are any."""
-        partly, outcome.partly = outcome.partly, None
-        if partly is None:
-            return
-        await self._grades.complete(case, seed, partly, manifest.limits.grading_seconds)
-        settle(outcome, partly)
 
     async def _manifest(self, case: Case) -> RunManifest:
         """The version of the run manifest that the case's step follows."""
@@ -339,8 +330,7 @@ class Examiner:
                 judged = await prefill.judge(job)
                 self._loaded = judged.policies
         self._prefill_restarts.succeeded()
-        outcome.checks.extend(judged.checks)
-        outcome.failed, outcome.detail = judged.failed, judged.detail
+        outcome.add(judged)
         outcome.evidence = judged.evidence
         return judged
 

@@ -10,7 +10,7 @@ import trio
 from peers.validator.cases import Case
 from peers.validator.checks.file import FAILURES_SECONDS_MAX
 from swarm.errors import PeerError
-from swarm.jobs.validation import PartlyGraded, ServedEpisode, UngradedGroup
+from swarm.jobs.validation import Graded, ServedEpisode, UngradedGroup
 from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import rendezvous
 from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
@@ -66,14 +66,14 @@ class ServedGrades:
         self._peer = peer
 
     async def complete(
-        self, case: Case, seed: bytes, partly: PartlyGraded, deadline_seconds: float
+        self, case: Case, seed: bytes, graded: Graded, deadline_seconds: float
     ) -> None:
         """Add the grades of a submission's served episodes.
 
         A group with an episode that has no grade, or none within the deadline, is ungraded.
         """
         found = _Found()
-        waiting = iter(partly.episodes)
+        waiting = iter(graded.episodes)
 
         def say(seconds: float) -> None:
             peers = self._peer.run.manifest.environment_ids()
@@ -84,22 +84,22 @@ class ServedGrades:
             async with trio.open_nursery() as complaining:
                 complaining.start_soon(complain, say)
                 async with trio.open_nursery() as nursery:
-                    for _ in range(min(GRADES_AT_ONCE, len(partly.episodes))):
+                    for _ in range(min(GRADES_AT_ONCE, len(graded.episodes))):
                         nursery.start_soon(self._ask, case, seed, waiting, found, nursery)
                 complaining.cancel_scope.cancel()
         late = found.stopped or Ungraded(
             f"no environment peer graded it within {deadline_seconds:g} s: {found.last_reason}"
         )
-        for episode in partly.episodes:
+        for episode in graded.episodes:
             grade = found.grades.get((episode.group, episode.sample))
             if grade is None:
                 found.give_up(episode.group, late)
                 continue
-            partly.graded[episode.group].append(grade.reward)
-            partly.penalties[episode.group].append(grade.penalty)
-            partly.parts[episode.group].append(grade.parts)
-            partly.has_target |= grade.has_target
-        partly.ungraded.extend(found.ungraded.values())
+            graded.graded[episode.group].append(grade.reward)
+            graded.penalties[episode.group].append(grade.penalty)
+            graded.parts[episode.group].append(grade.parts)
+            graded.has_target |= grade.has_target
+        graded.ungraded.extend(found.ungraded.values())
 
     async def _ask(
         self,

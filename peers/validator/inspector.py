@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import blake3
-import msgspec
 import numpy as np
 
 from peers.environments import Renderer, episodes_of, probe_hash
@@ -22,17 +21,15 @@ from peers.sandbox.launcher import start_launcher
 from peers.validator.checks.base import run
 from peers.validator.checks.file import CHECKS, REPLAYS, Inspection
 from peers.validator.parsing import Reader
-from peers.validator.rewards import settle
 from swarm.errors import UserError
 from swarm.jobs import SubmissionOrder
 from swarm.jobs.validation import (
     Grade,
+    Graded,
     Inspect,
     Inspected,
     InspectionService,
     InspectionSetup,
-    PartlyGraded,
-    Report,
     ServedEpisode,
 )
 from swarm.rollouts.continuations import whole
@@ -65,8 +62,8 @@ class InspectorService:
         self._alike: set[tuple[bytes, str, str, bytes]] = set()
         """Tokenizers and environments that render the probe tasks like the run's owner."""
         self._thread = JobThread()
-        self._held: tuple[bytes, SubmissionOrder, Inspection, Report] | None = None
-        """Digest, order, content and report of a submission that is to be graded."""
+        self._held: tuple[bytes, Inspection] | None = None
+        """Digest and content of a submission that is to be graded."""
 
     @in_job_thread
     def inspect(self, job: Inspect) -> Inspected:
@@ -81,28 +78,37 @@ class InspectorService:
             drawn = self._environments.tasks(order, room)
         except UserError as error:
             # The worker is not at fault.
-            return Inspected(checks=[], failed="environment", detail=str(error), quarantined=True)
+            return Inspected(failed="environment", detail=str(error), quarantined=True)
         differs = self._differing(order, renderer)
         if differs:
-            return Inspected(checks=[], failed="environment", detail=differs, quarantined=True)
+            return Inspected(failed="environment", detail=differs, quarantined=True)
         inspection = self._inspection(job, drawn, room, facts)
-        report = Report()
-        run(CHECKS, inspection, report)
-        if report.failed:
-            return Inspected(**msgspec.structs.asdict(report))
-        if job.file_only:
-            self._held = (job.digest, order, inspection, report)
-            return _found(inspection, order, report)
-        return _graded(inspection, order, report)
+        found = Inspected()
+        run(CHECKS, inspection, found)
+        if found.failed:
+            return found
+        rollouts = inspection.rollouts
+        found.environments = order.environments_of_groups()
+        found.group_digests = _group_digests(rollouts, order.sampling.group_size)
+        found.canonical_digest = inspection.contents.canonical_digest
+        found.canonical_bytes = inspection.contents.canonical_bytes
+        found.tokens = len(rollouts.log_probabilities)
+        found.policies = np.unique(rollouts.span_policies).tolist()
+        self._held = (job.digest, inspection)
+        return found
 
     @in_job_thread
-    def grade(self, job: Grade) -> Inspected:
+    def grade(self, job: Grade) -> Graded:
         if self._held is None or self._held[0] != job.digest:
             raise ValueError(f"{job.digest.hex()} was not inspected last")
-        _, order, inspection, report = self._held
+        _, inspection = self._held
         self._held = None
         inspection.hung, inspection.grading_seconds = job.hung, job.grading_seconds
-        return _graded(inspection, order, report)
+        graded = Graded()
+        run(REPLAYS, inspection, graded)
+        if not graded.failed:
+            _grade(inspection, graded)
+        return graded
 
     def _differing(self, order: SubmissionOrder, renderer: Renderer) -> str:
         """Why this machine may not judge: an environment renders otherwise than the owner's.
@@ -168,8 +174,6 @@ class InspectorService:
             run=order.run,
             seed=order.seed(),
             environment_peers=job.environment_peers,
-            hung=job.hung,
-            grading_seconds=job.grading_seconds,
             own=self._own(order, room) if self._grades_served else None,
         )
 
@@ -197,40 +201,13 @@ def expected_header(order: SubmissionOrder) -> dict[str, Any]:
     }
 
 
-def _found(inspection: Inspection, order: SubmissionOrder, report: Report) -> Inspected:
-    """The report on a sound file, and what it holds, without grades."""
-    rollouts = inspection.rollouts
-    return Inspected(
-        **msgspec.structs.asdict(report),
-        environments=order.environments_of_groups(),
-        group_digests=_group_digests(rollouts, order.sampling.group_size),
-        canonical_digest=inspection.contents.canonical_digest,
-        canonical_bytes=inspection.contents.canonical_bytes,
-        tokens=len(rollouts.log_probabilities),
-        policies=np.unique(rollouts.span_policies).tolist(),
-    )
-
-
-def _graded(inspection: Inspection, order: SubmissionOrder, report: Report) -> Inspected:
-    """Replay and grade a sound file."""
-    run(REPLAYS, inspection, report)
-    if report.failed:
-        return Inspected(**msgspec.structs.asdict(report))
-    found = _found(inspection, order, report)
-    found.partly = graded = _grades(inspection.rollouts, inspection)
-    if not graded.episodes:
-        settle(found, graded)
-        found.partly = None
-    return found
-
-
-def _grades(rollouts: Rollouts, inspection: Inspection) -> PartlyGraded:
+def _grade(inspection: Inspection, found: Graded) -> None:
     """Grade the groups whose environment is here, and collect the others' episodes.
 
     Rewards are computed from the same token arrays that proofs and training use.
     """
+    rollouts = inspection.rollouts
     own = inspection.own
-    found = PartlyGraded()
     for group, drawn in enumerate(inspection.groups):
         found.graded.append([])
         found.penalties.append([])
@@ -247,7 +224,6 @@ def _grades(rollouts: Rollouts, inspection: Inspection) -> PartlyGraded:
             found.has_target |= bool(drawn.task.length_weight)
             _grade_group(rollouts, inspection, group, drawn, found)
     found.ungraded = list(inspection.ungraded.values())
-    return found
 
 
 def _served_task(
@@ -272,7 +248,7 @@ def _grade_group(
     inspection: Inspection,
     group: int,
     drawn: GroupTask,
-    found: PartlyGraded,
+    found: Graded,
 ) -> None:
     """Add the grades of a local group, until it is given up."""
     for row in _rows(inspection, group):

@@ -8,12 +8,12 @@ import trio
 
 from peers.validator.inspector import InspectorService
 from swarm.errors import UserError
-from swarm.jobs.validation import Inspect, Inspected, InspectionSetup
+from swarm.jobs.validation import Grade, Inspect, InspectionSetup, Report
 from swarm.ledger.faults import Fault
 from swarm.run.work import submission_order
 
 
-async def recheck(fault: Fault, file: Path, model: Path, aside: Path) -> Inspected:
+async def recheck(fault: Fault, file: Path, model: Path, aside: Path) -> Report:
     """Inspect a kept file as the validator that refused it did.
 
     `model` is a folder with the run's tokenizer and config.json; `aside` is a folder for temporary
@@ -47,6 +47,8 @@ async def recheck(fault: Fault, file: Path, model: Path, aside: Path) -> Inspect
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.run)
-        found = await service.inspect(job)
+        found: Report = await service.inspect(job)
+        if not found.failed:
+            found = await service.grade(Grade(digest=job.digest))
         nursery.cancel_scope.cancel()
     return found

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import trio
 
-from peers.validator.cases import Case, Outcome, verdict_on
+from peers.validator.cases import Case, Outcome, verdict_on, without_training
 from peers.validator.checks.base import first_failure
 from peers.validator.checks.standing import WORKER
 from peers.validator.docket import Docket
@@ -50,7 +51,7 @@ class Verdicts:
         self._inbox = inbox
         self._queue = queue
         self._records = records
-        self.given: Callable[[Case, Outcome], None] = lambda _case, _outcome: None
+        self.given: Callable[[Case, Verdict], None] = lambda _case, _verdict: None
         """Called after each verdict on a case."""
         trusted.faults.lender = self._lent
 
@@ -98,7 +99,7 @@ class Verdicts:
             if not outcome.failed:
                 outcome = self.if_evicted(worker) or outcome
             decided = self._peer.node.world.now()
-            outcome.evidence = bet_once(outcome, self._others(case.key))
+            outcome.evidence = bet_once(outcome.evidence, outcome.word, self._others(key))
             return verdict_on(worker, submission, outcome, log_index)
 
         is_new = self._peer.run.evicted(worker) is None
@@ -123,34 +124,45 @@ class Verdicts:
         report_contradictions(contradicting, envelope, self._peer.node.events)
         if case.first is None:
             nursery.start_soon(self._deliver_receipt, PeerId(worker), envelope)
-        await self._evict_if_due(worker, submission.digest, outcome)
-        self.given(case, outcome)
+        await self._evict_if_due(verdict)
+        self.given(case, verdict)
 
-    async def revise(self, case: Case, outcome: Outcome, nursery: trio.Nursery) -> None:
+    async def revise(
+        self, case: Case, verdict: Verdict, found: Outcome, nursery: trio.Nursery
+    ) -> None:
         """Log the verdict of an audit; a refusal is published and acted on like any other."""
 
         def verdict_at(log_index: int) -> Verdict:
-            outcome.evidence = bet_once(outcome, self._others(case.key))
-            return verdict_on(case.worker, case.submission, outcome, log_index)
+            revised = msgspec.structs.replace(
+                verdict,
+                log_index=log_index,
+                outcome=found.word,
+                checks=[*verdict.checks, *found.checks],
+                failed=found.failed,
+                detail=found.detail[:500],
+                evidence=bet_once(found.evidence, found.word, self._others(case.key)),
+            )
+            return without_training(revised) if found.failed else revised
 
         envelope = await self._trusted.append_verdict(verdict_at)
         contradicting = self._docket.give(envelope)
+        revised = verdict_in(envelope)
         self._peer.node.events.emit(
             "validator.audited",
-            submission=case.submission.digest,
+            submission=revised.submission,
             worker=case.worker,
-            outcome=outcome.word,
-            failed=outcome.failed,
-            detail=outcome.detail,
-            step=case.submission.step,
-            number=case.submission.number,
+            outcome=revised.outcome,
+            failed=revised.failed,
+            detail=revised.detail,
+            step=revised.step,
+            number=revised.number,
         )
-        if outcome.failed:
-            await self._withdraw(case.key, case.submission.digest, outcome.canonical_digest)
+        if revised.failed:
+            await self._withdraw(case.key, verdict.submission, verdict.rollouts_digest)
             self._peer.gossip.publish(envelope)
             report_contradictions(contradicting, envelope, self._peer.node.events)
             nursery.start_soon(self._deliver_receipt, PeerId(case.worker), envelope)
-        await self._evict_if_due(case.worker, case.submission.digest, outcome)
+        await self._evict_if_due(revised)
 
     def _others(self, key: Key) -> list[Verdict]:
         """Other validators' verdicts on a submission."""
@@ -280,9 +292,10 @@ class Verdicts:
                 "validator.receipt_undelivered", worker=worker, reason=str(error)
             )
 
-    async def _evict_if_due(self, worker: str, digest: bytes, outcome: Outcome) -> None:
+    async def _evict_if_due(self, verdict: Verdict) -> None:
         """Evict a worker when honest chance cannot explain the evidence against it."""
-        if self._peer.run.evicted(worker) is not None or not outcome.evidence.tokens:
+        worker = verdict.worker
+        if self._peer.run.evicted(worker) is not None or not verdict.recomputed:
             return
         thresholds = self._peer.run.manifest.thresholds
         if thresholds.observes:
@@ -294,17 +307,17 @@ class Verdicts:
                 worker,
                 f"{WORDS[standing.process]}: an honest worker ever looks like this with "
                 f"p <= {standing.p_value:.1e}, threshold {limit:.0e}",
-                digest,
+                verdict.submission,
                 standing.p_value,
                 limit,
             )
 
 
-def bet_once(outcome: Outcome, others: Sequence[Verdict]) -> Evidence:
-    """The evidence of an outcome, without bets if it only confirms another validator's evidence.
+def bet_once(evidence: Evidence, word: str, others: Sequence[Verdict]) -> Evidence:
+    """The evidence of a verdict, without bets if it only confirms another validator's evidence.
 
     Two recomputations of one submission are one observation of its worker.
     """
-    if any(each.recomputed and each.outcome == outcome.word for each in others):
-        return without_bets(outcome.evidence)
-    return outcome.evidence
+    if any(each.recomputed and each.outcome == word for each in others):
+        return without_bets(evidence)
+    return evidence

@@ -9,7 +9,6 @@ from blake3 import blake3
 
 from peers.validator.evidence import betting
 from peers.validator.evidence.submission import without_bets
-from peers.validator.rewards import settle
 from simnet.compute.environment import served_episodes, served_groups
 from simnet.compute.rollouts import (
     Crash,
@@ -38,7 +37,7 @@ class InspectorModel:
     def __init__(self, setting: Setting, setup: validation.InspectionSetup) -> None:
         self._setting = setting
         self._grades_served = setup.grades_served
-        self._held: tuple[validation.Inspect, SimulatedRollouts, validation.Inspected] | None = None
+        self._held: tuple[validation.Inspect, SimulatedRollouts] | None = None
         """The submission that is to be graded."""
 
     async def inspect(self, job: validation.Inspect) -> validation.Inspected:
@@ -62,7 +61,7 @@ class InspectorModel:
             return _fault("header", "another submission", _exact("schema"))
         order = job.order
         try:
-            self._graded(job, found, job.hung)
+            self._graded(job, found, "")
         except (BadTurn, IndexError) as error:
             return _fault("signed_turns", str(error), _exact("schema"), _exact("header"))
         disk, canonical = self._setting.disk, msgspec.msgpack.encode(found)
@@ -79,27 +78,23 @@ class InspectorModel:
             tokens=sum(map(sum, found.lengths)),
             policies=used or [named],
         )
-        self._held = (job, found, inspected)
+        self._held = (job, found)
         return inspected
 
-    async def grade(self, job: validation.Grade) -> validation.Inspected:
+    async def grade(self, job: validation.Grade) -> validation.Graded:
         assert self._held is not None and self._held[0].digest == job.digest
-        asked, found, inspected = self._held
+        asked, found = self._held
         if self._setting.hardware.hangs and not job.hung:
             raise Crash("environment 'simulated' took too long")
         graded = self._graded(asked, found, job.hung)
         if found.sleeps_seconds:
             rows = sum(map(len, found.lengths))
             await trio.sleep(min(job.grading_seconds, rows * found.sleeps_seconds))
-        if not graded.episodes:
-            settle(inspected, graded)
-        else:
-            inspected.partly = graded
-        return inspected
+        return graded
 
     def _graded(
         self, job: validation.Inspect, found: SimulatedRollouts, hung: str
-    ) -> validation.PartlyGraded:
+    ) -> validation.Graded:
         """The grades of local groups, and the served episodes; raises `BadTurn`."""
         workload, served = self._setting.workload, served_groups(job.order)
         fails = hung or (
@@ -119,7 +114,7 @@ class InspectorModel:
         for group in ungradable_groups(workload, found):
             if group in local:
                 reasons.setdefault(group, "environment 'simulated' cannot know the reward")
-        return validation.PartlyGraded(
+        return validation.Graded(
             graded=[rewards[group] if group in local else [] for group in range(job.order.groups)],
             penalties=[
                 [0.0] * len(lengths) if group in local else []

@@ -14,7 +14,6 @@ from swarm.wire.messages import (
     CheckpointReference,
     Digest,
     Evidence,
-    RewardParts,
     Rewards,
 )
 from swarm.world import Job, Setup
@@ -49,10 +48,11 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 class Inspect(Job, frozen=True, kw_only=True):
-    """Run the checks of a submission's file that need no policy, and grade it."""
+    """Run the checks of a submission's file that need no policy and run nothing that depends on
+    what the worker wrote. `Grade` may follow."""
 
     patience_seconds: ClassVar[float] = 60.0
-    """Reading the hostile file is given up after 30 s; grading reports progress."""
+    """Reading the hostile file is given up after 30 s."""
 
     order: SubmissionOrder
     path: str
@@ -66,13 +66,6 @@ class Inspect(Job, frozen=True, kw_only=True):
     """Size of the largest file that is read."""
     environment_peers: list[str] = msgspec.field(default_factory=list)
     """Peers whose signed turns count."""
-    file_only: bool = False
-    """Whether `Grade` is to follow: until then, nothing is run that depends on what the worker
-    wrote."""
-    grading_seconds: float = math.inf
-    """Wall time for replays and grades, if they are part of this job; see `Grade`."""
-    hung: str = ""
-    """See `Grade.hung`."""
 
 
 class Grade(Job, frozen=True, kw_only=True):
@@ -83,7 +76,7 @@ class Grade(Job, frozen=True, kw_only=True):
 
     digest: Digest
     """That of its `Inspect`."""
-    grading_seconds: float
+    grading_seconds: float = math.inf
     """Wall time for all replays and grades. Groups that remain then are ungraded."""
     hung: str = ""
     """Why an earlier grading ended its process: an environment's code did not return. Then nothing
@@ -108,8 +101,25 @@ class UngradedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the environment works but cannot know a reward, as `reason` says."""
 
 
-class PartlyGraded(msgspec.Struct, kw_only=True):
-    """The grades of local environments, and the episodes that an environment peer has to grade."""
+class Inspected(Report, kw_only=True):
+    """The report, and what a sound file holds."""
+
+    environments: list[int] = []
+    """[groups] Index among the run's environments; empty if the run has only one."""
+    group_digests: list[Digest] = []
+    """[groups] BLAKE3-256 of each group's prompt and completions."""
+    canonical_digest: bytes = b""
+    """BLAKE3-256 of the rollouts in canonical form."""
+    canonical_bytes: int = 0
+    tokens: int = 0
+    """Completion tokens."""
+    policies: list[int] = []
+    """Policies that the tokens were sampled from, ascending."""
+
+
+class Graded(Report, kw_only=True):
+    """The report on the replays, the grades of local environments, and the episodes that an
+    environment peer has to grade."""
 
     graded: list[list[float]] = []
     """[groups][G] Rewards before length penalties; empty for a group of a served environment."""
@@ -123,33 +133,6 @@ class PartlyGraded(msgspec.Struct, kw_only=True):
     ungraded: list[UngradedGroup] = []
 
 
-class Inspected(Report, kw_only=True):
-    """The report, and the results for training, which are empty if a check failed."""
-
-    rewards: Rewards = []
-    """[groups][G] 0 for an ungraded group; empty if no group has grades."""
-    task_means: list[float] = []
-    """[groups] Mean reward without the length penalty; empty if there is no penalty."""
-    task_spreads: list[float] = []
-    """[groups] Largest minus smallest reward without the penalty; empty if there is none."""
-    environments: list[int] = []
-    """[groups] Index among the run's environments; empty if the run has only one."""
-    ungraded: list[UngradedGroup] = []
-    """By group. The sampling checks decide whether the worker is at fault."""
-    parts: RewardParts = RewardParts()
-    group_digests: list[Digest] = []
-    """[groups] BLAKE3-256 of each group's prompt and completions."""
-    canonical_digest: bytes = b""
-    """BLAKE3-256 of the rollouts in canonical form."""
-    canonical_bytes: int = 0
-    tokens: int = 0
-    """Completion tokens."""
-    policies: list[int] = []
-    """Policies that the tokens were sampled from, ascending."""
-    partly: PartlyGraded | None = None
-    """Instead of rewards, where environments are served."""
-
-
 class InspectionService(Protocol):
     """Runs the checks of a file that need no policy."""
 
@@ -161,11 +144,8 @@ class InspectionService(Protocol):
         """
         ...
 
-    async def grade(self, job: Grade) -> Inspected:
-        """What `inspect` would have found if it had graded too.
-
-        Raises `ValueError` when the last submission inspected is another one.
-        """
+    async def grade(self, job: Grade) -> Graded:
+        """Raises `ValueError` when the last submission inspected is another one."""
         ...
 
 

@@ -32,11 +32,12 @@ from peers.environments import Renderer
 from peers.environments import load as load_environment
 from peers.environments.episodes import grade_segments
 from peers.environments.prompt_room import PromptRoom
+from peers.validator.cases import Outcome
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import InferenceSetup
-from swarm.jobs.validation import Inspected, InspectionSetup, Judge, Judged, PrefillSetup
+from swarm.jobs.validation import InspectionSetup, Judge, Judged, PrefillSetup
 from swarm.ledger.evidence import WorkerEvidence
 from swarm.rollouts.rollout import Finish, Rollout, Segment
 from swarm.rollouts.rollouts import Rollouts, Row
@@ -76,7 +77,7 @@ Cheats = Callable[[Work, Sampling, SubmissionOrder], HandedIn]
 class Met:
     """What a worker met with, submission by submission, while every one was recomputed."""
 
-    judged: list[Judged | Inspected] = field(default_factory=list)
+    judged: list[Judged | Outcome] = field(default_factory=list)
     failed: Counter[str] = field(default_factory=Counter)
     """First check failed, by submissions; "" counts accepted ones."""
     tokens: int = 0
@@ -171,7 +172,7 @@ class Arena:
 
     def judge(
         self, order: SubmissionOrder, rollouts: Rollouts, header: Header | None = None
-    ) -> tuple[Inspected, Judged | None]:
+    ) -> tuple[Outcome, Judged | None]:
         """Inspect and, unless the file has a proven fault, recompute a submission."""
         found = self.stage.inspect(
             header or self.stage.engine._header(order), rollouts, **_changes(order)

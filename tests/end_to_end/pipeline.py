@@ -13,17 +13,18 @@ from blake3 import blake3
 from peers.demo.recipes import THRESHOLDS
 from peers.engines.service import EngineService
 from peers.trainer.service import TrainerService
+from peers.validator.cases import Outcome
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, InferenceSetup
 from swarm.jobs.training import AcceptedSubmission, Export, StartTraining, TrainingTerms, TrainStep
-from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, PrefillSetup
+from swarm.jobs.validation import Inspect, InspectionSetup, Judge, PrefillSetup
 from swarm.rollouts.rollouts import Rollouts
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import EnvironmentReference, Sampling
 from swarm.wire.messages import CheckpointReference
-from tests.background import Ask, in_background
+from tests.background import Ask, in_background, inspect_whole
 
 
 @dataclass
@@ -61,8 +62,9 @@ class Pipeline:
         )
         file, canonical = self.folder / "file", self.folder / "canonical"
         made = trio.run(self.engine.generate, Generate(order=order, path=str(file)))
-        inspected = self.ask(
-            self.inspector.inspect,
+        inspected = inspect_whole(
+            self.ask,
+            self.inspector,
             Inspect(
                 order=order,
                 path=str(file),
@@ -91,7 +93,7 @@ class Pipeline:
         two_turns = (rollouts.segment_counts() == 4).mean()
         return sum(rewards) / len(rewards), float(two_turns), rollouts
 
-    def _train(self, step: int, inspected: Inspected, digest: bytes, canonical: Path) -> None:
+    def _train(self, step: int, inspected: Outcome, digest: bytes, canonical: Path) -> None:
         accepted = AcceptedSubmission(
             digest=digest,
             path=str(canonical),

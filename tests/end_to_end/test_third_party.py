@@ -16,10 +16,11 @@ from peers.demo.setup import demo_manifest
 from peers.engines.demo import EOS_ID, make_policy
 from peers.environments import Renderer, load, probe_hash, task_of
 from peers.environments.run_probe import probe_hashes
+from peers.validator.cases import Outcome
 from swarm.errors import UserError
 from swarm.jobs import Hardware, Load
 from swarm.jobs.inference import Generate, Generated, InferenceSetup, Loaded, Probe
-from swarm.jobs.validation import Inspect, Inspected, InspectionSetup
+from swarm.jobs.validation import Grade, Graded, Inspect, Inspected, InspectionSetup
 from swarm.roles import check_tables
 from swarm.rollouts.seeds import environment_of_group
 from swarm.run.update import sign_manifest
@@ -145,7 +146,7 @@ def test_its_engine_and_environment_serve_in_child_processes(
     setup = InferenceSetup(engine="lab-engine", hardware=hardware, environments=environments)
     made_path, canonical = tmp_path / "made", tmp_path / "canonical"
 
-    async def main() -> tuple[bytes, Generated, Inspected]:
+    async def main() -> tuple[bytes, Generated, Outcome]:
         compute = LocalCompute()
         async with compute.child(
             "peers.engines.service:EngineService", setup, name="engine"
@@ -167,7 +168,10 @@ def test_its_engine_and_environment_serve_in_child_processes(
                 tokenizer_folder=str(policy),
                 bytes_max=1 << 20,
             )
-            return probed, made, await inspector.request("inspect", inspect, Inspected)
+            outcome = Outcome.of(await inspector.request("inspect", inspect, Inspected))
+            assert not outcome.failed, outcome.detail
+            outcome.settle(await inspector.request("grade", Grade(digest=made.digest), Graded))
+            return probed, made, outcome
 
     probed, made, inspected = trio.run(main)
     assert (policy / "made-by-lab").read_text() == f"cpu bfloat16 {ORDER.policy.step}"

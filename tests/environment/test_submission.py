@@ -30,7 +30,7 @@ from swarm.rollouts.submission_file import ReadLimits, Submission, read
 from swarm.wire.envelope import open_envelope
 from swarm.wire.identity import Identity
 from swarm.wire.turns import Turn, unpack
-from tests.background import in_background
+from tests.background import in_background, inspect_whole
 from tests.environment.served import ECHO, LonePeer, install, without
 from tests.orders import policy as policy_reference
 from tests.orders import submission_order
@@ -246,12 +246,12 @@ def test_a_validator_may_grade_with_its_own_copy(made: Made, tmp_path: Path) -> 
         for row, rollout in enumerate(rollouts)
     ]
     with in_background(inspector.run) as ask:
-        found = ask(inspector.inspect, job)
-        assert (found.failed, found.partly, found.ungraded) == ("", None, [])
+        found = inspect_whole(ask, inspector, job)
+        assert (found.failed, found.ungraded) == ("", [])
         assert found.rewards == [expected[:size], expected[size:]]
-        hung = ask(inspector.inspect, msgspec.structs.replace(job, hung="it hung"))
+        hung = inspect_whole(ask, inspector, job, "it hung")
         assert [each.reason for each in hung.ungraded] == ["it hung"] * 2
         own = inspector._own
         inspector._own = lambda order, room: lambda group: own(order, room)(0)  # type: ignore[method-assign]
-        (other,) = ask(inspector.inspect, job).ungraded
+        (other,) = inspect_whole(ask, inspector, job).ungraded
     assert other.group == 1 and "draws another prompt than the environment peer" in other.reason

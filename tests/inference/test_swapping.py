@@ -18,15 +18,16 @@ from peers.engines import demo
 from peers.engines.finished import FinishedRollouts
 from peers.engines.service import EngineService
 from peers.environments.calculator import Calculator
+from peers.validator.cases import Outcome
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.errors import UserError
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, Generated, InferenceSetup, Swap
-from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, PrefillSetup
+from swarm.jobs.validation import Inspect, InspectionSetup, Judge, PrefillSetup
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import read
-from tests.background import in_background
+from tests.background import in_background, inspect_whole
 from tests.inference.files import LIMITS
 from tests.orders import policy as reference
 from tests.orders import reference as environment
@@ -49,7 +50,7 @@ class Bench:
 
     folders: dict[int, Path]
     at: Path
-    inspect: Callable[[Inspect], Inspected]
+    inspect: Callable[[Inspect], Outcome]
 
     def load(self, policy: int) -> Load:
         return Load(policy=reference(policy), folder=str(self.folders[policy]))
@@ -140,7 +141,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     inspector = InspectorService(InspectionSetup(environments=[]))
     with in_background(inspector.run) as ask:
         at = tmp_path_factory.mktemp("swaps")
-        yield Bench(folders, at, partial(ask, inspector.inspect))
+        yield Bench(folders, at, partial(inspect_whole, ask, inspector))
 
 
 def numbered(

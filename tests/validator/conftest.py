@@ -15,14 +15,15 @@ from blake3 import blake3
 from peers.demo.recipes import THRESHOLDS
 from peers.engines import demo
 from peers.engines.service import EngineService
+from peers.validator.cases import Outcome
 from peers.validator.inspector import InspectorService
 from peers.validator.prefill import PrefillService
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import Generate, InferenceSetup
-from swarm.jobs.validation import Inspect, Inspected, InspectionSetup, Judge, Judged, PrefillSetup
+from swarm.jobs.validation import Inspect, InspectionSetup, Judge, Judged, PrefillSetup
 from swarm.rollouts.rollouts import Rollouts
 from swarm.rollouts.submission_file import Header, ReadLimits, read, write
-from tests.background import Ask, in_background
+from tests.background import Ask, in_background, inspect_whole
 from tests.orders import ORDER, submission_order
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
@@ -64,12 +65,12 @@ class Stage:
         found = read(path, ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10, 1 << 10))
         return found.header, found.rollouts
 
-    def inspect_bytes(self, raw: bytes, **changes: Any) -> Inspected:
+    def inspect_bytes(self, raw: bytes, **changes: Any) -> Outcome:
         path = self.folder / "pushed"
         path.write_bytes(raw)
         return self.inspect_file(path, blake3(raw).digest(), **changes)
 
-    def inspect_file(self, path: Path, digest: bytes, hung: str = "", **changes: Any) -> Inspected:
+    def inspect_file(self, path: Path, digest: bytes, hung: str = "", **changes: Any) -> Outcome:
         job = Inspect(
             order=self.order(**changes),
             path=str(path),
@@ -77,11 +78,10 @@ class Stage:
             canonical_path=str(self.folder / "canonical"),
             tokenizer_folder=str(self.policy),
             bytes_max=1 << 20,
-            hung=hung,
         )
-        return self.ask(self.inspector.inspect, job)
+        return inspect_whole(self.ask, self.inspector, job, hung)
 
-    def inspect(self, header: Header, rollouts: Rollouts, **changes: Any) -> Inspected:
+    def inspect(self, header: Header, rollouts: Rollouts, **changes: Any) -> Outcome:
         write(self.folder / "aside", rollouts, header)
         return self.inspect_bytes((self.folder / "aside").read_bytes(), **changes)
 

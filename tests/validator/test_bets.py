@@ -6,7 +6,6 @@ from typing import Literal
 
 import pytest
 
-from peers.validator.cases import Outcome
 from peers.validator.docket import Docket
 from peers.validator.verdicts import bet_once
 from swarm.wire.messages import Evidence, Verdict
@@ -33,8 +32,8 @@ def test_evidence_that_another_validator_has_found_is_not_bet_on_again(
     other = verdict(0, by=2, outcome=word, recomputed=recomputed)
     docket.hear(other)
     others: list[Verdict] = list(docket.opinions_on(key_of(other)).values())
-    assert bet_once(Outcome(evidence=OWN), others) == expected
+    assert bet_once(OWN, "accepted", others) == expected
 
 
 def test_a_validator_alone_bets() -> None:
-    assert bet_once(Outcome(evidence=OWN), []) == OWN
+    assert bet_once(OWN, "accepted", []) == OWN

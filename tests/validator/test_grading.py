@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from peers.environments import Task, Transcript
 from peers.validator.statistics import rows_sampled
-from swarm.jobs.validation import Grade, Inspect, Inspected
+from swarm.jobs.validation import Grade, Graded, Inspect, Inspected
 from swarm.rollouts.submission_file import write
 from tests.orders import reference
 from tests.validator.conftest import Stage
@@ -36,12 +36,11 @@ def inspected(stage: Stage, **changes: Any) -> tuple[bytes, Inspected]:
         canonical_path=str(stage.folder / "canonical"),
         tokenizer_folder=str(stage.policy),
         bytes_max=1 << 20,
-        file_only=True,
     )
     return digest, stage.ask(stage.inspector.inspect, job)
 
 
-def graded(stage: Stage, digest: bytes, seconds: float, hung: str = "") -> Inspected:
+def graded(stage: Stage, digest: bytes, seconds: float, hung: str = "") -> Graded:
     job = Grade(digest=digest, grading_seconds=seconds, hung=hung)
     return stage.ask(stage.inspector.grade, job)
 
@@ -57,20 +56,18 @@ def test_a_file_is_graded_only_when_that_is_asked(stage: Stage) -> None:
     usual, stage.inspector._environments = stage.inspector._environments, Given(Counting())
     try:
         digest, found = inspected(stage, environments=[reference("failing")])
-        assert not graded_texts and not found.rewards
+        assert not graded_texts
         assert found.failed == "" and found.canonical_digest and found.tokens
         whole = graded(stage, digest, 100.0)
     finally:
         stage.inspector._environments = usual
-    assert len(graded_texts) == 16 and whole.rewards == [[1.0] * 4] * 4
-    assert whole.checks[: len(found.checks)] == found.checks
-    assert (whole.canonical_digest, whole.tokens) == (found.canonical_digest, found.tokens)
+    assert len(graded_texts) == 16 and whole.graded == [[1.0] * 4] * 4
 
 
 def test_what_is_left_when_the_budget_is_used_up_is_ungraded(stage: Stage) -> None:
     digest, _ = inspected(stage, groups=3)
     found = graded(stage, digest, 0.0)
-    assert [each.group for each in found.ungraded] == [0, 1, 2] and not found.rewards
+    assert [each.group for each in found.ungraded] == [0, 1, 2] and found.graded == [[]] * 3
     assert "limits.grading_seconds = 0" in found.ungraded[0].reason
     assert not found.failed, "its own program, or the task's tests: nobody can say yet"
 

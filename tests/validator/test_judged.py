@@ -13,7 +13,7 @@ import trio
 
 from peers.engines.demo import make_policy
 from peers.environments.collection import Environments
-from swarm.jobs.validation import Inspected
+from peers.validator.cases import Outcome
 from tests.endpoint.conftest import CHATML
 from tests.endpoint.harness import serving
 from tests.orders import reference
@@ -68,7 +68,7 @@ def test_validators_give_equal_rewards_or_none(
     header, rollouts = stage.generate()
     of_judge = reference(options={"judge": "tiny"})
 
-    def inspect(machine: str, url: str) -> Inspected:
+    def inspect(machine: str, url: str) -> Outcome:
         (tmp_path / machine).mkdir(exist_ok=True)
         (tmp_path / machine / "tiny.toml").write_text(f"{JUDGE}url = '{url}/v1'")
         monkeypatch.setenv("SWARM_JUDGES", str(tmp_path / machine))
