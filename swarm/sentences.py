@@ -365,10 +365,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         f"{f['cases']} acknowledged submissions were stored by another version of Swarm and are "
         f"not judged here: {f['reason']}"
     ),
-    "validator.rollouts_missing": lambda f: (
-        f"the rollouts of {f['submissions']} accepted submissions are not on this disk and cannot "
-        "be served"
-    ),
     "validator.cannot_grade": lambda f: (
         f"{f['submissions']} submissions in a row could not be graded; taking no work for "
         f"{f['seconds']:.0f} s: {f['reason']}"

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
-import trio
 
 from peers.environment.pool import CallFailed, EnvironmentSettings, Pool, TooBusy
 from peers.environment.texts import Texts
@@ -36,7 +35,7 @@ from swarm.node.run_node import RunNode
 from swarm.rollouts.seeds import environment_of_group, rendezvous
 from swarm.rollouts.signed_turns import BadTurn, has_room, open_turn
 from swarm.run.admission import check_admission, is_worker
-from swarm.run.work import submission_order
+from swarm.run.work import OrderBook, submission_order
 from swarm.transport.rates import TokenBuckets
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
@@ -57,12 +56,6 @@ from swarm.wire.turns import (
     segments_of,
 )
 from swarm.world import ChildError
-
-ORDERS_KEPT = 64
-"""Step orders remembered; a few steps are open at a time."""
-
-ORDER_WAIT_SECONDS = 3.0
-"""Time to wait for a step order that the asking peer may have received first."""
 
 ATTEMPTS_MAX = 2
 """Failed calls over one episode. Then the episode is over, or its prompt cannot be rendered, or its
@@ -102,7 +95,7 @@ class EnvironmentRole:
         self._registrar = peer.trusted_part("environment").registrar
         self._settings = settings = peer.node.settings.of("environment", EnvironmentSettings)
         self._pool = Pool(peer.node, settings)
-        self._orders: dict[tuple[int, int], StepOrder] = {}
+        self._orders = OrderBook()
         rate = settings.requests_per_second
         self._rates = TokenBuckets(rate, rate * BURST_SECONDS, WORKERS_REMEMBERED_MAX)
         self._signed = SignedTurns(peer.node.disk, settings.turns_mb << 20)
@@ -110,26 +103,13 @@ class EnvironmentRole:
         self._failures: Counter[tuple[str, bytes, int, int]] = Counter()
         """Calls that failed, by kind (`prompt`, `turn` or `grade`) and episode."""
         self._dropped = Rationed(peer.node.events)
-        peer.gossip.listen(StepOrder, self._on_order)
+        peer.gossip.listen(StepOrder, self._orders.take)
 
     def _take_shown(self, shown: Envelope | None) -> None:
         """Take note of a trainer's order that stands beside a request: this peer may have been
         offline when it was published."""
-        if (
-            shown is not None
-            and shown.body.run == self._run.id
-            and self._run.permits(shown.sender, shown.message) is None
-        ):
-            self._on_order(shown)
-
-    def _on_order(self, envelope: Envelope) -> None:
-        order = envelope.expect(StepOrder)
-        key = (order.lineage, order.step)
-        held = self._orders.get(key)
-        if held is None or held.order() < order.order():
-            self._orders[key] = order
-            while len(self._orders) > ORDERS_KEPT:
-                del self._orders[min(self._orders)]
+        if shown is not None and self._run.may_be_shown(shown):
+            self._orders.take(shown)
 
     async def run(self) -> None:
         """Serve until cancelled. Raises `UserError` for an environment that this machine lacks or
@@ -229,8 +209,9 @@ class EnvironmentRole:
         asker = Asker(worker, self._node.transport.network_of(PeerId(worker)))
         if not self._signed.has_room(asker):
             raise _Refused("the turns signed for it and its network fill their space", later=True)
-        found = self._orders[request.lineage, request.step]
         if segments:
+            found = self._orders.find(request.lineage, request.step)
+            assert found is not None, "the order of the request was found"
             self._check_is_in_charge(found, seed)
         try:
             if not segments:
@@ -318,8 +299,10 @@ class EnvironmentRole:
     ) -> None:
         """Raise `_Refused` unless an environment peer signed the turns so far: the hash in `shown`,
         the last of them, covers all others."""
-        manifest = self._run.manifest_of(self._orders[request.lineage, request.step])
-        assert manifest is not None, "the order of the request was found"
+        order = self._orders.find(request.lineage, request.step)
+        assert order is not None, "the order of the request was found"
+        manifest = self._run.manifest_of(order)
+        assert manifest is not None, "the version of the request's step was found"
         if shown is None:
             raise _Refused("the environment's last turn must stand beside a request")
         before = [token for segment in segments[:-2] for token in segment]
@@ -379,10 +362,7 @@ class EnvironmentRole:
 
     async def _order_of(self, worker: str, request: EpisodeRequest) -> SubmissionOrder:
         """What the step's order asks of a worker; raises `_Refused` for work that none wants."""
-        key = (request.lineage, request.step)
-        with trio.move_on_after(ORDER_WAIT_SECONDS):
-            await self._peer.order.wait_until(lambda _: key in self._orders)
-        found = self._orders.get(key)
+        found = await self._orders.wait_for(request.lineage, request.step)
         manifest = self._run.manifest_of(found) if found is not None else None
         if found is None or manifest is None:
             raise _Refused("no such step is known here yet", later=True)

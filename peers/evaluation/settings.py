@@ -12,7 +12,7 @@ class EvaluationSettings(ComputeSettings):
 
     evaluate_steps: int = pydantic.Field(default=0, ge=0)
     """Steps between evaluations during the run: a child of its own, at the lowest priority, plays
-    held-out tasks with the newest policy, unless another peer evaluates it. 0: none."""
+    held-out tasks with the newest policy, unless another peer has evaluated it. 0: none."""
     evaluate_tasks: int = pydantic.Field(default=128, ge=1, le=1 << 20)
     """Held-out tasks of each environment in such an evaluation, one sample each."""
     evaluate_device: str = "cpu"

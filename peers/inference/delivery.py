@@ -18,7 +18,7 @@ from peers.inference.outbox import Made, Outbox
 from swarm.errors import PeerError
 from swarm.node.run_node import RunNode
 from swarm.run.verdict_figures import failed_check, nearest
-from swarm.run.work import judges_of
+from swarm.run.work import judges_of, receipt_in
 from swarm.transport import BlobReference, Source
 from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
@@ -307,24 +307,13 @@ class Deliveries:
         return (
             isinstance(verdict, Verdict)
             and verdict.submission == digest
-            and envelope.body.run == self._run.id
-            and self._run.permits(envelope.sender, verdict) is None
+            and self._run.may_be_shown(envelope)
         )
 
     def _keep(self, receipt: Envelope) -> None:
-        """Keep a receipt of this worker's, to show that its number is taken.
-
-        A verdict in no log shows nothing. It may follow a file with other bytes that this worker
-        delivered before it restarted, and then comes with that file's receipt.
-        """
-        named = receipt.message
-        if (
-            isinstance(named, Acknowledgement | Verdict)
-            and named.worker == self._peer.peer_id
-            and not (isinstance(named, Verdict) and named.log_index < 0)
-            and receipt.body.run == self._run.id
-            and self._run.permits(receipt.sender, named) is None
-        ):
+        """Keep a receipt of this worker's, to show that its number is taken."""
+        named = receipt_in(self._run, receipt, self._peer.peer_id)
+        if named is not None:
             self._receipts[named.lineage, named.step, named.number] = receipt
             if len(self._receipts) > RECEIPTS_KEPT:
                 self._receipts.popitem(last=False)

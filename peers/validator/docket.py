@@ -10,16 +10,13 @@ from peers.validator.cases import Slot, slot_of
 from peers.validator.inbox import Key
 from swarm.ledger.ruling import settles
 from swarm.run.heard_verdicts import HeardVerdicts, verdict_in
+from swarm.run.work import OrderBook
 from swarm.wire.envelope import Envelope
 from swarm.wire.identity import PeerId
-from swarm.wire.messages import Acknowledgement, Checkpoint, StepOrder, Verdict
-from swarm.world.observable import Observable
+from swarm.wire.messages import Acknowledgement, Checkpoint, Verdict
 
 TURNED_DOWN_KEPT = 1024
 """Refused announcements whose answer is remembered; an older one is examined again if repeated."""
-
-ORDERS_KEPT = 64
-"""Step orders remembered; a few steps are open at a time."""
 
 
 class Taken(NamedTuple):
@@ -35,36 +32,13 @@ class Docket:
 
     def __init__(self, validator: PeerId) -> None:
         self._validator = validator
-        self._orders: dict[tuple[int, int], Envelope] = {}
-        """Signed orders by lineage and step."""
+        self.orders = OrderBook()
         self._taken: dict[Slot, Taken] = {}
         """Slots whose submission was acknowledged or judged by any validator."""
         self._verdicts = HeardVerdicts(ranked=[validator])
         """The verdicts of all validators."""
         self._turned_down: OrderedDict[Key, Envelope] = OrderedDict()
         """Answers to the last refused announcements; a repeated one gets the same answer."""
-        self.changed = Observable(None)
-        """Changes with step orders."""
-
-    # --- step orders -------------------------------------------------------------------------
-
-    def take_order(self, ordered: Envelope) -> None:
-        """Remember a trainer's order; the newest order of a step is valid."""
-        order = ordered.expect(StepOrder)
-        key = (order.lineage, order.step)
-        held = self.order_of(*key)
-        if held is None or held.order() < order.order():
-            self._orders[key] = ordered
-            while len(self._orders) > ORDERS_KEPT:
-                del self._orders[min(self._orders)]
-            self.changed.touch()
-
-    def order_of(self, lineage: int, step: int) -> StepOrder | None:
-        signed = self.signed_order_of(lineage, step)
-        return signed.expect(StepOrder) if signed is not None else None
-
-    def signed_order_of(self, lineage: int, step: int) -> Envelope | None:
-        return self._orders.get((lineage, step))
 
     # --- verdicts ----------------------------------------------------------------------------
 

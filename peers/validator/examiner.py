@@ -198,7 +198,7 @@ class Examiner:
         )
         if outcome.failed:
             return outcome
-        stake = self._records.stake(case.worker, case.submission.step)
+        stake = self._peer.trusted_part("validator").stake(case.worker, case.submission.step)
         record = Record(self._records.standing(case.worker), thresholds)
         share = share_to_recompute(inspected.tokens, stake, thresholds)
         outcome.share = 1.0 if record.is_near else share

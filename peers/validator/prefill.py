@@ -96,25 +96,21 @@ class PrefillService:
             if not is_out_of_memory(error):
                 raise
             self._engines.clear()
-            engine = self._make_alone(job)
+            try:
+                engine = self._make(job)
+            except (RuntimeError, MemoryError) as again:
+                if not is_out_of_memory(again):
+                    raise
+                raise UserError(
+                    f"there is no memory for policy {job.policy.step} in {job.folder}; use a "
+                    "device with more, or share the layers among several (setting devices)"
+                ) from again
         self._engines[job.policy] = engine
         return engine
 
     def _make(self, job: Load) -> Engine:
         hardware = self._setup.hardware
         return make_engine(self._setup.engine, Path(job.folder), hardware, job.policy.step)
-
-    def _make_alone(self, job: Load) -> Engine:
-        """Load a policy when nothing else can be freed."""
-        try:
-            return self._make(job)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise UserError(
-                f"there is no memory for policy {job.policy.step} in {job.folder}; use a device "
-                "with more, or share the layers among several (setting devices)"
-            ) from error
 
     def _has_room(self, needed: int) -> bool:
         """Whether a policy fits beside those that are loaded."""

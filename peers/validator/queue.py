@@ -90,7 +90,7 @@ class CaseQueue:
                 await self.settle(case)
             else:
                 restored.append(case)
-                self._docket.take_order(case.ordered)
+                self._docket.orders.take(case.ordered)
         for case in sorted(restored, key=lambda case: case.slot):
             self._admit(case)
             self._put(case)

@@ -24,6 +24,7 @@ from swarm.events import Rationed
 from swarm.jobs.validation import Report
 from swarm.node.run_node import RunNode
 from swarm.node.trusted import VERDICT_LIFETIME_SECONDS
+from swarm.run.work import ORDER_WAIT_SECONDS, receipt_in
 from swarm.wire.envelope import EVENT_LIFETIME_SECONDS, Envelope
 from swarm.wire.identity import PeerId
 from swarm.wire.messages import (
@@ -33,12 +34,8 @@ from swarm.wire.messages import (
     Checkpoint,
     StepOrder,
     Submission,
-    Verdict,
 )
 from swarm.wire.messenger import first
-
-ORDER_WAIT_SECONDS = 3.0
-"""Time to wait for a step order that the worker may have received first."""
 
 
 class Reception:
@@ -74,8 +71,9 @@ class Reception:
             return await self._inform(envelope.sender, asked)
         key = (envelope.sender, envelope.message.digest)
         for shown in supporting:
-            self._take_receipt(envelope.sender, shown)
-            if isinstance(shown.message, Checkpoint) and self._may_be_shown(shown):
+            if receipt_in(self._run, shown, envelope.sender) is not None:
+                self._docket.hear(shown)  # its validator may be unreachable from here
+            if isinstance(shown.message, Checkpoint) and self._run.may_be_shown(shown):
                 self._peer.announced.note(shown)
         while key in self._answering:  # repeated before it was answered: give one verdict only
             await self._answering[key].wait()
@@ -133,7 +131,7 @@ class Reception:
                 self._penalties.waste(worker)
                 self._tell(worker, submission, pending)
             return []
-        ordered = self._docket.signed_order_of(submission.lineage, submission.step)
+        ordered = self._docket.orders.signed(submission.lineage, submission.step)
         assert ordered is not None, "the check of the step has passed"
         earlier = await self._precedence.earlier(envelope, ordered.expect(StepOrder))
         if earlier is not None:
@@ -259,38 +257,11 @@ class Reception:
         The worker presents the order that it followed, because a validator that was offline when
         the trainer published it would not receive it otherwise.
         """
-        lineage, step = submission.lineage, submission.step
-        if shown is not None and self._may_be_shown(shown):
-            self._docket.take_order(shown)
+        if shown is not None and self._run.may_be_shown(shown):
+            self._docket.orders.take(shown)
+        lineage, step, orders = submission.lineage, submission.step, self._docket.orders
         with trio.move_on_after(ORDER_WAIT_SECONDS):
-            await self._docket.changed.wait_until(
-                lambda _: self._docket.order_of(lineage, step) is not None
-            )
-            order = self._docket.order_of(lineage, step)
-            assert order is not None
-            await self._peer.versions.manifest_of(order)
-        return self._docket.order_of(lineage, step)
-
-    def _take_receipt(self, worker: str, shown: Envelope) -> None:
-        """Take note of the acknowledgement of the preceding number, or the verdict on it, that a
-        worker presents.
-
-        Its validator may be unreachable from here. A verdict in no log is ignored, because it
-        settles nothing.
-        """
-        named = shown.message
-        if (
-            isinstance(named, Acknowledgement | Verdict)
-            and named.worker == worker
-            and not (isinstance(named, Verdict) and named.log_index < 0)
-            and self._may_be_shown(shown)
-        ):
-            self._docket.hear(shown)
-
-    def _may_be_shown(self, shown: Envelope) -> bool:
-        """Whether a message that another peer presents belongs to this run, and its sender is
-        permitted to send it."""
-        return (
-            shown.body.run == self._run.id
-            and self._run.permits(shown.sender, shown.message) is None
-        )
+            order = await orders.wait_for(lineage, step)
+            if order is not None:
+                await self._peer.versions.manifest_of(order)
+        return orders.find(lineage, step)

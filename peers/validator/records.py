@@ -39,10 +39,6 @@ class Records:
         self._read: OrderedDict[str, _Read] = OrderedDict()
         """By worker; the last one asked for comes last."""
 
-    def stake(self, worker: str, step: int) -> int:
-        """The worker's stake before a submission for `step`, according to all logs held here."""
-        return self._trusted.stake(worker, step)
-
     def standing(self, worker: str) -> Standing:
         """The evidence against a worker in all logs that this peer holds.
 

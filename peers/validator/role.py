@@ -159,13 +159,10 @@ class ValidatorRole:
         self._lanes.open(self._settings.lanes)
         self._second = SecondOpinions(peer, self._trusted, self._docket, self._inbox, self._queue)
         self._evaluations = Evaluations(peer, self._settings)
-        peer.gossip.listen(StepOrder, self._on_order)
+        peer.gossip.listen(StepOrder, self._docket.orders.take)
         peer.gossip.listen(Verdict, self._hear)
         peer.gossip.listen(Verdict, self._penalties.hear)
         peer.gossip.listen(Acknowledgement, self._hear)
-
-    def _on_order(self, envelope: Envelope) -> None:
-        self._docket.take_order(envelope)
 
     def _is_proven(self, worker: str) -> bool:
         order = self._peer.step_order()

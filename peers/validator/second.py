@@ -85,7 +85,7 @@ class SecondOpinions:
     def _was_skipped(self, judge: str, verdict: Verdict) -> bool:
         """Whether this validator comes before the judge in rank, and was not asked."""
         validators = self._peer.run.manifest.validator_ids()
-        order = self._docket.order_of(verdict.lineage, verdict.step)
+        order = self._docket.orders.find(verdict.lineage, verdict.step)
         taken = self._docket.taken(slot_of(verdict.worker, verdict))
         if order is None or judge not in validators:
             return False

@@ -57,7 +57,6 @@ class Verdicts:
 
     async def recover(self) -> None:
         """Restore the verdicts given before a restart, and serve the accepted files."""
-        missing = 0
         for envelope in self._trusted.tables.verdicts(VERDICTS_RECOVERED_MAX):
             self._docket.give(envelope)
         for key in self._docket.judged_here():
@@ -66,15 +65,10 @@ class Verdicts:
             if verdict.outcome == "accepted":
                 if not self._inbox.exists(key):
                     continue  # removed, because its step has closed
-                if not self._peer.node.disk.exists(canonical_path_of(key)):
-                    missing += 1  # accepted by an older version that wrote no canonical form
-                    continue
                 self._serve(key, verdict)
                 await self._announce_again(envelope, verdict)
             elif binds(verdict) and not verdict.proven_fault and self._inbox.exists(key):
                 self._serve_refused(key, verdict)
-        if missing:
-            self._peer.node.events.emit("validator.rollouts_missing", submissions=missing)
 
     async def _announce_again(self, envelope: Envelope, verdict: Verdict) -> None:
         """Announce a verdict again, signed anew if its envelope has expired."""

@@ -271,6 +271,11 @@ class Run:
         """Return the seconds by which a trusted peer's clock differs; 0 for a small difference."""
         return self.clocks_off.get(peer, 0.0)
 
+    def may_be_shown(self, shown: Envelope) -> bool:
+        """Whether a message that another peer presents is of this run, and its sender was permitted
+        to send it."""
+        return shown.body.run == self.id and self.permits(shown.sender, shown.message) is None
+
     def permits(self, sender: str, message: Message) -> str | None:
         """Return why this sender may not send this message, or None. `envelope.Gate` calls it."""
         manifest = self.manifest

@@ -328,14 +328,11 @@ class EnvironmentEvaluation(msgspec.Struct, array_like=True, frozen=True, kw_onl
 
 
 class Evaluation(StateMessage, frozen=True, kw_only=True):
-    """A trainer or validator evaluates a policy on held-out tasks during the run.
-
-    It announces this when it begins, so that no other peer evaluates the same policy, repeats that
-    while it evaluates, and announces the result.
-    """
+    """A trainer or validator has evaluated a policy on held-out tasks during the run."""
 
     reference: CheckpointReference
     state: Literal["begun", "done", "failed"]
+    """Older builds announce what they begin, too."""
     tasks: Count = 0
     """Tasks of all environments, one sample each; 0 unless done."""
     reward: Finite = 0.0

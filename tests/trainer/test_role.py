@@ -881,46 +881,40 @@ def test_each_environment_has_a_reward_of_its_own() -> None:
 
 
 @pytest.mark.slow
-def test_trainer_and_validators_share_the_evaluations() -> None:
+def test_policies_are_evaluated_while_the_run_goes_on() -> None:
     """Each takes about 40 s, a step 60 s; the child of the second one is killed."""
-    tables = {"evaluate_steps": 2, "evaluate_tasks": 1200}
 
     async def main(simulation: Simulation) -> None:
-        names = ("validator-1", "validator-2")
         peers = await start_run(
-            simulation, *names, "trainer", steps=6, validators=names, trainer=tables,
-            validator=tables,
+            simulation, "validator", "trainer", steps=8,
+            validator={"evaluate_steps": 2, "evaluate_tasks": 1200},
         )  # fmt: skip
         over = simulation.expect("trainer.run_complete", ["trainer"])
         second = simulation.expect(
             "trainer.checkpoint_published", ["trainer"], lambda event: event.fields["step"] == 2
         )
-        worker = simulation.add(Plan("inference", ["inference"]))
-        await worker.start()
+        await simulation.add(Plan("inference", ["inference"])).start()
         assert await simulation.meet(second, 1800)
         await trio.sleep(10)
-        computes: list[Any] = [peer.node.compute for peer in peers.values() if peer.node]
-        running = [each.children for each in computes]
-        (evaluating,) = [each["evaluation"] for each in running if "evaluation" in each]
-        evaluating.die()
+        compute: Any = peers["validator"].node and peers["validator"].node.compute
+        compute.children["evaluation"].die()
         assert await simulation.meet(over, 1800)
         for peer in peers.values():
             assert peer.part is not None and peer.part.evaluation.value is not None
             heard = peer.part.evaluation.value.expect(Evaluation)
-            assert (heard.reference.step, heard.tasks, round(heard.reward, 2)) == (4, 1200, 0.28)
+            assert (heard.reference.step, heard.tasks) == (6, 1200)
 
     said = simulate(main, seed=6)
     evaluated = [event.fields for _, event in said if event.name == "evaluation.done"]
     failed = [event.fields for _, event in said if event.name == "evaluation.failed"]
-    assert [each["policy"] for each in evaluated][:3] == [0, 2, 4]
-    assert [each["policy"] for each in failed] == [2]  # and another peer took over
+    assert [each["policy"] for each in evaluated][:3] == [0, 4, 6]
+    assert [each["policy"] for each in failed] == [2]
     assert "evaluation was killed" in failed[0]["reason"]
-    assert evaluated[2]["environments"]["simulated"]["reward"] == evaluated[2]["reward"]
-    assert evaluated[2]["reward"] == pytest.approx(0.28, abs=0.001)
+    assert evaluated[1]["environments"]["simulated"]["reward"] == evaluated[1]["reward"]
+    assert evaluated[1]["reward"] == pytest.approx(0.28, abs=0.001)
     trained = [event.fields for _, event in said if event.name == "trainer.step_trained"]
-    assert len(trained) == 6
     taken = [each["evaluation_policy"] for each in trained if "evaluation" in each]
-    assert taken == [0, 2, 4]
+    assert taken == [0, 4, 6]
     assert max(each["step_seconds"] for each in trained[2:]) < 70  # no step waited for it
 
 

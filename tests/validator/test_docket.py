@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.validator.cases import Slot, slot_of
-from peers.validator.docket import ORDERS_KEPT, TURNED_DOWN_KEPT, Docket
+from peers.validator.docket import TURNED_DOWN_KEPT, Docket
 from swarm.run.heard_verdicts import verdict_in
+from swarm.run.work import ORDERS_KEPT
 from swarm.wire.envelope import Envelope, seal
 from swarm.wire.messages import (
     Acknowledgement,
@@ -129,17 +130,17 @@ def test_a_slot_keeps_the_newest_receipt_of_its_file() -> None:
 def test_the_newest_order_of_a_step_counts() -> None:
     docket = Docket(HERE.peer_id)
     for revision in (1, 2, 0):
-        docket.take_order(signed(order(7, revision)))
-    assert docket.order_of(0, 7) == order(7, 2)
+        docket.orders.take(signed(order(7, revision)))
+    assert docket.orders.find(0, 7) == order(7, 2)
 
 
 @given(st.lists(st.integers(0, 3 * ORDERS_KEPT), max_size=4 * ORDERS_KEPT))
 def test_orders_and_refusals_are_bounded(steps: list[int]) -> None:
     docket = Docket(HERE.peer_id)
     for step in steps:
-        docket.take_order(signed(order(step)))
+        docket.orders.take(signed(order(step)))
     newest = sorted(set(steps))[-ORDERS_KEPT:]
-    held = {step for step in steps if docket.order_of(0, step) is not None}
+    held = {step for step in steps if docket.orders.find(0, step) is not None}
     assert len(held) <= ORDERS_KEPT and held >= set(newest[-1:])
     refusal = verdict(0)
     for number in range(TURNED_DOWN_KEPT + 1):

@@ -447,38 +447,6 @@ def test_accepted_files_leave_the_disk_with_their_policy() -> None:
     assert 0 < len(held) <= 2 * len(recent) < 2 * len(accepted), "a file and its rollouts each"
 
 
-def test_accepted_files_without_rollouts_are_said_once_and_offered_to_nobody() -> None:
-    """As a version of Swarm left them that had no canonical form."""
-
-    async def main(simulation: Simulation) -> None:
-        peers = await start_run(simulation, "validator", "inference-worker", "trainer")
-        validator = peers["validator"]
-        given: list[bytes] = []
-
-        def hear(_: float, __: Peer, event: Event) -> None:
-            if event.name == "validator.verdict" and event.fields["outcome"] == "accepted":
-                given.append(event.fields["submission"])
-
-        simulation.listeners.append(hear)
-        await trio.sleep(40)
-        await validator.kill()
-        before = list(given)
-        for name in validator.disk.list("incoming"):
-            if name.endswith(".canonical"):
-                await validator.disk.remove(f"incoming/{name}")
-        await validator.start(resume=True)
-        await trio.sleep(20)
-        blobs = _part(validator).blobs
-        for digest in before:
-            with pytest.raises(Refused):
-                blobs.open(None, digest)
-        assert before and validator.alive
-
-    said = _simulate(main)
-    missing = [event.fields for event in said if event.name == "validator.rollouts_missing"]
-    assert len(missing) == 1 and missing[0]["submissions"] > 0
-
-
 def _part(peer: Peer) -> RunNode:
     assert peer.part is not None
     return peer.part
