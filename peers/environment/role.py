@@ -209,9 +209,9 @@ class EnvironmentRole:
         asker = Asker(worker, self._node.transport.network_of(PeerId(worker)))
         if not self._signed.has_room(asker):
             raise _Refused("the turns signed for it and its network fill their space", later=True)
+        found = self._orders.find(request.lineage, request.step)
+        assert found is not None, "the order of the request was found"
         if segments:
-            found = self._orders.find(request.lineage, request.step)
-            assert found is not None, "the order of the request was found"
             self._check_is_in_charge(found, seed)
         try:
             if not segments:

@@ -53,7 +53,7 @@ def lists_of(rollouts: Rollouts) -> Lists:
 
 
 def changed(
-    rollouts: Rollouts, change: Callable[[Lists], None], stop_ids: Sequence[int] = STOP_IDS
+    rollouts: Rollouts, change: Callable[[Lists], Any], stop_ids: Sequence[int] = STOP_IDS
 ) -> Rollouts:
     lists = lists_of(rollouts)
     change(lists)
@@ -166,111 +166,48 @@ def test_a_proof_across_a_swap_is_one_proof_too_few(stage: Stage) -> None:
     assert f"row {row}: 8 tokens of 2 policies need 2 proofs, not 1" in found.detail
 
 
-def _token_outside(lists: Lists) -> None:
-    lists["completions"][0][0] = 64
+LONG = [5] * 8
+FAULTS: list[tuple[str, str, int, Callable[[Any], Any]]] = [
+    ("tokens", "completions", 0, lambda tokens: [64, *tokens[1:]]),
+    ("tokens", "completions", 0, lambda tokens: [-1, *tokens[1:]]),
+    ("ending", "completions", 2, lambda _: [5, STOP_IDS[1], *LONG[2:]]),
+    ("ending", "completions", 2, lambda _: [5, STOP_IDS[1], STOP_IDS[0]]),
+    ("ending", "completions", 2, lambda _: LONG[:3]),
+    ("ending", "completions", 2, lambda _: [*LONG, 5]),
+    ("ending", "completions", 2, lambda _: [*LONG, STOP_IDS[0]]),
+    ("prompts", "prompts", 7, lambda tokens: [*tokens[:2], 4 + (tokens[2] == 4), *tokens[3:]]),
+    ("prompts", "prompts", 7, lambda tokens: [*tokens, 4]),
+    ("prompts", "environment", 1, lambda _: 1),
+    ("proof_format", "proofs", 3, lambda _: b""),
+    ("proof_format", "proofs", 3, lambda proof: proof * 2),
+    ("proof_format", "proofs", 3, lambda proof: proof[:-1]),
+    ("proof_format", "proofs", 3, lambda proof: bytes(2) + proof[2:]),  # a modulus of 0
+    ("proof_format", "proofs", 3, lambda proof: proof[:-2] + b"\xff\xff"),  # a coefficient
+    ("counts", "sample", 0, lambda _: 1),
+    ("counts", "group", 12, lambda _: 2),
+]
+"""Check, and the change of a column in a row that fails it."""
 
 
-def _token_negative(lists: Lists) -> None:
-    lists["completions"][0][0] = -1
-
-
-def _goes_on(lists: Lists) -> None:
-    lists["completions"][2] = [5, STOP_IDS[1], 5, 5, 5, 5, 5, 5]
-
-
-def _two_stops(lists: Lists) -> None:
-    lists["completions"][2] = [5, STOP_IDS[1], STOP_IDS[0]]
-
-
-def _stops_early(lists: Lists) -> None:
-    lists["completions"][2] = [5, 5, 5]
-
-
-def _too_long(lists: Lists) -> None:
-    lists["completions"][2] = [5] * 9
-
-
-def _stop_beyond_the_limit(lists: Lists) -> None:
-    lists["completions"][2] = [5] * 8 + STOP_IDS[:1]
-
-
-def _other_prompt(lists: Lists) -> None:
-    lists["prompts"][7][2] = 4 if lists["prompts"][7][2] != 4 else 5
-
-
-def _longer_prompt(lists: Lists) -> None:
-    lists["prompts"][7].append(4)
-
-
-def _other_environment(lists: Lists) -> None:
-    lists["environment"][1] = 1
-
-
-def _no_proof(lists: Lists) -> None:
-    lists["proofs"][3] = b""
-
-
-def _more_proofs(lists: Lists) -> None:
-    lists["proofs"][3] *= 2
-
-
-def _half_a_proof(lists: Lists) -> None:
-    lists["proofs"][3] = lists["proofs"][3][:-1]
-
-
-def _modulus_zero(lists: Lists) -> None:
-    lists["proofs"][3] = bytes(2) + lists["proofs"][3][2:]
-
-
-def _coefficient_too_large(lists: Lists) -> None:
-    lists["proofs"][3] = lists["proofs"][3][:-2] + b"\xff\xff"
-
-
-def _samples_swapped(lists: Lists) -> None:
-    lists["sample"][:2] = [1, 0]
-
-
-def _group_repeated(lists: Lists) -> None:
-    lists["group"][12:] = [2] * 4
-
-
-def _row_missing(lists: Lists) -> None:
-    for column in lists.values():
-        column.pop()
-
-
-@pytest.mark.parametrize(
-    ("change", "check"),
-    [
-        (_token_outside, "tokens"),
-        (_token_negative, "tokens"),
-        (_goes_on, "ending"),
-        (_two_stops, "ending"),
-        (_stops_early, "ending"),
-        (_too_long, "ending"),
-        (_stop_beyond_the_limit, "ending"),
-        (_other_prompt, "prompts"),
-        (_longer_prompt, "prompts"),
-        (_other_environment, "prompts"),
-        (_no_proof, "proof_format"),
-        (_more_proofs, "proof_format"),
-        (_half_a_proof, "proof_format"),
-        (_modulus_zero, "proof_format"),
-        (_coefficient_too_large, "proof_format"),
-        (_samples_swapped, "counts"),
-        (_group_repeated, "counts"),
-        (_row_missing, "counts"),
-    ],
-)
+@pytest.mark.parametrize(("check", "column", "row", "change"), FAULTS)
 def test_an_exact_fault_is_named_and_proven(
-    stage: Stage, change: Callable[[Lists], None], check: str
+    stage: Stage, check: str, column: str, row: int, change: Callable[[Any], Any]
 ) -> None:
+    def forge(lists: Lists) -> None:
+        lists[column][row] = change(lists[column][row])
+
+    _is_proven(stage, check, forge)
+
+
+def test_a_missing_row_is_a_proven_fault(stage: Stage) -> None:
+    _is_proven(stage, "counts", lambda lists: [column.pop() for column in lists.values()])
+
+
+def _is_proven(stage: Stage, check: str, change: Callable[[Lists], Any]) -> None:
     header, rollouts = stage.generate()
     found = stage.inspect(header, changed(rollouts, change))
-    assert found.failed == check
-    assert found.proven_fault
+    assert (found.failed, found.proven_fault, found.rewards) == (check, True, [])
     assert found.detail
-    assert found.rewards == []
     last = found.checks[-1]
     assert (last.name, last.passed) == (check, False)
     assert last.figure != last.threshold

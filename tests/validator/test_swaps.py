@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,102 +12,66 @@ import trio
 from blake3 import blake3
 
 from peers.demo.recipes import THRESHOLDS
-from peers.engines import demo
 from peers.engines.service import EngineService
 from peers.validator.prefill import PrefillService
-from swarm.jobs import Load, SubmissionOrder
-from swarm.jobs.inference import Generate, Generated, InferenceSetup, Swap
+from swarm.jobs import SubmissionOrder
+from swarm.jobs.inference import Generated
 from swarm.jobs.validation import Judge, Judged, PrefillSetup
 from swarm.rollouts.rollouts import Rollouts
-from swarm.rollouts.submission_file import ReadLimits, read
+from swarm.rollouts.submission_file import read
+from tests.inference.files import LIMITS
+from tests.inference.swaps import ORDER, Bench, open_bench
 from tests.orders import policy as reference
 from tests.orders import submission_order
-
-LIMITS = ReadLimits(1 << 20, 1 << 10, 1 << 10, 1 << 10, 1 << 10)
-NAMED = 1
-"""The policy that the step order names."""
-ORDER = submission_order(
-    policy=reference(NAMED), groups=2, max_new_tokens=40, stop_ids=[63], swaps_max=2
-)
 
 Swaps = dict[int, int]
 """The policy offered during each of some steps of the engine, counted from 1; 0: before them."""
 
 
-@dataclass
-class Bench:
-    """Policies 1 to 4, and a worker that swaps when it is told to."""
-
-    folders: dict[int, Path]
-    at: Path
-
-    def load(self, policy: int) -> Load:
-        return Load(policy=reference(policy), folder=str(self.folders[policy]))
-
-    def service(self, policy: int = NAMED) -> EngineService:
-        service = EngineService(InferenceSetup(environments=[]))
-        trio.run(service.load, self.load(policy))
-        return service
-
-    def generate(
-        self,
-        swaps: Swaps,
-        order: SubmissionOrder = ORDER,
-        service: EngineService | None = None,
-        tamper: Callable[[Any], None] = lambda engine: None,
-    ) -> tuple[Generated, Rollouts]:
-        service = service or self.service()
-        engine: Any = service._engine
-        tamper(engine)
-        step, steps = engine.step, 0
-
-        def offer(steps: int) -> None:
-            if steps in swaps:
-                trio.run(service.swap, Swap(load=self.load(swaps[steps])))
-
-        def stepping() -> Any:
-            nonlocal steps
-            steps += 1
-            offer(steps)
-            return step()
-
-        offer(0)
-
-        engine.step = stepping
-        path = self.at / "made"
-        made = trio.run(service.generate, Generate(order=order, path=str(path)))
-        engine.step = step
-        return made, read(path, LIMITS).rollouts
-
-    def judge(
-        self, rollouts: Rollouts, kept: int = 3, given: tuple[int, ...] = (1, 2, 3)
-    ) -> Judged:
-        service = PrefillService(PrefillSetup(policies_kept=kept))
-        raw = rollouts.to_bytes()
-        (self.at / "canonical").write_bytes(raw)
-        job = Judge(
-            order=ORDER,
-            path=str(self.at / "canonical"),
-            digest=blake3(raw).digest(),
-            thresholds=THRESHOLDS,
-            rewards=[],
-            later=[self.load(policy) for policy in given],
-        )
-        return trio.run(service.judge, job)
-
-
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    folders = {policy: tmp_path_factory.mktemp(f"policy-{policy}") for policy in (1, 2, 3, 4)}
-    for policy, folder in folders.items():
-        demo.make_policy(folder, seed=policy)
-    yield Bench(folders, tmp_path_factory.mktemp("swaps"))
+    with open_bench(tmp_path_factory) as found:
+        yield found
+
+
+def generate(
+    bench: Bench,
+    swaps: Swaps,
+    order: SubmissionOrder = ORDER,
+    service: EngineService | None = None,
+    tamper: Callable[[Any], None] = lambda engine: None,
+) -> tuple[Generated, Rollouts]:
+    service = service or bench.service()
+    tamper(service._engine)
+    acts = {step: bench.offer(service, policy) for step, policy in swaps.items()}
+    acts.get(0, lambda: None)()
+    (made,) = bench.generate(service, [order], acts)
+    if isinstance(made, Exception):
+        raise made
+    return made, read(bench.path(order), LIMITS).rollouts
+
+
+def judge(
+    bench: Bench, rollouts: Rollouts, kept: int = 3, given: tuple[int, ...] = (1, 2, 3)
+) -> Judged:
+    service = PrefillService(PrefillSetup(policies_kept=kept))
+    raw = rollouts.to_bytes()
+    (bench.at / "canonical").write_bytes(raw)
+    job = Judge(
+        order=ORDER,
+        path=str(bench.at / "canonical"),
+        digest=blake3(raw).digest(),
+        thresholds=THRESHOLDS,
+        rewards=[],
+        later=[bench.load(policy) for policy in given],
+    )
+    return trio.run(service.judge, job)
 
 
 @pytest.fixture(scope="module")
 def swapped(bench: Bench) -> Rollouts:
     """Policy 2 after 6 tokens, policy 3 after 34."""
-    made, rollouts = bench.generate({6: 2, 34: 3})
+    made, rollouts = generate(bench, {6: 2, 34: 3})
     assert made.policy == reference(3)
     return rollouts
 
@@ -133,7 +97,7 @@ def longest(rollouts: Rollouts) -> int:
 
 
 def test_each_span_is_its_policys(bench: Bench, swapped: Rollouts) -> None:
-    _, whole = bench.generate({})
+    _, whole = generate(bench, {})
     for row, length in enumerate(swapped.model_lengths().tolist()):
         assert spans(swapped, row) == up_to(length, [(1, 6), (2, 28), (3, 6)])
         assert len(swapped.proof(row)) == len(spans(swapped, row)) * 258
@@ -146,7 +110,7 @@ def test_each_span_is_its_policys(bench: Bench, swapped: Rollouts) -> None:
 def test_an_honest_swap_passes_whatever_memory_the_validator_has(
     bench: Bench, swapped: Rollouts, kept: int
 ) -> None:
-    found = bench.judge(swapped, kept)
+    found = judge(bench, swapped, kept)
     assert found.failed == "" and found.sampling.mismatches == 0
     assert found.sampling.tokens == len(swapped.log_probabilities)
     assert found.proofs.chunks == len(swapped.span_policies) > len(swapped)
@@ -180,7 +144,7 @@ def test_spans_that_lie_are_refused(
     bench: Bench, swapped: Rollouts, policies: list[int], lengths: list[int]
 ) -> None:
     forged = relabelled(swapped, policies, lengths)
-    found = bench.judge(forged, given=(1, 2, 3, 4), kept=4)
+    found = judge(bench, forged, given=(1, 2, 3, 4), kept=4)
     assert found.failed == "proofs"
 
 
@@ -201,9 +165,9 @@ def test_tokens_of_a_kept_cache_are_refused(bench: Bench, monkeypatch: pytest.Mo
 
         engine.load_weights = load_weights
 
-    _, rollouts = bench.generate({6: 2}, tamper=keep_caches)
+    _, rollouts = generate(bench, {6: 2}, tamper=keep_caches)
     assert spans(rollouts, longest(rollouts)) == [(1, 6), (2, 34)]
-    found = bench.judge(rollouts)
+    found = judge(bench, rollouts)
     assert found.failed == "proofs"
 
 
@@ -211,7 +175,7 @@ def test_a_policy_that_is_not_at_hand_is_no_fault_of_the_worker(
     bench: Bench, swapped: Rollouts
 ) -> None:
     with pytest.raises(ValueError, match="policy 2 of lineage 0 is not loaded"):
-        bench.judge(swapped, given=(1, 3))
+        judge(bench, swapped, given=(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -227,18 +191,18 @@ def test_a_policy_that_is_not_at_hand_is_no_fault_of_the_worker(
 def test_a_worker_swaps_upwards_and_only_as_often_as_the_run_allows(
     bench: Bench, swaps_max: int, swaps: Swaps, expected: list[tuple[int, int]]
 ) -> None:
-    made, rollouts = bench.generate(swaps, submission_order(ORDER, swaps_max=swaps_max))
+    made, rollouts = generate(bench, swaps, submission_order(ORDER, swaps_max=swaps_max))
     for row, length in enumerate(rollouts.model_lengths().tolist()):
         assert spans(rollouts, row) == up_to(length, expected)
     assert made.policy == reference(expected[-1][0])
 
 
 def test_a_submission_may_begin_with_a_later_policy(bench: Bench) -> None:
-    service = bench.service(2)
-    _, rollouts = bench.generate({}, service=service)
+    service = bench.service(policy=2)
+    _, rollouts = generate(bench, {}, service=service)
     assert set(rollouts.span_policies.tolist()) == {2}
     with pytest.raises(ValueError, match="policy 1 of lineage 0 is wanted, but policy 2"):
-        bench.generate({}, submission_order(ORDER, swaps_max=0), service=service)
+        generate(bench, {}, submission_order(ORDER, swaps_max=0), service=service)
     earlier = submission_order(ORDER, policy=reference(3))
     with pytest.raises(ValueError, match="policy 3 of lineage 0 is wanted, but policy 2"):
-        bench.generate({}, earlier, service=service)
+        generate(bench, {}, earlier, service=service)
