@@ -31,8 +31,6 @@ from torch import Tensor
 
 from benchmarks.common import at_least, several
 from peers.calibration.calibrate import EngineClass
-from peers.calibration.workers import Generates
-from peers.calibration.workload import Workload
 from peers.demo.recipes import ENVIRONMENT, SAMPLING, THRESHOLDS
 from peers.engines.engine import Engine
 from peers.engines.sampling import gumbel_noise
@@ -40,7 +38,7 @@ from peers.environments import load as load_environment
 from swarm.terminal.output import print_json
 from swarm.wire.manifest import Sampling, Thresholds
 from tests.attacks.assessment import Assessment, Judged, assess, judge
-from tests.attacks.cheats import Worker, attacks
+from tests.attacks.cheats import Generates, GradedWorkload, Worker, attacks
 
 DTYPES = ("float32", "bfloat16")
 
@@ -58,8 +56,10 @@ AGES = (1, 2, 5)
 """Ages of the older policies that a cheat uses."""
 
 
-def workload_of(folder: Path, sampling: Sampling = SAMPLING) -> Workload:
-    return Workload(folder, sampling, load_environment(ENVIRONMENT.name, ENVIRONMENT.version))
+def workload_of(folder: Path, sampling: Sampling = SAMPLING) -> GradedWorkload:
+    return GradedWorkload(
+        folder, sampling, [load_environment(ENVIRONMENT.name, ENVIRONMENT.version)]
+    )
 
 
 def figures(found: Assessment) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def honest(folder: Path, completions: int) -> Iterator[dict[str, Any]]:
 
 
 def caught(
-    worker: Worker, validator: Engine, workload: Workload, seed: int, most: int
+    worker: Worker, validator: Engine, workload: GradedWorkload, seed: int, most: int
 ) -> Assessment:
     """One cheat until it is evicted, or has handed in `most` submissions."""
     found: list[Judged] = []
@@ -172,7 +172,7 @@ def bits(log_sums: Sequence[float], positions: int, honest_margin: float) -> flo
 
 @torch.inference_mode()
 def bits_per_token(
-    engine: Engine, workload: Workload, submissions: int, thresholds: Thresholds
+    engine: Engine, workload: GradedWorkload, submissions: int, thresholds: Thresholds
 ) -> float:
     """The bound on honest submissions of an engine, per token."""
     totals, positions, sampling = [0.0] * len(BETAS), 0, workload.sampling

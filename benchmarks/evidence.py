@@ -32,10 +32,8 @@ from torch import Tensor
 from benchmarks.common import at_least
 from benchmarks.kept import Kept
 from peers.calibration.calibrate import PROPOSED, EngineClass
-from peers.calibration.measure import find
 from peers.calibration.thresholds import propose
-from peers.calibration.workers import Generates, HandedIn
-from peers.calibration.workload import Work, Workload
+from peers.calibration.work import HandedIn, find
 from peers.engines.config import read_config
 from peers.engines.engine import Engine, Prefill
 from peers.engines.model import load, read_weights
@@ -48,7 +46,7 @@ from swarm.terminal.output import print_json
 from swarm.wire.manifest import Sampling, Thresholds
 from tests.attacks import weights
 from tests.attacks.assessment import Judged, area, assess, judged_of
-from tests.attacks.cheats import BestOf, Worker
+from tests.attacks.cheats import BestOf, Generates, GradedWorkload, Work, Worker
 
 DTYPES = ("bfloat16", "float32")
 GROUP_SIZE = 8
@@ -120,14 +118,14 @@ class Bench:
         self.keep = keep
         self._engines: dict[tuple[Path, str], Engine] = {}
 
-    def workload(self, groups: int) -> Workload:
+    def workload(self, groups: int) -> GradedWorkload:
         """Submissions of so many groups."""
         stop = read_config(self.model)["eos_token_id"]
         sampling = Sampling(
             temperature=1.0, max_new_tokens=TOKENS_MAX, stop_ids=[stop],
             group_size=GROUP_SIZE, groups_per_submission=groups,
         )  # fmt: skip
-        return Workload(self.model, sampling, Chat())
+        return GradedWorkload(self.model, sampling, [Chat()])
 
     def engine(self, folder: Path, dtype: str) -> Engine:
         """An engine, loaded once; at most four are held."""

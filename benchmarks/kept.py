@@ -14,7 +14,7 @@ import blake3
 import msgspec
 import numpy as np
 
-from peers.calibration.workers import HandedIn
+from peers.calibration.work import HandedIn
 from peers.proofs.toploc import ChunkResult
 from peers.validator.recompute import Found
 from swarm.version import __version__

@@ -11,10 +11,8 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from peers.calibration.measure import Sample, find
 from peers.calibration.thresholds import propose
-from peers.calibration.workers import Generates, HandedIn
-from peers.calibration.workload import Workload
+from peers.calibration.work import HandedIn, Sample, Workload, find, hand_in
 from peers.engines.device import DTYPES, find_device
 from peers.engines.native import NativeEngine
 from peers.environments import Environment
@@ -128,7 +126,7 @@ def measure_run(
         groups_per_submission=GROUPS * min(4, TOKENS_MAX // longest),
     )
     classes = engine_classes(engines)
-    workload = Workload(model, measured, *environments, grades=False)
+    workload = Workload(model, measured, environments)
     found = measure_pairs(model, workload, classes, show, advance)
     dtypes = sorted({each.dtype for each in classes})
     thresholds = replace(propose([[each] for each in found.values()]), measured_dtypes=dtypes)
@@ -144,9 +142,8 @@ def measure_pairs(
 ) -> dict[str, Sample]:
     """A submission of every pair of classes, by "worker → validator"; shows a row for each.
 
-    Each class generates once, with as many threads as this process, and a pair is one prefill. One
-    engine is loaded at a time: in the second round the first classes recompute what the later ones
-    generated.
+    Each class generates once, and a pair is one prefill. One engine is loaded at a time: in the
+    second round the first classes recompute what the later ones generated.
     """
     show(HEADER)
     work, sampling = workload.work(0), workload.sampling
@@ -155,8 +152,7 @@ def measure_pairs(
     for validator in [*classes, *classes[:-1]]:
         engine = validator.engine(folder)
         if validator not in handed_in:
-            worker = Generates(engine, threads=torch.get_num_threads())
-            handed_in[validator] = worker.submit(work, sampling)
+            handed_in[validator] = hand_in(engine, work, sampling)
         for generated, given in handed_in.items():
             row = f"{generated.name} → {validator.name}"
             if row in found:

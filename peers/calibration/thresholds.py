@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from peers.calibration.measure import Sample
+from peers.calibration.work import Sample
 from peers.proofs.format import chunk_count
 from swarm.wire.manifest import Thresholds
 

@@ -9,16 +9,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from peers.calibration.measure import Sample, find
-from peers.calibration.workers import HandedIn
-from peers.calibration.workload import Work, Workload
+from peers.calibration.work import HandedIn, Sample, find
 from peers.engines.engine import Engine
 from peers.validator.evidence.submission import Recomputed, bans, evidence_of
 from peers.validator.recompute import Found
 from swarm.ledger.evidence import WorkerEvidence
 from swarm.wire.manifest import Sampling, Thresholds
 from swarm.wire.messages import Evidence
-from tests.attacks.cheats import Worker
+from tests.attacks.cheats import GradedWorkload, Work, Worker
 
 _T = TypeVar("_T")
 
@@ -44,7 +42,11 @@ class Judged(Sample):
 
 
 def judge(
-    worker: Worker, validator: Engine, workload: Workload, number: int, name: str = "calibration"
+    worker: Worker,
+    validator: Engine,
+    workload: GradedWorkload,
+    number: int,
+    name: str = "calibration",
 ) -> Judged:
     """Let `worker` do the work of submission `number`, and recompute it."""
     work, sampling = workload.work(number, name), workload.sampling

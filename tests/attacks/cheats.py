@@ -1,4 +1,4 @@
-"""Cheats: what they hand in for the work of an honest worker (`peers.calibration.workers`).
+"""Cheats: what they hand in for the work of an honest worker (`peers.calibration.work`).
 
 A cheat proves what he can prove: where his tokens are not the engine's own samples, he prefills
 them with the right policy and builds honest proofs.
@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from peers.calibration.calibrate import EngineClass
-from peers.calibration.workers import Generates, HandedIn, prove
-from peers.calibration.workload import Work
+from peers.calibration.work import HandedIn, Workload, prove, seed_of
+from peers.calibration.work import Work as HonestWork
 from peers.engines.batch import generate, requests_for
-from peers.engines.engine import Engine
+from peers.engines.config import read_supported_config
+from peers.engines.engine import Engine, Piece
 from peers.engines.native import NativeEngine
 from peers.engines.sampling import gumbel_noise
+from peers.environments import Environment, Renderer, Task
+from peers.environments.episodes import grade_segments
+from swarm.rollouts.rollout import Finish, Segment
+from swarm.rollouts.seeds import digest, noise_key
 from swarm.wire.manifest import Sampling
 from tests.attacks import weights
 
@@ -37,12 +43,115 @@ CHANGES: dict[str, Callable[[], weights.Change]] = {
 }
 
 
+@dataclass(frozen=True)
+class Work(HonestWork):
+    """Work whose rewards a cheat is after."""
+
+    rewards: Callable[[int, Sequence[int]], float]
+    """(row, completion) → reward."""
+
+    def other_key(self, attempt: int) -> tuple[int, int]:
+        """The key of the submission's noise; another attempt's is not the seed's."""
+        if attempt == 0:
+            return self.key()
+        return noise_key(digest("swarm/1/attempt", self.seed, bytes([attempt])))
+
+
+def work_of(
+    seed: bytes,
+    drawn: Sequence[tuple[Environment, Task, list[int]]],
+    renderer: Renderer,
+    sampling: Sampling,
+) -> Work:
+    """The work of a submission whose groups have these environments, tasks and prompts."""
+    size, stops = sampling.group_size, sampling.stop_ids
+
+    def reward(row: int, completion: Sequence[int]) -> float:
+        environment, task, prompt = drawn[row // size]
+        finish: Finish = "stop" if completion[-1] in stops else "length"
+        model = Segment("model", list(completion), finish)
+        segments = (Segment("prompt", prompt), model)
+        return grade_segments(environment, task, renderer, segments, stops).reward
+
+    return Work(seed, [prompt for _, _, prompt in drawn for _ in range(size)], reward)
+
+
+class GradedWorkload(Workload):
+    """Tasks of environments, with their rewards."""
+
+    def work(self, number: int, name: str = "calibration") -> Work:
+        seed = seed_of(number, name)
+        return work_of(seed, self.drawn(seed), self.renderer, self.sampling)
+
+
+class RandomWorkload(GradedWorkload):
+    """Random prompts, for a model without a tokenizer; even sums of tokens earn nothing."""
+
+    def __init__(self, folder: Path, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self._vocabulary: int = read_supported_config(folder)["vocab_size"]
+
+    def work(self, number: int, name: str = "calibration") -> Work:
+        seed, sampling = seed_of(number, name), self.sampling
+        random = Random(seed)
+        rows = []
+        for _ in range(sampling.groups_per_submission):
+            rows += [random.choices(range(self._vocabulary), k=16)] * sampling.group_size
+        return Work(seed, rows, lambda _, completion: float(sum(completion) % 2))
+
+
 class Worker(Protocol):
     """Generates submissions."""
 
     def submit(self, work: Work, sampling: Sampling) -> HandedIn:
         """Generate one submission."""
         ...
+
+
+@dataclass(frozen=True)
+class Generates:
+    """Generates with an engine, `batch` rows at a time. Honest with the policy and these defaults.
+
+    `attempt` is not 0 for text generated before the seed was known.
+    """
+
+    engine: Engine
+    batch: int = 1 << 20
+    threads: int = 1
+    temperature_factor: float = 1.0
+    attempt: int = 0
+
+    def submit(self, work: Work, sampling: Sampling) -> HandedIn:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            parts = [
+                self._generate(
+                    work, sampling, range(start, min(start + self.batch, len(work.prompts)))
+                )
+                for start in range(0, len(work.prompts), self.batch)
+            ]
+        finally:
+            torch.set_num_threads(before)
+        return HandedIn(
+            [piece.tokens for part in parts for piece in part],
+            [proofs for part in parts for proofs in _proofs(part)],
+        )
+
+    def _generate(self, work: Work, sampling: Sampling, rows: range) -> list[Piece]:
+        requests = requests_for(
+            [work.prompts[row] for row in rows],
+            rows,
+            work.other_key(self.attempt),
+            sampling.temperature * self.temperature_factor,
+            sampling.stop_ids,
+            sampling.max_new_tokens,
+        )
+        return generate(self.engine, requests)
+
+
+def _proofs(pieces: Sequence[Piece]) -> list[list[bytes]]:
+    return prove([each.prompt_hidden for each in pieces], [each.hidden for each in pieces])
 
 
 class Nucleus(NativeEngine):

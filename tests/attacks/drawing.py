@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from peers.calibration.workers import HandedIn
-from peers.calibration.workload import Work
+from peers.calibration.work import HandedIn
 from peers.engines.engine import Engine
 from peers.engines.sampling import gumbel_noise
 from swarm.wire.manifest import Sampling
-from tests.attacks.cheats import proven
+from tests.attacks.cheats import Work, proven
 
 
 @dataclass(frozen=True)

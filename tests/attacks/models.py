@@ -20,8 +20,7 @@ import trio
 from blake3 import blake3
 
 from peers.calibration.calibrate import EngineClass
-from peers.calibration.workers import Generates, HandedIn
-from peers.calibration.workload import Work
+from peers.calibration.work import HandedIn
 from peers.demo.recipes import ENVIRONMENT, OPTIMISER, SAMPLING, THRESHOLDS
 from peers.demo.warmup import Warmup, warm_up
 from peers.engines.demo import make_policy
@@ -30,7 +29,6 @@ from peers.engines.native import NativeEngine
 from peers.engines.service import EngineService
 from peers.environments import Renderer
 from peers.environments import load as load_environment
-from peers.environments.episodes import grade_segments
 from peers.environments.prompt_room import PromptRoom
 from peers.validator.cases import Outcome
 from peers.validator.inspector import InspectorService
@@ -39,11 +37,11 @@ from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import InferenceSetup
 from swarm.jobs.validation import InspectionSetup, Judge, Judged, PrefillSetup
 from swarm.ledger.evidence import WorkerEvidence
-from swarm.rollouts.rollout import Finish, Rollout, Segment
+from swarm.rollouts.rollout import Rollout
 from swarm.rollouts.rollouts import Rollouts, Row
 from swarm.rollouts.submission_file import Header, ReadLimits, read
 from swarm.wire.manifest import Sampling
-from tests.attacks.cheats import Worker
+from tests.attacks.cheats import Generates, Work, Worker, work_of
 from tests.attacks.weights import Change, write_changed
 from tests.background import Ask
 from tests.orders import ORDER, submission_order
@@ -112,21 +110,10 @@ class Arena:
     def work(self, order: SubmissionOrder) -> Work:
         """The prompts that an order gives, and the rewards that a cheat is after."""
         environment = load_environment(ENVIRONMENT.name, ENVIRONMENT.version)
-        renderer, stops = Renderer(self.stage.policy), order.sampling.stop_ids
-        drawn = self.stage.engine._environments.tasks(order, PromptRoom(renderer))
-        tasks = [each.task for each in drawn if each is not None]
-        prompts = [each.tokens for each in drawn if each is not None]
-        size = order.sampling.group_size
-
-        def reward(row: int, completion: Any) -> float:
-            finish: Finish = "stop" if completion[-1] in stops else "length"
-            segments = (
-                Segment("prompt", prompts[row // size]),
-                Segment("model", list(completion), finish),
-            )
-            return grade_segments(environment, tasks[row // size], renderer, segments, stops).reward
-
-        return Work(order.seed(), [prompts[row // size] for row in range(order.rows())], reward)
+        renderer = Renderer(self.stage.policy)
+        tasks = self.stage.engine._environments.tasks(order, PromptRoom(renderer))
+        drawn = [(environment, each.task, each.tokens) for each in tasks if each is not None]
+        return work_of(order.seed(), drawn, renderer, order.sampling)
 
     def honest_file(self, order: SubmissionOrder) -> tuple[Header, Rollouts]:
         """What the honest engine hands in."""

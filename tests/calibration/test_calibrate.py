@@ -13,8 +13,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from peers.calibration.calibrate import EngineClass, engine_classes, measure_pairs
 from peers.calibration.thresholds import propose
-from peers.calibration.workers import Generates
-from peers.calibration.workload import Workload
 from peers.engines import demo
 from peers.proofs.toploc import ChunkResult
 from peers.validator.evidence.submission import Recomputed
@@ -22,7 +20,7 @@ from peers.validator.recompute import Found
 from swarm.errors import UserError
 from swarm.wire.manifest import Sampling
 from tests.attacks.assessment import Judged, area, assess, judge
-from tests.attacks.cheats import attacks
+from tests.attacks.cheats import Generates, RandomWorkload, attacks
 
 torch.set_num_threads(1)  # two OpenMP threads on shared cores are many times slower
 
@@ -43,7 +41,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_fp32_thresholds_accept_honest_work_and_refuse_each_cheat(
     policy: Path, tmp_path: Path
 ) -> None:
-    workload, engine = Workload(policy, SAMPLING), FP32.engine(policy)
+    workload, engine = RandomWorkload(policy, SAMPLING), FP32.engine(policy)
     honest = [judge(Generates(engine), engine, workload, number) for number in range(3)]
     thresholds = propose([honest])
     assert assess(honest, thresholds).refused == 0
@@ -72,7 +70,7 @@ def test_deep_random_models_in_bf16_are_accepted(layers: int, tmp_path: Path) ->
     )
     torch.manual_seed(layers)
     Qwen2ForCausalLM(config).bfloat16().save_pretrained(tmp_path)
-    workload, engine = Workload(tmp_path, SAMPLING, None), BF16.engine(tmp_path)
+    workload, engine = RandomWorkload(tmp_path, SAMPLING), BF16.engine(tmp_path)
     worker = Generates(engine)
     measured = [judge(worker, engine, workload, number) for number in range(6)]
     tried = [judge(worker, engine, workload, number, "other") for number in range(8)]
@@ -88,7 +86,7 @@ def test_every_pair_of_engine_classes_is_measured(policy: Path) -> None:
     done: list[tuple[int, int]] = []
     found = measure_pairs(
         policy,
-        Workload(policy, SAMPLING),
+        RandomWorkload(policy, SAMPLING),
         [FP32, BF16],
         rows.append,
         lambda pairs, of: done.append((pairs, of)),

@@ -15,11 +15,10 @@ import torch
 
 from peers.calibration.calibrate import EngineClass, measure_pairs
 from peers.calibration.thresholds import propose
-from peers.calibration.workers import Generates
-from peers.calibration.workload import Workload
 from peers.demo.recipes import THRESHOLDS
 from swarm.wire.manifest import Sampling
 from tests.attacks.assessment import Judged, assess, judge
+from tests.attacks.cheats import Generates, RandomWorkload
 from tests.attacks.weights import int8, write_changed
 from tests.calibration.deep_model import make_deep_model
 
@@ -32,7 +31,7 @@ def submissions(
     worker: Path, model: Path, sampling: Sampling, numbers: Sequence[int], dtype: str = "bfloat16"
 ) -> list[Judged]:
     """What a bf16 validator finds of a worker's submissions."""
-    engine, workload = EngineClass(dtype, "cpu").engine(worker), Workload(model, sampling)
+    engine, workload = EngineClass(dtype, "cpu").engine(worker), RandomWorkload(model, sampling)
     validator = CLASSES[1].engine(model)
     return [judge(Generates(engine), validator, workload, n, "tried") for n in numbers]
 
@@ -41,7 +40,7 @@ def check(model: Path, sampling: Sampling, aside: Path) -> None:
     honest = submissions(model, model, sampling, range(2))
     demo = assess(honest, THRESHOLDS)
     assert demo.refused == 2 and demo.tokens_until_eviction is not None
-    few = measure_pairs(model, Workload(model, sampling, grades=False), CLASSES)
+    few = measure_pairs(model, RandomWorkload(model, sampling), CLASSES)
     limits = propose([[each] for each in few.values()])
     judged = assess(honest, limits)
     assert judged.refused == 0, judged.refused_by

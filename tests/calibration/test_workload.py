@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.calibration.workload import Workload
+from peers.calibration.work import Workload
 from peers.engines import demo
 from peers.environments.interface import Grade, SingleTurn, Task, Tasks, Transcript
 from peers.environments.tasks import Generated
@@ -39,17 +39,16 @@ class TooLong(Rows):
 
 def test_a_prompt_that_leaves_no_room_is_drawn_again(tmp_path: Path) -> None:
     demo.make_policy(tmp_path, seed=1)
-    work = Workload(tmp_path, SAMPLING, Rows(), grades=False).work(0)
+    work = Workload(tmp_path, SAMPLING, [Rows()]).work(0)
     lengths = {len(prompt) for prompt in work.prompts}
     assert len(work.prompts) == 16 and max(lengths) < 10
-    assert work.rewards(0, [5, 2]) == 0.0
     assert work.prompts[0] == work.prompts[1], "a group has one prompt"
 
 
 def test_a_data_set_without_a_usable_row_is_one_sentence(tmp_path: Path) -> None:
     demo.make_policy(tmp_path, seed=1)
     with pytest.raises(UserError, match=r"draws no prompt to measure with .* 1001 tokens"):
-        Workload(tmp_path, SAMPLING, TooLong()).work(0)
+        Workload(tmp_path, SAMPLING, [TooLong()]).work(0)
 
 
 def test_environments_take_turns(tmp_path: Path) -> None:
@@ -58,5 +57,5 @@ def test_environments_take_turns(tmp_path: Path) -> None:
     class Short(Rows):
         lengths = (2,)
 
-    work = Workload(tmp_path, SAMPLING, Rows(), Short(), grades=False).work(0)
+    work = Workload(tmp_path, SAMPLING, [Rows(), Short()]).work(0)
     assert [len(prompt) < 4 for prompt in work.prompts[::2]] == [False, True] * 4

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from peers.calibration.workers import Generates
+from tests.attacks.cheats import Generates
 from tests.attacks.drawing import Draws
 from tests.attacks.models import Arena
 

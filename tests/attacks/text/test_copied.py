@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from peers.calibration.workers import Generates, HandedIn
-from peers.calibration.workload import Work
+from peers.calibration.work import HandedIn
 from swarm.jobs import SubmissionOrder
 from swarm.wire.identity import Identity
 from swarm.wire.manifest import Sampling
+from tests.attacks.cheats import Generates, Work
 from tests.attacks.models import Arena
 from tests.orders import submission_order
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peers.calibration.workers import HandedIn, prove
-from peers.calibration.workload import Work
+from peers.calibration.work import HandedIn, prove
 from peers.engines.batch import generate, requests_for
 from peers.engines.engine import Engine
 from swarm.wire.manifest import Sampling
+from tests.attacks.cheats import Work
 from tests.attacks.models import FP32, Arena, without_last_layer
 
 

@@ -8,8 +8,8 @@ Cost: the swarm recomputes one submission; the cheat gains nothing.
 
 from __future__ import annotations
 
-from peers.calibration.workers import Generates
 from tests.attacks import weights
+from tests.attacks.cheats import Generates
 from tests.attacks.models import Arena
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import pytest
 
-from peers.calibration.workers import Generates, HandedIn
-from peers.calibration.workload import Work
+from peers.calibration.work import HandedIn
 from swarm.jobs import SubmissionOrder
 from swarm.wire.manifest import Sampling
-from tests.attacks.cheats import proven
+from tests.attacks.cheats import Generates, Work, proven
 from tests.attacks.models import Arena
 
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from peers.calibration.workers import Generates, HandedIn
-from peers.calibration.workload import Work
+from peers.calibration.work import HandedIn
 from peers.proofs.format import PRIME
 from swarm.jobs import SubmissionOrder
 from swarm.wire.manifest import Sampling
+from tests.attacks.cheats import Generates, Work
 from tests.attacks.models import Arena
 
 

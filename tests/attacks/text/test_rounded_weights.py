@@ -9,8 +9,8 @@ Cost: the swarm recomputes them.
 
 from __future__ import annotations
 
-from peers.calibration.workers import Generates
 from tests.attacks import weights
+from tests.attacks.cheats import Generates
 from tests.attacks.models import Arena
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from peers.calibration.workers import Generates
-from tests.attacks.cheats import Nucleus
+from tests.attacks.cheats import Generates, Nucleus
 from tests.attacks.models import FP32, Arena
 
 

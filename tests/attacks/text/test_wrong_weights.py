@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from peers.calibration.workers import Generates
 from peers.engines import demo
 from peers.engines.service import EngineService
 from swarm.jobs.inference import InferenceSetup
 from tests.attacks import weights
+from tests.attacks.cheats import Generates
 from tests.attacks.models import FP32, Arena
 from tests.validator.conftest import generate, load
 
