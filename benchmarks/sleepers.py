@@ -88,10 +88,8 @@ class SleepingService(EngineService):
             size_bytes=size_bytes,
             tokens=len(rows) * len(said),
             groups=order.groups,
-            finished_share=1.0,
             seconds_generate=0.0,
             seconds_proofs=0.0,
-            seconds_write=0.0,
             policy=policy,
         )
 

@@ -382,7 +382,6 @@ class EngineService:
         order, finished = made.order, made.finished
         assert self._policy is not None
         finished.prove()
-        started = time.perf_counter()
         size = order.sampling.group_size
         environments = order.environments_of_groups() or [0] * order.groups
         rollouts = Rollouts.from_rows(
@@ -400,18 +399,15 @@ class EngineService:
         turns = made.turns() if made.prompts else None
         digest, size_bytes = write(made.path, rollouts, self._header(order), turns)
         finished.forget()
-        ended = sum(each.segments[-1].finish == "stop" for each in finished.rollouts.values())
         slots_left = self._slots()
         return Generated(
             digest=digest,
             size_bytes=size_bytes,
             tokens=len(rollouts.log_probabilities),
             groups=order.groups,
-            finished_share=ended / order.rows(),
             slots_left=slots_left if slots_left < made.slots else 0,
             seconds_generate=made.playing.seconds,
             seconds_proofs=finished.seconds_proofs,
-            seconds_write=time.perf_counter() - started,
             policy=self._policy,
             policies=finished.policies(),
             seconds_load=self._seconds_loading,

@@ -11,8 +11,9 @@ import trio
 from blake3 import blake3
 
 from peers.environments.run_probe import probe_hashes
-from peers.validator.recheck import recheck
+from peers.validator.inspector import InspectorService
 from swarm.errors import PeerError, UserError
+from swarm.jobs.validation import Grade, Inspect, InspectionSetup, Report
 from swarm.ledger.archive import Archive
 from swarm.ledger.client import LedgerClient
 from swarm.ledger.entries import Evicted, Judged
@@ -25,6 +26,7 @@ from swarm.look.why import evidence_against
 from swarm.node.local import last_bootstrap, visit
 from swarm.node.node import Node
 from swarm.run.run import Run
+from swarm.run.work import submission_order
 from swarm.terminal.interrupt import run_until_interrupted
 from swarm.wire.envelope import Dropped, open_envelope
 from swarm.wire.messages import Eviction
@@ -132,7 +134,7 @@ async def check_fault(
     with tempfile.TemporaryDirectory(prefix="swarm-recheck-") as name:
         aside = Path(name)
         await trio.Path(aside / "submission").write_bytes(file)
-        result = await recheck(fault, aside / "submission", _model(fault, tokenizer), aside)
+        result = await recheck(fault, _model(fault, tokenizer), aside)
     if result.failed and result.proven_fault:
         failed = next(check for check in result.checks if not check.passed)
         checked.confirmed = True
@@ -145,6 +147,46 @@ async def check_fault(
             f"no proven fault was found here: {result.detail or 'all exact checks pass'}"
         )
     return checked
+
+
+async def recheck(fault: Fault, model: Path, aside: Path) -> Report:
+    """Inspect the file `submission` in the folder `aside` as the validator that refused it did.
+
+    `model` is a folder with the run's tokenizer and config.json. Raises `UserError` if the
+    tokenizer or an environment is missing here, and for a submission of a step with states.
+    """
+    manifest = fault.manifest
+    if fault.order.states:
+        raise UserError(
+            f"step {fault.order.step} continues the states {fault.order.states.hex()}, which are "
+            "not part of the evidence, so its submissions cannot be checked again here; ask the "
+            "validator that refused this one"
+        )
+    service = InspectorService(InspectionSetup(environments=manifest.environments))
+    job = Inspect(
+        order=submission_order(
+            fault.announced.body.run,
+            manifest,
+            fault.order,
+            worker=fault.worker,
+            number=fault.submission.number,
+            entry=fault.submission.entry,
+            groups=fault.submission.groups,
+        ),
+        path=str(aside / "submission"),
+        digest=fault.submission.digest,
+        canonical_path=str(aside / "canonical"),
+        tokenizer_folder=str(model),
+        bytes_max=manifest.limits.submission_bytes_max,
+        environment_peers=manifest.environment_ids(),
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.run)
+        found: Report = await service.inspect(job)
+        if not found.failed:
+            found = await service.grade(Grade(digest=job.digest))
+        nursery.cancel_scope.cancel()
+    return found
 
 
 def _problem(archive: Archive, found: Found, fault: Fault, file: bytes) -> str | None:

@@ -153,9 +153,6 @@ def proof_figures(results: Sequence[toploc.ChunkResult]) -> ProofFigures:
     return ProofFigures(
         chunks=count,
         chunks_passed=sum(result.accepted for result in results),
-        exponents_min=min(result.exponent_matches for result in results),
-        exponents_mean=sum(result.exponent_matches for result in results) / count,
-        mantissa_mean_max=max(result.mantissa_mean for result in results),
         error_mean=sum(result.error for result in results) / count,
     )
 

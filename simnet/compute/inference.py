@@ -193,10 +193,8 @@ class EngineModel:
             size_bytes=len(raw),
             tokens=tokens,
             groups=order.groups,
-            finished_share=1.0,
             seconds_generate=seconds,
             seconds_proofs=building,
-            seconds_write=0.0,
             policy=self._policy,
             policies=made.policies or [order.policy.step],
         )

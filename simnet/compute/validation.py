@@ -187,9 +187,6 @@ class PrefillModel:
             proofs=validation.ProofFigures(
                 chunks=1,
                 chunks_passed=int(passed),
-                exponents_min=figure,
-                exponents_mean=figure,
-                mantissa_mean_max=0.0,
                 error_mean=0.0 if passed else 1.0,
             ),
             sampling=validation.SamplingFigures(

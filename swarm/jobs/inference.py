@@ -154,8 +154,6 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     groups: int
     tokens: int
     """Completion tokens."""
-    finished_share: float
-    """Share of completions that ended with a stop token."""
     slots_left: int = 0
     """Completions that the engine will generate at once, if it lowered their number because memory
     was short; 0: it did not."""
@@ -163,7 +161,6 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     """Time of the engine's steps. A step that completions of several submissions share counts in
     proportion to their number."""
     seconds_proofs: float
-    seconds_write: float
     policy: CheckpointReference
     """The policy that is loaded now."""
     policies: list[int] = []

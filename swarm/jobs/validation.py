@@ -178,9 +178,6 @@ class ProofFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     chunks: int
     chunks_passed: int
-    exponents_min: int
-    exponents_mean: float
-    mantissa_mean_max: float
     error_mean: float
     """Mean error of the proofs, 0 to 1."""
 

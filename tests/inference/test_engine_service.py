@@ -117,8 +117,6 @@ def test_a_submission_says_what_it_is(service: EngineService, policy: Path, tmp_
         length = len(completion(rollouts, row))
         check_format(split(rollouts.proof(row)), [length])
         assert (completion(rollouts, row)[-1] == 2) or length == 40
-    finished = sum(completion(rollouts, row)[-1] == 2 for row in range(12)) / 12
-    assert result.finished_share == finished
     assert (rollouts.log_probabilities < 0).all()
     assert len(rollouts.proofs) > 12 * PROOF_BYTES  # completions of 40 tokens have two proofs
 
