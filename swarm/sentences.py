@@ -20,7 +20,7 @@ def sentence(name: str, fields: dict[str, Any]) -> str | None:
 _ONE = re.compile(
     r"(?<![\w.,:/#-])1 ((?:(?:accepted|acknowledged|different|inference|inner|live"
     r"|other|recomputed|signed|training|trusted) )?)"
-    r"(bundles|bytes|cases|characters|completions|connections|contributions|days|disagreements"
+    r"(bytes|cases|characters|completions|connections|contributions|days|disagreements"
     r"|entries|environments|episodes|examples|files|groups|heads|invites|layers|lines|pairs"
     r"|parameters|parts|peers|pieces|policies|problems|processes|prompts|proofs|questions|ranks|receipts|records"
     r"|reinstatements|replicas|restarts|rollouts|rounds|rows|samples|sources|spans|steps|submissions|tasks"
@@ -504,58 +504,11 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         + (", ".join(_short(trainer) for trainer in f["waiting_for"]) or "its record")
         + f"; it closes in {f['seconds_left']:.0f} s at the latest"
     ),
-    "standby.bundle_received": lambda f: (
-        f"has the trainer's state of step {f['step']}: {f['bytes'] / 1e6:.1f} MB in "
-        f"{f['seconds']:.1f} s"
-    ),
-    "standby.no_bundle": lambda f: (
-        f"no newer state from trainer {_short(f['remote'])}: {f['reason']}"
-    ),
-    "standby.run_over": lambda f: (
-        "the run has ended"
-        + (
-            f"; the state that this standby has lacks its last {f['steps_behind']} steps"
-            if f["steps_behind"] and f["step"] >= 0
-            else "; this standby has its last state"
-            if f["step"] >= 0
-            else "; this standby has no state of it"
-        )
-    ),
-    "standby.standing_by": lambda f: (
-        (
-            f"the newest state from the trainer, of step {f['step']}, is {f['age_seconds']:.0f} s "
-            "old"
-            if f["step"] >= 0
-            else f"the trainer has sent no state for {f['age_seconds']:.0f} s"
-        )
-        + f"; the run has gone on for {f['steps_behind']} steps since"
-    ),
-    "standby.unpacked": lambda f: f"takes the trainer's place, with its state of step {f['step']}",
-    "trainer.handing_over": lambda f: (
-        f"the run is over; standby {', '.join(_short(each) for each in f['waiting_for'])} "
-        + (
-            f"still fetches the state of step {f['step']}: this trainer waits for it for "
-            f"{f['seconds_left']:.0f} s at most"
-            if f["seconds_left"]
-            else f"has not fetched the state of step {f['step']} in time, and would lose the steps "
-            "since its own"
-        )
-    ),
-    "trainer.bundle_made": lambda f: (
-        f"the state of step {f['step']} is encrypted for the standbys: {f['bytes'] / 1e6:.1f} MB "
-        f"in {f['seconds']:.1f} s"
-    ),
-    "trainer.bundle_not_offered": lambda f: (
-        f"standby {_short(f['remote'])} got no bundle: {f['reason']}"
-    ),
+    "standby.standing_by": lambda f: "stands by, with the run's newest policy",
     "trainer.alarm": lambda f: f"alarm in step {f['step']}: {f['sentence']}",
     "trainer.evaluated": lambda f: (
         f"held-out tasks {f['moment']} the run: accuracy {f['sampled']:.3f} sampled, "
         f"{f['greedy']:.3f} greedy"
-    ),
-    "trainer.level_changed": lambda f: (
-        f"environment {f['environment']} goes to level {f['level']} of {f['highest']}, at "
-        f"a mean reward of {f['accuracy']:.3f}"
     ),
     "trainer.fetch_failed": lambda f: (
         f"validator {_short(f['validator'])} could not hand over an accepted submission "

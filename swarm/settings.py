@@ -83,9 +83,6 @@ class AlarmSettings(RoleSettings):
     """Time without work from which on a peer is starved."""
     no_step_seconds: float = pydantic.Field(default=1800.0, gt=0)
     """Time without a finished step from which on a run stands still."""
-    bundle_seconds: float = pydantic.Field(default=3600.0, gt=0)
-    """Age of a standby's newest bundle from which on it is old, if the run has gone on since. Give
-    several times the interval at which the trainer saves its state."""
     disk_free_share: float = pydantic.Field(default=0.05, ge=0, le=1)
     """Free share of the home's disk below which the disk is low."""
 

@@ -25,7 +25,6 @@ from peers.environments.prompt_room import ModelFacts, PromptRoom
 from peers.environments.renderer import variables_of
 from peers.environments.row_check import RowsRead, read_rows
 from swarm.errors import UserError
-from swarm.run.curriculum import at_level
 from swarm.run.toml import RunHashes, describe_run, manifest_from_toml, unhashed_manifest
 from swarm.sentences import numbered
 from swarm.terminal.progress import counting_bar
@@ -168,19 +167,11 @@ def probe_run(
     renderer = Renderer(folder)
     for each in manifest.environments:
         _check_replayable(installed.of(each), each, where)
-    variants = [
-        each
-        for environment in manifest.environments
-        for each in [
-            environment,
-            *(at_level(environment, level) for level in range(environment.curriculum.levels)),
-        ]
-    ]
     steps = manifest.schedule.steps
     # Rows that are too long were counted, and a worker passes over them; other prompts must fit.
     limited, unlimited = policy_room(manifest, folder, renderer), PromptRoom(renderer)
     probed = []
-    for each in variants:
+    for each in manifest.environments:
         environment = installed.of(each)
         has_rows = indexed_tasks(environment) is not None
         if each.where == "served" and not has_rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,24 +23,13 @@ FUSED = "fused-causal"
 """Name under which transformers finds `_fused_attention`."""
 
 
-@dataclass(frozen=True)
-class Activations:
+class Activations(NamedTuple):
     """Bytes of one pass, without parameters, their gradients and copies."""
 
-    kept: int
-    """Kept for the backward pass, logits included."""
     training: int
-    """Most at once in a pass with gradients."""
+    """Most at once in a pass with gradients, logits included."""
     scoring: int
     """Most at once in a pass without."""
-
-    def further(self, less: Activations, layers: int) -> Activations:
-        """Of a model with `layers` more layers, where `less` is of one with one layer less."""
-        return Activations(
-            kept=self.kept + layers * (self.kept - less.kept),
-            training=self.training + layers * (self.training - less.training),
-            scoring=self.scoring + layers * (self.scoring - less.scoring),
-        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +53,7 @@ def activations(model: Any, asked: Pass) -> Activations:
     if asked.dtype == torch.float32 and hasattr(model.config, "num_experts"):
         # The kernel for experts cannot be counted in fp32, which takes twice the memory.
         half = activations(model, replace(asked, dtype=torch.bfloat16))
-        return Activations(2 * half.kept, 2 * half.training, 2 * half.scoring)
+        return Activations(2 * half.training, 2 * half.scoring)
     AttentionInterface.register(FUSED, _fused_attention)
     AttentionMaskInterface.register(FUSED, lambda *_, **__: None)
     model.set_attn_implementation("eager")  # which scores every model
@@ -79,7 +68,8 @@ def activations(model: Any, asked: Pass) -> Activations:
         body.layers = torch.nn.ModuleList(layers[:count])
         model.config.num_hidden_layers = count
         found.append(_run(scorer, asked))
-    return found[-1].further(found[0], max(0, len(layers) - LAYERS_RUN))
+    more, (less, most) = max(0, len(layers) - LAYERS_RUN), (found[0], found[-1])
+    return Activations(*(high + more * (high - low) for low, high in zip(less, most, strict=True)))
 
 
 def _run(scorer: Scorer, asked: Pass) -> Activations:
@@ -100,14 +90,13 @@ def _run(scorer: Scorer, asked: Pass) -> Activations:
         known = [*model.parameters(), *model.buffers(), flat, row]
         with LiveMemory(known, ignored) as live:
             log_pi, entropy = scorer(rows, entropy_gradient=True)
-            kept = live.now
             (log_pi.sum() + entropy.sum()).backward()
         del log_pi, entropy
         with LiveMemory(known, ignored) as alone, torch.no_grad():
             scorer(rows, entropy=False)
     for layer, forward in forwards.items():
         layer.forward = forward
-    return Activations(kept, live.peak, alone.peak)
+    return Activations(live.peak, alone.peak)
 
 
 def _fused_attention(module: Any, *tensors: Any, **named: Any) -> Any:

@@ -314,12 +314,12 @@ class Learner:
                 self.past.keep(policy, self.policy.read_weights(published), held)
         self._remember()
 
-    def begin_with(self, published: Path, step: int) -> None:
-        """Begin with a published policy as policy `step`, and a new optimiser; raises `UserError`
-        if it is of another model."""
+    def begin_with(self, published: Path, step: int, lineage: int) -> None:
+        """Begin with a published policy as policy `step` of a lineage, and a new optimiser; raises
+        `UserError` if it is of another model."""
         self.past.forget(self.step)
         self.policy.assign(self.policy.read_weights(published))
-        self.step = step
+        self.step, self.lineage = step, lineage
         self._remember()
 
     def matches(self, published: Path) -> bool:

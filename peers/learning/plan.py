@@ -1,8 +1,8 @@
 """What each rank of a trainer holds in memory, by part, from a model's config.json alone.
 
-Parameters, gradients, moments and held policies are exact. A pass is counted on fake tensors
-(`activations`). What FSDP gathers is computed from its grouping: two layers, and all parameters
-outside layers. The figures of the processes themselves are estimates.
+Parameters, gradients, moments and held policies are those of a model on torch's device `meta`. A
+pass is counted on fake tensors (`activations`). What FSDP gathers is computed from its grouping:
+two layers, and all parameters outside layers. The figures of the processes are estimates.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
-import msgspec
 import torch
+from msgspec.structs import replace as changed
+from torch import Tensor
 
 from peers.engines.architecture import describe
 from peers.engines.model import blank
@@ -24,7 +25,7 @@ from peers.learning.adapters import adapt
 from peers.learning.optimisers import BLOCK, PIECE, QUANTISED_MIN
 from peers.learning.tensor_parallel import divide_blank
 from swarm.errors import UserError
-from swarm.jobs.memory import MemoryPart, MemoryPlan, fullest, shown, total
+from swarm.jobs.memory import MemoryPart, MemoryPlan, Phase, fullest, shown, total
 from swarm.jobs.training import Sharding
 from swarm.wire.manifest import Adapter
 
@@ -43,56 +44,7 @@ PIECE_BYTES = {"adamw": 0, "adamw8bit": 44, "offloaded": 8}
 """Bytes on the device per element of the piece that an optimiser steps (`optimisers.PIECE`): two
 fp32 moments; quantising adds the indices of its search, in 64 bits."""
 
-
-class Thin(NamedTuple):
-    """The shape of a run's adapters."""
-
-    rank: int = 0
-    """0: the whole model is trained."""
-    targets: tuple[str, ...] = ()
-
-
-NO_ADAPTER = Thin()
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model's shapes."""
-
-    folder: Path | None
-    """With its config.json; None: only the number of parameters is known."""
-    parameters: int
-    """All parameters, except adapters."""
-    tensor_parallel: int
-    """Ranks over which the matrices of the layers are divided."""
-    layers: tuple[tuple[torch.Size, ...], ...]
-    """Shapes of the parameters in each layer, of which a rank has its part of the matrices."""
-    others: tuple[torch.Size, ...]
-    """Shapes of all other parameters; tied ones once."""
-    largest: int
-    """Elements of the largest trained parameter, undivided; 0 where it is unknown."""
-    buffers: int
-    """Bytes."""
-    published: int
-    """Bytes per parameter of a published policy."""
-    capped: bool
-    """Whether attention scores are capped, which on a CPU only `eager` attention can do."""
-    adapter: Thin = NO_ADAPTER
-    adapters: tuple[tuple[torch.Size, ...], ...] = ()
-    """Shapes of the adapters' matrices in each layer; empty: all parameters are trained."""
-
-    def shapes(self) -> Iterator[torch.Size]:
-        """Of all parameters except adapters."""
-        yield from self.others
-        for layer in self.layers:
-            yield from layer
-
-    def trained(self) -> Iterator[torch.Size]:
-        """Of the parameters that are trained."""
-        if not self.adapters:
-            yield from self.shapes()
-        for layer in self.adapters:
-            yield from layer
+Changes = Mapping[str, bool | int | str]
 
 
 @dataclass(frozen=True)
@@ -126,77 +78,41 @@ class Workload:
     """Whether a second model is trained, for process rewards."""
 
 
-@functools.lru_cache(maxsize=2)
-def read_model(folder: Path, adapter: Thin = NO_ADAPTER, tensor_parallel: int = 1) -> Model:
-    """The shapes of the model in a folder with a config.json, with its matrices divided over
-    `tensor_parallel` ranks; raises `UserError`."""
-    model = _blank(folder, adapter)
-    sizes = [each.numel() for each in model.parameters() if each.requires_grad]
-    frozen = sum(each.numel() for each in model.parameters() if not each.requires_grad)
-    if tensor_parallel > 1:
-        divide_blank(model, tensor_parallel)
-    layers = [list(layer.parameters()) for layer in model.model.layers]
-    inside = {id(parameter) for layer in layers for parameter in layer}
-    thin: list[tuple[torch.Size, ...]] = []
-    if adapter.rank:
-        thin = [tuple(each.shape for each in layer if each.requires_grad) for layer in layers]
-        layers = [[each for each in layer if not each.requires_grad] for layer in layers]
-    return Model(
-        folder=folder,
-        parameters=frozen or sum(sizes),
-        tensor_parallel=tensor_parallel,
-        adapter=adapter,
-        adapters=tuple(thin),
-        layers=tuple(tuple(each.shape for each in layer) for layer in layers),
-        others=tuple(each.shape for each in model.parameters() if id(each) not in inside),
-        largest=max(sizes),
-        buffers=sum(each.numel() * 4 for each in model.buffers()),
-        published=model.dtype.itemsize,
-        capped=describe(model.config.to_dict()).attention_cap is not None,
-    )
+@dataclass(frozen=True)
+class Model:
+    """Which model is trained: that of a folder with a config.json, or adapters of it."""
 
+    folder: Path
+    rank: int = 0
+    """Of the adapters; 0: the whole model is trained."""
+    targets: tuple[str, ...] = ()
 
-def of_parameters(count: int, tensor_parallel: int = 1) -> Model:
-    """A model of which only the number of parameters is known; it has no activations."""
-    return Model(
-        folder=None,
-        parameters=count,
-        tensor_parallel=tensor_parallel,
-        layers=(),
-        others=(torch.Size([-(-count // tensor_parallel)]),),
-        largest=0,
-        buffers=0,
-        published=2,
-        capped=False,
-    )
+    def blank(self, tensor_parallel: int = 1) -> Any:
+        """The model without weights, with its matrices divided over so many ranks."""
+        model = blank(self.folder, torch.bfloat16).eval()
+        if self.rank:
+            adapt(model, Adapter(rank=self.rank, targets=list(self.targets)))
+        if tensor_parallel > 1:
+            divide_blank(model, tensor_parallel)
+        return model
 
+    @functools.lru_cache(maxsize=4)  # noqa: B019 (plans are few)
+    def shape(self, tensor_parallel: int = 1) -> Any:
+        """The same, only to be looked at."""
+        return self.blank(tensor_parallel)
 
-def _blank(folder: Path, adapter: Thin) -> Any:
-    model = blank(folder, torch.bfloat16).eval()
-    if adapter.rank:
-        adapt(model, Adapter(rank=adapter.rank, targets=list(adapter.targets)))
-    return model
-
-
-@functools.lru_cache(maxsize=32)
-def _activations(
-    folder: Path | None, adapter: Thin, tensor_parallel: int, asked: Pass
-) -> Activations:
-    if folder is None:
-        return Activations(0, 0, 0)
-    model = _blank(folder, adapter)
-    if tensor_parallel > 1:
-        divide_blank(model, tensor_parallel)
-    return activations(model, asked)
+    @functools.lru_cache(maxsize=32)  # noqa: B019
+    def activations(self, tensor_parallel: int, asked: Pass) -> Activations:
+        return activations(self.blank(tensor_parallel), asked)
 
 
 def plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
-    """Plan one rank's memory; `problem` says what would make it fit."""
+    """Plan one rank's memory; `problem` says what would make it fit. Raises `UserError`."""
     found = _plan(model, sharding, machine, work)
     problem = _problem(found, machine)
     if problem:
         advice = _advise(model, sharding, machine, work)
-        found = msgspec.structs.replace(found, problem=f"{problem}; {advice}")
+        found = changed(found, problem=f"{problem}; {advice}")
     return found
 
 
@@ -210,10 +126,10 @@ def fit(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> M
     tokens = work.tokens
     while not sharding.pass_tokens and tokens > work.longest and _excess(found):
         tokens = max(work.longest, tokens // 2)
-        found = _plan(model, _changed(sharding, {"pass_tokens": tokens}), machine, work)
+        found = _plan(model, changed(sharding, pass_tokens=tokens), machine, work)
     if not _excess(found):
         return found
-    return plan(model, _changed(sharding, {"pass_tokens": found.tokens}), machine, work)
+    return plan(model, changed(sharding, pass_tokens=found.tokens), machine, work)
 
 
 def _plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> MemoryPlan:
@@ -223,18 +139,18 @@ def _plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) ->
             f"{machine.ranks} ranks"
         )
     copy = machine.ranks // sharding.replicas
-    if copy % model.tensor_parallel:
+    if copy % sharding.tensor_parallel:
         raise UserError(
-            f"trainer.tensor_parallel is {model.tensor_parallel}, which does not divide the "
+            f"trainer.tensor_parallel is {sharding.tensor_parallel}, which does not divide the "
             f"{copy} ranks of a copy of the policy"
         )
     most = sharding.pass_tokens or work.tokens
     work = replace(work, tokens=max(work.longest, min(most, work.tokens)))
     parts = [part for part in _parts(model, sharding, machine, work) if part.bytes]
     if machine.device == "cpu":
-        parts = [msgspec.structs.replace(part, memory="host") for part in parts]
+        parts = [changed(part, memory="host") for part in parts]
     return MemoryPlan(
-        parameters=model.parameters,
+        parameters=_count(_of(model.shape(), trained=not model.rank)),
         ranks=machine.ranks,
         tokens=work.tokens,
         parts=parts,
@@ -248,61 +164,60 @@ def _plan(model: Model, sharding: Sharding, machine: Machine, work: Workload) ->
 def _parts(
     model: Model, sharding: Sharding, machine: Machine, work: Workload
 ) -> Iterator[MemoryPart]:
-    shards = machine.ranks // (sharding.replicas * model.tensor_parallel)
-    mine = [_rows(shape, shards) for shape in model.trained()]
+    shape, whole = model.shape(sharding.tensor_parallel), model.shape()
+    published = whole.dtype.itemsize
+    shards = machine.ranks // (sharding.replicas * sharding.tensor_parallel)
+    mine = [_rows(each, shards) for each in _of(shape, trained=True)]
     count = sum(mine)
-    home = "host" if sharding.cpu_offload else "device"
+    home: Memory = "host" if sharding.cpu_offload else "device"
     moments = sum(_moment_bytes(each, sharding.optimiser) for each in mine)
-    moments_home = "host" if sharding.optimiser == "offloaded" else home
+    moments_home: Memory = "host" if sharding.optimiser == "offloaded" else home
     dtype = torch.bfloat16 if sharding.mixed_precision else torch.float32
-    attention = "eager" if model.capped and machine.device == "cpu" else FUSED
+    capped = describe(whole.config.to_dict()).attention_cap is not None
     asked = Pass(
         tokens=work.tokens,
         dtype=dtype,
         checkpointing=sharding.activation_checkpointing,
         device=machine.device,
         keep_products=sharding.keep_products,
-        attention=attention,
+        attention="eager" if capped and machine.device == "cpu" else FUSED,
     )
-    pass_ = _activations(model.folder, model.adapter, model.tensor_parallel, asked)
+    pass_ = model.activations(sharding.tensor_parallel, asked)
 
-    frozen = 0
-    if model.adapters:
-        itemsize = model.published if sharding.mixed_precision else 4
-        frozen = itemsize * sum(_rows(shape, shards) for shape in model.shapes())
-        yield _part("weights of the frozen base", home, "always", frozen)
-    what = "adapters" if model.adapters else "weights"
+    itemsize = published if sharding.mixed_precision else 4
+    frozen = itemsize * sum(_rows(each, shards) for each in _of(shape, trained=False))
+    yield _part("weights of the frozen base", home, "always", frozen)
+    what = "adapters" if model.rank else "weights"
     yield _part(f"{what}, fp32", home, "always", 4 * count)
     yield _part("optimiser states", moments_home, "always", moments)
     if work.process:
         yield _part("model of process rewards", home, "always", 4 * count + frozen)
         yield _part("its optimiser states", moments_home, "always", moments)
-    yield _part("buffers", "device", "always", (1 + work.process) * model.buffers)
+    buffers = sum(each.numel() * 4 for each in whole.buffers())
+    yield _part("buffers", "device", "always", (1 + work.process) * buffers)
     yield _part("gradients, fp32", home, "training", 4 * count)
     yield _part("activations and logits", "device", "training", pass_.training)
     yield _part("activations and logits, without gradients", "device", "scoring", pass_.scoring)
     stays = sharding.cpu_offload and machine.device == "cuda"  # in FSDP's pinned memory
-    spare = "copy of the adapters" if model.adapters else "spare model"
+    spare = "copy of the adapters" if model.rank else "spare model"
     yield _part(f"{spare}, fp32", home, "always" if stays else "scoring", 4 * count)
-    sharded = machine.ranks > 1 or sharding.mixed_precision or sharding.cpu_offload
-    if sharded and model.layers:
-        yield from _gathered(
-            model, dtype.itemsize, pass_, shards if sharding.expert_parallel else 1
-        )
+    if machine.ranks > 1 or sharding.mixed_precision or sharding.cpu_offload:
+        parts = shards if sharding.expert_parallel else 1
+        yield from _gathered(shape, dtype.itemsize, pass_, parts, adapts=bool(model.rank))
     yield _part("gradients, fp32", home, "stepping", 4 * count)
     piece = min(PIECE, max(mine)) * PIECE_BYTES[sharding.optimiser]
     yield _part("moments in the step", "device", "stepping", piece)
     yield _part("gradients, fp32", home, "publishing", 4 * count)
-    largest = 2 * model.largest * model.published
+    trained = _of(whole, trained=True)
+    largest = 2 * max(each.numel() for each in trained) * published
     yield _part("largest parameter, gathered", "device", "publishing", largest)
 
-    on_disk = sharding.past_policies == "disk" and not model.adapters
+    on_disk = sharding.past_policies == "disk" and not model.rank
     policies = 1 if on_disk else work.held + work.reference
-    thin = sum(shape.numel() for layer in model.adapters for shape in layer)
-    share = -(-(thin or model.parameters) // machine.ranks) * model.published
-    yield _part("past policies and reference", "host", "always", policies * count * model.published)
+    yield _part("past policies and reference", "host", "always", policies * count * published)
     state = (1 + work.process) * (4 * count + moments)
     yield _part("copy of the training state", "host", "always", state)
+    share = -(-_count(trained) // machine.ranks) * published
     yield _part("copy of a policy to publish, its share", "host", "always", share)
     yield _part("process", "host", "always", PROCESS_BYTES[machine.device])
     if machine.device == "cuda":
@@ -310,7 +225,7 @@ def _parts(
 
 
 def _gathered(
-    model: Model, itemsize: int, pass_: Activations, expert_parts: int
+    shape: Any, itemsize: int, pass_: Activations, expert_parts: int, *, adapts: bool
 ) -> Iterator[MemoryPart]:
     """What FSDP gathers: all parameters outside layers, the layer computed and the next one.
 
@@ -319,32 +234,43 @@ def _gathered(
     A layer is gathered into a buffer and copied out. Its gradients are reduced in fp32 while the
     next layer's are computed; those of the other parameters wait until no activations are left.
     """
+    layers = [_of(layer, trained=not adapts) for layer in shape.model.layers]
     layer = max(
-        sum(shape.numel() // (expert_parts if len(shape) > 2 else 1) for shape in layer)
-        for layer in model.layers
+        sum(each.numel() // (expert_parts if each.ndim > 2 else 1) for each in some)
+        for some in layers
     )
-    others = sum(shape.numel() for shape in model.others)
+    others = _count(_of(shape, trained=not adapts)) - sum(map(_count, layers))
     weights = (others + 3 * layer) * itemsize
     yield _part("weights, gathered", "device", "training", weights)
     yield _part("weights, gathered", "device", "scoring", weights)
-    if model.adapters:  # the others have no gradients
-        others, layer = 0, max(sum(shape.numel() for shape in layer) for layer in model.adapters)
+    if adapts:  # the others have no gradients
+        others, layer = 0, max(_count(_of(each, trained=True)) for each in shape.model.layers)
     early = (others + 2 * layer) * itemsize + 2 * layer * 4
     late = others * (itemsize + 4) - pass_.training
     yield _part("gradients, not yet reduced", "device", "training", max(early, late))
 
 
-def _part(name: str, memory: str, phase: str, size: int) -> MemoryPart:
-    return msgspec.convert(
-        {"name": name, "memory": memory, "phase": phase, "bytes": int(size)}, MemoryPart
-    )
+Memory = Literal["device", "host"]
 
 
-def _rows(shape: torch.Size, shards: int) -> int:
+def _part(name: str, memory: Memory, phase: Phase, size: int) -> MemoryPart:
+    return MemoryPart(name=name, memory=memory, phase=phase, bytes=size)
+
+
+def _of(module: Any, *, trained: bool) -> list[Tensor]:
+    """A module's parameters that are trained, or those that are frozen."""
+    return [each for each in module.parameters() if each.requires_grad == trained]
+
+
+def _count(parameters: list[Tensor]) -> int:
+    return sum(each.numel() for each in parameters)
+
+
+def _rows(parameter: Tensor, shards: int) -> int:
     """Elements of the largest part of a parameter that is divided by rows."""
-    if not shape:
+    if not parameter.ndim:
         return 1
-    return -(-shape[0] // shards) * math.prod(shape[1:])
+    return -(-parameter.shape[0] // shards) * math.prod(parameter.shape[1:])
 
 
 def _moment_bytes(elements: int, optimiser: str) -> int:
@@ -359,50 +285,47 @@ def _moment_bytes(elements: int, optimiser: str) -> int:
 
 def _problem(found: MemoryPlan, machine: Machine) -> str:
     """What does not fit, and by how much; empty if all fits."""
-    each = "each of the ranks needs" if found.ranks > 1 else "the trainer needs"
-    if found.device_limit and found.device_bytes > found.device_limit:
-        over = found.device_bytes - found.device_limit
-        return (
-            f"{each} {shown(found.device_bytes)} of device memory, "
-            f"{shown(over)} more than its {shown(found.device_limit)}"
-        )
-    if found.host_limit and found.host_bytes > found.host_limit:
-        over = found.host_bytes - found.host_limit
-        who = f"the {machine.ranks_here} ranks of a machine need"
-        return (
-            f"{who if machine.ranks_here > 1 else 'the trainer needs'} "
-            f"{shown(found.host_bytes)} of main memory, {shown(over)} more than its "
-            f"{shown(found.host_limit)}"
-        )
+    here, several = machine.ranks_here, found.ranks > 1
+    on_device = "each of the ranks needs" if several else "the trainer needs"
+    on_host = f"the {here} ranks of a machine need" if here > 1 else "the trainer needs"
+    for who, needed, limit, memory in (
+        (on_device, found.device_bytes, found.device_limit, "device"),
+        (on_host, found.host_bytes, found.host_limit, "main"),
+    ):
+        if limit and needed > limit:
+            over = shown(needed - limit)
+            return f"{who} {shown(needed)} of {memory} memory, {over} more than its {shown(limit)}"
     return ""
 
 
 def _advise(model: Model, sharding: Sharding, machine: Machine, work: Workload) -> str:
     """What would make it fit: one setting, else several together, else more ranks."""
+
+    def excess(changes: Changes, machine: Machine = machine) -> int:
+        return _excess(_plan(model, changed(sharding, **changes), machine, work))
+
     wanted = [
         {name: value}
         for name, value in _savings(sharding, work)
         if getattr(sharding, name) != value
     ]
     for each in wanted:
-        if not _excess(_plan(model, _changed(sharding, each), machine, work)):
+        if not excess(each):
             return f"{_words(each)} would make it fit"
     together: dict[str, bool | int | str] = {}
-    least = _excess(_plan(model, sharding, machine, work))
+    least = excess({})
     for each in wanted:
-        excess = _excess(_plan(model, _changed(sharding, together | each), machine, work))
-        if excess < least:
-            together, least = together | each, excess
-        if not excess:
+        if (left := excess(together | each)) < least:
+            together, least = together | each, left
+        if not left:
             for name in list(together):  # drop what a later change made needless
                 fewer = {other: together[other] for other in together if other != name}
-                if not _excess(_plan(model, _changed(sharding, fewer), machine, work)):
-                    together = fewer
+                together = together if excess(fewer) else fewer
             return f"{_words(together)} together would make it fit"
     words = f"{_words(together)} and " if together else ""
     while machine.ranks < RANKS_MAX:
         machine = replace(machine, ranks=2 * machine.ranks)
-        if not _excess(_plan(model, _changed(sharding, together), machine, work)):
+        if not excess(together, machine):
             return f"{words}{machine.ranks} ranks would make it fit"
     return "no setting and no number of ranks would make it fit"
 
@@ -421,11 +344,7 @@ def _savings(sharding: Sharding, work: Workload) -> Iterator[tuple[str, bool | i
     yield "cpu_offload", True
 
 
-def _changed(sharding: Sharding, changes: Mapping[str, bool | int | str]) -> Sharding:
-    return msgspec.structs.replace(sharding, **changes)
-
-
-def _words(changes: Mapping[str, bool | int | str]) -> str:
+def _words(changes: Changes) -> str:
     values = {
         name: f'"{value}"' if isinstance(value, str) else str(value).lower()
         for name, value in changes.items()
@@ -435,11 +354,5 @@ def _words(changes: Mapping[str, bool | int | str]) -> str:
 
 def _excess(found: MemoryPlan) -> int:
     """Bytes that are missing, of both memories."""
-    return sum(
-        max(0, needed - limit)
-        for needed, limit in (
-            (found.device_bytes, found.device_limit),
-            (found.host_bytes, found.host_limit),
-        )
-        if limit
-    )
+    device = max(0, found.device_bytes - found.device_limit) if found.device_limit else 0
+    return device + (max(0, found.host_bytes - found.host_limit) if found.host_limit else 0)

@@ -39,7 +39,7 @@ def merge_checkpoints(
 ) -> None:
     """Merge checkpoints of one architecture and tokenizer, tensor by tensor.
 
-    Memory holds one tensor of each. The same command resumes an interrupted merge, file by file.
+    Memory holds one file of the result.
     """
     require_extra("infer", "swarm checkpoint merge")
     from peers.merging.merge import Recipe, merge

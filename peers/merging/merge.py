@@ -1,23 +1,22 @@
-"""Merge checkpoints tensor by tensor: memory holds one tensor of each checkpoint.
+"""Merge checkpoints tensor by tensor: memory holds one file of the result.
 
-The result has the files of the first checkpoint, its dtypes and its tokenizer. It is written to a
-folder beside the final one, file by file, so that the same merge resumes after an interruption.
+The result has the files of the first checkpoint, its dtypes and its tokenizer. It appears whole, or
+not at all.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import safetensors
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from peers.engines.adapter_config import base_of, is_adapter
@@ -25,6 +24,7 @@ from peers.engines.architecture import describe
 from peers.engines.config import read_supported_config
 from peers.engines.model import INDEX_FILE, StoredTensors, weight_files
 from peers.engines.tokenizer import check_tokenizer, copy_tokenizer
+from peers.learning.durable import whole_folder
 from peers.merging import methods
 from swarm.errors import UserError
 
@@ -60,6 +60,13 @@ class Recipe:
     def all_folders(self) -> list[Path]:
         return [*self.folders, *([self.base] if self.base is not None else [])]
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the result says of itself."""
+        base = str(self.base.resolve()) if self.base else None
+        folders = [str(each.resolve()) for each in self.folders]
+        return {**asdict(self), "folders": folders, "weights": list(self.weights), "base": base}
+
     def apply(self, tensors: list[Tensor]) -> Tensor:
         """Merge one tensor of each of `all_folders`."""
         weights = self.weights or [1.0] * len(self.folders)
@@ -92,21 +99,21 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[int, int], None]) -> Me
         with safetensors.safe_open(path, framework="pt") as file:
             plan[path.name] = [name for name in file.keys() if name in first.shapes]  # noqa: SIM118
     total = sum(_size(first, name) for names in plan.values() for name in names)
-    aside = out.with_name(out.name + ".partial")
     _check_room(out, total)
-    _begin(aside, recipe)
-    try:
-        _write_files(aside, plan, recipe, stored, lambda done: progress(done, total))
-    except UserError:
-        shutil.rmtree(aside)
-        raise
-    whole = base_of(recipe.folders[0])
-    shutil.copyfile(whole / "config.json", aside / "config.json")
-    if len(plan) > 1:
-        index = {"metadata": {}, "weight_map": {name: at for at in plan for name in plan[at]}}
-        (aside / INDEX_FILE).write_text(json.dumps(index, indent=1), encoding="utf-8")
-    copy_tokenizer(whole, aside)
-    aside.rename(out)
+    whole, done = base_of(recipe.folders[0]), 0
+    with whole_folder(out) as aside:
+        for file_name, names in plan.items():
+            tensors = {}
+            for name in names:
+                tensors[name] = _merged(recipe, stored, name)
+                progress(done := done + _size(first, name), total)
+            save_file(tensors, aside / file_name, metadata={"format": "pt"})
+        (aside / RECIPE_FILE).write_text(json.dumps(recipe.told, indent=1), encoding="utf-8")
+        shutil.copyfile(whole / "config.json", aside / "config.json")
+        if len(plan) > 1:
+            index = {"metadata": {}, "weight_map": {name: at for at in plan for name in plan[at]}}
+            (aside / INDEX_FILE).write_text(json.dumps(index, indent=1), encoding="utf-8")
+        copy_tokenizer(whole, aside)
     return Merged(sum(map(prod, first.shapes.values())), total)
 
 
@@ -227,78 +234,12 @@ def _check_room(out: Path, total: int) -> None:
         )
 
 
-def _begin(aside: Path, recipe: Recipe) -> None:
-    """Make the folder for unfinished work, or accept one that the same merge left."""
-    told = {
-        **asdict(recipe),
-        "folders": [str(each.resolve()) for each in recipe.folders],
-        "weights": list(recipe.weights),
-        "base": str(recipe.base.resolve()) if recipe.base else None,
-        "files": {
-            str(path.resolve()): [path.stat().st_size, path.stat().st_mtime_ns]
-            for folder in recipe.all_folders
-            for path in sorted({*weight_files(folder), *folder.glob("*.safetensors")})
-        },
-    }
-    text = json.dumps(told, indent=1)
-    path = aside / RECIPE_FILE
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    path.write_text(text, encoding="utf-8")
-
-
-def _write_files(
-    folder: Path,
-    plan: Mapping[str, Sequence[str]],
-    recipe: Recipe,
-    stored: Sequence[StoredTensors],
-    progress: Callable[[int], None],
-) -> None:
-    """Write the files that `folder` lacks; `plan` names the tensors of each."""
-    done = 0
-    for file_name, names in plan.items():
-        path = folder / file_name
-        if path.exists():  # from an interrupted merge
-            done += sum(_size(stored[0], name) for name in names)
-            continue
-        part = path.with_name(path.name + ".part")
-        with part.open("wb") as file:
-            for written in _write(file, names, recipe, stored):
-                done += written
-                progress(done)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
-
-
-def _write(
-    file: BinaryIO, names: Sequence[str], recipe: Recipe, stored: Sequence[StoredTensors]
-) -> Iterator[int]:
-    """Write a safetensors file tensor by tensor; yield the bytes of each."""
-    first = stored[0]
-    # Wider numbers first, so that each tensor is aligned to the size of its numbers.
-    order = sorted(names, key=lambda name: (-_dtype(first, name).itemsize, name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name in order:
-        size = _size(first, name)
-        header[name] = {
-            "dtype": first.dtype_name(name),
-            "shape": list(first.shapes[name]),
-            "data_offsets": [at, at + size],
-        }
-        at += size
-    blob = json.dumps(header).encode()
-    blob += b" " * (-len(blob) % 8)
-    file.write(struct.pack("<Q", len(blob)) + blob)
-    for name in order:
-        merged = recipe.apply([each.read(name).float() for each in stored])
-        if not bool(torch.isfinite(merged).all()):
-            raise UserError(
-                f"{name} holds NaN or infinity after the merge; one of the checkpoints is broken: "
-                "leave it out"
-            )
-        raw = merged.to(_dtype(first, name)).contiguous().reshape(-1).view(torch.uint8)
-        yield file.write(raw.numpy().data)
+def _merged(recipe: Recipe, stored: Sequence[StoredTensors], name: str) -> Tensor:
+    """One tensor of the result, in the first checkpoint's dtype; raises `UserError`."""
+    merged = recipe.apply([each.read(name).float() for each in stored])
+    if not bool(torch.isfinite(merged).all()):
+        raise UserError(
+            f"{name} holds NaN or infinity after the merge; one of the checkpoints is broken: "
+            "leave it out"
+        )
+    return merged.to(_dtype(stored[0], name)).contiguous()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from peers.trainer.orders import Forecast
+from peers.trainer.forecast import Forecast
 from peers.trainer.pool import Accepted, Pool, SubmissionKey, label_groups, label_old
 from peers.trainer.precedence import Refusals
 from peers.trainer.progress import Progress
@@ -43,9 +43,6 @@ class AcceptedSubmissions:
 
     peer: RunNode
     store: TrainerStore
-    progress: Progress
-    forecast: Forecast
-    log: TrainerLog
     pool: Pool = field(default_factory=Pool)
     in_hand: list[Accepted] = field(default_factory=list)
     """The batch in training."""
@@ -67,10 +64,13 @@ class AcceptedSubmissions:
     No submission becomes stale before one of them changes."""
 
     def __post_init__(self) -> None:
-        self._disk = self.peer.node.disk
-        self._events = self.peer.node.events
-        self.state_values = StateValues(self.peer, self.progress)
-        self.refusals = Refusals(self.peer, self.log.trusted, self.progress)
+        peer = self.peer
+        self.progress, self.forecast = Progress(peer.run), Forecast()
+        self.log = TrainerLog(peer, peer.trusted_part("trainer"), self.progress, self.forecast)
+        self._disk = peer.node.disk
+        self._events = peer.node.events
+        self.state_values = StateValues(peer, self.progress)
+        self.refusals = Refusals(peer, self.log.trusted, self.progress)
 
     # --- taking in ---------------------------------------------------------------------------
 
@@ -352,18 +352,17 @@ class TrainerLog:
             for raw in log.entries(start, LOG_ENTRIES_READ):
                 yield decode(raw)
 
-    async def newest_policy(self) -> tuple[int, int] | None:
-        """(lineage, step) of the newest policy that any trusted peer's log lists as published."""
+    async def policies(self) -> dict[tuple[int, int], bytes]:
+        """Digests of the policies that trusted peers' logs list as published, by (lineage, step)"""
         await self.trusted.restored()
         manifest = self.peer.run.manifest
         await self.trusted.catch_up([*manifest.trainer_ids(), *manifest.standby_ids()])
-        logged = [
-            (entry.lineage, entry.step)
+        return {
+            (entry.lineage, entry.step): entry.manifest
             for owner in self.peer.run.manifest.trusted_ids()
             for entry in self.entries(PeerId(owner))
             if isinstance(entry, CheckpointPublished)
-        ]
-        return max(logged, default=None)
+        }
 
     async def published(self, policy: CheckpointPublished) -> None:
         """Log a policy as published."""

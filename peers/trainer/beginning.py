@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -14,14 +15,17 @@ from peers.trainer.orders import Orders
 from peers.trainer.progress import Progress
 from peers.trainer.publishing import Publisher
 from peers.trainer.resuming import Lineages, Resumption
-from peers.trainer.saving import State
 from peers.trainer.settings import TrainerSettings
 from peers.trainer.training import Training
 from swarm.errors import SwarmError, UserError
 from swarm.jobs.memory import MemoryPlan, fullest, shown
 from swarm.node.run_node import RunNode
+from swarm.shardcast.held import Held
 from swarm.wire.manifest import RunManifest
-from swarm.wire.messages import Checkpoint, StepOrder
+from swarm.wire.messages import Checkpoint, CheckpointReference, StepOrder
+
+ANNOUNCED_SECONDS = 30.0
+"""Time in which the run's newest policy should be heard of."""
 
 LOOKS_SECONDS = (5.0, 30.0, 120.0)
 """Pauses before this trainer looks, after each new version of the run, whether a standby had its
@@ -33,20 +37,18 @@ class Beginning:
 
     def __init__(
         self,
-        peer: RunNode,
         settings: TrainerSettings,
-        progress: Progress,
         accepted: AcceptedSubmissions,
         orders: Orders,
         publisher: Publisher,
         training: Training,
     ) -> None:
-        self._peer, self._settings, self._progress = peer, settings, progress
+        self._peer, self._settings = accepted.peer, settings
         self._accepted, self._orders = accepted, orders
         self._publisher, self._training = publisher, training
-        self.place = Place(peer, progress, accepted.log)
-        self.lineages = Lineages(peer, settings, progress, orders, accepted, publisher, training)
-        self._resumption = Resumption(peer, progress, accepted.store, accepted, publisher, training)
+        self.place = Place(accepted.peer, accepted.progress, accepted.log)
+        self.lineages = Lineages(settings, orders, accepted, publisher, training)
+        self._resumption = Resumption(accepted, publisher, training)
         self._begun = False
         """Whether this process began or resumed the run: a restarted child then continues from the
         states on this disk without `--resume`."""
@@ -54,44 +56,32 @@ class Beginning:
         """Processes that train together: the child, and ranks that this peer cannot restart."""
 
     async def begin(self, child: TrainerChild) -> None:
-        """Begin the run from the base policy, or continue from the newest durable state."""
-        saved = self._publisher.states
-        inherited, states, restored = saved.inherited(), saved.all(), saved.restored()
-        newest = inherited or restored or (states[-1] if states else None)
+        """Begin the run from the base policy, or continue from the newest durable state, or from
+        the newest policy where another trainer has led the run or every state is lost."""
+        states = self._publisher.states.all()
+        newest = states[-1] if states else None
         if newest is not None:
             self._orders.continue_lineage(newest.lineage)
-        if (
-            states
-            and inherited is None
-            and not self._begun
-            and await self.place.is_outrun(states[-1])
-        ):
-            inherited = states[-1]  # its own, and what another trainer did since is lost
-        manifest = self._training.steps.follow(newest.step if newest else 0)
-        if states and not inherited and not self._peer.node.settings.resume and not self._begun:
+        is_outrun = newest is not None and await self.place.is_outrun(newest.lineage)
+        manifest = self._training.follow(newest.step if newest else 0)
+        if newest and not is_outrun and not self._peer.node.settings.resume and not self._begun:
             raise UserError(
-                f"this home has a trained state of step {states[-1].step} already; "
+                f"this home has a trained state of step {newest.step} already; "
                 "start the trainer with --resume, or with another --home"
             )
-        if newest is None:
-            await self.place.check_first()
-        self._training.steps.merging.check(manifest)
+        takes_over = is_outrun or (newest is None and await self.place.has_begun(self._begun))
+        self._training.merging.check(manifest)
         self._peer.status.doing = "loading"
         self._begun = True
         self._publisher.begin_life()
         self.ranks = await child.record_to(self._peer.run.id, manifest)
         if not self._orders.opened:
             await self._orders.restore_states()
-        if inherited is not None or restored is not None:
+        if takes_over:
             await self._plan(child, manifest)
-        if restored is not None:
-            await child.start(manifest, restored.folder, restored.step)
-            inherited = await saved.from_policy(child, restored)
-        if inherited is not None:
-            newest_lineage = max(await self.place.newest_lineages(), default=0)
-            await self.lineages.inherit(child, manifest, inherited, newest_lineage)
+            policy, lineage = await self.place.newest_policy(self._publisher.fetch)
+            await self.lineages.take_over(child, manifest, policy, lineage)
             return
-        await saved.drop_inherited()
         if newest is not None:
             await self._plan(child, manifest)
             why = await self._resumption.resume(
@@ -110,7 +100,7 @@ class Beginning:
             )
         await self._plan(child, manifest)
         await child.start(manifest)
-        self._progress.advance(0)
+        self._accepted.progress.advance(0)
         await self._publisher.publish_first(child, 0)
 
     async def _plan(self, child: TrainerChild, manifest: RunManifest) -> None:
@@ -142,28 +132,69 @@ class Place:
     progress: Progress
     log: TrainerLog
 
-    async def check_first(self) -> None:
-        """Refuse to begin a run that has begun: policies would be signed a second time.
+    async def has_begun(self, may_go_on: bool) -> bool:
+        """Whether a policy was published, so that another would be signed for the same step.
 
-        Raises `UserError`.
+        Raises `UserError` if it was, unless this process has gone on from it before, or an operator
+        wants it to, by --resume or by a takeover.
         """
-        newest = await self.log.newest_policy()
+        run, published = self.peer.run, await self.log.policies()
         # The log of a trainer that is lost may be on no disk that a new peer can copy it from.
-        if newest is not None or self.peer.run.takeovers:
-            has = f"published policy {newest[1]} already" if newest else "lost its trainer"
-            raise UserError(
-                f"run {self.peer.run.id} has {has}, and this home has no training state; restore "
-                "the home from a backup, let a standby take over with swarm trainer takeover, or "
-                "begin with the run's newest policy by swarm trainer restore"
-            )
+        if not published and not run.takeovers:
+            return False
+        has_taken_over = run.takeovers and run.manifest_envelope.sender == self.peer.peer_id
+        if may_go_on or has_taken_over or self.peer.node.settings.resume:
+            return True
+        has = f"published policy {max(published)[1]} already" if published else "lost its trainer"
+        raise UserError(
+            f"run {run.id} has {has}, and this home has no training state; restore the home from "
+            "a backup, let a standby take over with swarm trainer takeover, or start this one with "
+            "--resume to go on from the run's newest policy with a new optimiser"
+        )
 
-    async def is_outrun(self, own: State) -> bool:
-        """Whether another trainer has led the run to a later lineage than that of `own`, while it
-        had this one's place. Nobody follows the earlier one any more."""
+    async def newest_policy(
+        self, fetch: Callable[[CheckpointReference], Awaitable[None]]
+    ) -> tuple[Held, int]:
+        """The newest policy of the run that is on this disk, or that peers still announce, and the
+        newest lineage.
+
+        One on this disk counts if a trainer has announced or logged it. Raises `UserError`.
+        """
+        peer = self.peer
+        peer.status.doing = "fetching the newest policy"
+        logged = await self.log.policies()
+        newest = max(logged, default=(0, 0))
+
+        def is_heard(_: object) -> bool:
+            heard = peer.announced.newest()
+            return heard is not None and (heard.lineage, heard.step) >= newest
+
+        with trio.move_on_after(ANNOUNCED_SECONDS):  # an old announcement may come first
+            await peer.checkpoint.wait_until(is_heard)
+        if (announced := peer.announced.newest()) is not None:
+            await fetch(announced)
+
+        def is_published(held: Held) -> bool:
+            lineage, step = held.key[:2]
+            heard = peer.announced.reference_of(lineage, step)
+            return held.digest in (logged.get((lineage, step)), heard.digest if heard else None)
+
+        found = [each for each in peer.store.all() if each.complete and is_published(each)]
+        if not found:
+            raise UserError(
+                f"no peer of run {peer.run.id} announces a policy any more, or has all of it; copy "
+                "the newest folder in checkpoints of any peer's home into checkpoints of this "
+                "home, and start this trainer again"
+            )
+        return max(found, key=lambda held: held.key), self._newest_lineage(logged)
+
+    async def is_outrun(self, own: int) -> bool:
+        """Whether another trainer has led the run to a later lineage than `own`, while it had this
+        one's place. Nobody follows the earlier one any more."""
         manifest = self.peer.run.manifest
         if manifest.outer.rounds or not (manifest.standbys or self.peer.run.takeovers):
             return False
-        return max(await self.newest_lineages(), default=0) > own.lineage
+        return self._newest_lineage(await self.log.policies()) > own
 
     async def watch(self) -> NoReturn:
         """End this trainer if it did not notice that a standby took its place for a while: the
@@ -173,19 +204,18 @@ class Place:
             for pause in LOOKS_SECONDS:
                 await trio.sleep(pause)
                 lineage = self.progress.lineage
-                if await self.is_outrun(State(lineage, 0)) and lineage == self.progress.lineage:
+                if await self.is_outrun(lineage) and lineage == self.progress.lineage:
                     raise SwarmError(
                         f"a standby has led run {self.peer.run.id} beyond this trainer's lineage "
                         f"{lineage}, and the owner has put the trainer back; start it again with "
                         "--resume, and it goes on above that"
                     )
 
-    async def newest_lineages(self) -> list[int]:
-        """The newest lineages that this peer has heard of or reads in the trusted peers' logs."""
-        logged = await self.log.newest_policy()
+    def _newest_lineage(self, logged: Iterable[tuple[int, int]]) -> int:
+        """The newest lineage that this peer has heard of, or of the policies `logged`."""
         heard = [each.message for each in self.peer.newest()]
         lineages = [each.order()[0] for each in heard if isinstance(each, (Checkpoint, StepOrder))]
-        return lineages if logged is None else [logged[0], *lineages]
+        return max([*lineages, *(lineage for lineage, _ in logged)], default=0)
 
 
 def _words(found: MemoryPlan, memory: str) -> list[str]:

@@ -84,11 +84,15 @@ class TrainerChild:
     async def plan(self, manifest: RunManifest) -> MemoryPlan:
         return await self.service.plan(PlanTraining(start=self._start(manifest)))
 
-    async def start(self, manifest: RunManifest, policy: str = "", step: int = 0) -> None:
-        """Begin with the base, or with the published folder `policy` as policy `step`."""
+    async def start(
+        self, manifest: RunManifest, policy: str = "", step: int = 0, lineage: int = 0
+    ) -> None:
+        """Begin with the base, or with the published folder `policy` as the first one, `step`, of a
+        lineage."""
         job = self._start(manifest)
         if policy:
-            job = msgspec.structs.replace(job, policy=self._local(policy), step=step)
+            policy = self._local(policy)
+            job = msgspec.structs.replace(job, policy=policy, step=step, lineage=lineage)
         await self.service.start(job)
 
     async def resume(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import trio
 
-from peers.trainer.accepted import AcceptedSubmissions, TrainerLog, path_of
-from peers.trainer.orders import UNJUDGED_SECONDS, Forecast
+from peers.trainer.accepted import AcceptedSubmissions, path_of
+from peers.trainer.forecast import UNJUDGED_SECONDS
 from peers.trainer.precedence import Precedence
-from peers.trainer.progress import Progress, hold
+from peers.trainer.progress import hold
 from swarm.errors import PeerError
 from swarm.ledger.client import open_ledger
 from swarm.node.log_copies import RETRY_SECONDS
@@ -85,16 +85,15 @@ class MissedVerdicts:
 class Collector:
     """Listens for acknowledgements and verdicts, and copies every accepted submission once."""
 
-    peer: RunNode
-    progress: Progress
-    forecast: Forecast
-    log: TrainerLog
     accepted: AcceptedSubmissions
 
     def __post_init__(self) -> None:
+        accepted = self.accepted
+        self.peer, self.progress = accepted.peer, accepted.progress
+        self.forecast, self.log = accepted.forecast, accepted.log
         self._node = node = self.peer.node
         self._events = node.events
-        self.precedence = Precedence(self.peer, self.accepted.store, self.accepted.refusals)
+        self.precedence = Precedence(self.peer, accepted.store, accepted.refusals)
         self._grading = GradingWatch(self.peer.run, node.world.wall_time() * 1000)
         self._missed = MissedVerdicts(self.peer)
         self._fetching: set[bytes] = set()

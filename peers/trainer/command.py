@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
+import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from swarm.errors import UserError
 from swarm.jobs.memory import MemoryPlan, fullest, shown, total
-from swarm.jobs.training import Sharding
 from swarm.sentences import numbered
 from swarm.terminal.exit import exits
 from swarm.terminal.extras import require_extra
 from swarm.terminal.options import AsJson, Bootstrap, WhichRun
 from swarm.terminal.output import plain, print_json
 from swarm.wire.manifest import ADAPTER_RANK_MAX, Schedule
+
+if TYPE_CHECKING:
+    from peers.trainer.settings import TrainerSettings
 
 app = typer.Typer(help="The trainer's memory, and its place.", no_args_is_help=True)
 
@@ -28,9 +31,6 @@ MEMORY_GB_MAX = 1e6
 CONTEXT = 1 << 14
 """Tokens of the longest sequence, unless --context or the model says otherwise."""
 
-OPTIMISERS = ("adamw", "adamw8bit", "offloaded")
-PAST_POLICIES = ("memory", "disk")
-
 
 @app.command("plan")
 @exits
@@ -38,10 +38,6 @@ def plan_command(
     model: Annotated[
         Path | None,
         typer.Option(help="Hugging Face folder, or its config.json alone: no weights are read."),
-    ] = None,
-    parameters: Annotated[
-        float | None,
-        typer.Option(help="Instead of a model: number of parameters; then without activations."),
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that train together, one rank each.")] = 1,
     gpus_per_node: Annotated[
@@ -61,43 +57,17 @@ def plan_command(
             f"{CONTEXT:,}, or all that the model reads.",
         ),
     ] = None,
-    micro_batch: Annotated[
-        int,
-        typer.Option(min=1, help="Sequences of that length in one pass (trainer.pass_tokens)."),
-    ] = 1,
-    optimiser: Annotated[
-        str, typer.Option(help=f"trainer.optimiser: {', '.join(OPTIMISERS)}.")
-    ] = "adamw",
-    past_policies: Annotated[
-        str, typer.Option(help=f"trainer.past_policies: {' or '.join(PAST_POLICIES)}.")
-    ] = "memory",
-    activation_checkpointing: Annotated[
-        bool, typer.Option(help="trainer.activation_checkpointing.")
-    ] = False,
-    keep_products: Annotated[bool, typer.Option(help="trainer.keep_products.")] = False,
-    cpu_offload: Annotated[bool, typer.Option(help="trainer.cpu_offload.")] = False,
-    replicas: Annotated[int, typer.Option(min=1, help="trainer.replicas.")] = 1,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="trainer.tensor_parallel.")] = 1,
-    expert_parallel: Annotated[bool, typer.Option(help="trainer.expert_parallel.")] = False,
     adapter_rank: Annotated[
         int, typer.Option(min=0, max=ADAPTER_RANK_MAX, help="The run's adapter.rank; 0: none.")
     ] = 0,
-    adapter_targets: Annotated[
-        str, typer.Option(help="The run's adapter.targets, with commas between; default: all.")
-    ] = "",
-    max_staleness: Annotated[
-        int, typer.Option(min=0, help="The run's schedule.max_staleness.")
-    ] = Schedule().max_staleness,
-    reference: Annotated[
-        bool, typer.Option(help="Whether the objective has a KL term or process rewards.")
-    ] = True,
-    process_rewards: Annotated[
-        bool, typer.Option(help="Whether objective.process has a weight.")
-    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Setting of [trainer] as NAME=VALUE, such as optimiser=adamw8bit; repeatable.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    dtype: Annotated[
-        str, typer.Option(help="trainer.dtype; default: bfloat16 on cuda, float32 on cpu.")
-    ] = "auto",
     run: Annotated[
         Path | None,
         typer.Option(
@@ -116,52 +86,26 @@ def plan_command(
     """
     require_extra("train", "swarm trainer plan")
     if run is not None or config is not None:
-        if run is None or config is None or model is not None or parameters is not None:
-            raise UserError("--run goes with --config, and without --model and --parameters")
+        if run is None or config is None or model is not None or settings:
+            raise UserError("--run goes with --config, and without --model and --set")
         _report(_plan_of_run(run, config), as_json=as_json)
         return
-    if (model is None) == (parameters is None):
-        raise UserError("give either --model FOLDER or --parameters NUMBER")
-    for option, value, allowed in (
-        ("--optimiser", optimiser, OPTIMISERS),
-        ("--past-policies", past_policies, PAST_POLICIES),
-        ("--device", device, ("cuda", "cpu")),
-        ("--dtype", dtype, ("auto", "float32", "bfloat16")),
-    ):
-        if value not in allowed:
-            raise UserError(f"{option} is {value!r}; it must be one of {', '.join(allowed)}")
-    if parameters is not None and not 1 <= parameters < 1e15:
-        raise UserError(f"--parameters is {parameters:g}; it must be at least 1 and below 10¹⁵")
+    if model is None:
+        raise UserError("give --model FOLDER, or --run FILE with --config FILE")
+    if device not in ("cuda", "cpu"):
+        raise UserError(f"--device is {device!r}; it must be one of cuda, cpu")
     for option, size in (("--memory-gb", memory_gb), ("--host-memory-gb", host_memory_gb)):
         if size > MEMORY_GB_MAX:
             raise UserError(f"{option} is {size:g}; it must be at most {MEMORY_GB_MAX:g}")
-    if model is not None and model.is_file() and model.name != "config.json":
+    if model.is_file() and model.name != "config.json":
         raise UserError(f"--model is the file {model}; give a folder or its config.json")
     from peers.engines.config import read_supported_config
     from peers.learning import plan as planning  # it imports torch
 
-    if model is not None:
-        folder = model.parent if model.is_file() else model
-        targets = tuple(adapter_targets.split(",")) if adapter_targets else ()
-        adapter = planning.Thin(adapter_rank, targets)
-        shapes = planning.read_model(folder, adapter, tensor_parallel)
-        longest = _longest(context, read_supported_config(folder)["max_position_embeddings"])
-    elif adapter_rank:
-        raise UserError("--adapter-rank needs --model: adapters depend on the model's shapes")
-    else:
-        shapes = planning.of_parameters(int(parameters or 0), tensor_parallel)
-        longest = context or CONTEXT
-    sharding = _sharding(
-        replicas=replicas,
-        tensor_parallel=tensor_parallel,
-        expert_parallel=expert_parallel,
-        mixed_precision=dtype == "bfloat16" or (dtype == "auto" and device == "cuda"),
-        activation_checkpointing=activation_checkpointing,
-        keep_products=keep_products,
-        cpu_offload=cpu_offload,
-        optimiser=optimiser,
-        past_policies=past_policies,
-    )
+    folder = model.parent if model.is_file() else model
+    chosen = _trainer_settings(folder, settings or [])
+    half = chosen.dtype == "bfloat16" or (chosen.dtype == "auto" and device == "cuda")
+    longest = _longest(context, read_supported_config(folder)["max_position_embeddings"])
     machine = planning.Machine(
         device=device,
         ranks=gpus,
@@ -170,13 +114,31 @@ def plan_command(
         host_limit=round(host_memory_gb * GB),
     )
     work = planning.Workload(
-        tokens=longest * micro_batch,
+        tokens=max(longest, chosen.pass_tokens),
         longest=longest,
-        held=max_staleness + 2,
-        reference=reference or process_rewards,
-        process=process_rewards,
+        held=Schedule().max_staleness + 2,
+        reference=True,
     )
-    _report(planning.fit(shapes, sharding, machine, work), as_json=as_json)
+    sharding = msgspec.structs.replace(chosen.sharding, mixed_precision=half)
+    shape = planning.Model(folder, adapter_rank)
+    _report(planning.fit(shape, sharding, machine, work), as_json=as_json)
+
+
+def _trainer_settings(folder: Path, given: list[str]) -> TrainerSettings:
+    """Settings of a trainer of this model; raises `UserError`."""
+    from peers.trainer.settings import TrainerSettings
+    from swarm.settings import PeerSettings
+
+    table: dict[str, Any] = {"model": str(folder)}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise UserError(f"--set is {each!r}; write it as NAME=VALUE")
+        try:
+            table[name] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:  # a text needs no quotes
+            table[name] = value
+    return PeerSettings(tables={"trainer": table}).of("trainer", TrainerSettings)
 
 
 def _plan_of_run(run: Path, config: Path) -> MemoryPlan:
@@ -218,45 +180,13 @@ def takeover_command(
 ) -> None:
     """Let a standby take the trainer's place, once the trainer is gone.
 
-    The standby's process goes on from its newest bundle as soon as it hears of it. A trainer that
+    The standby's process goes on from the newest policy as soon as it hears of it. A trainer that
     returns stops, and stands by when it is started again.
     """
     from peers.trainer.takeover import Takeover, take_over
     from swarm.terminal.interrupt import run_until_interrupted
 
     run_until_interrupted(take_over, Takeover(home, bootstrap or [], run, trainer, force))
-
-
-@app.command("restore")
-@exits
-def restore_command(
-    home: Annotated[Path, typer.Option(help="Home of the trainer, or of a standby.")],
-    bootstrap: Bootstrap = None,
-    run: WhichRun = None,
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            help="Checkpoint folder of any peer of the run. [default: the newest policy, fetched "
-            "from the run's peers]"
-        ),
-    ] = None,
-    deadline: Annotated[
-        float, typer.Option(min=1, max=1e9, help="Seconds before the fetch is given up.")
-    ] = 3600.0,
-) -> None:
-    """Begin again with the run's published policy, where every training state is lost.
-
-    The trainer begins a new lineage with it when it is started. The optimiser's moments are lost.
-    """
-    from peers.trainer.restore import Restore, restore
-    from swarm.terminal.interrupt import run_until_interrupted
-    from swarm.terminal.progress import progress_bar
-
-    wanted = Restore(home, bootstrap or [], run, policy, deadline)
-    with progress_bar("fetching") as progress:
-        lines = run_until_interrupted(partial(restore, wanted, progress))
-    for line in lines:
-        print(line)
 
 
 def _longest(context: int | None, positions: int) -> int:
@@ -267,10 +197,6 @@ def _longest(context: int | None, positions: int) -> int:
             "(max_position_embeddings in its config.json)"
         )
     return context or min(CONTEXT, positions)
-
-
-def _sharding(**values: Any) -> Sharding:
-    return Sharding(**values)
 
 
 def _show(found: MemoryPlan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -11,24 +12,14 @@ import torch
 from peers.engines.config import read_supported_config
 from peers.engines.device import find_dtype
 from peers.learning import packing
-from peers.learning.plan import (
-    CONTEXT_BYTES,
-    PROCESS_BYTES,
-    Machine,
-    Thin,
-    Workload,
-    fit,
-    read_model,
-)
+from peers.learning.plan import CONTEXT_BYTES, PROCESS_BYTES, Machine, Model, Workload, fit
 from peers.learning.ranks import Ranks
 from swarm.jobs.memory import MemoryPlan
 from swarm.jobs.training import Sharding, StartTraining, TrainingTerms
+from swarm.world.machine import free_memory_bytes
 
 PROMPT_TOKENS = 1024
 """Tokens of a prompt, beside `max_new_tokens` of the model's, in the longest sequence planned."""
-
-MEMORY_INFORMATION = Path("/proc/meminfo")
-CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def plan_training(job: StartTraining, ranks: Ranks) -> MemoryPlan:
@@ -36,11 +27,7 @@ def plan_training(job: StartTraining, ranks: Ranks) -> MemoryPlan:
     positions = read_supported_config(Path(job.model))["max_position_embeddings"]
     adapter = job.terms.adapter
     return fit(
-        read_model(
-            Path(job.model),
-            Thin(adapter.rank, tuple(adapter.targets)),
-            job.sharding.tensor_parallel,
-        ),
+        Model(Path(job.model), adapter.rank, tuple(adapter.targets)),
         sharding_of(job, ranks.device),
         machine_of(ranks),
         workload_of(job.terms, job.sharding, positions, ranks.world),
@@ -77,7 +64,8 @@ def machine_of(ranks: Ranks) -> Machine:
         free, total = torch.cuda.mem_get_info(ranks.device)
         device = min(total, free + CONTEXT_BYTES)  # this process has its context already
     here = min(ranks.world, int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world)))
-    host = available_bytes()
+    host = free_memory_bytes()
+    host = 0 if host == sys.maxsize else host  # unknown
     least = [-int(most) for most in ranks.max([-device, -host])]
     device, host = least
     return Machine(
@@ -87,18 +75,3 @@ def machine_of(ranks: Ranks) -> Machine:
         device_limit=device,
         host_limit=host + here * PROCESS_BYTES[kind] if host else 0,  # whose libraries are loaded
     )
-
-
-def available_bytes() -> int:
-    """Host memory that new processes can use without swapping; 0 where the system does not say."""
-    try:
-        lines = dict(line.split(":", 1) for line in MEMORY_INFORMATION.read_text().splitlines())
-        available = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 0
-    try:
-        most = int((CONTROL_GROUP / "memory.max").read_text())
-        used = int((CONTROL_GROUP / "memory.current").read_text())
-    except (OSError, ValueError):  # no control group, or one without a limit ("max")
-        return available
-    return min(available, max(0, most - used))

@@ -91,10 +91,12 @@ class Publisher:
         async with trio.open_nursery() as nursery:
             for reference in named.values():
                 if reference.step not in self.progress.published:
-                    nursery.start_soon(self._fetch_back, reference)
+                    nursery.start_soon(self.fetch, reference)
         self._take_over()
 
-    async def _fetch_back(self, reference: CheckpointReference) -> None:
+    async def fetch(self, reference: CheckpointReference) -> None:
+        """Fetch a policy, or give up if no peer is found that has any of it."""
+
         async def give_up(scope: trio.CancelScope) -> None:
             await trio.sleep(HOLDERS_SECONDS)
             if self.peer.store.held((reference.lineage, reference.step)) is None:

@@ -6,23 +6,23 @@ from the state in a new lineage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.alarms import RECENT_STEPS, UNREWARDED, Alarms
 from peers.trainer.child import TrainerChild
 from peers.trainer.orders import Orders
-from peers.trainer.progress import Progress, hold
+from peers.trainer.progress import hold
 from peers.trainer.publishing import NotAsLogged, Publisher
 from peers.trainer.saving import State
 from peers.trainer.settings import TrainerSettings
-from peers.trainer.steps import StepTimes, TrainedStep
-from peers.trainer.store import Batch, TrainerStore
-from peers.trainer.training import Training, logged_figures
+from peers.trainer.store import Batch
+from peers.trainer.training import StepTimes, TrainedStep, Training, logged_figures
 from swarm.jobs.training import Figures
 from swarm.ledger.entries import CheckpointPublished, Consumed
-from swarm.node.run_node import RunNode
+from swarm.shardcast.held import Held
 from swarm.wire.manifest import RunManifest
 
 LINEAGES_LEFT = 15
@@ -33,12 +33,13 @@ LINEAGES_LEFT = 15
 class Resumption:
     """Brings the child to where the run was."""
 
-    peer: RunNode
-    progress: Progress
-    store: TrainerStore
     accepted: AcceptedSubmissions
     publisher: Publisher
     training: Training
+
+    def __post_init__(self) -> None:
+        self.peer, self.progress = self.accepted.peer, self.accepted.progress
+        self.store = self.accepted.store
 
     async def resume(
         self, child: TrainerChild, manifest: RunManifest, state: State, *, load: bool
@@ -110,20 +111,20 @@ class Resumption:
                 break
             now = self.peer.node.world.now()
             times = StepTimes(began=now, training=now)
-            await self.training.steps.apply_terms(child, step)
+            await self.training.apply_terms(child, step)
             result = await child.train(step, taken, self.progress.versions, batch.values)
             if result.unreadable:
                 why = f"step {step} cannot be repeated: {result.unreadable[0].reason}"
                 break
             if batch.merged and (
-                why := await self.training.steps.merging.adopt_again(child, batch.merged)
+                why := await self.training.merging.adopt_again(child, batch.merged)
             ):
                 why = f"step {step} cannot be repeated: {why}"
                 break
             times.trained = self.peer.node.world.now()
             if step + 1 > newest:
                 trained = TrainedStep(taken, result.figures, batch, result.group_tokens)
-                await self.training.handover.hand_over(child, step, trained, times)
+                await self.training.hand_over(child, step, trained, times)
                 continue
             self.progress.advance(step + 1)
             self.accepted.trained(step)
@@ -149,9 +150,7 @@ class Resumption:
 class Lineages:
     """Begins a lineage with an older state: after an alarm, or in another trainer's place."""
 
-    peer: RunNode
     settings: TrainerSettings
-    progress: Progress
     orders: Orders
     accepted: AcceptedSubmissions
     publisher: Publisher
@@ -160,6 +159,7 @@ class Lineages:
     """Rollbacks in this process."""
 
     def __post_init__(self) -> None:
+        self.peer, self.progress = self.accepted.peer, self.accepted.progress
         self.alarms = Alarms(self.settings.limits)
 
     async def heed(self, child: TrainerChild, figures: Figures) -> None:
@@ -194,15 +194,43 @@ class Lineages:
     async def roll_back(self, child: TrainerChild, state: State, why: str) -> None:
         """Continue from an older state in a new lineage.
 
-        The lineage inherits the consumed list, so nothing is trained on twice. Rollouts of the
-        abandoned policies are stale.
+        The lineage inherits the consumed list, so nothing is trained on twice.
         """
         await self.training.idle()
         self.rollbacks += 1
         self.peer.status.doing = f"rolling back to step {state.step}"
-        lineage, step = self.progress.lineage + 1, state.step
-        async with self.orders.reopened():
+        lineage = self.progress.lineage + 1
+        async with self._beginning(child, lineage, state.step, why):
             await child.roll_back(state.folder, self.publisher.folders(), lineage)
+
+    async def take_over(
+        self, child: TrainerChild, manifest: RunManifest, policy: Held, newest: int
+    ) -> None:
+        """Continue from a published policy above the lineage `newest`, to which another trainer, or
+        this one before it lost its states, has led the run.
+
+        Whatever that trainer may still sign there, nobody continues.
+        """
+        self.progress.advance(policy.manifest.step)
+        await self.accepted.load()  # of a home that has trained before: all of it is stale
+        # Of two standbys that take over at once, the one that prevails has the later lineage.
+        places = max(1, len(self.peer.run.manifest.standbys))
+        ahead = places - min(self.peer.run.standby_place, places - 1)
+        lineage, step = newest + ahead * (LINEAGES_LEFT + 1), policy.manifest.step
+        why = f"took over from the trainer of lineage {newest}"
+        async with self._beginning(child, lineage, step, why):
+            await child.start(manifest, policy.folder, step, lineage)
+
+    @asynccontextmanager
+    async def _beginning(
+        self, child: TrainerChild, lineage: int, step: int, why: str
+    ) -> AsyncIterator[None]:
+        """Begin a lineage with policy `step`, which the block has the child load.
+
+        Rollouts of the abandoned policies are stale.
+        """
+        async with self.orders.reopened():
+            yield
             self.progress.begin_lineage(lineage, step)
             self.publisher.forget_lineage()
             self.accepted.forecast.forget_announced()
@@ -213,25 +241,3 @@ class Lineages:
             )
             await self.publisher.publish_first(child, step)
         await self.accepted.forget_unsaved()
-
-    async def inherit(
-        self, child: TrainerChild, manifest: RunManifest, state: State, newest: int
-    ) -> None:
-        """Continue from a state in the place of another trainer, which has led up to `newest`.
-
-        The newest lineage is abandoned: rollouts of the steps since the state are stale, and
-        whatever that trainer may still sign there, nobody continues.
-        """
-        newest = max(state.lineage, newest)
-        consumed = await child.resume(manifest, state.folder, {})
-        self.publisher.states.loaded(state)
-        self.progress.advance(state.step)
-        self.accepted.remember_consumed(dict.fromkeys(consumed, state.step))
-        await self.accepted.load()  # of a home that has trained before: all of it is stale
-        self.orders.restore_levels(await self.publisher.states.inherited_order())
-        # Of two standbys that take over at once, the one that prevails has the later lineage.
-        places = max(1, len(self.peer.run.manifest.standbys))
-        ahead = places - min(self.peer.run.standby_place, places - 1)
-        self.progress.lineage = newest + ahead * (LINEAGES_LEFT + 1) - 1
-        await self.roll_back(child, state, f"took over from the trainer of lineage {newest}")
-        await self.publisher.states.drop_inherited()

@@ -21,18 +21,16 @@ import msgspec
 import trio
 
 from peers.engines.doctor import compute_findings
-from peers.trainer.accepted import AcceptedSubmissions, TrainerLog
+from peers.trainer.accepted import AcceptedSubmissions
 from peers.trainer.alarms import UNREWARDED_ADVICE
 from peers.trainer.beginning import Beginning
 from peers.trainer.child import SERVICE, START_DEADLINE_SECONDS, TrainerChild
 from peers.trainer.collector import Collector
-from peers.trainer.orders import Forecast, Orders
-from peers.trainer.progress import Progress
+from peers.trainer.orders import Orders
 from peers.trainer.publishing import Publisher
 from peers.trainer.saving import SavedStates
 from peers.trainer.settings import TrainerSettings
-from peers.trainer.standby.following import StandingBy, holds_bundle
-from peers.trainer.standby.offering import Offering
+from peers.trainer.standby import stand_by
 from peers.trainer.store import TrainerStore
 from peers.trainer.training import Training
 from swarm.errors import SwarmError
@@ -86,37 +84,31 @@ class TrainerRole:
         self._carried = False
         """Whether the submissions left in the pool at the end of the run are logged."""
         self._restarts = Restarts(peer.node.events, "trainer")
-        self._progress = progress = Progress(peer.run)
-        self._store = store = TrainerStore(peer.node.disk.database("trainer.sqlite"))
-        forecast = Forecast()
-        log = TrainerLog(peer, peer.trusted_part("trainer"), progress, forecast)
-        self._accepted = accepted = AcceptedSubmissions(peer, store, progress, forecast, log)
-        self._collector = Collector(peer, progress, forecast, log, accepted)
-        self._orders = orders = Orders(
-            peer, store, progress, forecast, accepted.pool, accepted.state_values
-        )
+        store = TrainerStore(peer.node.disk.database("trainer.sqlite"))
+        self._accepted = accepted = AcceptedSubmissions(peer, store)
+        self._progress = progress = accepted.progress
+        self._collector = Collector(accepted)
+        self._orders = orders = Orders(accepted)
         states = SavedStates(peer.node.disk, peer.node.world, settings, progress)
-        self._publisher = publisher = Publisher(peer, log, progress, states, settings.mirrors)
-        self._offering = Offering(peer, states, store, settings.standby_minutes * 60)
-        self._training = training = Training(
-            peer, settings, progress, accepted, orders, publisher, self._restarts.succeeded
+        self._publisher = publisher = Publisher(
+            peer, accepted.log, progress, states, settings.mirrors
         )
-        self._beginning = Beginning(peer, settings, progress, accepted, orders, publisher, training)
+        self._training = training = Training(
+            settings, accepted, orders, publisher, self._restarts.succeeded
+        )
+        self._beginning = Beginning(settings, accepted, orders, publisher, training)
         peer.gossip.listen(RunManifest, lambda _: progress.changed.touch())
         if not peer.run.manifest.is_standby(peer.peer_id):  # it would hold what it never uses
             self._collector.listen()
 
     async def run(self) -> None:
         """Train until every step of the run is done; a standby first waits for its turn."""
-        # A standby whose turn came while it was down, or was unpacking, has a bundle.
-        stands_by = self._peer.run.manifest.is_standby(self._peer.peer_id)
-        if stands_by or holds_bundle(self._peer.node.disk):
-            has_turn = await StandingBy(self._peer).until_trainer()
+        if self._peer.run.manifest.is_standby(self._peer.peer_id):
+            has_turn = await stand_by(self._peer)
             if not has_turn:
                 return  # the run has ended
         self._collector.listen()
-        await self._store.open()
-        await self._offering.open()
+        await self._accepted.store.open()
         async with trio.open_nursery() as nursery:
             await self._restarts.run(lambda: self._live(nursery))
             nursery.cancel_scope.cancel()
@@ -177,6 +169,4 @@ class TrainerRole:
             advice=UNREWARDED_ADVICE if unrewarded else "",
         )
         await child.end()
-        await self._offering.hand_over()
-        self._peer.status.doing = "run over"
         await trio.sleep(FINAL_WORD_SECONDS)

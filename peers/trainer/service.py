@@ -104,7 +104,7 @@ class TrainerService:
     def start(self, job: StartTraining) -> None:
         self._begin(job)
         if job.policy:
-            self._held().begin_with(Path(job.policy), job.step)
+            self._held().begin_with(Path(job.policy), job.step, job.lineage)
 
     def _begin(self, job: StartTraining) -> None:
         self._ahead.clear()

@@ -78,10 +78,6 @@ class TrainerSettings(EvaluationSettings):
     states_every: int = pydantic.Field(default=0, ge=0)
     """Also keep the last three states of steps that this number divides, as targets of a rollback.
     0: none, or 10 where `alarm_action` is rollback."""
-    standby_minutes: float = pydantic.Field(default=1.0, ge=0)
-    """Least minutes between two bundles of the training state for the run's standbys. A takeover
-    loses the steps since the last one. With standbys, a state is also written at the first step
-    that ends this many minutes after the last."""
     exchange: str = ""
     """Folder through which a replica on this machine merges the policy with those of other RL
     trainers; the same as its `replica.exchange`. Empty: none."""
@@ -142,16 +138,5 @@ class TrainerSettings(EvaluationSettings):
     @property
     def sharding(self) -> Sharding:
         """The policy's layout in memory; `dtype` sets its precision."""
-        return Sharding(
-            replicas=self.replicas,
-            tensor_parallel=self.tensor_parallel,
-            expert_parallel=self.expert_parallel,
-            activation_checkpointing=self.activation_checkpointing,
-            keep_products=self.keep_products,
-            compile=self.compile,
-            cpu_offload=self.cpu_offload,
-            optimiser=self.optimiser,
-            past_policies=self.past_policies,
-            pass_tokens=self.pass_tokens,
-            tf32=self.tf32,
-        )
+        names = [each for each in Sharding.__struct_fields__ if each in type(self).model_fields]
+        return Sharding(**{name: getattr(self, name) for name in names})

@@ -9,32 +9,23 @@ from pathlib import Path
 
 import trio
 
-from swarm.errors import PeerError, SwarmError, UserError
+from swarm.errors import UserError
 from swarm.ledger.client import LedgerClient
 from swarm.look.archives import learn_versions
 from swarm.look.onlooker import STATUS_SECONDS_MAX, RunStatus, ask_all
 from swarm.node.local import last_bootstrap, visit
 from swarm.node.node import Node
 from swarm.run.choice import check_joined
-from swarm.run.lease import HEARTBEAT_SECONDS
-from swarm.run.manifest import content_digest, manifest_in
-from swarm.run.manifest_exchange import ask_for_manifests
+from swarm.run.manifest import manifest_in
 from swarm.run.run import Run
-from swarm.run.update import sign_takeover
+from swarm.run.update import hand_over, sign_takeover
 from swarm.sentences import numbered
 from swarm.wire.envelope import Envelope
-from swarm.wire.identity import Identity, PeerId, load_or_create
+from swarm.wire.identity import Identity, load_or_create
 from swarm.world.disk import LocalDisk
 
 GONE_SECONDS = 60.0
 """A trainer that no trusted peer has heard for this long is gone: six heartbeats."""
-
-LISTENING_SECONDS = 2 * HEARTBEAT_SECONDS
-"""Time to listen for a trainer that no trusted peer reports, because they were started after it was
-lost, or because it has only just started. A trainer that lives sends four digests meanwhile."""
-
-ASKING_SECONDS = 5.0
-"""Time from one question for signs of life to the next."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +45,7 @@ class Takeover:
 async def take_over(wanted: Takeover) -> None:
     """Sign a takeover and hand it to every peer that can be reached; print what was done.
 
-    Raises `UserError` unless the trainer is gone, and `PeerError` if no peer takes it.
+    Raises `UserError` unless the trainer is gone, and `SwarmError` if no peer takes it.
     """
     key = wanted.home.expanduser() / "identity.key"
     if not key.exists():
@@ -68,10 +59,11 @@ async def take_over(wanted: Takeover) -> None:
         answered = await ask_all_trusted(node, status)
         trainer = _trainer(run, standby.peer_id, wanted.trainer)
         if not wanted.force:
-            age = await last_sign_of_life(node, status, answered, trainer, standby.peer_id)
-            _check_gone(trainer, age)
+            check_gone(status, answered, trainer, standby.peer_id)
         envelope = _signed(run, standby, trainer)
-        taken = await _hand_over(node, run, envelope)
+        # Those trusted peers that have answered are connected.
+        trusted = [f"/p2p/{each}" for each in run.manifest.trusted_ids()]
+        taken = await hand_over(node.transport, [*node.bootstrap, *trusted], envelope)
     print(f"run {run.id}: version {run.manifest.version} → {run.manifest.version + 1}")
     print(f"trainer {trainer} → {standby.peer_id}; the trainer before is a standby now")
     print(numbered(f"{len(taken)} peers have it, and tell all others"))
@@ -113,44 +105,10 @@ def _trainer(run: Run, standby: str, named: str | None) -> str:
     return trainer
 
 
-async def last_sign_of_life(
-    node: Node, status: RunStatus, answered: Sequence[str], trainer: str, asker: str
-) -> float | None:
-    """Return the seconds since a trusted peer heard a trainer; None: none has.
+def check_gone(status: RunStatus, answered: Sequence[str], trainer: str, asker: str) -> None:
+    """Raise `UserError` unless a trusted peer other than `asker` reports that a trainer is gone.
 
-    `answered`: those that have answered so far. If none of them reports the trainer, this listens
-    for `LISTENING_SECONDS` and says so. Raises `UserError` if no trusted peer but `asker` answers.
-    """
-    until = node.world.now() + LISTENING_SECONDS
-    told = False
-    while (age := _silence(status, answered, trainer, asker)) is None:
-        if node.world.now() >= until:
-            break
-        if not told:
-            told = True
-            print(
-                f"no trusted peer reports trainer {trainer}; listening for "
-                f"{LISTENING_SECONDS:g} s for a sign of life"
-            )
-        await trio.sleep(ASKING_SECONDS)
-        answered = await ask_all_trusted(node, status)
-    return age
-
-
-def _check_gone(trainer: str, age: float | None) -> None:
-    """Raise `UserError` if a trainer was heard lately."""
-    if age is not None and age < GONE_SECONDS:
-        raise UserError(
-            f"trainer {trainer} was heard {age:.0f} s ago; stop it first, and wait "
-            f"{GONE_SECONDS:g} s. With --force it is replaced while it trains: it stops, and the "
-            "steps since its last bundle are lost"
-        )
-
-
-def _silence(status: RunStatus, answered: Sequence[str], trainer: str, asker: str) -> float | None:
-    """Seconds since a trainer's last sign of life; None if no trusted peer reports it.
-
-    Raises `UserError` unless a trusted peer other than `asker` has answered.
+    `answered`: the trusted peers that have reported.
     """
     if not set(answered) - {asker}:
         raise UserError(
@@ -158,10 +116,18 @@ def _silence(status: RunStatus, answered: Sequence[str], trainer: str, asker: st
             f"{STATUS_SECONDS_MAX:g} s, so the trainer may only be cut off from here; try again, "
             "or use --force if you know that it is off"
         )
-    if trainer in answered:
-        return 0.0
     present = status.present.get(trainer)
-    return None if present is None else present.age_seconds
+    if trainer not in answered and present is None:
+        raise UserError(
+            f"no trusted peer has heard trainer {trainer} since it was started itself, so it may "
+            "have begun just now; use --force if you know that it is off"
+        )
+    age = 0.0 if trainer in answered or present is None else present.age_seconds
+    if age < GONE_SECONDS:
+        raise UserError(
+            f"trainer {trainer} was heard {age:.0f} s ago; stop it first, and wait "
+            f"{GONE_SECONDS:g} s. With --force it is replaced while it trains, and stops"
+        )
 
 
 def _signed(run: Run, standby: Identity, trainer: str) -> Envelope:
@@ -170,31 +136,3 @@ def _signed(run: Run, standby: Identity, trainer: str) -> Envelope:
     if refused is not None:
         raise UserError(f"{refused}; the run's owner must sign a new version first")
     return envelope
-
-
-async def _hand_over(node: Node, run: Run, envelope: Envelope) -> list[PeerId]:
-    """Hand the version to the bootstrap peers and all trusted peers that can be reached."""
-    taken: list[PeerId] = []
-    problems: list[str] = []
-
-    async def hand_to(peer: PeerId) -> None:
-        try:
-            if peer not in node.transport.connected():
-                await node.reach(peer)
-            held = await ask_for_manifests(node.transport, peer, envelope.raw)
-        except SwarmError as error:
-            problems.append(str(error))
-            return
-        if any(content_digest(each) == content_digest(envelope) for each in held):
-            taken.append(peer)
-        else:
-            problems.append(f"{peer} has another version")
-
-    named = [address.rpartition("/p2p/")[2] for address in node.bootstrap]
-    with trio.move_on_after(STATUS_SECONDS_MAX):
-        async with trio.open_nursery() as nursery:
-            for peer in dict.fromkeys([*named, *run.manifest.trusted_ids()]):
-                nursery.start_soon(hand_to, PeerId(peer))
-    if not taken:
-        raise PeerError(f"no peer took the takeover: {'; '.join(problems) or 'none answered'}")
-    return sorted(taken)

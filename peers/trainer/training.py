@@ -3,27 +3,55 @@ beside the next step, and the step's figures are reported."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
 
 from peers.evaluation.during import Evaluations
-from peers.trainer.accepted import AcceptedSubmissions, TrainerLog
+from peers.trainer.accepted import AcceptedSubmissions
+from peers.trainer.batches import Batches
 from peers.trainer.child import TrainerChild
-from peers.trainer.environments import Curricula, environment_figures
+from peers.trainer.environments import environment_figures
 from peers.trainer.merging import Merging
-from peers.trainer.orders import Forecast, Orders
-from peers.trainer.progress import Progress
+from peers.trainer.orders import Orders
+from peers.trainer.pool import Accepted
 from peers.trainer.publishing import Publisher
 from peers.trainer.saving import State
 from peers.trainer.settings import TrainerSettings
-from peers.trainer.steps import Batches, Steps, StepTimes, TrainedStep
-from swarm.events import Events
+from peers.trainer.store import Batch
 from swarm.jobs.training import Figures
-from swarm.ledger.entries import TrainingFigures
-from swarm.node.run_node import RunNode
+from swarm.ledger.entries import Consumed, TrainingFigures
+from swarm.run.manifest import manifest_in
+from swarm.wire.envelope import Envelope
+from swarm.wire.manifest import RunManifest
+
+
+@dataclass
+class StepTimes:
+    """Start times of a step's parts, in the world's seconds."""
+
+    began: float
+    training: float = 0.0
+    """When its last batch was complete."""
+    trained: float = 0.0
+    handed_over: float = 0.0
+    """When the next step could begin: the policy was copied, to be written and published."""
+
+
+@dataclass(frozen=True)
+class TrainedStep:
+    """A batch and the child's results on it."""
+
+    batch: list[Accepted]
+    figures: Figures
+    """The learner's metrics."""
+    record: Batch
+    """The batch's entries for the log."""
+    group_tokens: list[list[int]]
+    """[submissions][groups] Completion tokens."""
 
 
 class Training:
@@ -31,50 +59,43 @@ class Training:
 
     def __init__(
         self,
-        peer: RunNode,
         settings: TrainerSettings,
-        progress: Progress,
         accepted: AcceptedSubmissions,
         orders: Orders,
         publisher: Publisher,
         published: Callable[[], None],
     ) -> None:
         """`published` is called after each published step."""
-        self._world, self._progress = peer.node.world, progress
-        log, curricula = accepted.log, orders.curricula
-        self._batches = Batches(
-            peer,
-            log.trusted,
-            progress,
-            accepted.forecast,
-            accepted,
-            orders,
-            settings.starved_seconds,
-        )
-        merging = Merging(peer, progress, accepted.store, settings.exchange)
-        self.steps = Steps(
-            peer, progress, self._batches, log, curricula, accepted.state_values, merging
-        )
+        self._peer = peer = accepted.peer
+        self._world, self._progress = peer.node.world, accepted.progress
+        self._accepted = accepted
+        self._publisher, self._published = publisher, published
+        self._batches = Batches(accepted, orders, settings.starved_seconds)
+        self.merging = Merging(peer, accepted.progress, accepted.store, settings.exchange)
         self.evaluations = Evaluations(peer, settings)
-        reports = StepReports(
-            peer.node.events,
-            progress,
-            accepted.forecast,
-            log,
-            self._batches,
-            curricula,
-            self.evaluations,
-        )
-        self.handover = Handover(peer, progress, accepted, publisher, merging, reports, published)
+        self._followed: Envelope | None = None
+        """The run manifest that the child follows."""
 
     async def live(self, nursery: trio.Nursery, life: Callable[[], Awaitable[None]]) -> None:
         """Await `life`, which takes steps with one child; policies are published in `nursery`."""
-        self.handover.background = Background(nursery)
-        await self.handover.background.run(life)
+        self._background = Background(nursery)
+        await self._background.run(life)
 
     async def idle(self) -> None:
         """Wait until the newest policy is published."""
-        await self.handover.background.idle()
+        await self._background.idle()
+
+    def follow(self, step: int) -> RunManifest:
+        """The version of the run that the child is to begin with: that of a step."""
+        self._followed = self._progress.versions.follow(step)
+        return manifest_in(self._followed)
+
+    async def apply_terms(self, child: TrainerChild, step: int) -> None:
+        """Have the child follow the version of the run that a step follows."""
+        followed = self._progress.versions.follow(step)
+        if followed is not self._followed:
+            await child.follow(manifest_in(followed))
+            self._followed = followed
 
     async def take_step(self, child: TrainerChild) -> Figures | None:
         """Turn the newest policy into the next one; return the learner's metrics, or None once the
@@ -82,74 +103,115 @@ class Training:
         if self._progress.over:
             return None
         step = self._progress.step
-        await self.steps.apply_terms(child, step)
+        await self.apply_terms(child, step)
         times = StepTimes(began=self._world.now())
         self._batches.begin_step()
-        trained = await self.steps.train(child, step, times)
+        trained = await self._train(child, step, times)
         if trained is None:
             return None
-        await self.handover.hand_over(child, step, trained, times)
+        await self.hand_over(child, step, trained, times)
         return trained.figures
 
-
-@dataclass(eq=False)
-class Handover:
-    """Hands each new policy over: it is written and published beside the next step's training."""
-
-    peer: RunNode
-    progress: Progress
-    accepted: AcceptedSubmissions
-    publisher: Publisher
-    merging: Merging
-    reports: StepReports
-    published: Callable[[], None]
-    """Called after each published step."""
-    background: Background = field(init=False)
-    """Runs what is done beside the next step's training; a new one for each child."""
+    async def _train(self, child: TrainerChild, step: int, times: StepTimes) -> TrainedStep | None:
+        """Train on the next batch that the child can read; None if no further batch comes."""
+        if not self._progress.paused:
+            self._peer.status.doing = f"waiting for rollouts of step {step}"
+        versions = self._progress.versions
+        score = functools.partial(child.score, versions=versions)
+        while (batch := await self._batches.next(score)) is not None:
+            self._peer.status.doing = f"training step {step}"
+            times.training = self._world.now()
+            values = self._accepted.state_values.of(batch)
+            result = await child.train(step, batch, versions, values)
+            if not result.unreadable:
+                break
+            await self._accepted.leave_out({each.index: each.reason for each in result.unreadable})
+        else:
+            return None
+        times.trained = self._world.now()
+        self._accepted.log.filtered(batch)
+        consumed = [
+            Consumed(step=step, submission=accepted.digest, outcomes=[*outcomes])
+            for accepted, outcomes in zip(batch, result.outcomes, strict=True)
+        ]
+        merged = await self.merging.adopt(child, step)
+        record = Batch(consumed, result.figures["reward"], merged, values)
+        return TrainedStep(batch, result.figures, record, result.group_tokens)
 
     async def hand_over(
         self, child: TrainerChild, step: int, trained: TrainedStep, times: StepTimes
     ) -> None:
         """Copy the new policy, and have it written and published beside the next step."""
-        await self.accepted.record(step, trained.record)
-        self.accepted.trained(step)
-        self.progress.advance(step + 1)
-        await self.background.idle()
-        state = None
-        if self.publisher.states.due(step + 1):
-            state = State(self.progress.lineage, step + 1)
+        publisher, progress = self._publisher, self._progress
+        await self._accepted.record(step, trained.record)
+        self._accepted.trained(step)
+        progress.advance(step + 1)
+        await self._background.idle()
+        state = State(progress.lineage, step + 1) if publisher.states.due(step + 1) else None
         snapshot = await self.merging.due(child, step + 1)
-        await self.publisher.begin_save(child, step + 1, state, snapshot)
-        times.handed_over = self.peer.node.world.now()
-        figures = self.reports.figures(step, trained, times)
-        self.background.start(
-            lambda: self._publish(child, step, trained, figures, state, times.handed_over)
-        )
+        await publisher.begin_save(child, step + 1, state, snapshot)
+        times.handed_over = self._world.now()
+        figures = self._figures(step, trained, times)
 
-    async def _publish(
-        self,
-        child: TrainerChild,
-        step: int,
-        trained: TrainedStep,
-        figures: Figures,
-        state: State | None,
-        began: float,
+        async def publish() -> None:
+            """Wait until the policy is durable, then log the step and publish it."""
+            await publisher.finish_save(child, step + 1, state)
+            await publisher.publish(
+                child,
+                step + 1,
+                reward=trained.record.reward,
+                figures=logged_figures(figures),
+                consumed=trained.record.consumed,
+            )
+            self._published()
+            figures["publish_seconds"] = self._world.now() - times.handed_over
+            await self._report(child, step, trained, figures)
+            if state is not None:
+                await self._accepted.saved(state.step)
+                await self.merging.saved(child, state.step)
+
+        self._background.start(publish)
+
+    def _figures(self, step: int, trained: TrainedStep, times: StepTimes) -> Figures:
+        """The learner's metrics, those of the step's time, and of the groups left out."""
+        idle = self._batches.idle
+        batch, values = trained.batch, trained.record.values
+        left_out = sorted(self._accepted.log.left_out.items())
+        return {
+            **trained.figures,
+            "submissions": len(batch),
+            "seconds": times.handed_over - times.training,
+            "ahead_seconds": self._batches.ahead,
+            "idle_seconds": sum(idle.values()),
+            **{f"idle_{cause}_seconds": waited for cause, waited in idle.items()},
+            "idle_weights_seconds": times.handed_over - times.trained,
+            "step_seconds": times.handed_over - times.began,
+            "keep_rate": self._accepted.forecast.keep_rate.value,
+            **{f"left_out_{reason}": groups for reason, groups in left_out},
+            "staleness": step - min(accepted.verdict.policy for accepted in batch),
+            **({"states_valued": sum(map(len, values))} if values else {}),
+        }
+
+    async def _report(
+        self, child: TrainerChild, step: int, trained: TrainedStep, figures: Figures
     ) -> None:
-        """Wait until the policy after `step` is durable, then log the step and publish it."""
-        await self.publisher.finish_save(child, step + 1, state)
-        await self.publisher.publish(
-            child,
-            step + 1,
-            reward=trained.record.reward,
-            figures=logged_figures(figures),
-            consumed=trained.record.consumed,
+        """Report a published step, and have the child record it."""
+        manifest = self._progress.versions.manifest_of(step)
+        environments = environment_figures(
+            trained.batch, trained.group_tokens, manifest.environments
         )
-        self.published()
-        figures["publish_seconds"] = self.peer.node.world.now() - began
-        await self.reports.report(child, step, trained, figures)
-        if state is not None:
-            await self.accepted.saved(state.step)
-            await self.merging.saved(child, state.step)
+        evaluated = self.evaluations.take()
+        if evaluated is not None:
+            policy = evaluated.reference.step
+            figures |= {"evaluation": evaluated.reward, "evaluation_policy": policy}
+            for found in evaluated.environments:
+                environments.setdefault(found.label, {})["evaluation"] = found.reward
+        events, digests = self._peer.node.events, [each.digest for each in trained.batch]
+        events.emit("trainer.trained_on", step=step, submissions=digests)
+        events.emit(
+            "trainer.step_trained", **{**figures, "environments": environments, "step": step}
+        )
+        await child.record(step, figures, environments)
 
 
 class Background:
@@ -191,65 +253,6 @@ class Background:
             self._loop.cancel()
         finally:
             self._ended.set()
-
-
-@dataclass(eq=False)
-class StepReports:
-    """Gathers the figures of each step, and reports them."""
-
-    events: Events
-    progress: Progress
-    forecast: Forecast
-    log: TrainerLog
-    batches: Batches
-    curricula: Curricula
-    evaluations: Evaluations
-
-    def figures(self, step: int, trained: TrainedStep, times: StepTimes) -> Figures:
-        """The learner's metrics, those of the step's time, and of the groups left out."""
-        idle = self.batches.idle
-        batch, values = trained.batch, trained.record.values
-        left_out = sorted(self.log.left_out.items())
-        return {
-            **trained.figures,
-            "submissions": len(batch),
-            "seconds": times.handed_over - times.training,
-            "ahead_seconds": self.batches.ahead,
-            "idle_seconds": sum(idle.values()),
-            **{f"idle_{cause}_seconds": waited for cause, waited in idle.items()},
-            "idle_weights_seconds": times.handed_over - times.trained,
-            "step_seconds": times.handed_over - times.began,
-            "keep_rate": self.forecast.keep_rate.value,
-            **{f"left_out_{reason}": groups for reason, groups in left_out},
-            "staleness": step - min(accepted.verdict.policy for accepted in batch),
-            **({"states_valued": sum(map(len, values))} if values else {}),
-        }
-
-    async def report(
-        self, child: TrainerChild, step: int, trained: TrainedStep, figures: Figures
-    ) -> None:
-        """Report a published step, and have the child record it."""
-        manifest_of_step = self.progress.versions.manifest_of(step)
-        environments = environment_figures(
-            trained.batch, trained.group_tokens, manifest_of_step.environments
-        )
-        for label, level in self.curricula.levels_of(manifest_of_step).items():
-            environments.setdefault(label, {})["level"] = level
-        evaluated = self.evaluations.take()
-        if evaluated is not None:
-            policy = evaluated.reference.step
-            figures |= {"evaluation": evaluated.reward, "evaluation_policy": policy}
-            for found in evaluated.environments:
-                environments.setdefault(found.label, {})["evaluation"] = found.reward
-        self.events.emit(
-            "trainer.trained_on",
-            step=step,
-            submissions=[accepted.digest for accepted in trained.batch],
-        )
-        self.events.emit(
-            "trainer.step_trained", **{**figures, "environments": environments, "step": step}
-        )
-        await child.record(step, figures, environments)
 
 
 def logged_figures(figures: Figures) -> TrainingFigures:

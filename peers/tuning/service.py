@@ -9,35 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from peers.engines import model as policy_model
-from peers.engines.architecture import describe
+from peers.engines.model import count_parameters
 from peers.environments import load as load_environment
+from peers.learning import states
 from peers.learning.batch import Batch
-from peers.learning.durable import whole_folder
+from peers.learning.descent import descend
 from peers.learning.examples import Encoder, draw_tasks, epochs
 from peers.learning.groups import Group, make_batch
-from peers.learning.masks import fastest_attention
-from peers.learning.packing import lay_out, lay_out_flat
+from peers.learning.policy import TrainedPolicy, blank_model
 from peers.learning.ranks import Ranks
 from peers.learning.records import Records
-from peers.learning.scorer import Scorer
-from peers.learning.settings import learning_rate
-from peers.learning.sharding import shard
+from peers.learning.settings import LearnerSettings
 from swarm.errors import UserError
 from swarm.jobs.offline import (
     SaveState,
@@ -50,61 +44,11 @@ from swarm.jobs.offline import (
     Validate,
     Validated,
 )
-from swarm.jobs.training import Export, Sharding
+from swarm.jobs.training import Export
 from swarm.rollouts.rollout import Rollout
-from swarm.wire.manifest import Objective, Optimiser
+from swarm.wire.manifest import Objective, Optimiser, Schedule
 from swarm.world.progress import report
 from swarm.world.tasks import JobThread, in_job_thread
-
-TENSORS, PROGRESS = "state.safetensors", "state.json"
-
-
-def write_state(
-    folder: Path, job: StartTuning, model: Any, optimiser: torch.optim.Optimizer, steps: int
-) -> None:
-    """Write all that the next step depends on, besides the job."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        tensors[f"weight/{name}"] = parameter.detach().cpu().contiguous()
-        for key, value in optimiser.state[parameter].items():
-            tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
-    safetensors.torch.save_file(tensors, folder / TENSORS)
-    told = {"steps": steps, "job": _digest(job)}
-    (folder / PROGRESS).write_text(json.dumps(told), encoding="utf-8")
-
-
-def read_state(folder: Path, job: StartTuning, model: Any, optimiser: torch.optim.Optimizer) -> int:
-    """Take over a state that the same job wrote; return its steps. Raises `UserError`."""
-    try:
-        told = json.loads((folder / PROGRESS).read_bytes())
-        if told["job"] != _digest(job):
-            raise UserError(
-                f"{folder} holds an interrupted tuning of another model, data or settings; give "
-                "the same, choose another --out, or remove that folder to begin anew"
-            )
-        with safetensors.safe_open(folder / TENSORS, framework="pt") as file:
-            names = set(file.keys())
-            for name, parameter in model.named_parameters():
-                with torch.no_grad():
-                    parameter.copy_(file.get_tensor(f"weight/{name}"))
-                moments = {
-                    key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}/{name}" in names
-                }
-                optimiser.state[parameter] = {
-                    key: file.get_tensor(f"{key}/{name}").to(parameter.device) for key in moments
-                }
-        return int(told["steps"])
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise UserError(
-            f"{folder} holds no state that can be read ({error}); remove it to begin anew"
-        ) from error
-
-
-def _digest(job: StartTuning) -> str:
-    """What a state belongs to."""
-    told = msgspec.structs.replace(job, state="")
-    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()
-
 
 # The losses of fine-tuning: how each token's log-probability is weighed.
 #
@@ -249,14 +193,14 @@ class Tuning:
         self._order = epochs(self._examples, self._settings.seed)
         self._done = 0
         if job.state:
-            self._done = read_state(Path(job.state), job, self._model, self._optimiser)
+            self._done = self._resume(Path(job.state))
             taken = self._done * self._settings.batch
             next(itertools.islice(self._order, taken - 1, taken), None)
         return TuningStarted(
             examples=len(self._examples),
             held_back=len(self._held_back),
             left_out=left_out,
-            parameters=policy_model.count_parameters(self._model),
+            parameters=count_parameters(self._policy.model),
             steps_done=self._done,
         )
 
@@ -267,27 +211,42 @@ class Tuning:
 
     def _load(self) -> None:
         """Load the policy that the tuning begins with."""
-        loaded = policy_model.load(self._base)
-        self._dtype: torch.dtype = loaded.dtype
-        ranks = Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        self._device = ranks.device
-        self._model: Any = loaded.train()
-        capped = describe(loaded.config.to_dict()).attention_cap is not None
-        self._model.set_attn_implementation(fastest_attention(self._device, capped=capped))
-        self._scorer = Scorer(self._model)
-        shard(self._scorer, self._model.model.layers, ranks, Sharding())
-        self._optimiser = torch.optim.AdamW(self._model.parameters(), fused=True)
-        self._rates = Optimiser(
-            learning_rate=self._settings.learning_rate,
-            warmup_steps=self._settings.warmup_steps,
-            final_learning_rate_share=self._settings.final_learning_rate_share,
+        settings = self._settings
+        numbers = Optimiser(
+            learning_rate=settings.learning_rate,
+            beta2=0.999,
+            weight_decay=0.01,
+            warmup_steps=settings.warmup_steps,
+            final_learning_rate_share=settings.final_learning_rate_share,
             learning_rate_schedule="cosine",
+        )
+        schedule = Schedule(steps=settings.steps)
+        self._learning = LearnerSettings(Objective(), schedule, optimiser=numbers)
+        ranks = Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        model = blank_model(self._base, self._learning, ranks)
+        self._policy = TrainedPolicy(model, self._base, self._learning, ranks)
+
+    def _resume(self, folder: Path) -> int:
+        """Take over a state that the same job wrote; return its steps. Raises `UserError`."""
+        try:
+            facts, shapes = states.read_facts(folder), states.shapes(folder)
+            if facts.get("job") == _digest(self._job):
+                self._policy.make_optimiser_state(shapes, folder)
+                states.read(folder, self._policy.state(), self._policy.ranks)
+                return int(facts["steps"])
+        except UserError as error:
+            raise UserError(
+                f"{folder} holds no state that can be read ({error}); remove it to begin anew"
+            ) from error
+        raise UserError(
+            f"{folder} holds an interrupted tuning of another model, data or settings; give the "
+            "same, choose another --out, or remove that folder to begin anew"
         )
 
     def _split(self, job: StartTuning) -> int:
         """Encode examples and hold some back; return how many were left out. Raises `UserError`."""
         settings = self._settings
-        limit = min(settings.tokens_max, self._model.config.max_position_embeddings)
+        limit = min(settings.tokens_max, self._policy.model.config.max_position_embeddings)
         found, left_out, unwanted = read_job(job, limit)
         random.Random(settings.seed).shuffle(found)
         held_back = math.ceil(settings.validation_share * len(found))
@@ -310,45 +269,30 @@ class Tuning:
         examples = list(itertools.islice(self._order, self._settings.batch))
         batch = batch_of(examples)
         weights, value = self._loss.weigh(examples, batch, self._score)
-        weights = weights.to(self._device)
-        self._optimiser.zero_grad()
-        total = 0.0
-        for rows in self._passes(batch):
-            moved = rows.to(self._device)
-            loss = -(self._scorer(moved, entropy=False)[0] * weights[moved.index]).sum()
-            loss.backward()
+        policy = self._policy
+        weights = weights.to(policy.ranks.device)
+        policy.optimiser.zero_grad()
+        total = torch.zeros((), device=policy.ranks.device)
+        for rows in policy.passes(batch):
             report()
-            total += float(loss.detach())
-        norm = torch.nn.utils.clip_grad_norm_(
-            self._model.parameters(), self._settings.gradient_norm_max
-        )
-        rate = learning_rate(self._rates, self._settings.steps, self._done)
-        finite = bool(torch.isfinite(norm)) and math.isfinite(total)
-        if finite:
-            self._optimiser.param_groups[0]["lr"] = rate
-            self._optimiser.step()
+            loss = -(policy.scorer(rows, entropy=False)[0] * weights[rows.index]).sum()
+            loss.backward()
+            total += loss.detach()
+        rate = self._learning.learning_rate(self._done)
+        found = descend(policy, {"loss": total}, self._settings.gradient_norm_max, rate)
         self._done += 1
         return Tuned(
             step=self._done,
-            loss=total if value is None else value,
-            gradient_norm=float(norm),
+            loss=found["loss"] if value is None else value,
+            gradient_norm=found["gradient_norm"],
             learning_rate=rate,
             tokens=batch.token_count(),
-            skipped=not finite,
+            skipped=bool(found["skipped"]),
         )
 
-    @torch.no_grad()
     def _score(self, examples: Sequence[Example]) -> Tensor:
         """Log-probabilities of the tokens that the model wrote, fp32 [n], on the CPU."""
-        self._model.eval()
-        batch = batch_of(examples)
-        found = torch.zeros(batch.token_count(), device=self._device)
-        for rows in self._passes(batch):
-            report()
-            moved = rows.to(self._device)
-            found[moved.index] = self._scorer(moved, entropy=False)[0]
-        self._model.train()
-        return found.cpu()
+        return self._policy.score(self._policy.passes(batch_of(examples))).cpu()
 
     @in_job_thread
     def validate(self, job: Validate) -> Validated:
@@ -358,23 +302,19 @@ class Tuning:
 
     @in_job_thread
     def save_state(self, job: SaveState) -> None:
-        with whole_folder(Path(job.folder)) as aside:
-            write_state(aside, self._job, self._model, self._optimiser, self._done)
+        facts = {"steps": self._done, "job": _digest(self._job)}
+        states.write(Path(job.folder), self._policy.state(), facts, self._policy.ranks)
 
     @in_job_thread
     def save(self, job: Export) -> None:
         """Write the policy as a plain Hugging Face folder, durably, in its original dtype."""
-        weights = {
-            name: value.detach().to(self._dtype).cpu()
-            for name, value in self._model.named_parameters()
-        }
-        with whole_folder(Path(job.folder)) as aside:
-            policy_model.save_share(
-                weights, aside, self._model.config, self._base, 0, dict.fromkeys(weights, 0)
-            )
+        self._policy.write(Path(job.folder), self._policy.snapshot())
 
-    def _passes(self, batch: Batch) -> Any:
-        return lay_out_flat(batch) if self._device.type == "cuda" else lay_out(batch)
+
+def _digest(job: StartTuning) -> str:
+    """What a state belongs to."""
+    told = msgspec.structs.replace(job, state="")
+    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()
 
 
 _SERVICE: type[TuningService] = Tuning

@@ -52,7 +52,7 @@ class InspectorService:
         """Load the environments; raises `UserError` for one that is not installed here."""
         self._renderer: Renderer | None = None
         self._references = setup.environments
-        """As the manifest has them. An order has them at its levels, which have no probe hash."""
+        """As the manifest has them."""
         self._environments = Environments(setup.environments)
         self._grades_served = setup.grades_served
         if setup.grades_served:

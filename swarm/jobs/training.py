@@ -80,6 +80,7 @@ class StartTraining(LoadingJob, frozen=True, kw_only=True):
     policy: str = ""
     """Published folder of policy `step` to begin with; empty: policy 0 is `model`."""
     step: int = 0
+    lineage: int = 0
 
 
 class PlanTraining(LoadingJob, frozen=True, kw_only=True):

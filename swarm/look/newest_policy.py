@@ -9,7 +9,6 @@ from pathlib import Path
 import trio
 
 from swarm.errors import DeadlineError, UserError
-from swarm.look.onlooker import RunStatus
 from swarm.node.local import visit
 from swarm.node.run_node import RunNode
 from swarm.shardcast.held import Held
@@ -21,11 +20,6 @@ from swarm.shardcast.mirror.folder import (
     watcher,
     writing,
 )
-from swarm.wire.envelope import Envelope
-from swarm.wire.messages import Checkpoint
-
-ANNOUNCED_SECONDS = 30.0
-"""Time in which a policy that trusted peers know of should be heard of from any peer."""
 
 
 async def from_peers(
@@ -36,25 +30,18 @@ async def from_peers(
     digest: bytes | None = None,
     deadline: float,
     progress: Progress = lambda done, total: None,
-    option: str = "--out",
-    known: RunStatus | None = None,
 ) -> Held:
     """Fetch the newest policy of a run into the folder `out`, as an observer of the run.
 
     The base of an adapter is fetched with it, into a folder in `out`.
 
-    `deadline` is in seconds; `option` has named `out`. `known`: what trusted peers have said. Only
-    trainers of that version of the run are believed, or of a newer one. An older policy than theirs
-    is fetched only if theirs is not heard of for `ANNOUNCED_SECONDS`: an old announcement may be
-    shown again as long as it is valid.
-
-    Raises `UserError` if `digest` is given and differs from the digest of the policy's manifest.
-    Also raises the errors of `Policies.get`.
+    `deadline` is in seconds. Raises `UserError` if `digest` is given and differs from the digest of
+    the policy's manifest. Also raises the errors of `Policies.get`.
     """
     check_out(out)
-    with writing(out, option) as disk:
+    with writing(out) as disk:
         held, base = await _newest_policy(
-            partial_of(out), bootstrap, run, digest, deadline, progress, known
+            partial_of(out), bootstrap, run, digest, deadline, progress
         )
         # The deadline limits the network only; moving the complete files may take longer.
         await move_out(disk, held, out, base)
@@ -68,7 +55,6 @@ async def _newest_policy(
     digest: bytes | None,
     deadline: float,
     progress: Progress,
-    known: RunStatus | None,
 ) -> tuple[Held, Held | None]:
     """Fetch the newest policy of a run into the checkpoint store of a peer at `home`.
 
@@ -78,14 +64,9 @@ async def _newest_policy(
     base: Held | None = None
     with trio.move_on_after(deadline) as scope:
         async with visit(bootstrap, run, home=home) as (node, found):
-            if known is not None:
-                found.update(known.run.manifest_envelope)
-            newest = known.newest() if known is not None else (0, 0)
             peer = RunNode(node, found)
             peer.store.watch(watcher(progress))
             async with peer.joined():
-                with trio.move_on_after(ANNOUNCED_SECONDS):
-                    await peer.checkpoint.wait_until(lambda each: _reaches(each, newest))
                 await peer.checkpoint.wait_until(lambda envelope: envelope is not None)
                 checkpoint = peer.newest_checkpoint()
                 assert checkpoint is not None
@@ -107,10 +88,3 @@ async def _newest_policy(
             f"no policy of the run was announced within {deadline:g} s; its trainer may be down"
         )
     return held, base
-
-
-def _reaches(announced: Envelope | None, newest: tuple[int, int]) -> bool:
-    """Whether the announced policy is as new as one that is known, by (lineage, step)."""
-    if announced is None:
-        return False
-    return announced.expect(Checkpoint).order() >= newest

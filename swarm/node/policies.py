@@ -3,8 +3,8 @@
 `Announced` holds what the trainers of a run have announced, as this peer has heard it. Gossip
 repeats the newest announcement only. In a run whose workers swap weights in flight
 (`Sampling.swaps_max`), a submission names older ones, too: a worker presents their announcements to
-its validator, and both keep them over a restart. A trainer keeps its own, to find policies again
-that were deleted from its disk.
+its validator, and both keep them over a restart. A trainer and its standbys keep them, to
+find policies again that were deleted from their disks.
 """
 
 from __future__ import annotations
@@ -73,6 +73,10 @@ class Announced:
         known = sorted(item for item in self._known.items() if item[0][0] == lineage)
         return [envelope.expect(Checkpoint).reference for _, envelope in known]
 
+    def newest(self) -> CheckpointReference | None:
+        """The newest policy of any lineage."""
+        return self._known[max(self._known)].expect(Checkpoint).reference if self._known else None
+
     def newest_of(self, lineage: int) -> int | None:
         """Number of a lineage's newest policy announced."""
         return max((step for each, step in self._known if each == lineage), default=None)
@@ -133,7 +137,7 @@ class Announced:
         A later version of the manifest may allow them.
         """
         manifest = self._run.manifest
-        return manifest.sampling.swaps_max > 0 or manifest.is_trainer(self._node.peer_id)
+        return manifest.sampling.swaps_max > 0 or manifest.may_train(self._node.peer_id)
 
 
 SOURCES_MAX = 64

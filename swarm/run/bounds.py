@@ -13,7 +13,7 @@ import msgspec
 
 from swarm.errors import UserError
 from swarm.wire.identity import InvalidPeerId, public_key_of
-from swarm.wire.manifest import Curriculum, RunManifest
+from swarm.wire.manifest import RunManifest
 
 SUBMISSION_ROWS_MAX = 4096
 """Largest number of completions in a submission. Their rewards, 9 bytes each, must fit the
@@ -125,24 +125,6 @@ def _floats(struct: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, flo
             yield prefix + name, value
 
 
-def _check_curriculum(rule: Curriculum, name: str) -> None:
-    if bool(rule.option) != bool(rule.values):
-        raise UserError(
-            f"{name}.option is {rule.option!r} and values has {len(rule.values)} entries; name an "
-            "option and its value at each level, or neither"
-        )
-    if rule.levels == 1 or (rule.values and rule.weights and len(rule.values) != len(rule.weights)):
-        raise UserError(
-            f"{name}.values has {len(rule.values)} entries and weights {len(rule.weights)}; each "
-            "that is given must have one per level, at least 2"
-        )
-    if not 0 <= rule.lower_at < rule.raise_at <= 1:
-        raise UserError(
-            f"{name}.lower_at is {rule.lower_at:g} and raise_at {rule.raise_at:g}; they must lie "
-            "between 0 and 1, the first below the second"
-        )
-
-
 def _check_environments(manifest: RunManifest, where: str) -> None:
     if not sum(environment.weight for environment in manifest.environments) > 0:
         raise UserError(
@@ -157,7 +139,6 @@ def _check_environments(manifest: RunManifest, where: str) -> None:
                 f"{manifest.version}; list the id of at least one peer that is to serve it "
                 '(`swarm id HOME` prints it), or make it "local"'
             )
-        _check_curriculum(environment.curriculum, f"{name}.curriculum")
         low, high = environment.accuracy_min, environment.accuracy_max
         if not 0 <= low < high <= 1:
             raise UserError(

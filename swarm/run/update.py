@@ -113,7 +113,7 @@ def listed(found: Sequence[Change]) -> list[str]:
 async def hand_over(
     transport: Transport, bootstrap: Sequence[str], envelope: Envelope
 ) -> list[PeerId]:
-    """Hand a signed manifest to the connected bootstrap peers; returns those that accepted it.
+    """Hand a signed manifest to the connected ones of these peers; returns those that took it.
 
     Raises `SwarmError` if none did.
     """
@@ -133,5 +133,5 @@ async def hand_over(
             versions = [str(manifest_in(each).version) for each in held]
             problems.append(f"{peer} still has version {', '.join(versions) or 'none'}")
     if not taken:
-        raise SwarmError(f"no bootstrap peer took the manifest: {'; '.join(problems)}")
+        raise SwarmError(f"no peer took the manifest: {'; '.join(problems)}")
     return taken

@@ -9,7 +9,6 @@ import trio
 from swarm.jobs import SubmissionOrder
 from swarm.rollouts.continuations import State, continued_groups
 from swarm.rollouts.seeds import nonce_of, rendezvous
-from swarm.run.curriculum import environments_of
 from swarm.run.run import Run
 from swarm.wire.envelope import Envelope
 from swarm.wire.manifest import RunManifest
@@ -105,7 +104,7 @@ def submission_order(
         worker=worker,
         number=number,
         groups=groups,
-        environments=environments_of(manifest, order),
+        environments=manifest.environments,
         sampling=manifest.sampling,
         continued=continued_groups(states, manifest.values.share, nonce, worker, number, groups),
     )

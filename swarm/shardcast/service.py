@@ -43,11 +43,6 @@ class BlobService:
         self.inbox: PushInbox | None = None
         """Decides on pushes; a role sets it while it accepts them. None: pushes are refused."""
         self._registered: dict[bytes, OpenBlob] = {}
-        self._also: list[tuple[CheckpointStore, Callable[[PeerId | None], bool]]] = []
-
-    def serve_also(self, store: CheckpointStore, to: Callable[[PeerId | None], bool]) -> None:
-        """Serve another store as well, to the clients for which `to` is true."""
-        self._also.append((store, to))
 
     def register(self, digest: bytes, path: str, offset: int, size_bytes: int) -> None:
         """Serve a range of a file on this peer's disk under its hash, until `unregister`."""
@@ -68,9 +63,6 @@ class BlobService:
             blob = (self._uploads or self._store.blobs).open(digest)
             if blob is None and self._store.blobs.of(digest):
                 raise Refused(404, "not yet")
-        for store, to in self._also:
-            if blob is None and to(client):
-                blob = store.blobs.open(digest)
         if blob is None:
             raise Refused(404, "unknown blob")
         return blob

@@ -82,11 +82,8 @@ class CheckpointStore:
         events: Events,
         *,
         keep: int = limits.CHECKPOINTS_KEPT,
-        root: str = ROOT,
     ) -> None:
-        """`root` is the folder of all that the store holds."""
         self.disk = disk
-        self._root = root
         self.run = run
         self._events = events
         self.keep = keep
@@ -208,7 +205,7 @@ class CheckpointStore:
         self._notify(Change.BEGUN, held)
 
     def _name(self, key: Key) -> str:
-        return f"{self._root}/{key[0]}-{key[1]}" + (".delta" if len(key) > 2 else "")
+        return f"{ROOT}/{key[0]}-{key[1]}" + (".delta" if len(key) > 2 else "")
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -255,7 +252,7 @@ class CheckpointStore:
         """Note in an adapter's folder where its base is, for the engines that load it."""
         if manifest.base is not None:
             base = self._name((manifest.base.lineage, manifest.base.step))
-            link = f"../{base.removeprefix(f'{self._root}/')}"
+            link = f"../{base.removeprefix(f'{ROOT}/')}"
             await self.disk.write(f"{folder}/{BASE_NAME}", link.encode())
 
     async def _make_sure_of_room(self, new: Held) -> None:
@@ -294,7 +291,7 @@ class CheckpointStore:
         Raises `DiskFullError`: room is made for checkpoints only.
         """
         self._spares += 1
-        path = f"{self._root}/{_SPARE_NAME}/{self._spares}"
+        path = f"{ROOT}/{_SPARE_NAME}/{self._spares}"
         await self.disk.allocate(path, size_bytes)
         try:
             yield path
@@ -497,9 +494,9 @@ class CheckpointStore:
         needs.
         """
         for name in (_SPARE_NAME, ENCODING_NAME):
-            await self.disk.remove(f"{self._root}/{name}")
-        for name in self.disk.list(self._root):
-            path = f"{self._root}/{name}"
+            await self.disk.remove(f"{ROOT}/{name}")
+        for name in self.disk.list(ROOT):
+            path = f"{ROOT}/{name}"
             match = _FOLDER.fullmatch(name)
             if match is None:
                 if name.endswith(".removed"):

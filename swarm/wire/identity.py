@@ -85,12 +85,6 @@ def verify(peer_id: str, message: bytes, signature: bytes) -> bool:
     return True
 
 
-def sealed_for(peer_id: str, data: bytes) -> bytes:
-    """Encrypt data to a peer's key: a libsodium sealed box to the X25519 form of its key."""
-    key = _verify_key(public_key_of(peer_id)).to_curve25519_public_key()
-    return nacl.public.SealedBox(key).encrypt(data)
-
-
 class Identity:
     """An Ed25519 key pair. Its 32-byte seed is also the seed of the libp2p host's key."""
 
@@ -104,13 +98,6 @@ class Identity:
     def sign(self, message: bytes) -> bytes:
         """Return the 64-byte Ed25519 signature over `message`."""
         return self._key.sign(message).signature
-
-    def unsealed(self, sealed: bytes) -> bytes | None:
-        """Decrypt what `sealed_for` encrypted to this key; None: for another key, or damaged."""
-        try:
-            return nacl.public.SealedBox(self._key.to_curve25519_private_key()).decrypt(sealed)
-        except (nacl.exceptions.CryptoError, ValueError, TypeError):
-            return None
 
     def __repr__(self) -> str:
         return f"Identity({self.peer_id})"

@@ -13,7 +13,6 @@ from msgspec import Meta
 
 from swarm.wire.messages import (
     ENVIRONMENTS_MAX,
-    LEVELS_MAX,
     Count,
     Digest,
     Finite,
@@ -40,31 +39,6 @@ OptionName = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}\Z")]
 OptionText = Annotated[str, Meta(max_length=1000)]
 OptionScalar = bool | int | Finite | OptionText
 OptionValue = OptionScalar | Annotated[list[OptionScalar], Meta(max_length=256)]
-
-
-class Curriculum(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """How an environment's difficulty, or its weight, follows the accuracy that it gets.
-
-    It begins at level 0. Step orders name the level.
-    """
-
-    option: Annotated[str, Meta(pattern=r"^([a-z][a-z0-9_]{0,39})?\Z")] = ""
-    """Option of the environment that a level sets; empty: none."""
-    values: Annotated[list[OptionValue], Meta(max_length=LEVELS_MAX)] = []
-    """The option's value at each level."""
-    weights: Annotated[list[Annotated[float, Meta(gt=0, le=1e6)]], Meta(max_length=LEVELS_MAX)] = []
-    """The environment's weight at each level; empty: always `weight`."""
-    raise_at: Finite = 0.8
-    """Mean task reward from which on the level rises by one."""
-    lower_at: Finite = 0.0
-    """Mean task reward below which it falls by one."""
-    groups: Annotated[int, Meta(ge=1, le=1 << 20)] = 64
-    """Groups of the present level that are measured for each decision."""
-
-    @property
-    def levels(self) -> int:
-        """Number of levels; 0: no curriculum."""
-        return max(len(self.values), len(self.weights))
 
 
 class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -94,7 +68,6 @@ class EnvironmentReference(msgspec.Struct, array_like=True, frozen=True, kw_only
     max_staleness: Annotated[int, Meta(ge=-1, le=256)] = -1
     """Groups of older policies are left out: the training step less the policy's number. −1: the
     run's `schedule.max_staleness` alone counts."""
-    curriculum: Curriculum = Curriculum()
 
 
 Environments = Annotated[

@@ -268,11 +268,6 @@ class Checkpoint(StateMessage, frozen=True, kw_only=True):
 ENVIRONMENTS_MAX = 16
 """Environments that one run may mix."""
 
-LEVELS_MAX = 64
-"""Most levels of an environment's curriculum."""
-
-Level = Annotated[int, Meta(ge=0, le=LEVELS_MAX - 1)]
-
 
 class StepOrder(StateMessage, frozen=True, kw_only=True):
     """Opens step `step`: workers must use exactly this policy and this nonce."""
@@ -293,8 +288,8 @@ class StepOrder(StateMessage, frozen=True, kw_only=True):
     """Version of the run manifest that governs this step."""
     run_digest: RunDigest = b""
     """Digest of that manifest (`swarm.run.manifest.content_digest`), the same in all revisions."""
-    levels: Annotated[list[Level], Meta(max_length=ENVIRONMENTS_MAX)] = []
-    """Level of each environment's curriculum, the same in all revisions; empty: 0 for all."""
+    reserved: Annotated[list[Count], Meta(max_length=0)] = []
+    """Empty: earlier builds named levels of a curriculum here."""
     states: RunDigest = b""
     """BLAKE3-256 of the blob of states (`swarm.rollouts.continuations`) that a share of the step's
     groups continues, the same in all revisions; empty: none does."""

@@ -137,20 +137,6 @@ def test_the_worst_comes_first() -> None:
     assert [each.severity for each in found] == ["page", "warn"]
 
 
-def test_a_standbys_bundle_is_old_only_while_the_run_goes_on(tmp_path: Path) -> None:
-    peer = Peer(tmp_path, bundle_seconds=100)
-    has = {"step": 40, "lineage": 0, "bytes": 1}
-    peer.emit("standby.standing_by", **has, age_seconds=1e6, steps_behind=0)
-    peer.emit("standby.standing_by", **has, age_seconds=99.0, steps_behind=7)
-    assert peer.names == []
-    peer.emit("standby.standing_by", **has, age_seconds=101.0, steps_behind=7)
-    assert peer.names == ["bundle_old"]
-    (alarm,) = peer.board.active
-    assert "of step 40, is 101 s old; the run has gone on for 7 steps since" in alarm.sentence
-    peer.emit("standby.unpacked", step=40, lineage=0)
-    assert peer.names == []
-
-
 def test_a_disk_that_cannot_be_asked_is_an_alarm_and_no_end(tmp_path: Path) -> None:
     peer = Peer(tmp_path / "taken away")
     peer.signs.look()

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,26 +16,21 @@ from pathlib import Path
 
 import pytest
 import trio
-from msgspec.structs import replace
 from trio.testing import MockClock
 
 from swarm.errors import DeadlineError, leaf_errors
 from swarm.gossip.topics import RUN, WORK
-from swarm.look import newest_policy
 from swarm.look.newest_policy import from_peers
-from swarm.look.onlooker import RunStatus
 from swarm.node.local import open_node
 from swarm.node.node import Node
 from swarm.node.run_node import RunNode
 from swarm.run.manifest import load_manifest
 from swarm.run.run import Run
-from swarm.run.update import sign_manifest
 from swarm.settings import PeerSettings
 from swarm.shardcast import limits
 from swarm.transport import OpenBlob, Refused
-from swarm.wire.envelope import STATE_LIFETIME_SECONDS, Envelope
+from swarm.wire.envelope import STATE_LIFETIME_SECONDS
 from swarm.wire.identity import Identity, PeerId, load_or_create
-from swarm.wire.manifest import TrustedKey
 from swarm.wire.messages import Checkpoint
 from tests.commands.harness import NOBODY, complaint, signed_manifest
 from tests.shardcast.harness import announcement
@@ -182,66 +176,6 @@ def test_a_slow_disk_is_not_held_against_the_trainer(
 
     trio.run(main, clock=clock)
     assert len(synced) == 1
-
-
-@pytest.mark.slow
-def test_an_old_announcement_is_not_taken_for_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Trusted peers know of policy 5, and whoever answers first shows policy 4 again."""
-    heard = trio.Event()
-    reaches = newest_policy._reaches
-
-    def observed(announced: Envelope | None, newest: tuple[int, int]) -> bool:
-        if announced is not None:
-            heard.set()
-        return reaches(announced, newest)
-
-    monkeypatch.setattr(newest_policy, "_reaches", observed)
-
-    async def main() -> None:
-        with trio.fail_after(60):
-            async with trainer(tmp_path) as one, trio.open_nursery() as nursery:
-
-                async def announce_next() -> None:
-                    await heard.wait()
-                    for path in one.folder.iterdir():
-                        await one.node.disk.write(f"made/{path.name}", path.read_bytes())
-                    held = await one.part.store.publish("made", 0, 5)
-                    await one.part.announce(announcement(held), STATE_LIFETIME_SECONDS)
-
-                nursery.start_soon(announce_next)
-                checkpoint = one.part.newest_checkpoint()
-                assert checkpoint is not None
-                next_one = replace(checkpoint, reference=replace(checkpoint.reference, step=5))
-                known = RunStatus(one.part.run, next_one)
-                out = tmp_path / "out"
-                held = await from_peers(out, [one.address], deadline=50.0, known=known)
-                assert held.key == (0, 5)
-
-    trio.run(main)
-
-
-@pytest.mark.slow
-def test_the_policy_of_a_trainer_that_was_replaced_is_not_believed(tmp_path: Path) -> None:
-    """The bootstrap peer shows the version in which its key, now a thief's, was the trainer's."""
-
-    served: list[list[bytes]] = []
-
-    async def main() -> None:
-        async with trainer(tmp_path) as one:
-            served.append(one.served)
-            other = TrustedKey(peer=Identity(bytes([9]) * 32).peer_id)
-            later = replace(one.part.run.manifest, version=2, trainers=[other])
-            newer = sign_manifest(Identity(bytes(32)), later, time.time())
-            known = RunStatus(Run(newer))
-            await from_peers(tmp_path / "out", [one.address], deadline=20.0, known=known)
-
-    with pytest.raises(BaseExceptionGroup) as raised:
-        trio.run(main)
-    # This thief believes the newer version, too.
-    assert "no longer trusts this peer" in str(leaf_errors(raised.value)[0])
-    assert served == [[]] and not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

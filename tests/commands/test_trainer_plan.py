@@ -19,7 +19,7 @@ from tests.commands.harness import complaint, swarm
 from tests.commands.test_commands import RUN
 from tests.trainer.test_plan import QWEN_32B
 
-EIGHT_H100 = ("--gpus", "8", "--memory-gb", "80", "--activation-checkpointing")
+EIGHT_H100 = ("--gpus", "8", "--memory-gb", "80", "--set", "activation_checkpointing=true")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_a_plan_that_does_not_fit_names_the_setting_that_would(config: Path) -> 
 def test_a_plan_that_fits_says_what_is_left(config: Path) -> None:
     outcome = swarm(
         "trainer", "plan", "--model", config.parent, *EIGHT_H100,
-        "--optimiser", "adamw8bit", "--host-memory-gb", "1000",
+        "--set", "optimiser=adamw8bit", "--host-memory-gb", "1000",
     )  # fmt: skip
     assert outcome.status == 0
     assert outcome.output.splitlines()[-1].startswith("it fits, and leaves 3.42 GB of each device")
@@ -51,7 +51,15 @@ def test_a_plan_that_fits_says_what_is_left(config: Path) -> None:
 
 def test_a_program_reads_the_plan_as_json(config: Path) -> None:
     outcome = swarm(
-        "trainer", "plan", "--model", config, "--json", "--context", "2048", "--micro-batch", "3"
+        "trainer",
+        "plan",
+        "--model",
+        config,
+        "--json",
+        "--context",
+        "2048",
+        "--set",
+        "pass_tokens=6144",
     )
     found = json.loads(outcome.output)
     assert (found["fits"], found["tokens"], found["device_limit"]) == (True, 6144, 0)
@@ -60,29 +68,14 @@ def test_a_program_reads_the_plan_as_json(config: Path) -> None:
 
 @pytest.mark.slow
 def test_settings_of_the_layout_are_planned(config: Path) -> None:
-    layout = ("--tensor-parallel", "4", "--keep-products", "--context", "1024")
+    layout = ("--set", "tensor_parallel=4", "--set", "keep_products=true", "--context", "1024")
     outcome = swarm("trainer", "plan", "--model", config, *EIGHT_H100, *layout, "--json")
     parts = {part["name"]: part["bytes"] for part in json.loads(outcome.output)["parts"]}
     assert 18.4e9 < parts["weights, fp32"] < 19.2e9
-    assert "model of process rewards" not in parts
-    both = swarm(
-        "trainer", "plan", "--model", config, *EIGHT_H100, *layout, "--process-rewards", "--json"
-    )
-    both_parts = {each["name"]: each["bytes"] for each in json.loads(both.output)["parts"]}
-    assert both_parts["model of process rewards"] == parts["weights, fp32"]
     inputs_alone = 64 * 1024 * 5120 * 2
     assert parts["activations and logits"] > 4 * inputs_alone
-    refused = complaint("trainer", "plan", "--parameters", "1e9", *EIGHT_H100, *layout[:1], "16")
-    assert "tensor_parallel is 16, which does not divide the 8 ranks of a copy" in refused
-
-
-def test_a_number_of_parameters_gives_the_parts_that_need_no_more() -> None:
-    outcome = swarm("trainer", "plan", "--parameters", "32e9", "--gpus", "8", "--json")
-    parts = json.loads(outcome.output)["parts"]
-    found = {(part["name"], part["phase"]): part["bytes"] for part in parts}
-    assert found["weights, fp32", "always"] == 16_000_000_000
-    assert found["past policies and reference", "always"] == 7 * 8_000_000_000
-    assert not any(name.startswith("activations") for name, _ in found)
+    adapters = swarm("trainer", "plan", "--model", config, "--adapter-rank", "16", "--json")
+    assert "adapters, fp32" in {each["name"] for each in json.loads(adapters.output)["parts"]}
 
 
 def test_a_plan_reads_no_more_than_the_model_does(tmp_path: Path) -> None:
@@ -99,19 +92,13 @@ def test_a_plan_reads_no_more_than_the_model_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "give either --model FOLDER or --parameters NUMBER"),
-        (("--model", "m", "--parameters", "1"), "give either --model FOLDER or"),
+        ((), "give --model FOLDER, or --run FILE with --config FILE"),
         (("--model", "nowhere"), "model config nowhere/config.json cannot be read"),
-        (("--parameters", "0"), "--parameters is 0; it must be at least 1"),
-        (("--parameters", "nan"), "--parameters is nan; it must be at least 1"),
-        (("--parameters", "1", "--optimiser", "sgd"), "--optimiser is 'sgd'; it must be one of"),
-        (("--parameters", "1", "--past-policies", "gpu"), "one of memory, disk"),
-        (("--parameters", "1", "--device", "tpu"), "--device is 'tpu'; it must be one of cuda"),
-        (("--parameters", "1", "--dtype", "fp8"), "--dtype is 'fp8'; it must be one of auto"),
-        (("--parameters", "1", "--gpus", "8", "--replicas", "3"), "does not divide the 8 ranks"),
-        (("--parameters", "1", "--memory-gb", "inf"), "--memory-gb is inf; it must be at most"),
-        (("--parameters", "1", "--host-memory-gb", "1e300"), "it must be at most 1e+06"),
-        (("--parameters", "1", "--adapter-rank", "8"), "--adapter-rank needs --model"),
+        (("--model", "m", "--set", "optimiser"), "--set is 'optimiser'; write it as NAME=VALUE"),
+        (("--model", "m", "--set", "optimiser=sgd"), "optimiser is 'sgd'"),
+        (("--model", "m", "--device", "tpu"), "--device is 'tpu'; it must be one of cuda"),
+        (("--model", "m", "--memory-gb", "inf"), "--memory-gb is inf; it must be at most"),
+        (("--model", "m", "--host-memory-gb", "1e300"), "it must be at most 1e+06"),
         (("--model", __file__), "give a folder or its config.json"),
     ],
 )
@@ -138,4 +125,4 @@ def test_a_runs_plan_is_the_one_that_its_trainer_makes(tmp_path: Path) -> None:
     config.write_text(f'[trainer]\nmodel = "{tmp_path / "base"}"\ndevice = "cuda:9999"\n')
     assert "device 'cuda:9999' is not on this machine" in complaint(*plan)
     wrong = complaint("trainer", "plan", "--run", tmp_path / "run.toml")
-    assert wrong == "--run goes with --config, and without --model and --parameters"
+    assert wrong == "--run goes with --config, and without --model and --set"

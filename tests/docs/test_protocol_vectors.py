@@ -19,7 +19,6 @@ NESTED = (
     messages.Arrival,
     messages.CheckpointReference,
     manifest.EnvironmentReference,
-    manifest.Curriculum,
     manifest.Sampling,
     manifest.Schedule,
     manifest.Objective,

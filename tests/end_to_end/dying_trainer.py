@@ -17,9 +17,9 @@ from typing import Any
 import typer
 
 from peers.trainer.accepted import AcceptedSubmissions
+from peers.trainer.batches import Batches
 from peers.trainer.publishing import Publisher
 from peers.trainer.saving import SavedStates
-from peers.trainer.steps import Batches
 from peers.trainer.store import TrainerStore
 from swarm.commands.peer import peer
 from swarm.node.trusted import TrustedPart

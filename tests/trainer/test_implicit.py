@@ -20,7 +20,7 @@ from peers.learning.groups import Group, as_accepted
 from peers.learning.implicit import ProcessModel, completions_of, process_advantages
 from peers.learning.learner import Learner
 from peers.learning.objective import advantages
-from peers.learning.plan import plan, read_model
+from peers.learning.plan import Model, plan
 from peers.learning.ranks import Ranks
 from peers.learning.scoring import Part, ScoredBatch, assemble, score
 from peers.learning.settings import LearnerSettings
@@ -291,7 +291,7 @@ def test_a_trainer_with_a_second_model_holds_what_was_planned(base: Path) -> Non
     for step in range(4):
         teach(learner, random_groups(step, policy=max(0, step - 2)), step)
     work = dataclasses.replace(WORK, held=4, process=True)
-    found = plan(read_model(base), Sharding(), ON_CPU, work)
+    found = plan(Model(base), Sharding(), ON_CPU, work)
     policy = of_process(learner).policy
     state = policy.state()
     weights = sum(v.nbytes for n, v in state.items() if n.startswith("model."))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peers.trainer.orders import (
+from peers.trainer.forecast import (
     JUDGED_MAX,
     JUDGED_SECONDS,
     KEEP_RATE_MIN,

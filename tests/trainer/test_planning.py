@@ -37,11 +37,9 @@ def test_the_service_plans_before_it_loads(base: Path, tmp_path: Path) -> None:
 
 
 def test_a_machine_without_the_memory_is_a_sentence(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9999 kB\nMemAvailable:   4000 kB\n")
-    monkeypatch.setattr(planning, "MEMORY_INFORMATION", tmp_path / "meminfo")
-    monkeypatch.setattr(planning, "CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(planning, "free_memory_bytes", lambda: 4_096_000)
     found = trio.run(TrainerService().plan, PlanTraining(start=start(base)))
     assert found.problem.startswith("the trainer needs ")
     assert "more than its 504 MB" in found.problem  # 0.5 GB of which this process has already
@@ -51,8 +49,6 @@ def test_passes_are_as_large_as_the_memory_allows(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of half a million tokens, on a machine for passes of some thousands."""
-    monkeypatch.setattr(planning, "MEMORY_INFORMATION", tmp_path / "meminfo")
-    monkeypatch.setattr(planning, "CONTROL_GROUP", tmp_path)
     config = json.loads((base / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 512}))
     job = start(tmp_path)
@@ -64,7 +60,7 @@ def test_passes_are_as_large_as_the_memory_allows(
     wanted = PlanTraining(start=msgspec.structs.replace(job, terms=terms))
     found = {}
     for free_mb in (100_000, 250, 100, 4):
-        (tmp_path / "meminfo").write_text(f"MemAvailable: {free_mb * 1000} kB\n")
+        monkeypatch.setattr(planning, "free_memory_bytes", lambda: free_mb * 1_024_000)  # noqa: B023
         found[free_mb] = trio.run(TrainerService().plan, wanted)
     assert found[100_000].tokens == packing.PASS_TOKENS_MAX
     assert packing.PASS_TOKENS_MAX > found[250].tokens > found[100].tokens >= 512
@@ -79,27 +75,6 @@ def test_a_planned_pass_is_the_trainers(base: Path) -> None:
     assert service._held().settings.sharding.pass_tokens == planned.tokens
     trio.run(service.start, start(base, sharding=Sharding(pass_tokens=24)))
     assert service._held().settings.sharding.pass_tokens == 24
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, 0),
-        ({"meminfo": "MemTotal: 5 kB\n"}, 0),
-        ({"meminfo": "MemAvailable: 5 kB\n"}, 5120),
-        ({"meminfo": "MemAvailable: 5 kB\n", "memory.max": "max", "memory.current": "1"}, 5120),
-        ({"meminfo": "MemAvailable: 5 kB\n", "memory.max": "900", "memory.current": "100"}, 800),
-        ({"meminfo": "MemAvailable: 5 kB\n", "memory.max": "9", "memory.current": "100"}, 0),
-    ],
-)
-def test_available_memory_is_the_least_of_system_and_control_group(
-    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(planning, "MEMORY_INFORMATION", tmp_path / "meminfo")
-    monkeypatch.setattr(planning, "CONTROL_GROUP", tmp_path)
-    assert planning.available_bytes() == expected
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_a_published_policy_without_its_state_is_where_learning_goes_on(
     """With another optimiser, but the same weights and numbers; policies before it are not held."""
     learn(tmp_path, base, 3, every=10)
     learner = Learner(base, CHOSEN)
-    learner.begin_with(tmp_path / "policies" / "3", 3)
+    learner.begin_with(tmp_path / "policies" / "3", 3, lineage=1)
     assert learner.matches(tmp_path / "policies" / "3") and not learner.matches(base)
     assert (learner.step, learner.policies) == (3, [3])
     learner.save(tmp_path / "state")

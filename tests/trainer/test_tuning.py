@@ -286,7 +286,7 @@ def test_the_gradient_of_a_preference_is_that_of_its_formula(base: Path, tmp_pat
         base, data, loss="preferences", validation_share=0.0, batch=3, beta=0.7, answer_weight=0.3
     )
     with torch.no_grad():  # away from the reference
-        for parameter in service._model.parameters():
+        for parameter in service._policy.model.parameters():
             parameter.mul_(1.05)
     batch = batch_of(service._examples)
     scores = service._score(service._examples).requires_grad_()

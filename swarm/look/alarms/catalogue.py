@@ -120,13 +120,6 @@ CATALOGUE: dict[str, Kind] = {
         within_seconds=5 * MINUTE,
         quiet_seconds=3 * MINUTE,
     ),
-    "bundle_old": Kind(
-        "warn",
-        "a standby's newest bundle is older than `bundle_seconds`, and the run has gone on since",
-        "see why in the standby's log and the trainer's; a takeover now loses the steps since",
-        quiet_seconds=2 * MINUTE,
-        over=("standby.unpacked",),
-    ),
     "key_abused": Kind(
         "page",
         "a trusted peer signs more messages than any honest peer",

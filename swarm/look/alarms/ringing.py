@@ -66,11 +66,6 @@ class FromEvents:
                 self._sign("device_idle", event)
             else:
                 self._board.well("device_idle")
-        elif event.name == "standby.standing_by":
-            if fields["steps_behind"] and fields["age_seconds"] >= self._settings.bundle_seconds:
-                self._sign("bundle_old", event)
-            else:
-                self._board.well("bundle_old")
         elif event.name in self._judged:
             self._judge(event.name, refused=fields.get("outcome") == "refused")
         elif event.name in ("trainer.step_opened", "trainer.step_trained", "trainer.resumed"):

@@ -114,16 +114,16 @@ def check_out(out: Path) -> None:
                     f"--out {out} is the current folder or a mount point; choose a folder in it"
                 )
     except OSError as error:
-        raise UserError(_not_written(out, "--out", error)) from error
+        raise UserError(_not_written(out, error)) from error
 
 
-def _not_written(out: Path, option: str, error: OSError) -> str:
-    return f"{option} {out} cannot be written ({error.strerror}); choose another folder"
+def _not_written(out: Path, error: OSError) -> str:
+    return f"--out {out} cannot be written ({error.strerror}); choose another folder"
 
 
 @contextmanager
-def writing(out: Path, option: str = "--out") -> Iterator[LocalDisk]:
-    """The disk for a fetch into `out`; its errors become `UserError`, which names `option`."""
+def writing(out: Path) -> Iterator[LocalDisk]:
+    """The disk for a fetch into `out`; its errors become `UserError`."""
     partial = partial_of(out)
     try:
         yield LocalDisk(partial)
@@ -132,9 +132,9 @@ def writing(out: Path, option: str = "--out") -> Iterator[LocalDisk]:
         for leaf in leaves:
             if isinstance(leaf, DiskFullError):
                 # The message names a peer's --home; here the folder may be another option's.
-                raise DiskFullError(str(leaf).replace("--home", option)) from error
+                raise DiskFullError(str(leaf).replace("--home", "--out")) from error
         if isinstance(leaves[0], OSError):
-            raise UserError(_not_written(out, option, leaves[0])) from error
+            raise UserError(_not_written(out, leaves[0])) from error
         raise
     finally:
         with suppress(OSError):
