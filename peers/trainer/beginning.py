@@ -20,7 +20,7 @@ from peers.trainer.training import Training
 from swarm.errors import SwarmError, UserError
 from swarm.jobs.memory import MemoryPlan, fullest, shown
 from swarm.node.run_node import RunNode
-from swarm.shardcast.held import Held
+from swarm.shardcast.held import Held, is_right
 from swarm.wire.manifest import RunManifest
 from swarm.wire.messages import Checkpoint, CheckpointReference, StepOrder
 
@@ -158,7 +158,8 @@ class Place:
         """The newest policy of the run that is on this disk, or that peers still announce, and the
         newest lineage.
 
-        One on this disk counts if a trainer has announced or logged it. Raises `UserError`.
+        One on this disk counts if a trainer has announced or logged it, and every byte is checked.
+        Raises `UserError`.
         """
         peer = self.peer
         peer.status.doing = "fetching the newest policy"
@@ -179,14 +180,25 @@ class Place:
             heard = peer.announced.reference_of(lineage, step)
             return held.digest in (logged.get((lineage, step)), heard.digest if heard else None)
 
-        found = [each for each in peer.store.all() if each.complete and is_published(each)]
-        if not found:
-            raise UserError(
-                f"no peer of run {peer.run.id} announces a policy any more, or has all of it; copy "
-                "the newest folder in checkpoints of any peer's home into checkpoints of this "
-                "home, and start this trainer again"
-            )
-        return max(found, key=lambda held: held.key), self._newest_lineage(logged)
+        known = [each for each in peer.store.all() if each.complete and is_published(each)]
+        for held in sorted(known, key=lambda each: each.key, reverse=True):
+            if await self._is_sound(held):
+                return held, self._newest_lineage(logged)
+        raise UserError(
+            f"no peer of run {peer.run.id} announces a policy any more, or has all of it, and none "
+            "that is here is sound; copy the newest folder in checkpoints of any peer's home into "
+            "checkpoints of this home, and start this trainer again"
+        )
+
+    async def _is_sound(self, held: Held) -> bool:
+        """Whether a policy's folder has just what its manifest says: a person may have copied it
+        from a peer that nobody trusts."""
+        disk = self.peer.node.disk
+        listed = {file.name.partition("/")[0] for file in held.manifest.files}
+        found = {name for name in disk.list(held.folder) if not name.startswith(".")}
+        return found <= listed and all(
+            [await is_right(disk, held, index) for index in range(len(held.pieces))]
+        )
 
     async def is_outrun(self, own: int) -> bool:
         """Whether another trainer has led the run to a later lineage than `own`, while it had this

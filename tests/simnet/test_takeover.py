@@ -379,6 +379,13 @@ def test_where_every_state_is_lost_the_newest_policy_is_enough(who: str) -> None
                         sink = new.disk.sink(name, 0, size)
                         await disk.copy(name, 0, size, sink)
                         await sink.commit(sink.finish())
+                if who == "late standby":  # nobody has signed a file beside them
+                    extra = f"checkpoints/0-{step}/adapter_model.safetensors"
+                    await new.disk.write(extra, b"")
+                    await new.start_again()
+                    await trio.sleep(60)
+                    assert not new.alive and "none that is here is sound" in str(new.ended)
+                    await new.disk.remove(extra)
                 await new.start(resume=True)
             if who == "standby":
                 scene.takeover("standby", "trainer")
