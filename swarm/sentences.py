@@ -251,9 +251,6 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str | None]] = {
         f"policy {f['step']} could not be fetched yet: {f['reason']}"
     ),
     "inference.ready": lambda f: "\n  ".join(["ready to generate:", *f["lines"]]),
-    "inference.endpoint": lambda f: (
-        f"agents may ask at http://{f['listen']}/v1 once a policy is loaded"
-    ),
     "inference.policy_loaded": lambda f: f"generating with policy {f['policy']}",
     "inference.submission_made": lambda f: (
         f"submission {f['number']} of step {f['step']}: generated {f['tokens']} tokens "

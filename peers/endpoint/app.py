@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from peers.endpoint.errors import ApiError, deadline_error
 from peers.endpoint.gate import Gate, Keys, error_response
 from peers.endpoint.generating import Begun, Generator
-from peers.endpoint.jobs import Job, chat_job, completion_job, generate_job
+from peers.endpoint.jobs import Job, chat_job, completion_job
 from peers.endpoint.policy import Policy
 from peers.endpoint.recording import Sessions
 from peers.endpoint.replies import LAST_EVENT, Delta, Reply, as_event, encode
@@ -29,7 +29,6 @@ from peers.endpoint.requests import (
     NAME_MAX,
     ChatRequest,
     CompletionRequest,
-    GenerateRequest,
     RewardRequest,
     parse,
 )
@@ -44,8 +43,6 @@ BODY_SECONDS = 30.0
 
 GONE = 499
 """Status for a client that has left; nobody sees it."""
-
-R = TypeVar("R", CompletionRequest, ChatRequest, GenerateRequest, RewardRequest)
 
 
 @dataclass(frozen=True)
@@ -78,12 +75,10 @@ class Endpoint:
         post = ["POST"]
         completion = self._generate(CompletionRequest, completion_job)
         chat = self._generate(ChatRequest, chat_job)
-        generate = self._generate(GenerateRequest, generate_job)
         return Starlette(
             routes=[
                 Route("/v1/completions", completion, methods=post),
                 Route("/v1/chat/completions", chat, methods=post),
-                Route("/inference/v1/generate", generate, methods=post),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/v1/rollouts/{session:path}/reward", self._reward, methods=post),

@@ -9,13 +9,11 @@ from secrets import token_hex
 
 from peers.endpoint.errors import ApiError
 from peers.endpoint.policy import Policy
-from peers.endpoint.replies import ChatForm, CompletionForm, Form, GenerateForm
+from peers.endpoint.replies import ChatForm, CompletionForm, Form
 from peers.endpoint.requests import (
     PROMPTS_MAX,
     ChatRequest,
     CompletionRequest,
-    GenerateRequest,
-    SamplingParams,
     check_log_probabilities,
 )
 from peers.endpoint.sessions import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -82,14 +80,13 @@ def completion_job(asked: CompletionRequest, session: str | None, policy: Policy
     """The job of `/v1/completions`; raises `ApiError`."""
     return _job(
         asked,
-        asked,
         policy,
         form=CompletionForm(),
         id=_id("cmpl"),
         prompts=_prompts(asked.prompt, policy),
-        session=session or asked.user,
+        session=session,
         limit=asked.max_tokens or COMPLETION_TOKENS,
-        wants_log_probabilities=check_log_probabilities(asked.logprobs, "logprobs"),
+        wants_log_probabilities=check_log_probabilities(asked.logprobs),
     )
 
 
@@ -98,40 +95,19 @@ def chat_job(asked: ChatRequest, session: str | None, policy: Policy) -> Job:
     prompt = _messages(asked, policy)
     return _job(
         asked,
-        asked,
         policy,
         form=ChatForm(),
         id=_id("chatcmpl"),
         prompts=[prompt],
         calls=prompt.form,
-        session=session or asked.user,
+        session=session,
         limit=asked.max_completion_tokens or asked.max_tokens,
         wants_log_probabilities=bool(asked.logprobs),
     )
 
 
-def generate_job(asked: GenerateRequest, session: str | None, policy: Policy) -> Job:
-    """The job of `/inference/v1/generate`; raises `ApiError`."""
-    params = asked.sampling_params
-    return _job(
-        asked,
-        params,
-        policy,
-        form=GenerateForm(),
-        id=asked.request_id or _id("generate"),
-        prompts=[TokenPrompt(asked.token_ids)],
-        session=session or asked.user,
-        limit=params.max_tokens or COMPLETION_TOKENS,
-        wants_log_probabilities=check_log_probabilities(
-            params.logprobs, "sampling_params.logprobs"
-        ),
-        stop_ids=params.stop_token_ids or (),
-    )
-
-
 def _job(
-    asked: CompletionRequest | ChatRequest | GenerateRequest,
-    params: CompletionRequest | ChatRequest | SamplingParams,
+    asked: CompletionRequest | ChatRequest,
     policy: Policy,
     *,
     form: Form,
@@ -140,7 +116,6 @@ def _job(
     session: str | None,
     limit: int | None,
     wants_log_probabilities: bool,
-    stop_ids: Sequence[int] = (),
     calls: CallForm | None = None,
 ) -> Job:
     if asked.model is not None and asked.model != policy.name:
@@ -156,13 +131,13 @@ def _job(
         id=id,
         created=int(time.time()),
         prompts=prompts,
-        n=params.n or 1,
-        session=session,
+        n=asked.n or 1,
+        session=session or asked.user,
         limit=limit,
-        temperature=1.0 if params.temperature is None else params.temperature,
-        key=None if params.seed is None else key_of_seed(params.seed),
-        stops=params.stops,
-        stop_ids=tuple(dict.fromkeys([*policy.stop_ids, *stop_ids])),
+        temperature=1.0 if asked.temperature is None else asked.temperature,
+        key=None if asked.seed is None else key_of_seed(asked.seed),
+        stops=asked.stops,
+        stop_ids=policy.stop_ids,
         wants_log_probabilities=wants_log_probabilities,
         calls=calls,
         stream=bool(asked.stream),

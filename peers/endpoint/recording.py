@@ -198,7 +198,7 @@ def _write_file(path: Path, header: Header, episodes: Sequence[tuple[Episode, Ro
     write(path, Rollouts.from_rows(rows), header)
 
 
-def check_folder(folder: Path, name: str = "--record") -> None:
+def check_folder(folder: Path) -> None:
     """Raise `UserError` unless recordings can be written to a folder; make it if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -206,4 +206,4 @@ def check_folder(folder: Path, name: str = "--record") -> None:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise UserError(f"{name} {folder} cannot be written ({error.strerror})") from error
+        raise UserError(f"--record {folder} cannot be written ({error.strerror})") from error

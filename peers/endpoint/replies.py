@@ -1,4 +1,4 @@
-"""Replies in the forms of OpenAI and vLLM: whole ones, and the events of a stream."""
+"""Replies in the forms of OpenAI: whole ones, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Reply:
 
 
 class Form(Protocol):
-    """One of the three forms."""
+    """One of the two forms."""
 
     def whole(self, reply: Reply, choices: Sequence[Delta]) -> dict[str, Any]: ...
 
@@ -151,38 +151,6 @@ class ChatForm:
             "index": delta.index,
             "logprobs": log_probabilities,
             "finish_reason": "tool_calls" if delta.calls else delta.finish,
-        }
-
-
-class GenerateForm:
-    """`/inference/v1/generate`, as vLLM has it: tokens are named `token_id:N`."""
-
-    def whole(self, reply: Reply, choices: Sequence[Delta]) -> dict[str, Any]:
-        return {
-            "request_id": reply.id,
-            "choices": [self._choice(reply, choice) for choice in choices],
-            "usage": reply.usage(_tokens(choices)),
-        }
-
-    def opening(self, reply: Reply, index: int) -> None:
-        return None
-
-    def event(self, reply: Reply, delta: Delta) -> dict[str, Any]:
-        return {"request_id": reply.id, "choices": [self._choice(reply, delta)]}
-
-    def closing(self, reply: Reply, completion_tokens: int) -> dict[str, Any]:
-        return {"request_id": reply.id, "choices": [], "usage": reply.usage(completion_tokens)}
-
-    def _choice(self, reply: Reply, delta: Delta) -> dict[str, Any]:
-        log_probabilities = None
-        if reply.wants_log_probabilities:
-            names = [f"token_id:{token}" for token in delta.tokens]
-            log_probabilities = {"content": _content(names, delta)}
-        return {
-            "index": delta.index,
-            "logprobs": log_probabilities,
-            "finish_reason": delta.finish,
-            "token_ids": list(delta.tokens),
         }
 
 

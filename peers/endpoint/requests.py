@@ -42,27 +42,22 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
 
 
-class _Sampled(msgspec.Struct, kw_only=True):
-    """Fields that all ways of asking share."""
+class _Streamed(msgspec.Struct, kw_only=True):
+    """Fields that OpenAI's two ways of asking share."""
 
+    model: ModelName | None = None
     n: Choices | None = None
     temperature: Temperature | None = None
     seed: SeedNumber | None = None
     stop: Stops = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: SessionName | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
         found = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(stop for stop in found if stop)
-
-
-class _Streamed(_Sampled, kw_only=True):
-    """Fields that OpenAI's two ways of asking share."""
-
-    model: ModelName | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: SessionName | None = None
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -118,26 +113,6 @@ class ChatRequest(_Streamed, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: Any = None
-
-
-class SamplingParams(_Sampled, kw_only=True, forbid_unknown_fields=True):
-    """`sampling_params` of `POST /inference/v1/generate`."""
-
-    max_tokens: Limit | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
-    logprobs: Annotated[int, Meta(ge=0)] | None = None
-
-
-class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /inference/v1/generate`: token ids in, token ids out."""
-
-    token_ids: TokenIds
-    sampling_params: SamplingParams
-    model: ModelName | None = None
-    request_id: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: SessionName | None = None
 
 
 class RewardRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -203,7 +178,7 @@ WHY = {
     "response_format": "only text is supported; leave it out",
 }
 
-T = TypeVar("T", CompletionRequest, ChatRequest, GenerateRequest, RewardRequest)
+T = TypeVar("T", CompletionRequest, ChatRequest, RewardRequest)
 
 
 def parse(raw: bytes, kind: type[T]) -> T:
@@ -216,9 +191,6 @@ def parse(raw: bytes, kind: type[T]) -> T:
         raise ApiError(400, "the body must be a JSON object")
     if kind is not RewardRequest:
         found = supported(found, kind)
-        params = found.get("sampling_params")
-        if kind is GenerateRequest and isinstance(params, dict):
-            found["sampling_params"] = supported(params, SamplingParams)
         messages = found.get("messages")
         if kind is ChatRequest and isinstance(messages, list):
             found["messages"] = [
@@ -261,13 +233,13 @@ def supported(fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str
     return kept
 
 
-def check_log_probabilities(asked: int | None, param: str) -> bool:
+def check_log_probabilities(asked: int | None) -> bool:
     """Whether log-probabilities are wanted; raises `ApiError` if those of other tokens are."""
     if asked is not None and asked > 1:
         raise ApiError(
             400,
-            f"{param} is {asked}: only the sampled token's log-probability is known; set it to 1",
-            param=param,
+            f"logprobs is {asked}: only the sampled token's log-probability is known; set it to 1",
+            param="logprobs",
             code="unsupported_parameter",
         )
     return asked is not None

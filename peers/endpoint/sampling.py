@@ -7,15 +7,16 @@ the cache of the one before. Noise depends on a token's position only, so the to
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import count
+from time import perf_counter
 
 import trio
 
-from peers.engines.engine import Capabilities, Engine, Piece, Request
+from peers.engines.engine import Engine, Piece, Request
 from peers.engines.episodes import SpanStates, add_states
-from peers.engines.guests import Guests
 from peers.environments.renderer import Renderer
 from swarm.errors import SwarmError
 from swarm.rollouts.rollout import Finish, Span
@@ -32,45 +33,23 @@ class _Waiting:
     found: Piece | ValueError | None = None
 
 
-class Stepper(Protocol):
-    """The engine, and the thread in which it is stepped."""
-
-    @property
-    def capabilities(self) -> Capabilities: ...
-
-    async def advance(self, guests: Guests) -> None:
-        """Step the engine for a while, unless the requests need it no more."""
-        ...
-
-
-class OwnEngine:
-    """An engine that has no other requests."""
+class Driver:
+    """An engine that has no other requests, and the loop that steps it while it has some."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.engine.capabilities
-
-    async def advance(self, guests: Guests) -> None:
-        await trio.to_thread.run_sync(guests.advance, self.engine, HOP_SECONDS)
-
-
-class Driver:
-    """Steps the engine while it has requests."""
-
-    def __init__(self, stepper: Stepper, guests: Guests | None = None) -> None:
-        """`guests`: the requests of an engine that others step, too."""
-        self.stepper = stepper
-        self.capabilities = stepper.capabilities
-        self._guests = guests or Guests()
+        self.capabilities = engine.capabilities
+        self._ids = count()
+        self._inbox: deque[Request | int] = deque()
+        """Requests to submit, and ids to cancel, in order."""
+        self._submitted: set[int] = set()
+        """Requests that the engine holds."""
         self._waiting: dict[int, _Waiting] = {}
         self._work = trio.Event()
 
     def next_id(self) -> int:
         """An id that no request has yet."""
-        return self._guests.next_id()
+        return next(self._ids)
 
     async def piece(self, request: Request) -> Piece:
         """Generate one request. Raises `ValueError` as `Engine.submit`; cancelling drops it."""
@@ -98,32 +77,48 @@ class Driver:
 
     async def run(self) -> None:
         """Step the engine whenever there is work; raises `SwarmError` when the engine fails."""
-        token = trio.lowlevel.current_trio_token()
-        self._guests.news = lambda: token.run_sync_soon(self._hand_out, idempotent=True)
         while True:
             await self._work.wait()
             try:
-                await self.stepper.advance(self._guests)
+                found = await trio.to_thread.run_sync(self._advance)
             except Exception as error:  # an engine may fail in any way, and its state is unknown
                 raise SwarmError(
                     f"the engine failed ({type(error).__name__}: {error}); start the endpoint again"
                 ) from error
-            self._hand_out()
-            if not self._guests.wait:
+            for id, each in found:
+                waiting = self._waiting.pop(id, None)
+                if waiting is None:
+                    self._put(id)  # cancelled meanwhile: its cache is not wanted
+                else:
+                    waiting.found = each
+                    waiting.done.set()
+            if not self._inbox and not self._submitted:
                 self._work = trio.Event()
 
-    def _hand_out(self) -> None:
-        """Wake the tasks whose pieces are finished."""
-        for id, found in self._guests.taken():
-            waiting = self._waiting.pop(id, None)
-            if waiting is None:
-                self._put(id)  # cancelled meanwhile: its cache is not wanted
-            else:
-                waiting.found = found
-                waiting.done.set()
+    def _advance(self) -> list[tuple[int, Piece | ValueError]]:
+        """Step until a request is finished or refused, none is left, or `HOP_SECONDS` are over."""
+        until = perf_counter() + HOP_SECONDS
+        found: list[tuple[int, Piece | ValueError]] = []
+        while True:
+            while self._inbox:
+                item = self._inbox.popleft()
+                if isinstance(item, int):
+                    self.engine.cancel(item)
+                    self._submitted.discard(item)
+                    continue
+                try:
+                    self.engine.submit(item)
+                    self._submitted.add(item.id)
+                except ValueError as error:
+                    found.append((item.id, error))
+            if found or not self._submitted or perf_counter() > until:
+                return found
+            for piece in self.engine.step():
+                self._submitted.discard(piece.id)
+                found.append((piece.id, piece))
 
     def _put(self, item: Request | int) -> None:
-        self._guests.put(item)
+        self._inbox.append(item)
         self._work.set()
 
 
@@ -165,9 +160,9 @@ class Text:
             self._seen = len(tokens)
             return None
         self.whole = self.certain = self.whole[:found]
-        for count in range(self._seen + 1, len(tokens)):
-            if self._first_stop(self._decode(tokens[:count])) is not None:
-                return count
+        for length in range(self._seen + 1, len(tokens)):
+            if self._first_stop(self._decode(tokens[:length])) is not None:
+                return length
         return len(tokens)
 
     def _decode(self, tokens: Sequence[int]) -> str:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from peers.engines.engine import Engine, Piece, Request
-from peers.engines.guests import Guests
 from peers.environments import Environment, Renderer, Task, episodes_of
 from peers.environments.episodes import EpisodeLimits, Replies
 from peers.environments.interface import Prompt
@@ -236,15 +235,14 @@ class _Prompts:
 
 
 class Player:
-    """Plays sets of episodes on an engine, with no other requests than those of `guests`.
+    """Plays sets of episodes on an engine that has no other requests.
 
     Up to `sets_at_once` sets share the batch: episodes of the next set begin as those of the sets
     before it end. As many are played at once as the largest set has.
     """
 
-    def __init__(self, engine: Engine, sets_at_once: int = 1, guests: Guests | None = None) -> None:
+    def __init__(self, engine: Engine, sets_at_once: int = 1) -> None:
         self._engine = engine
-        self._guests = guests or Guests()
         self._sets_at_once = sets_at_once
         self._ids = count()
         self._sets: list[Playing] = []
@@ -255,8 +253,7 @@ class Player:
         self.environments_turn = Lock()
         """Held while an environment's code runs: it need not be safe in two threads at once."""
         self._news = Event()
-        """Set when an environment peer's turn or a guest has come."""
-        self._guests.wake = self._news.set
+        """Set when an environment peer's turn has come."""
 
     @property
     def is_idle(self) -> bool:
@@ -276,13 +273,11 @@ class Player:
         self.drop_failed()
         self._take_answers()
         self._begin()
-        self._guests.submit(self._engine)
-        is_busy = bool(self._going) or self._guests.are_live
-        if not is_busy and any(playing.asked for playing in self._sets):
+        if not self._going and any(playing.asked for playing in self._sets):
             self._news.wait(WAIT_SECONDS)
         counts = Counter(playing for playing, _ in self._going.values())
         started = perf_counter()
-        pieces = self._engine.step() if is_busy else []
+        pieces = self._engine.step() if self._going else []
         seconds = perf_counter() - started
         self.seconds += seconds
         for playing, episodes in counts.items():
@@ -292,10 +287,6 @@ class Player:
                 playing.reporter.report(cancellable=False)
         for piece in pieces:
             self._take(piece)
-
-    def serve_guests(self, seconds: float) -> None:
-        """Step for the guests alone, between two sets, or while a set waits for its caller."""
-        self._guests.advance(self._engine, seconds, self._take)
 
     def answer(self, playing: Playing, row: int, tokens: Sequence[int]) -> None:
         """Give the turn that was asked for, none at the end of the episode. Any thread may call."""
@@ -350,8 +341,8 @@ class Player:
         self._going[id] = (playing, row)
 
     def _take(self, piece: Piece) -> None:
-        if self._guests.take(piece) or piece.id not in self._going:
-            return  # a guest's, or its set was given up in this step
+        if piece.id not in self._going:
+            return  # its set was given up in this step
         playing, row = self._going.pop(piece.id)
         row.add(piece)
         self._try(playing, partial(self._go_on, playing, row))

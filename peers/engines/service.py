@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import safetensors.torch
 import torch
@@ -34,7 +33,6 @@ from swarm.errors import UserError
 from swarm.jobs import Load, SubmissionOrder
 from swarm.jobs.inference import (
     AskedTurn,
-    EndpointSetup,
     Generate,
     Generated,
     GiveTurn,
@@ -52,9 +50,6 @@ from swarm.rollouts.submission_file import Header, write
 from swarm.wire.messages import CheckpointReference
 from swarm.world.progress import checkpoint
 from swarm.world.tasks import JobThread, in_job_thread, open_guarded
-
-if TYPE_CHECKING:
-    from peers.endpoint.server import WorkerEndpoint
 
 
 @dataclass(frozen=True)
@@ -130,20 +125,7 @@ class EngineService:
         self._renderer: Renderer | None = None
         self._asked = AskedQueue()
         self._environments = Environments(setup.environments, setup.allowed)
-        self._endpoint = _endpoint(setup.endpoint) if setup.endpoint is not None else None
-        self._loaded = trio.Event()
-        """Set once the first policy is loaded, for the endpoint."""
         _warm_up()
-
-    async def run(self) -> None:
-        """Serve agents, if that is wanted; the child runs this beside the calls."""
-        if self._endpoint is None:
-            return
-        await self._loaded.wait()
-        assert self._player is not None and self._engine is not None
-        await self._endpoint.run(
-            self._folder, self._player, self._engine.capabilities, self._thread.run
-        )
 
     @in_job_thread
     def survey(self) -> Surveyed:
@@ -157,8 +139,6 @@ class EngineService:
                 if not self._player.is_idle:
                     raise ValueError(f"submissions of {self._policy} are being generated")
             self._load(job)
-        if self._endpoint is not None:
-            trio.from_thread.run_sync(self._loaded.set)
         assert self._engine is not None and self._need is not None
         known, need = self._engine.capabilities, self._need
         slots = known.slots or 0
@@ -197,11 +177,8 @@ class EngineService:
             self._check_memory(folder)
             self._engine = make_engine(self._setup.engine, folder, self._setup.hardware, policy)
             device = find_device(self._setup.hardware.device)
-            guests = None if self._endpoint is None else self._endpoint.guests
-            self._player = Player(self._engine, sharing(self._setup, device), guests)
+            self._player = Player(self._engine, sharing(self._setup, device))
         else:
-            if self._endpoint is not None:
-                self._endpoint.guests.withdraw(self._engine)
             self._engine.load_weights(folder, policy)
 
     def _check_memory(self, folder: Path) -> None:
@@ -435,18 +412,6 @@ class EngineService:
 
 
 _SERVICE: type[InferenceService] = EngineService
-
-
-def _endpoint(setup: EndpointSetup) -> WorkerEndpoint:
-    """Raises `UserError`. Imported only where it is wanted: few peers have its libraries."""
-    try:
-        from peers.endpoint.server import WorkerEndpoint
-    except ImportError as error:
-        raise UserError(
-            f"[inference] endpoint is {setup.listen!r}, but {error.name} is not installed; type: "
-            "pip install 'swarm-rl[endpoint]', or remove the setting"
-        ) from error
-    return WorkerEndpoint(setup)
 
 
 def sharing(setup: InferenceSetup, device: torch.device) -> int:

@@ -32,7 +32,6 @@ from swarm.errors import PeerError, UserError
 from swarm.gossip.topics import RUN
 from swarm.jobs import Load, SubmissionOrder, may_begin_with
 from swarm.jobs.inference import (
-    EndpointSetup,
     Generate,
     Generated,
     InferenceService,
@@ -111,7 +110,6 @@ class InferenceRole:
             environments=self._run.manifest.environments,
             tokens_max=self._run.manifest.sampling.max_new_tokens,
             submissions_at_once=self._settings.submissions_at_once,
-            endpoint=self._endpoint(),
         )
         async with (
             trio.open_nursery() as nursery,
@@ -133,29 +131,12 @@ class InferenceRole:
                 ) as child:
                     engine = client(InferenceService, child)
                     self._surveyed = await engine.survey()
-                    if setup.endpoint is not None:
-                        self._events.emit("inference.endpoint", listen=setup.endpoint.listen)
                     self._equipped.set()
                     await self._work(engine)
 
             await self._restarts.run(live)
             await self._proofs.finish()
             nursery.cancel_scope.cancel()
-
-    def _endpoint(self) -> EndpointSetup | None:
-        """The endpoint that the settings ask for."""
-        settings, manifest = self._settings, self._run.manifest
-        if not settings.endpoint:
-            return None
-        return EndpointSetup(
-            listen=settings.endpoint,
-            key_file=settings.endpoint_key_file,
-            reward_key_file=settings.endpoint_reward_key_file,
-            record=settings.endpoint_record,
-            requests_max=settings.endpoint_requests,
-            name=manifest.name,
-            stop_ids=list(manifest.sampling.stop_ids),
-        )
 
     async def _work(self, engine: InferenceService) -> None:
         """Use the child until the run is over; raises the first error of any task."""

@@ -59,18 +59,6 @@ class InferenceSettings(ComputeSettings):
     slower by two thin products per matrix, but exact in 16 bits, and a new policy is read in an
     instant. auto: part of them in fp32, beside them in bf16. `devices` and `stages` merge."""
 
-    endpoint: str = ""
-    """host:port of an endpoint for agents on the running engine, such as `127.0.0.1:8000`. Empty:
-    none."""
-    endpoint_key_file: str = ""
-    """File with the keys that agents send, one a line. Needed unless `endpoint` is this machine."""
-    endpoint_reward_key_file: str = ""
-    """File with the keys that alone read sessions and post rewards. Empty: the agents' keys may."""
-    endpoint_record: str = ""
-    """Folder in which the agents' sessions are recorded. Empty: they are not."""
-    endpoint_requests: int = pydantic.Field(default=16, ge=1)
-    """Requests of agents at once; they share the engine with the submissions."""
-
     @property
     def hardware(self) -> Hardware:
         names = Hardware.__struct_fields__

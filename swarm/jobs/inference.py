@@ -12,21 +12,6 @@ from swarm.wire.messages import CheckpointReference, Digest
 from swarm.world import Job, Setup
 
 
-class EndpointSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint for agents on the running engine."""
-
-    listen: str
-    """host:port"""
-    key_file: str = ""
-    reward_key_file: str = ""
-    record: str = ""
-    """Folder of the recorded sessions; empty: nothing is recorded."""
-    requests_max: int = 16
-    name: str
-    """The model's name for clients."""
-    stop_ids: list[int]
-
-
 class InferenceSetup(Setup, frozen=True, kw_only=True):
     engine: str = "native"
     hardware: Hardware = Hardware()
@@ -40,7 +25,6 @@ class InferenceSetup(Setup, frozen=True, kw_only=True):
     """Most tokens of a completion (`Sampling.max_new_tokens`), for the memory that one needs."""
     submissions_at_once: int = 0
     """Submissions whose completions share the batch; 0: the service decides."""
-    endpoint: EndpointSetup | None = None
 
 
 class Surveyed(msgspec.Struct, frozen=True, kw_only=True):

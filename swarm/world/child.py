@@ -122,8 +122,6 @@ async def _serve(connection: socket.socket) -> None:
             return
         await owner.send(Answer(0, raw({})))
         async with trio.open_nursery() as nursery:
-            if hasattr(service, "run"):
-                nursery.start_soon(service.run)
             calls = _Calls(service, owner, nursery)
             while True:
                 calls.take(decode_request(await frames.next()))

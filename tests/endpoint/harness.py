@@ -14,7 +14,6 @@ import trio
 
 from peers.endpoint.app import Endpoint, EndpointLimits
 from peers.endpoint.gate import Keys
-from peers.endpoint.sampling import OwnEngine
 from peers.endpoint.server import Options, make_endpoint, run_endpoint
 from swarm.transport.http.local_server import open_listener
 
@@ -25,12 +24,6 @@ class Client:
 
     http: httpx.AsyncClient
     endpoint: Endpoint
-
-    @property
-    def stepper(self) -> OwnEngine:
-        stepper = self.endpoint.generator.driver.stepper
-        assert isinstance(stepper, OwnEngine)
-        return stepper
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         names = {name.replace("_", "-"): value for name, value in headers.items()}

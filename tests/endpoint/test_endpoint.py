@@ -1,4 +1,4 @@
-"""The endpoint over real HTTP: the three forms, streams, sessions, records and refusals."""
+"""The endpoint over real HTTP: the two forms, streams, sessions, records and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from peers.endpoint.gate import Keys
 from peers.endpoint.requests import (
     ChatRequest,
     CompletionRequest,
-    GenerateRequest,
     RewardRequest,
     parse,
 )
@@ -44,15 +43,13 @@ from swarm.transport.http import connections
 from swarm.transport.http.local_server import open_listener
 from tests.endpoint.harness import Client, serving
 
-GENERATE = "/inference/v1/generate"
-
 
 def json_of_fields() -> st.SearchStrategy[bytes]:
     """Requests whose fields have values of any kind."""
     leaf = st.sampled_from([None, True, -1, 1 << 70, 0.5, "a", [], {}, [[1]], {"role": 1}])
     value = leaf | st.lists(leaf, max_size=2)
     known = [*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__]
-    others = ["token_ids", "sampling_params", "reward", "parts", "tools", "top_p", "colour"]
+    others = ["reward", "parts", "tools", "top_p", "colour"]
     names = st.sampled_from([*known, *others])
     return st.dictionaries(names, value, max_size=6).map(lambda body: json.dumps(body).encode())
 
@@ -91,7 +88,7 @@ def test_streams_say_what_whole_replies_say(policy_folder: Path) -> None:
     with_endpoint(policy_folder, test)
 
 
-def test_a_text_or_a_stop_id_ends_a_completion(policy_folder: Path) -> None:
+def test_a_text_ends_a_completion(policy_folder: Path) -> None:
     async def test(client: Client) -> None:
         asked = {"prompt": "1>", "max_tokens": 30, "seed": 1}
         free = (await client.ok("/v1/completions", asked))["choices"][0]["text"]
@@ -107,15 +104,6 @@ def test_a_text_or_a_stop_id_ends_a_completion(policy_folder: Path) -> None:
                 found = (await client.ok("/v1/completions", asked | {"stop": stop}))["choices"][0]
                 cut, reason = found["text"], found["finish_reason"]
             assert cut == free[: free.index(stop)] and reason == "stop"
-        params: dict[str, Any] = {"max_tokens": 30, "seed": 1, "logprobs": 1}
-        body = {"token_ids": [1, 5, 14], "sampling_params": params}
-        all_ids = (await client.ok(GENERATE, body))["choices"][0]["token_ids"]
-        params["stop_token_ids"] = [all_ids[4]]
-        found = (await client.ok(GENERATE, body))["choices"][0]
-        assert found["token_ids"] == all_ids[: all_ids.index(all_ids[4]) + 1]
-        assert found["finish_reason"] == "stop"
-        names = [each["token"] for each in found["logprobs"]["content"]]
-        assert names == [f"token_id:{token}" for token in found["token_ids"]]
 
     with_endpoint(policy_folder, test)
 
@@ -124,22 +112,24 @@ def test_a_session_is_recorded_token_by_token_with_seeds_and_proofs(
     policy_folder: Path, tmp_path: Path
 ) -> None:
     async def test(client: Client) -> None:
-        params = {"max_tokens": 40, "stop_token_ids": list(range(4, 34))}
+        body = {"max_tokens": 40, "stop": [*"abcdefghijklmnop"]}
+
+        async def episodes() -> list[list[list[int]]]:
+            """The tokens of each segment."""
+            found = (await client.http.get("/v1/rollouts/an agent")).json()["episodes"]
+            return [[each["tokens"] for each in episode["segments"]] for episode in found]
 
         async def turn(tokens: list[int]) -> list[int]:
-            body = {"token_ids": tokens, "sampling_params": params}
-            found = await client.ok(GENERATE, body, x_session_id="an agent")
-            return [*tokens, *found["choices"][0]["token_ids"]]
+            await client.ok("/v1/completions", body | {"prompt": tokens}, x_session_id="an agent")
+            return [token for tokens in (await episodes())[-1] for token in tokens]
 
         first = await turn([1, 4, 14])
         second = await turn([*first, 44, 45])
         await turn([*second, 46])
         await turn([*first, 47])  # a fork
-        seen = (await client.http.get("/v1/rollouts/an agent")).json()["episodes"]
-        kinds = [[each["kind"] for each in episode["segments"]] for episode in seen]
-        more = ["environment", "model"]
-        assert kinds == [["prompt", "model", *more, *more], ["prompt", "model"]]
-        assert seen[1]["segments"][0]["tokens"] == [*first, 47]
+        one, fork = await episodes()
+        assert (one[0], one[2], one[4]) == ([1, 4, 14], [44, 45], [46]) and len(one) == 6
+        assert fork[0] == [*first, 47] and len(fork) == 2
         posted = await client.ok(
             "/v1/rollouts/an agent/reward", {"reward": 0.25, "parts": {"style": 0.5}}
         )
@@ -255,7 +245,7 @@ def test_what_is_not_supported_is_refused_with_a_sentence(policy_folder: Path) -
 
 @given(st.binary(max_size=80) | json_of_fields())
 def test_no_body_raises_anything_but_a_refusal(raw: bytes) -> None:
-    kinds: list[Any] = [CompletionRequest, ChatRequest, GenerateRequest, RewardRequest]
+    kinds: list[Any] = [CompletionRequest, ChatRequest, RewardRequest]
     for kind in kinds:
         with suppress(ApiError):
             parse(raw, kind)
@@ -306,8 +296,8 @@ class Endless:
 
 def test_an_engine_that_fails_ends_the_endpoint_with_a_sentence(policy_folder: Path) -> None:
     async def test(client: Client) -> None:
-        broken = Endless(client.stepper.engine, RuntimeError("no device"))
-        client.stepper.engine = cast(Engine, broken)
+        driver = client.endpoint.generator.driver
+        driver.engine = cast(Engine, Endless(driver.engine, RuntimeError("no device")))
         await client.post("/v1/completions", {"prompt": "a"})
 
     with pytest.raises(BaseExceptionGroup) as raised:
@@ -319,7 +309,9 @@ def test_an_engine_that_fails_ends_the_endpoint_with_a_sentence(policy_folder: P
 def test_a_client_that_leaves_cancels_its_generation(policy_folder: Path) -> None:
     async def test(client: Client) -> None:
         driver = client.endpoint.generator.driver
-        client.stepper.engine = cast(Engine, Endless(client.stepper.engine))
+        client.endpoint.generator.driver.engine = cast(
+            Engine, Endless(client.endpoint.generator.driver.engine)
+        )
         for stream in (False, True):
             async with trio.open_nursery() as nursery:
                 body = {"prompt": "a", "user": "s", "stream": stream}

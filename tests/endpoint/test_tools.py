@@ -181,10 +181,10 @@ CALLING = 'so <call>{"name": "add", "arguments": {"a": 1}}</call>'
 def scripted(folder: Path, test: Any, *texts: str) -> None:
     async def main() -> None:
         async with serving(folder) as client:
-            renderer, stepper = client.endpoint.policy.renderer, client.stepper
+            renderer, driver = client.endpoint.policy.renderer, client.endpoint.generator.driver
             tokens = [[*renderer.encode_completion(text), 2] for text in texts]
-            engine = Scripted(stepper.engine, tokens)
-            stepper.engine = cast(Engine, engine)
+            engine = Scripted(driver.engine, tokens)
+            driver.engine = cast(Engine, engine)
             await test(client, engine)
 
     trio.run(main)
