@@ -29,7 +29,7 @@ from torch import Tensor
 from benchmarks.common import at_least, load_average, several, spread
 from benchmarks.engine import GROUP, KEY, Size, make_model, make_requests, native_engine
 from peers.engines.batch import generate
-from peers.engines.noise import Ahead, NoisePool
+from peers.engines.noise import Ahead, choose, noise_of
 from swarm.terminal.output import print_json
 
 STEPS = 16
@@ -42,7 +42,6 @@ class Row:
     noise_row: int
     noise_key: tuple[int, int] | None
     position: int = 0
-    limit: int = STEPS
     noise: Ahead | None = None
 
 
@@ -53,16 +52,14 @@ def seconds_of(job: Callable[..., Any], *arguments: Any) -> float:
     return (time.process_time() - began) / STEPS
 
 
-def choose(logits: Tensor, key: tuple[int, int] | None, everything: bool = False) -> None:
+def draw(logits: Tensor, key: tuple[int, int] | None, everything: bool = False) -> None:
     """Choose `STEPS` tokens for each row, as the engine does or with noise for every token."""
-    pool = NoisePool(logits.shape[1], logits.device)
     rows = [Row(index, key) for index in range(len(logits))]
     for _ in range(STEPS):
         if everything:
-            noise = pool.of(rows)
-            (logits if noise is None else noise.add_(logits)).max(-1)
+            noise_of(rows, logits).add_(logits).max(-1)
         else:
-            pool.choose(rows, logits)
+            choose(rows, logits)
         for row in rows:
             row.position += 1
 
@@ -84,12 +81,12 @@ def measure(width: int, vocabulary: int, layers: int, rounds: int) -> dict[str, 
         generator = torch.Generator().manual_seed(vocabulary)
         logits = deviation * torch.randn(GROUP, vocabulary, generator=generator)
         shares: dict[str, list[float]] = {"all_share": [], "share": []}
-        choose(logits, KEY)
+        draw(logits, KEY)
         for _ in range(rounds):
-            without = seconds_of(choose, logits, None)
-            whole = seconds_of(choose, logits, KEY, True)
+            without = seconds_of(draw, logits, None)
+            whole = seconds_of(draw, logits, KEY, True)
             shares["all_share"].append((whole - without) / step)
-            shares["share"].append((seconds_of(choose, logits, KEY) - without) / step)
+            shares["share"].append((seconds_of(draw, logits, KEY) - without) / step)
         told[name] = {
             figure: value
             for share, values in shares.items()

@@ -178,11 +178,7 @@ class Endpoint:
                     }
                     for each in rollout.segments
                 ],
-                "draws": [
-                    {"key": each.key, "temperature": each.temperature, "row": each.row}
-                    | {"start": each.start}
-                    for each in episode.draws
-                ],
+                "draws": episode.draws,
             }
             for episode, rollout in session.rollouts()
         ]

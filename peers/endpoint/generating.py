@@ -12,9 +12,10 @@ from peers.endpoint.jobs import Job
 from peers.endpoint.policy import Policy
 from peers.endpoint.recording import Sessions
 from peers.endpoint.replies import Delta
-from peers.endpoint.sampling import Ask, Driver, Sampled, Text, sample
+from peers.endpoint.sampling import Driver, Sampled, Text, sample
 from peers.endpoint.sessions import Draw, Turn
 from peers.endpoint.tools import Call, CallForm, answer_of
+from peers.engines.engine import Request
 from swarm.errors import UserError
 
 TellDelta = Callable[[Delta], Awaitable[None]]
@@ -123,22 +124,23 @@ class Generator:
             row=row,
             start=start,
         )
-        ask = Ask(
+        request = Request(
+            id=-1,
             tokens=turn.tokens,
             row=row,
             noise_key=draw.key,
             temperature=draw.temperature,
             stop_ids=job.stop_ids,
-            limit=begun.limits[index],
+            limit=start + begun.limits[index],
             start=start,
             continues=turn.episode.last,
             keep=job.session is not None,
-            in_parts=tell is not None or bool(job.stops),
         )
+        in_parts = tell is not None or bool(job.stops)
         sent = _Sent(index, tell, job.calls)
         text = Text(self.policy.renderer, job.stop_ids, job.stops)
         try:
-            sampled = await sample(self.driver, ask, text, sent.tell)
+            sampled = await sample(self.driver, request, text, in_parts=in_parts, tell=sent.tell)
         except BaseException:
             turn.give_up(began=True)
             raise

@@ -16,7 +16,7 @@ import msgspec
 
 from peers.endpoint.errors import ApiError
 from peers.endpoint.policy import Policy
-from peers.endpoint.sessions import Episode, Session
+from peers.endpoint.sessions import Draw, Episode, Session
 from swarm.errors import UserError
 from swarm.rollouts import seeds
 from swarm.rollouts.rollout import Rollout
@@ -46,20 +46,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     parts: dict[str, float]
     """The reward by part."""
-    episodes: list[list[DrawNote]]
+    episodes: list[list[Draw]]
     """By row: how each model segment was sampled."""
-
-
-class DrawNote(msgspec.Struct, frozen=True):
-    """How one model segment was sampled."""
-
-    key: tuple[int, int] | None
-    """Key of the Philox noise; null: the likeliest tokens."""
-    temperature: float
-    row: int
-    """Row of the noise."""
-    start: int
-    """Position of its first token in the row."""
 
 
 @dataclass
@@ -161,13 +149,7 @@ class Sessions:
             model=self.policy.name,
             reward=reward,
             parts=dict(parts),
-            episodes=[
-                [
-                    DrawNote(draw.key, draw.temperature, draw.row, draw.start)
-                    for draw in episode.draws
-                ]
-                for episode, _ in episodes
-            ],
+            episodes=[episode.draws for episode, _ in episodes],
         )
         whole = folder / f"{name}.json"
         whole.with_suffix(".part").write_bytes(msgspec.json.format(msgspec.json.encode(note)))

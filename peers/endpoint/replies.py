@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -59,20 +59,8 @@ class Reply:
         return [self.renderer.decode_completion([token], ())[0] for token in tokens]
 
 
-class Form(Protocol):
-    """One of the two forms."""
-
-    def whole(self, reply: Reply, choices: Sequence[Delta]) -> dict[str, Any]: ...
-
-    def opening(self, reply: Reply, index: int) -> dict[str, Any] | None:
-        """A stream's first event of a choice."""
-        ...
-
-    def event(self, reply: Reply, delta: Delta) -> dict[str, Any]: ...
-
-    def closing(self, reply: Reply, completion_tokens: int) -> dict[str, Any]:
-        """A stream's last event, if the client wants to know the usage."""
-        ...
+# Forms of a reply: `whole`, and for a stream `opening` (a choice's first event, if there is one),
+# `event`, and `closing` (the last event, if the client wants to know the usage).
 
 
 class CompletionForm:
@@ -152,6 +140,9 @@ class ChatForm:
             "logprobs": log_probabilities,
             "finish_reason": "tool_calls" if delta.calls else delta.finish,
         }
+
+
+Form = CompletionForm | ChatForm
 
 
 def encode(body: dict[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from time import perf_counter
 
@@ -199,26 +199,6 @@ PART_TOKENS = 8
 """Tokens per event of a stream, and between two looks for a stop text."""
 
 
-@dataclass(frozen=True)
-class Ask:
-    """One model segment to sample."""
-
-    tokens: Sequence[int]
-    """All tokens before it."""
-    row: int
-    noise_key: tuple[int, int] | None
-    """None: the likeliest token is taken."""
-    temperature: float
-    stop_ids: tuple[int, ...]
-    limit: int
-    """Most tokens of this segment."""
-    start: int = 0
-    """Model tokens of the episode before it."""
-    continues: int | None = None
-    keep: bool = False
-    in_parts: bool = False
-
-
 @dataclass
 class Sampled:
     """A finished model segment; n = its tokens."""
@@ -258,22 +238,33 @@ Tell = Callable[[Sampled, str], Awaitable[None]]
 """Hears of the segment so far, and of the text that is certain by now."""
 
 
-async def sample(driver: Driver, ask: Ask, text: Text, tell: Tell | None = None) -> Sampled:
-    """Sample one segment; raises `ValueError` for one that the engine cannot serve."""
-    found = Sampled(last=ask.continues)
-    size = PART_TOKENS if ask.in_parts else ask.limit
+async def sample(
+    driver: Driver, request: Request, text: Text, *, in_parts: bool, tell: Tell | None = None
+) -> Sampled:
+    """Sample one segment; raises `ValueError` for one that the engine cannot serve.
+
+    `request` is the whole segment's; its parts get ids of their own.
+    """
+    found = Sampled(last=request.continues)
+    size = PART_TOKENS if in_parts else request.limit
     try:
-        driver.capabilities.check_request(_request(ask, 0, 0, ask.limit, None, keep=False))
+        driver.capabilities.check_request(request)
         while True:
-            done = len(found.tokens)
-            upto = min(done + size, ask.limit)
-            id, keep = driver.next_id(), ask.keep or upto < ask.limit
-            piece = await driver.piece(
-                _request(ask, id, done, upto, found.last, keep, found.tokens)
+            start = request.start + len(found.tokens)
+            upto = min(start + size, request.limit)
+            part = replace(
+                request,
+                id=driver.next_id(),
+                tokens=[*request.tokens, *found.tokens],
+                limit=upto,
+                start=start,
+                continues=found.last,
+                keep=request.keep or upto < request.limit,
             )
-            found.last = id if keep else None
+            piece = await driver.piece(part)
+            found.last = part.id if part.keep else None
             found.add(piece)
-            is_full = len(found.tokens) >= ask.limit
+            is_full = request.start + len(found.tokens) >= request.limit
             stopped_at = text.add(found.tokens, is_full or piece.finish == "stop")
             if stopped_at is not None and stopped_at < len(found.tokens):
                 found.cut(stopped_at)
@@ -288,33 +279,10 @@ async def sample(driver: Driver, ask: Ask, text: Text, tell: Tell | None = None)
     except BaseException:
         _release(driver, found)
         raise
-    if not ask.keep:
+    if not request.keep:
         _release(driver, found)
     found.text = text.whole
     return found
-
-
-def _request(
-    ask: Ask,
-    id: int,
-    done: int,
-    upto: int,
-    continues: int | None,
-    keep: bool,
-    sampled: Sequence[int] = (),
-) -> Request:
-    return Request(
-        id=id,
-        tokens=[*ask.tokens, *sampled],
-        row=ask.row,
-        noise_key=ask.noise_key,
-        temperature=ask.temperature,
-        stop_ids=ask.stop_ids,
-        limit=ask.start + upto,
-        start=ask.start + done,
-        continues=continues,
-        keep=keep,
-    )
 
 
 def _release(driver: Driver, found: Sampled) -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -41,33 +42,9 @@ Seen = str | ChatSeen | None
 """What a client has seen of an episode: a text, messages, or nothing but token ids."""
 
 
-@dataclass(frozen=True)
-class Past:
-    """An episode as a prompt may extend it."""
-
-    tokens: Sequence[int]
-    seen: Seen
-    first: Seen
-    """What the client sent as its first prompt."""
-
-
-class Prompt(Protocol):
-    """What a client sends before a model segment."""
-
-    @property
-    def seen(self) -> Seen: ...
-
-    def whole(self) -> list[int]:
-        """Its token ids, as the beginning of an episode; raises `UserError`."""
-        ...
-
-    def after(self, past: Past) -> list[int] | None:
-        """The token ids that follow an episode's; None unless the prompt extends it."""
-        ...
-
-    def answered(self, text: str, finish: Finish) -> Seen:
-        """What the client has seen once it has the model's answer."""
-        ...
+# What a client sends before a model segment: `seen` and `answered` are what it has seen, before and
+# after the model's answer; `whole` its token ids as an episode's beginning (raises `UserError`);
+# `after` those that follow an episode's, or None unless the prompt extends it.
 
 
 @dataclass(frozen=True)
@@ -80,7 +57,7 @@ class TokenPrompt:
     def whole(self) -> list[int]:
         return list(self.tokens)
 
-    def after(self, past: Past) -> list[int] | None:
+    def after(self, past: Episode) -> list[int] | None:
         length = len(past.tokens)
         extends = len(self.tokens) > length and list(self.tokens[:length]) == list(past.tokens)
         return list(self.tokens[length:]) if extends else None
@@ -103,7 +80,7 @@ class TextPrompt:
     def whole(self) -> list[int]:
         return self.renderer.encode_prompt(self.text)
 
-    def after(self, past: Past) -> list[int] | None:
+    def after(self, past: Episode) -> list[int] | None:
         if not isinstance(past.seen, str) or not self.text.startswith(past.seen):
             return None
         return self.renderer.encode_completion(self.text[len(past.seen) :])
@@ -130,7 +107,7 @@ class ChatPrompt:
     def whole(self) -> list[int]:
         return self.chat.prompt(self.messages, self._variables)
 
-    def after(self, past: Past) -> list[int] | None:
+    def after(self, past: Episode) -> list[int] | None:
         if not isinstance(past.seen, ChatSeen) or not isinstance(past.first, ChatSeen):
             return None
         length = len(past.seen.messages)
@@ -152,16 +129,17 @@ class ChatPrompt:
         return {"tools": json.loads(self.tools)} if self.tools else {}
 
 
+Prompt = TokenPrompt | TextPrompt | ChatPrompt
+
 EPISODES_MAX = 1024
 """Episodes of one session; a request beyond is refused."""
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True):
     """How one model segment was sampled; with the seed anyone can do it again."""
 
     key: tuple[int, int] | None
-    """Key of the noise; None: the likeliest tokens."""
+    """Key of the Philox noise; None: the likeliest tokens."""
     temperature: float
     row: int
     """Row of the noise."""
@@ -329,7 +307,7 @@ class Session:
         added: list[int] = []
         for episode in self.episodes:
             if best is None or len(episode.tokens) > len(best.tokens):
-                rest = prompt.after(Past(episode.tokens, episode.seen, episode.first))
+                rest = prompt.after(episode)
                 if episode.draws and rest:
                     best, added = episode, rest
         if best is not None and best.may_go_on():

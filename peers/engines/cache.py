@@ -9,7 +9,6 @@ always its first ones, so that attention reads the cache where it lies.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -24,9 +23,6 @@ COLUMNS_MIN = 64
 
 STATE_DTYPE = torch.bfloat16
 """Hidden states are kept as proofs need them."""
-
-
-_MEMORIES = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,6 @@ class Bucket(Generic[R]):
     def __init__(self, shape: Shape, columns: int) -> None:
         self.columns = columns
         self.rows: list[R] = []
-        self.memory = next(_MEMORIES)
-        """The number of the allocated memory, which no other has; a new one after `resize`."""
         self._shape = shape
         self.keys, self.values, self.states = self._allocate(0)
 
@@ -123,7 +117,6 @@ class Bucket(Generic[R]):
                     target[:used] = source[:used]
             states[:used] = self.states[:used]
         self.keys, self.values, self.states = keys, values, states
-        self.memory = next(_MEMORIES)
 
     def copy_in(self, row: R, copy: Copy) -> None:
         """Fill a row's first positions from a copy."""

@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 
 from swarm.terminal.exit import exits
-from swarm.terminal.options import AsJson
-from swarm.terminal.output import print_json
 
 app = typer.Typer(help="Engines that run in an environment of their own.", no_args_is_help=True)
 
@@ -32,35 +30,6 @@ def install_command(
     versions = ", ".join(f"{each} {version}" for each, version in made.versions.items())
     print(f"{name} is installed in {folder_of(home, name)}: {versions}")
     print(f"peers with this home use it with: --engine {recipe.engine}")
-
-
-@app.command("list")
-@exits
-def list_command(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
-    """List the engines that a peer with this home can use."""
-    from peers.engines.install import installations
-    from peers.engines.installed import NATIVE, folder_of
-
-    home = home.expanduser().absolute()
-    found = installations(home)
-    if as_json:
-        engines = [
-            {
-                "name": recipe.name,
-                "engine": recipe.engine,
-                "folder": str(folder_of(home, recipe.name)),
-                "versions": record.versions if record else {},
-                "problem": problem,
-            }
-            for recipe, record, problem in found
-        ]
-        print_json({"engines": [{"name": NATIVE, "engine": NATIVE, "problem": None}, *engines]})
-        return
-    print(f"{NATIVE}: built into Swarm")
-    for recipe, record, problem in found:
-        versions = record.versions.items() if record else ()
-        ready = ", ".join(f"{each} {version}" for each, version in versions)
-        print(f"{recipe.name}: {problem or ready}")
 
 
 @app.command("stage")

@@ -1,16 +1,15 @@
-"""Making an engine's virtual environment in a peer's home, step by step.
+"""Making an engine's virtual environment in a peer's home.
 
 A library of environments (`peers.environments.verifiers.installed`) is installed in the same way.
 
-Each finished step is recorded, so an interrupted installation continues. Packages come from the
-package index that pip is configured with. Swarm itself is linked, not copied: the child runs the
+An interrupted installation continues. Packages come from the package index that pip is configured
+with. Swarm itself is linked, not copied: the child runs the
 same code as its peer.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ import sys
 import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 
 import msgspec
@@ -27,12 +26,10 @@ from peers.engines.installed import (
     RECIPES,
     Installed,
     Recipe,
-    folder_of,
     python_of,
     read_installed,
     record_of,
     site_packages,
-    why_unusable,
 )
 from swarm.errors import UserError
 from swarm.world.home import make_home
@@ -44,11 +41,6 @@ LINKED = ("swarm", "peers")
 
 CHECK_SECONDS = 600.0
 """Time for the check. Loading a tiny model takes 15 s on a CPU; a GPU may compile kernels first."""
-
-_VERSIONS = (
-    "import importlib.metadata as m, json; "
-    "print(json.dumps({d.name.lower(): d.version for d in m.distributions()}))"
-)
 
 
 def recipe_of(name: str) -> Recipe:
@@ -78,46 +70,22 @@ def install(recipe: Recipe, home: Path, say: Say = print) -> Installed:
         found = read_installed(folder)
         if found is None or found.requirements != recipe.requirements:
             _start_anew(folder, recipe, say)
+            say(f"making a virtual environment in {folder}")
+            _make(recipe, folder)
             found = Installed(requirements=recipe.requirements)
-        for number, (step, what, work) in enumerate(_steps(recipe, folder), 1):
-            if step in found.done:
-                continue
-            say(f"[{number}/{len(recipe.steps) + 3}] {what}")
-            work()
-            found = msgspec.structs.replace(found, done=[*found.done, step])
-            _write(folder, found)
-        last = len(recipe.steps) + 3
-        say(f"[{last}/{last}] checking that the {recipe.kind} works")
+        if not found.complete:
+            for step in recipe.steps:  # pip is quick about what is there already
+                say(f"installing {' '.join(step)}")
+                pip(folder, "install", *step)
+            if recipe.unwanted:
+                pip(folder, "uninstall", "--yes", *recipe.unwanted)
+        say(f"checking that the {recipe.kind} works")
         _link(folder)  # Swarm may have moved since
-        found = msgspec.structs.replace(found, complete=False)
-        _write(folder, found)
+        _write(folder, msgspec.structs.replace(found, complete=False))
         _check(recipe, folder, say)
         found = msgspec.structs.replace(found, complete=True, versions=_versions(recipe, folder))
         _write(folder, found)
     return found
-
-
-def installations(home: Path) -> list[tuple[Recipe, Installed | None, str | None]]:
-    """Every engine with an environment in the home, its record, and why it cannot be used."""
-    return [
-        (recipe, read_installed(folder_of(home, name)), why_unusable(recipe, home))
-        for name, recipe in sorted(RECIPES.items())
-        if folder_of(home, name).exists()
-    ]
-
-
-def _steps(recipe: Recipe, folder: Path) -> Iterator[tuple[str, str, Callable[[], None]]]:
-    """Name, description and work of each step but the check."""
-    make = partial(_make, recipe, folder)
-    yield "environment", f"making a virtual environment in {folder}", make
-    for step in recipe.steps:
-        text = " ".join(step)
-        yield text, f"installing {text}", partial(pip, folder, "install", *step)
-    yield (
-        "clean",
-        f"removing what breaks the {recipe.kind}",
-        partial(_remove_unwanted, recipe, folder),
-    )
 
 
 @contextmanager
@@ -184,11 +152,6 @@ def pip(folder: Path, *arguments: str) -> None:
         )
 
 
-def _remove_unwanted(recipe: Recipe, folder: Path) -> None:
-    if recipe.unwanted:
-        pip(folder, "uninstall", "--yes", *recipe.unwanted)
-
-
 def _check(recipe: Recipe, folder: Path, say: Say) -> None:
     """Run the recipe's check; raises `UserError` with its last line."""
     command = [str(python_of(folder)), *recipe.check]
@@ -218,10 +181,8 @@ def _check(recipe: Recipe, folder: Path, say: Say) -> None:
 
 def _versions(recipe: Recipe, folder: Path) -> dict[str, str]:
     """Installed versions of the recipe's requirements."""
-    ended = subprocess.run(
-        [str(python_of(folder)), "-c", _VERSIONS], capture_output=True, text=True, check=True
-    )
-    found: dict[str, str] = json.loads(ended.stdout)
+    installed = distributions(path=[str(site_packages(folder))])
+    found = {each.name.lower(): each.version for each in installed}
     names = [_distribution(each) for each in recipe.requirements]
     return {name: found[name] for name in names if name in found}
 

@@ -108,14 +108,12 @@ RECIPES = {
 }
 
 
-class Installed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Installed(msgspec.Struct, frozen=True, kw_only=True):
     """The file `swarm-engine.json` of an environment: what was done to make it."""
 
     requirements: list[str]
-    done: list[str] = []
-    """Steps that are finished."""
     complete: bool = False
-    """Whether all steps are finished and the check succeeded."""
+    """Whether everything is installed and the check succeeded."""
     versions: dict[str, str] = {}
     """Installed versions by distribution, once complete."""
 

@@ -28,6 +28,9 @@ from peers.engines.tokenizer import check_tokenizer, copy_tokenizer, tokenizer_f
 from swarm.errors import UserError
 
 INDEX_FILE = "model.safetensors.index.json"
+STORED = frozenset({"F64", "F32", "F16", "BF16"})
+"""Formats of weights that are not quantised, by their names in safetensors."""
+
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 
 
@@ -162,9 +165,16 @@ def open_weights(
         try:
             file: Any = safetensors.safe_open(path, framework="pt")
             for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                if wanted(name):
-                    files[name] = file
-                    shapes[name] = tuple(file.get_slice(name).get_shape())
+                if not wanted(name):
+                    continue
+                values = file.get_slice(name)
+                if values.get_dtype() not in STORED:
+                    raise UserError(
+                        f"{name} in {folder} is stored as {values.get_dtype()}; quantised weights "
+                        "are refused, because validators compute with the trainer's own"
+                    )
+                files[name] = file
+                shapes[name] = tuple(values.get_shape())
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{path} is no safetensors file ({error})") from error
     return files, shapes

@@ -20,8 +20,7 @@ from peers.engines.decoder import Decoder
 from peers.engines.device import available_bytes, is_out_of_memory, upload
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
 from peers.engines.flat import FlatAttention, Fresh, Further, Part
-from peers.engines.noise import NoisePool
-from peers.engines.pace import Fixed, Pace
+from peers.engines.noise import draw
 from peers.engines.prefill import Prefiller
 from peers.engines.rows import Admitted, Row, Rows
 from swarm.errors import UserError
@@ -70,7 +69,7 @@ class NativeEngine:
         """Load the policy in `folder`, whose number is `policy`.
 
         `dtype` is the precision to compute in; None: the weights' stored dtype. At most `slots`
-        rows are generated at once (0: `SLOTS` or half, as measured), with caches of at most
+        rows are generated at once (0: `SLOTS`), with caches of at most
         `memory_share` of the memory that is free once the weights are loaded. `merge` is as in
         `Decoder`. Raises `UserError` for an unsupported model.
         """
@@ -79,13 +78,12 @@ class NativeEngine:
         self._policy = policy
         self.out_of_memory = 0
         """How often the batch was halved because memory was short."""
-        vocabulary_size = decoder.vocabulary_size
         self._capabilities = Capabilities(
             name="native",
             version=__version__,
             device=str(decoder.device),
             dtype=str(decoder.dtype).removeprefix("torch."),
-            vocabulary_size=vocabulary_size,
+            vocabulary_size=decoder.vocabulary_size,
             hidden_size=decoder.hidden_size,
             length_max=decoder.length_max,
             in_flight=True,
@@ -99,10 +97,8 @@ class NativeEngine:
             device=decoder.device,
         )
         cache_bytes = int(memory_share * available_bytes(decoder.device))
-        noise = NoisePool(vocabulary_size, decoder.device)
         cache: Cache[Row] = Cache(shape, decoder.length_max, cache_bytes)
-        self._pace = Fixed(slots) if slots else Pace(SLOTS)
-        self._rows = Rows(cache, noise, slots or SLOTS, self._pace)
+        self._rows = Rows(cache, slots or SLOTS)
         on_gpu = decoder.device.type == "cuda"
         self._entries_max = ENTRIES_MAX_GPU if on_gpu else ENTRIES_MAX
 
@@ -136,17 +132,13 @@ class NativeEngine:
     @torch.inference_mode()
     def step(self) -> list[Piece]:
         while True:
-            started = self._pace.clock()
             self._rows.make_columns()
             admitted = self._rows.admit(self._policy)
             if not self._rows.live:
                 self._rows.check_room()
                 return []
             try:
-                drawn = self._sample(*self._advance(admitted))
-                if not admitted.rows():
-                    self._pace.note(len(drawn), self._pace.clock() - started)
-                return self._append(drawn)
+                return self._append(self._sample(*self._advance(admitted)))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -217,28 +209,15 @@ class NativeEngine:
                 _lay_chunks(batch, part, new)
         return batch
 
-    def _draw(self, rows: list[Row], hidden: Tensor) -> list[Drawn]:
-        """Each row's next token and its log-probability."""
-        logits = self.logits(hidden)  # [rows, vocabulary]
-        temperatures = [row.request.temperature for row in rows]
-        first = temperatures[0]
-        if temperatures.count(first) < len(rows):
-            logits = logits / upload(temperatures, logits.device, torch.float32)[:, None]
-        elif first != 1.0:
-            logits = logits / first
-        chosen = self._rows.noise.choose(rows, logits, self._rows.soon())
-        log_mu = torch.log_softmax(logits, -1).gather(-1, chosen[:, None])[:, 0]
-        # One tensor, so that the device is waited for once.
-        tokens, values = torch.stack((chosen.double(), log_mu.double())).tolist()
-        return list(zip(rows, map(int, tokens), values, strict=True))
-
     def _sample(self, rows: list[Row], hidden: Tensor) -> list[Drawn]:
         """Each row's next token and its log-probability."""
         some = max(1, self._entries_max // self._decoder.vocabulary_size)
         drawn = []
         for start in range(0, len(rows), some):
-            part = slice(start, start + some)
-            drawn += self._draw(rows[part], hidden[part])
+            part = rows[start : start + some]
+            temperatures = [row.request.temperature for row in part]
+            found = draw(part, temperatures, self.logits(hidden[start : start + some]))
+            drawn += [(row, *each) for row, each in zip(part, found, strict=True)]
         return drawn
 
     def _append(self, drawn: list[Drawn]) -> list[Piece]:

@@ -20,9 +20,6 @@ class Rotary:
         self._scale = scale
         self._dtype = dtype
         self._cos = self._sin = torch.empty(0, 2 * len(frequencies))
-        self._shorter: list[tuple[Tensor, Tensor]] = []
-        """Tables that were outgrown: a recorded CUDA graph may read them. They double in length, so
-        all of them take no more than the last."""
 
     def at(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """(cosines, signed sines) of `positions`, all below `length`: [..., 1, head size]."""
@@ -31,7 +28,6 @@ class Rotary:
         return self._cos[positions].unsqueeze(-2), self._sin[positions].unsqueeze(-2)
 
     def _extend(self, length: int) -> None:
-        self._shorter.append((self._cos, self._sin))
         positions = torch.arange(length, device=self._frequencies.device).float()
         angles = torch.outer(positions, self._frequencies).repeat(1, 2)
         self._cos = (angles.cos() * self._scale).to(self._dtype)

@@ -11,22 +11,17 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import torch
 from torch import Tensor
 
 from peers.engines.cache import Cache, Cached, Copy
 from peers.engines.engine import PROMPT_ROWS_MAX, Piece, Request
-from peers.engines.noise import Ahead, NoisePool
-from peers.engines.pace import Pace
+from peers.engines.noise import Ahead
 from swarm.errors import UserError
 
 PREFILL_TOKENS_MAX = 1 << 14
 """Tokens of prompts in one forward pass; more wait for the next."""
-
-SOON = 16
-"""Waiting rows whose first noise is computed along with that of others."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -63,10 +58,6 @@ class Row(Cached):
     @property
     def noise_row(self) -> int:
         return self.request.row
-
-    @property
-    def limit(self) -> int:
-        return self.request.limit
 
     def append(self, token: int, log_probability: float) -> None:
         """Add a sampled token."""
@@ -131,9 +122,9 @@ class Admitted:
 class Rows:
     """All rows of an engine."""
 
-    def __init__(self, cache: Cache[Row], noise: NoisePool, slots: int, pace: Pace) -> None:
-        """At most `slots` rows are generated at once, and as many as `pace` finds best."""
-        self.cache, self.noise, self.slots, self._pace = cache, noise, slots, pace
+    def __init__(self, cache: Cache[Row], slots: int) -> None:
+        """At most `slots` rows are generated at once."""
+        self.cache, self.slots = cache, slots
         self.live: dict[int, Row] = {}
         """By request id."""
         self._waiting: OrderedDict[int, Row] = OrderedDict()
@@ -148,10 +139,6 @@ class Rows:
     def __contains__(self, id: int) -> bool:
         return id in self._waiting or id in self.live or id in self._kept
 
-    def soon(self) -> Iterable[Row]:
-        """The rows that will be admitted next."""
-        return islice(self._waiting.values(), SOON)
-
     def submit(self, request: Request) -> None:
         """Queue a request."""
         row = Row(request=request)
@@ -165,7 +152,6 @@ class Rows:
         if id in self._waiting:
             row = self._waiting.pop(id)
             self._demand_prompt(row, -1)
-            self.noise.release(row)
             before = row.request.continues
             if before is not None and before in self._kept:  # no request continues it any more
                 self._drop(self._kept.pop(before)[1])
@@ -179,8 +165,7 @@ class Rows:
         admitted = Admitted()
         leaders: dict[tuple[int, ...], Row] = {}
         computed_tokens = 0
-        slots = min(self.slots, self._pace.slots)
-        while self._waiting and len(self.live) < slots:
+        while self._waiting and len(self.live) < self.slots:
             row = next(iter(self._waiting.values()))
             length = row.fed_length
             shared = row.prompt is not None and (
@@ -188,7 +173,7 @@ class Rows:
             )
             if not shared and computed_tokens and computed_tokens + length > PREFILL_TOKENS_MAX:
                 break
-            more = min(len(self._waiting), slots - len(self.live)) - 1
+            more = min(len(self._waiting), self.slots - len(self.live)) - 1
             if not self.cache.add(row, length + 1, more):
                 if self.free_memory():
                     continue
@@ -326,7 +311,6 @@ class Rows:
 
     def _leave(self, row: Row) -> None:
         self.cache.remove(row)
-        self.noise.release(row)
         del self.live[row.request.id]
 
     def _demand_prompt(self, row: Row, change: int) -> None:

@@ -15,8 +15,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from peers.engines.device import upload
-
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
@@ -26,15 +24,11 @@ _BLOCK = 1 << 13
 """Counters hashed at once on a CPU: their words stay in its second-level cache."""
 
 
-def philox(
-    key: tuple[int, int] | tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> list[Tensor]:
+def philox(key: tuple[int, int], counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> list[Tensor]:
     """Philox4x32-10: map each counter of four words to four random words.
 
-    Words and results are int64 tensors with values in [0, 2³²); counter and key broadcast together.
+    Words and results are int64 tensors with values in [0, 2³²); words broadcast together.
     """
-    key_0: int | Tensor
-    key_1: int | Tensor
     key_0, key_1 = key
     word_0, word_1, word_2, word_3 = counter
     for _ in range(_ROUNDS):
@@ -66,8 +60,7 @@ def gumbel_noise(
     if rows.device.type == "cpu":
         found = _noise_by_numpy(key, flat_rows, flat_positions, vocabulary_size)
     else:
-        keys = upload([key], rows.device).expand(len(flat_rows), 2).contiguous()
-        found = keyed_noise(keys, flat_rows, flat_positions, vocabulary_size)
+        found = _noise_by_torch(key, flat_rows, flat_positions, vocabulary_size)
     return found.view(*shape, vocabulary_size)
 
 
@@ -86,14 +79,12 @@ class Drawn:
         return gumbel_noise(self.key, self.rows, self.positions, vocabulary_size)
 
 
-def keyed_noise(keys: Tensor, rows: Tensor, positions: Tensor, vocabulary_size: int) -> Tensor:
-    """`gumbel_noise` [n, vocabulary] for rows with keys int64 [n, 2] of their own.
-
-    Reads no number on the host, so that a GPU's queue goes on. `rows` and `positions` are [n].
-    """
+def _noise_by_torch(
+    key: tuple[int, int], rows: Tensor, positions: Tensor, vocabulary_size: int
+) -> Tensor:
+    """Reads no number on the host, so that a GPU's queue goes on."""
     quads = torch.arange(-(-vocabulary_size // 4), device=rows.device)
     zero = torch.zeros_like(quads[:1])
-    key = (keys[:, :1], keys[:, 1:])
     words = philox(key, (quads, positions[:, None], rows[:, None], zero))
     hashes = torch.stack(words, dim=-1).flatten(-2)[:, :vocabulary_size]
     return gumbel_of(hashes.to(torch.float32))
@@ -162,13 +153,6 @@ def hash_quads(
         np.bitwise_and(product_0, low, out=w3)
         key_0, key_1 = (key_0 + _WEYL_0) & _MASK, (key_1 + _WEYL_1) & _MASK
     return words
-
-
-def sample(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:
-    """Token ids int64 [...] from fp32 logits [..., vocabulary]; without noise, the likeliest."""
-    if noise is None:
-        return logits.argmax(-1)
-    return (logits / temperature + noise).argmax(-1)
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class EngineService:
     async def generate(self, job: Generate) -> Generated:
         made = await trio.to_thread.run_sync(self._begin, job)
         async with open_guarded() as guarded:
-            guarded.nursery.start_soon(self._keep, made)
+            guarded.nursery.start_soon(made.finished.keep_proving)
             try:
                 await self._thread.run(self._drive, made.playing)
             finally:
@@ -201,13 +201,6 @@ class EngineService:
                     made.playing.error = RuntimeError("the call was cancelled")
             guarded.nursery.cancel_scope.cancel()
         return await self._beside.run(self._complete, made)
-
-    async def _keep(self, made: _Made) -> None:
-        """Keep what is finished of a submission for a restarted child."""
-        try:
-            await made.finished.keep()
-        except Exception as error:
-            made.playing.error = error
 
     def _drive(self, playing: Playing) -> None:
         """Step the engine until a submission's completions are finished."""
@@ -335,18 +328,14 @@ class EngineService:
         self._check_policy(order)  # another may have been loaded since the first look
         assert self._player is not None and self._policy is not None
         sampling = order.sampling
-        finished = FinishedRollouts(path, order)
-        policies = set(finished.policies()) | {self._policy.step}
-        if len(policies) > sampling.swaps_max + 1:
-            finished.drop()  # with this child's policy they would be too many
-            policies = {self._policy.step}
-        left = [row for row in range(order.rows()) if row not in finished.rollouts]
-        work = [groups[row // sampling.group_size] for row in left]
+        finished = FinishedRollouts()
+        rows = range(order.rows())
+        work = [groups[row // sampling.group_size] for row in rows]
         key = seeds.noise_key(order.seed())
-        playing = Playing(renderer, work, left, key, sampling, finished.add)
+        playing = Playing(renderer, work, rows, key, sampling, finished.add)
         self._player.add(playing)
         prompts = {each.group: each.signed for each in job.prompts}
-        made = _Made(order, path, prompts, finished, playing, self._slots(), policies)
+        made = _Made(order, path, prompts, finished, playing, self._slots(), {self._policy.step})
         self._live.append(made)
         return made
 
@@ -355,7 +344,7 @@ class EngineService:
         return self._engine.capabilities.slots or 0
 
     def _complete(self, made: _Made) -> Generated:
-        """Build the missing proofs, and write the file."""
+        """Build the last proofs, and write the file."""
         order, finished = made.order, made.finished
         assert self._policy is not None
         finished.prove()
@@ -375,7 +364,6 @@ class EngineService:
         )
         turns = made.turns() if made.prompts else None
         digest, size_bytes = write(made.path, rollouts, self._header(order), turns)
-        finished.forget()
         slots_left = self._slots()
         return Generated(
             digest=digest,

@@ -19,10 +19,6 @@ from swarm.wire.messages import Submission
 FOLDER = "outbox"
 """Folder of submissions that have no verdict yet."""
 
-UNFINISHED = ".finished"
-"""End of the name of a file with the finished rollouts of a submission that was interrupted
-(`peers.engines.finished`)."""
-
 
 @dataclass(frozen=True)
 class Made:
@@ -70,15 +66,8 @@ class Outbox:
         kept = {each.path for each in self.waiting()}
         for name in disk.list(FOLDER):
             path = f"{FOLDER}/{name}"
-            if path not in kept and not name.endswith(UNFINISHED):
+            if path not in kept:
                 await disk.remove(path)
-
-    async def give_up_unfinished(self, lineage: int, step: int) -> None:
-        """Remove what is finished of interrupted submissions, except those of a step."""
-        disk = self._node.disk
-        for name in disk.list(FOLDER):
-            if name.endswith(UNFINISHED) and not name.startswith(f"{lineage}-{step}-"):
-                await disk.remove(f"{FOLDER}/{name}")
 
     async def keep(self, made: Made) -> None:
         """Remember a submission, before it is delivered."""

@@ -156,8 +156,7 @@ class InferenceRole:
     async def leave(self) -> None:
         """Deliver the submissions under way that take at most `leave_seconds`, and keep receipts.
 
-        Submissions have a fixed number of groups, so no prefix of one is handed in; what is
-        finished of it stays on the disk, and a restart goes on with the rest.
+        Submissions have a fixed number of groups, so no prefix of one is handed in.
         """
         await self._finish_short()
         await self._proofs.finish()
@@ -299,8 +298,6 @@ class InferenceRole:
         if not self._pending.works_on(order):
             outbox = self._deliveries.outbox
             await outbox.forget_before(order.lineage, order.step - self._run.max_staleness)
-            if not self._pending.begun:
-                await outbox.give_up_unfinished(order.lineage, order.step)
             self._pending.start_step(order, outbox.next_number(order.lineage, order.step))
         self._peer.status.step = order.step
 

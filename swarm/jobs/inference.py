@@ -86,7 +86,7 @@ class Generate(Job, frozen=True, kw_only=True):
 
     patience_seconds: ClassVar[float] = 600.0
     """Every step of an engine reports progress; the first one may compile kernels. An engine that
-    hangs is killed after this time and started again, and the finished rollouts are kept."""
+    hangs is killed after this time and started again."""
 
     order: SubmissionOrder
     path: str

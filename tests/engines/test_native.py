@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from peers.engines import demo, model, noise, sampling
+from peers.engines import demo, model, noise
 from peers.engines import rows as rows_module
 from peers.engines.native import NativeEngine
 from peers.engines.registry import make_engine
@@ -196,25 +196,6 @@ def test_cutting_work_into_pieces_changes_nothing(
         prefill_completions(engine, PROMPTS, made.tokens).states, whole.states, strict=True
     ):
         assert torch.allclose(one, other, atol=1e-4)
-
-
-def test_noise_is_computed_for_few_rows_at_a_time_whatever_the_vocabulary(
-    pair: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, engine, _ = pair
-    made = complete(engine, PROMPTS, range(5), (3, 4), 1.0, [0], 6)
-    entries: list[int] = []
-
-    def counted(*arguments: Any) -> Tensor:
-        noise = sampling.gumbel_noise(*arguments)
-        entries.append(noise.numel())
-        return noise
-
-    monkeypatch.setattr(noise, "gumbel_noise", counted)
-    monkeypatch.setattr(noise, "ENTRIES_MAX", 2 * engine.capabilities.vocabulary_size)
-    again = NativeEngine(pair[2])
-    assert complete(again, PROMPTS, range(5), (3, 4), 1.0, [0], 6).tokens == made.tokens
-    assert entries and max(entries) <= 2 * engine.capabilities.vocabulary_size
 
 
 def test_a_further_turn_goes_on_counting_positions(pair: Any) -> None:

@@ -23,7 +23,7 @@ from peers.engines.native import NativeEngine
 from peers.engines.pipeline.channel import Channel, Load, Run, greet_stage, read_secret
 from peers.engines.pipeline.engine import PipelineEngine
 from peers.engines.pipeline.remote import RemoteStage, serve
-from peers.engines.pipeline.stage import LocalStage, Stage, Work, split_layers
+from peers.engines.pipeline.stage import LocalStage, Work, split_layers
 from peers.engines.registry import make_engine
 from peers.inference.settings import InferenceSettings
 from peers.validator.role import ValidatorSettings
@@ -55,7 +55,7 @@ def served(engines: int = 1, told: list[str] | None = None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def pipeline(folder: Path, stages: list[Stage], **options: Any) -> Iterator[PipelineEngine]:
+def pipeline(folder: Path, stages: list[Any], **options: Any) -> Iterator[PipelineEngine]:
     engine = PipelineEngine(folder, stages, CPU, torch.float32, **options)
     try:
         yield engine
@@ -107,7 +107,7 @@ def test_stages_of_other_processes_speak_over_a_socket(tmp_path: Path) -> None:
         save_random(SUPPORTED["gemma2"], tmp_path / name, seed)
     save_random(SUPPORTED["gemma"], tmp_path / "other", 3)
     with contextlib.ExitStack() as stack:
-        stages: list[Stage] = [RemoteStage(stack.enter_context(served()), SECRET) for _ in range(4)]
+        stages: list[Any] = [RemoteStage(stack.enter_context(served()), SECRET) for _ in range(4)]
         split = stack.enter_context(pipeline(tmp_path / "old", stages, slots=4))
         assert_same(split, NativeEngine(tmp_path / "old"))
         with pytest.raises(UserError, match="family differs"):
@@ -298,6 +298,6 @@ def test_four_processes_generate_with_a_model_that_none_could_hold(tmp_path: Pat
         with pytest.raises(UserError, match=r"no memory for layers 0 to 7 .* fewer with stage_"):
             PipelineEngine(tmp_path, [alone], CPU, torch.float32)
         alone.close()
-        stages: list[Stage] = [RemoteStage(address, SECRET) for address in addresses]
+        stages: list[Any] = [RemoteStage(address, SECRET) for address in addresses]
         with pipeline(tmp_path, stages) as split:
             assert_same(split, NativeEngine(tmp_path))

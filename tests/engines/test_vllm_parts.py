@@ -1,10 +1,9 @@
-"""The parts of the vLLM engine that need no vLLM: arguments, shapes of checkpoints, the check."""
+"""The parts of the vLLM engine that need no vLLM: arguments, stored weights, the check."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from peers.engines.architecture import describe
 from peers.engines.config import read_config
 from peers.engines.engine import Capabilities
 from peers.engines.native import NativeEngine
@@ -19,7 +19,6 @@ from peers.engines.registry import make_engine
 from peers.engines.vllm.check import LIMITS, Agreement, check_engine_agrees
 from peers.engines.vllm.engine import CPU_CACHE_BYTES_MIN, engine_arguments
 from peers.engines.vllm.selftest import make_tiny
-from peers.engines.vllm.shapes import check_same_model, shapes_of
 from peers.inference.settings import InferenceSettings
 from swarm.errors import UserError
 from swarm.jobs import Hardware
@@ -33,14 +32,6 @@ CPU = torch.device("cpu")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     make_tiny(folder)
-    return folder
-
-
-def altered(tiny: Path, folder: Path, **changes: object) -> Path:
-    """A copy of the model whose config.json differs."""
-    shutil.copytree(tiny, folder)
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -68,7 +59,7 @@ def test_bf16_is_within_its_own_limits_but_not_those_of_fp32(tiny: Path) -> None
 
 
 def test_fp8_is_within_its_own_limits_but_not_those_of_bf16(tiny: Path, tmp_path: Path) -> None:
-    rounded = altered(tiny, tmp_path / "rounded")
+    rounded = shutil.copytree(tiny, tmp_path / "rounded")
     stored = safetensors.torch.load_file(tiny / "model.safetensors")
     weights = {
         name: fp8(name, weight) if weight.ndim == 2 and "embed" not in name else weight
@@ -86,7 +77,7 @@ def test_fp8_is_within_its_own_limits_but_not_those_of_bf16(tiny: Path, tmp_path
     engine = InFp8(rounded, "cpu", torch.bfloat16)
     assert check_engine_agrees(engine, tiny) is not None
     assert engine.capabilities.engine_class.endswith(" fp8 cpu")
-    other = altered(tiny, tmp_path / "other")
+    other = shutil.copytree(tiny, tmp_path / "other")
     make_tiny(other, seed=1)
     with pytest.raises(UserError, match="on cpu in fp8: "):
         check_engine_agrees(engine, other)
@@ -110,9 +101,9 @@ def test_a_settings_table_reaches_vllms_arguments(tiny: Path) -> None:
         "quantise": "fp8",
     }
     settings = PeerSettings(tables={"inference": table}).of("inference", InferenceSettings)
-    config = read_config(tiny)
+    model = describe(read_config(tiny))
     cuda = torch.device("cuda")
-    made = engine_arguments(tiny, config, cuda, torch.bfloat16, settings.hardware)
+    made = engine_arguments(tiny, model, cuda, torch.bfloat16, settings.hardware)
     assert made["gpu_memory_utilization"] == 0.5
     assert (made["max_num_seqs"], made["max_model_len"]) == (8, 128)
     assert (made["tensor_parallel_size"], made["pipeline_parallel_size"]) == (2, 3)
@@ -120,7 +111,7 @@ def test_a_settings_table_reaches_vllms_arguments(tiny: Path) -> None:
     assert made["quantization"] == "fp8"
     assert "kv_cache_memory_bytes" not in made, "vLLM measures a GPU's memory itself"
 
-    default = engine_arguments(tiny, config, cuda, torch.bfloat16, Hardware())
+    default = engine_arguments(tiny, model, cuda, torch.bfloat16, Hardware())
     assert default["enforce_eager"] is True and "max_num_seqs" not in default
     assert default["max_model_len"] == 256
     for name in ("quantization", "speculative_config"):
@@ -129,70 +120,31 @@ def test_a_settings_table_reaches_vllms_arguments(tiny: Path) -> None:
 
 
 def test_the_cache_on_a_cpu_has_a_bound(tiny: Path) -> None:
-    config = read_config(tiny)
+    model = describe(read_config(tiny))
 
     def cache(hardware: Hardware) -> int:
-        arguments = engine_arguments(tiny, config, CPU, torch.float32, hardware)
+        arguments = engine_arguments(tiny, model, CPU, torch.float32, hardware)
         assert arguments["enforce_eager"] is True
         return int(arguments["kv_cache_memory_bytes"])
 
     assert cache(Hardware()) == CPU_CACHE_BYTES_MIN, "64 rows of 256 tokens are 17 MB"
-    long = {**config, "max_position_embeddings": 1 << 20, "num_hidden_layers": 64}
+    long = dataclasses.replace(model, length_max=1 << 20, layers=model.layers * 32)
     free = engine_arguments(tiny, long, CPU, torch.float32, Hardware(memory_share=1e-6))
     assert free["kv_cache_memory_bytes"] == CPU_CACHE_BYTES_MIN
 
 
-def test_small_hidden_sizes_keep_prompts_and_turn_the_prefix_cache_off(tiny: Path) -> None:
-    config = read_config(tiny)
-    for size, cached in ((128, True), (96, False)):
-        made = engine_arguments(
-            tiny, {**config, "hidden_size": size}, CPU, torch.float32, Hardware()
-        )
-        assert made["enable_prefix_caching"] is cached
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"rope_theta": 5e5}, "holds another model than the one loaded: rope_theta differs"),
-        (
-            {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3},
-            "layer_types differs",
-        ),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config = "),
-    ],
-)
-def test_another_model_is_no_checkpoint(
-    change: dict[str, object], sentence: str, tiny: Path, tmp_path: Path
+@pytest.mark.parametrize(("kind", "name"), [(torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8")])
+def test_quantised_weights_are_refused(
+    kind: torch.dtype, name: str, tiny: Path, tmp_path: Path
 ) -> None:
-    other = altered(tiny, tmp_path / "other", **change)
-    with pytest.raises(UserError, match=sentence):
-        check_same_model(read_config(tiny), shapes_of(tiny), other)
-
-
-def test_weights_of_another_shape_are_no_checkpoint(tiny: Path, tmp_path: Path) -> None:
-    config, shapes = read_config(tiny), shapes_of(tiny)
-    check_same_model(config, shapes, tiny)
     weights = safetensors.torch.load_file(tiny / "model.safetensors")
-    name = "model.norm.weight"
-    for case, (new, sentence) in enumerate(
-        (
-            ({**weights, name: torch.zeros(3)}, rf"{name} in .* has shape \[3\], not \[128\]"),
-            ({**weights, "more": torch.zeros(3)}, "have more, which the model does not know"),
-            ({each: weights[each] for each in weights if each != name}, f"lack {name}"),
-        )
-    ):
-        folder = altered(tiny, tmp_path / str(case))
-        safetensors.torch.save_file(new, folder / "model.safetensors")
-        with pytest.raises(UserError, match=sentence):
-            check_same_model(config, shapes, folder)
-    quantised = {**weights, name: weights[name].to(torch.float8_e4m3fn)}
-    safetensors.torch.save_file(quantised, folder / "model.safetensors")
-    with pytest.raises(UserError, match=f"{name} in .* is stored as F8_E4M3; quantised weights"):
-        check_same_model(config, shapes, folder)
-    (folder / "model.safetensors").write_bytes(b"{")
-    with pytest.raises(UserError, match="is no safetensors file"):
-        check_same_model(config, shapes, folder)
+    norm = "model.norm.weight"
+    folder = shutil.copytree(tiny, tmp_path / "quantised")
+    safetensors.torch.save_file(
+        weights | {norm: weights[norm].to(kind)}, folder / "model.safetensors"
+    )
+    with pytest.raises(UserError, match=f"{norm} in .* is stored as {name}; quantised"):
+        make_engine("native", folder)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peers.engines import search
-from peers.engines.noise import Ahead, NoisePool
+from peers.engines.noise import Ahead, choose, noise_of
 from peers.engines.sampling import Drawn, judge_margins
 from peers.engines.search import find_search, search_by_numpy
 from peers.engines.winners import VOCABULARY_MIN, largest, margins
@@ -81,19 +81,24 @@ class Row:
     noise_key: tuple[int, int] | None
     noise_row: int
     position: int
-    limit: int = 100
     noise: Ahead | None = None
 
 
 @pytest.mark.parametrize("keys", [[(1, 2)] * 3, [(1, 2), None, (3, 4), (1, 2), None], [None] * 2])
-def test_the_pool_chooses_as_with_all_the_noise(keys: list[tuple[int, int] | None]) -> None:
-    logits = logits_of("normal", len(keys), VOCABULARY_MIN, 3)
-    pool = NoisePool(VOCABULARY_MIN, torch.device("cpu"))
+@pytest.mark.parametrize("size", [64, 1500, VOCABULARY_MIN])
+def test_rows_choose_as_with_all_the_noise(keys: list[tuple[int, int] | None], size: int) -> None:
+    """A tiny vocabulary, whose noise is computed ahead, a middle one, and a large one."""
+    logits = logits_of("normal", len(keys), size, 3)
     rows = [Row(key, index, 9 * index) for index, key in enumerate(keys)]
-    chosen = pool.choose(rows, logits)
-    noise = pool.of(rows)
-    everything = logits if noise is None else logits + noise
-    assert chosen.tolist() == everything.max(-1).indices.tolist()
+    for step in range(40):
+        everything = logits.clone()
+        for index, row in enumerate(rows):
+            row.position = 9 * index + step
+            if row.noise_key is not None:
+                at = torch.tensor([row.noise_row]), torch.tensor([row.position])
+                everything[index] += Drawn(row.noise_key, *at).noise(size)[0]
+        assert torch.equal(logits + noise_of(rows, logits), everything)
+        assert choose(rows, logits).tolist() == everything.max(-1).indices.tolist()
 
 
 def test_equal_sums_are_won_by_the_first_token() -> None:

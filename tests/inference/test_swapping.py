@@ -11,7 +11,6 @@ import pytest
 import torch
 import trio
 
-from peers.engines.finished import FinishedRollouts
 from peers.environments.calculator import Calculator
 from swarm.errors import UserError
 from swarm.jobs import Load, SubmissionOrder
@@ -71,30 +70,6 @@ def test_a_swap_between_and_within_the_turns_of_an_episode(
         within += sum(len(spans) > 1 for spans in turns)
         between += sum(before[-1].policy != after[0].policy for before, after in pairwise(turns))
     assert between and within
-
-
-def test_a_restarted_child_keeps_rollouts_of_several_policies(bench: Bench) -> None:
-    first = bench.service()
-    order = submission_order(ORDER, groups=4, stop_ids=[*range(60, 64)])
-    died = RuntimeError("killed")
-
-    def die() -> None:
-        first._live[0].finished.write()
-        raise died
-
-    acts = {3: bench.offer(first, 2), 8: bench.offer(first, 3), 12: die}
-    assert bench.generate(first, [order], acts) == [died]
-    finished = FinishedRollouts(bench.path(order), order)
-    kept = {row: rollout.spans for row, rollout in finished.rollouts.items()}
-    assert {span.policy for spans in kept.values() for span in spans} == {1, 2, 3}
-    assert len(kept) < order.rows()
-
-    again = bench.service(order)
-    made = bench.generate(again, [order], {2: bench.offer(again, 4)})
-    rollouts = bench.check(order, *made)
-    assert policies_of(rollouts) == {1, 2, 3}, "no fourth policy"
-    assert all(rollouts.rollout(row).spans == list(spans) for row, spans in kept.items())
-    assert not list(bench.at.glob("*.finished"))
 
 
 def test_an_environment_that_fails_in_one_of_two_swapping_submissions(

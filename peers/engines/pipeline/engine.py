@@ -18,24 +18,22 @@ from peers.engines.architecture import describe
 from peers.engines.config import read_supported_config
 from peers.engines.decoder import check_same
 from peers.engines.embedding_and_head import EmbeddingAndHead
-from peers.engines.engine import Capabilities, Piece, Prefill, Request
+from peers.engines.engine import PROMPT_ROWS_MAX, Capabilities, Piece, Prefill, Request
 from peers.engines.fitting import check_shapes
 from peers.engines.model import StoredTensors
-from peers.engines.pipeline.stage import Stage, Work, split_layers
-from peers.engines.sampling import gumbel_noise, sample
+from peers.engines.noise import Ahead, draw
+from peers.engines.pipeline.remote import RemoteStage
+from peers.engines.pipeline.stage import LocalStage, Work, split_layers
 from peers.engines.weights import Weights
 from swarm.errors import UserError
 from swarm.version import __version__
 from swarm.world.progress import checkpoint
 
-PROMPT_ROWS_MAX = 128
-"""Hidden rows kept before a completion: a proof chunk needs 128 values, a row has at least 1."""
-
 PREFILL_TOKENS_MAX = 1 << 13
 """Padded tokens in one pass."""
 
-NOISE_ENTRIES_MAX = 1 << 20
-"""Entries of noise computed at once."""
+ENTRIES_MAX = 1 << 20
+"""Rows times vocabulary sampled at once."""
 
 SLOTS = 64
 """Rows generated at once, unless the settings say otherwise."""
@@ -57,7 +55,21 @@ class _Row:
     last: Tensor = field(default_factory=lambda: torch.empty(0))
     """State [hidden], in full precision, from which the next token is sampled."""
     hidden: list[Tensor] = field(default_factory=list)
-    log_probabilities: list[Tensor] = field(default_factory=list)
+    log_probabilities: list[float] = field(default_factory=list)
+    noise: Ahead | None = None
+    position: int = field(init=False)
+    """Index of the next model token in the episode."""
+
+    def __post_init__(self) -> None:
+        self.position = self.request.start
+
+    @property
+    def noise_key(self) -> tuple[int, int] | None:
+        return self.request.noise_key
+
+    @property
+    def noise_row(self) -> int:
+        return self.request.row
 
 
 class PipelineEngine:
@@ -66,7 +78,7 @@ class PipelineEngine:
     def __init__(
         self,
         folder: Path,
-        stages: Sequence[Stage],
+        stages: Sequence[LocalStage | RemoteStage],
         device: torch.device,
         dtype: torch.dtype,
         *,
@@ -242,29 +254,17 @@ class PipelineEngine:
         return self._embedding_and_head.finish(stream.to(self._device))
 
     def _sample(self, rows: list[_Row]) -> None:
-        """Sample each row's next token; rows with the same noise and temperature together."""
-        groups: dict[tuple[tuple[int, int] | None, float], list[_Row]] = {}
-        for row in rows:
-            groups.setdefault((row.request.noise_key, row.request.temperature), []).append(row)
-        some = max(1, NOISE_ENTRIES_MAX // self._model.vocabulary_size)
-        for (key, temperature), group in groups.items():
-            for start in range(0, len(group), some):
-                part = group[start : start + some]
-                logits = self.logits(torch.stack([row.last for row in part]))
-                noise = None
-                if key is not None:
-                    numbers = torch.tensor([row.request.row for row in part], device=self._device)
-                    positions = torch.tensor(
-                        [row.request.start + len(row.tokens) for row in part], device=self._device
-                    )
-                    noise = gumbel_noise(key, numbers, positions, self._model.vocabulary_size)
-                chosen = sample(logits, noise, temperature)
-                log_all = torch.log_softmax(logits / temperature, -1)
-                log_mu = log_all.gather(-1, chosen[:, None])[:, 0]
-                for row, token, value in zip(part, chosen.tolist(), log_mu, strict=True):
-                    row.tokens.append(token)
-                    row.feed = [token]
-                    row.log_probabilities.append(value)
+        """Sample each row's next token."""
+        some = max(1, ENTRIES_MAX // self._model.vocabulary_size)
+        for start in range(0, len(rows), some):
+            part = rows[start : start + some]
+            temperatures = [row.request.temperature for row in part]
+            logits = self.logits(torch.stack([row.last for row in part]))
+            for row, (token, value) in zip(part, draw(part, temperatures, logits), strict=True):
+                row.tokens.append(token)
+                row.feed = [token]
+                row.log_probabilities.append(value)
+                row.position += 1
 
     def _piece(self, row: _Row) -> Piece:
         assert row.before is not None
@@ -272,7 +272,7 @@ class PipelineEngine:
             id=row.request.id,
             tokens=list(row.tokens),
             hidden=torch.stack(row.hidden),
-            log_probabilities=torch.stack(row.log_probabilities),
+            log_probabilities=torch.tensor(row.log_probabilities),
             prompt_hidden=row.before,
             finish="stop" if row.tokens[-1] in row.request.stop_ids else "length",
             spans=[(self._policy, len(row.tokens))],
@@ -281,7 +281,7 @@ class PipelineEngine:
 
 def _ended(row: _Row) -> bool:
     last = row.tokens[-1] in row.request.stop_ids
-    return last or row.request.start + len(row.tokens) == row.request.limit
+    return last or row.position == row.request.limit
 
 
 def _passes(rows: list[_Row]) -> list[list[_Row]]:

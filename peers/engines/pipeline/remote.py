@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from peers.engines.architecture import Unsupported, describe
+from peers.engines.model import StoredTensors
 from peers.engines.pipeline.channel import (
     ANSWER_SECONDS,
     DATA_BYTES_MAX,
@@ -29,7 +30,7 @@ from peers.engines.pipeline.channel import (
     name_of,
     to_bytes,
 )
-from peers.engines.pipeline.stage import LocalStage, Named, Work
+from peers.engines.pipeline.stage import LocalStage, Work
 from swarm.errors import UserError
 from swarm.world.child import limit_memory
 
@@ -45,7 +46,7 @@ TOKENS_MAX = 1 << 20
 
 
 class RemoteStage:
-    """A stage in another process. See `Stage`; raises `UserError` for what goes wrong there."""
+    """A stage in another process; raises `UserError` for what goes wrong there."""
 
     def __init__(self, address: str, secret: bytes) -> None:
         """Connect to `host:port`."""
@@ -66,7 +67,7 @@ class RemoteStage:
             raise UserError(f"{error}; give both sides the same secret") from error
 
     def load(
-        self, config: Mapping[str, Any], span: range, dtype: torch.dtype, weights: Named
+        self, config: Mapping[str, Any], span: range, dtype: torch.dtype, weights: StoredTensors
     ) -> None:
         self._dtype = dtype
         encoded = json.dumps(dict(config)).encode()

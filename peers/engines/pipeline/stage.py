@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 import torch
 from torch import Tensor
 
 from peers.engines.architecture import describe
-from peers.engines.attention import LayerAttention, attend, attend_causally, unseen
+from peers.engines.attention import LayerAttention, attend, attend_causally, attend_further, unseen
 from peers.engines.experts import fuse_experts
 from peers.engines.layers import Layers
 from peers.engines.rotary import make_rotary
@@ -39,32 +39,8 @@ class Work(msgspec.Struct, frozen=True):
         return starts[:, None] + torch.arange(max(self.lengths), device=device)
 
 
-class Named(Protocol):
-    """Weights by their published names."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]: ...
-
-
-class Stage(Protocol):
-    """A stage here or in another process."""
-
-    def load(
-        self, config: Mapping[str, Any], span: range, dtype: torch.dtype, weights: Named
-    ) -> None:
-        """Hold the layers of `span` from now on, with empty caches."""
-        ...
-
-    def run(self, work: Work, stream: Tensor) -> Tensor:
-        """The stream [B, S, hidden] after this stage's layers, on the CPU or the stage's device."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class LocalStage:
-    """A stage in this process. See `Stage`."""
+    """A stage in this process; `RemoteStage` is one in another."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -79,6 +55,7 @@ class LocalStage:
         dtype: torch.dtype,
         weights: Iterable[tuple[str, Tensor]],
     ) -> None:
+        """Hold the layers of `span` from now on, with empty caches; weights by published names."""
         self.close()  # before the new layers need its memory
         self._model = model = describe(config)
         self._span, self._dtype = span, dtype
@@ -90,6 +67,7 @@ class LocalStage:
 
     @torch.no_grad()
     def run(self, work: Work, stream: Tensor) -> Tensor:
+        """The stream [B, S, hidden] after this stage's layers."""
         assert self._layers is not None, "a stage runs after load"
         if work.slots:
             ends = [start + length for start, length in zip(work.starts, work.lengths, strict=True)]
@@ -175,9 +153,10 @@ class _Attention:
         for row, (slot, start, length) in enumerate(
             zip(work.slots, work.starts, work.lengths, strict=True)
         ):
-            one = slice(row, row + 1)
-            mixed[one, :, :length] = _attend_further(
-                layer, query[one, :, :length], keys[slot], values[slot], start
+            one, end = slice(row, row + 1), start + length
+            key_row, value_row = (each[None, slot, :, :end] for each in (keys, values))
+            mixed[one, :, :length] = attend_further(
+                layer, query[one, :, :length], key_row, value_row, start
             )
         return mixed
 
@@ -187,16 +166,6 @@ class _Attention:
             index = torch.arange(self._used, device=self._starts.device)
             self._masks[window] = unseen(self._starts[:, None], index, window)[:, None, None]
         return self._masks[window]
-
-
-def _attend_further(
-    layer: LayerAttention, query: Tensor, keys: Tensor, values: Tensor, start: int
-) -> Tensor:
-    """One row's chunk [1, H, S, D] whose sequence has cached positions before it."""
-    end = start + query.shape[2]
-    positions = torch.arange(end, device=query.device)
-    blocked = unseen(positions[start:, None], positions, layer.window)
-    return attend(layer, query, keys[None, :, :end], values[None, :, :end], blocked)
 
 
 def split_layers(count: int, parts: int, given: Sequence[int] = ()) -> list[range]:

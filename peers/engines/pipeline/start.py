@@ -8,7 +8,7 @@ from peers.engines.device import find_device, find_dtype
 from peers.engines.pipeline.channel import read_secret
 from peers.engines.pipeline.engine import PipelineEngine
 from peers.engines.pipeline.remote import RemoteStage
-from peers.engines.pipeline.stage import LocalStage, Stage
+from peers.engines.pipeline.stage import LocalStage
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 
@@ -17,7 +17,7 @@ def pipeline_engine(folder: Path, policy: int, hardware: Hardware) -> PipelineEn
     """An `EngineFactory`, for hardware with `devices` or `stages`."""
     if hardware.devices and hardware.stages:
         raise UserError("devices and stages are both set; choose one of them")
-    stages: list[Stage]
+    stages: list[LocalStage | RemoteStage]
     if hardware.devices:
         stages = [LocalStage(find_device(name)) for name in hardware.devices]
         device = find_device(hardware.devices[-1])

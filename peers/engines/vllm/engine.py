@@ -20,19 +20,21 @@ import torch
 from torch import Tensor
 
 from peers.engines.adapter_config import base_of
+from peers.engines.architecture import Architecture, describe
 from peers.engines.config import read_supported_config
+from peers.engines.decoder import check_same
 from peers.engines.device import find_device, find_dtype
 from peers.engines.engine import Capabilities, Piece, Prefill, Request
-from peers.engines.model import merged_folder, weight_files
+from peers.engines.fitting import check_shapes
+from peers.engines.model import merged_folder
 from peers.engines.vllm.check import check_engine_agrees
-from peers.engines.vllm.shapes import check_same_model, shapes_of
 from swarm.errors import UserError
 from swarm.jobs import Hardware
 from swarm.world.machine import free_memory_bytes
 
 TOP_VALUES = 128
-"""Values that a proof binds. A model with a smaller hidden size needs rows before the first token
-for its proofs, so its prompts' states are kept and its prefix cache is off."""
+"""Values that a proof binds. The proofs of a model with a smaller hidden size would need the states
+of its prompts, which vLLM's prefix cache does not keep: it is refused."""
 
 CPU_CACHE_BYTES_MAX = 4 << 30
 """Most memory for the KV cache on a CPU, where nothing else limits it but the memory share."""
@@ -90,22 +92,25 @@ class VllmEngine:
 
     def __init__(self, folder: Path, policy: int, hardware: Hardware) -> None:
         """Load the policy in `folder`; raises `UserError` for an unsupported model or setting."""
-        config = read_supported_config(folder)
-        weight_files(folder)
+        self._model = model = describe(read_supported_config(folder))
         device = find_device(hardware.device)
         dtype = find_dtype(hardware.dtype, device)
-        self._config, self._dtype = config, dtype
-        self._shapes = shapes_of(folder)
+        self._dtype = dtype
+        check_shapes(model, folder)
         self._policy = policy
         self._serials = itertools.count()
         self._live: dict[int, _Live] = {}
         """By the caller's id."""
         self._by_serial: dict[int, _Live] = {}
-        keep_prompts = config["hidden_size"] < TOP_VALUES
+        if model.hidden_size < TOP_VALUES:
+            raise UserError(
+                f"{folder} has a hidden size of {model.hidden_size}; with vLLM it must be at least "
+                f"{TOP_VALUES}: use --engine native"
+            )
         prepare(hardware)
-        arguments = engine_arguments(folder, config, device, dtype, hardware)
-        self._llm = _start(arguments, device)
-        if not any(self._call("swarm_install", keep_prompts)):
+        arguments = engine_arguments(folder, model, device, dtype, hardware)
+        self._llm = _start(arguments, model, device)
+        if not any(self._call("swarm_install")):
             raise UserError(
                 f"vLLM's {type(self._llm).__name__} has no head or no logits processor to hook; "
                 "install the pinned version: swarm engine install"
@@ -117,11 +122,11 @@ class VllmEngine:
             version=importlib.metadata.version(_distribution()),
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
-            vocabulary_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
+            vocabulary_size=model.vocabulary_size,
+            hidden_size=model.hidden_size,
             length_max=settings.model_config.max_model_len,
             slots=settings.scheduler_config.max_num_seqs,
-            in_flight=not keep_prompts,  # a later span's rows before it are not recorded
+            in_flight=True,
             prefills=False,
             quantised=hardware.quantise,
         )
@@ -195,7 +200,8 @@ class VllmEngine:
     def load_weights(self, folder: Path, policy: int) -> None:
         """See `Engine`. Running requests go on: their caches are computed again from their tokens
         with the new weights."""
-        check_same_model(self._config, self._shapes, folder)
+        check_same(self._model, describe(read_supported_config(folder)), folder)
+        check_shapes(self._model, folder)
         if self._live:
             counts: dict[int, int] = {}
             for part in self._call("swarm_counts"):
@@ -229,7 +235,7 @@ class VllmEngine:
         return live
 
     def _piece(self, live: _Live, tokens: list[int], records: dict[int, Any]) -> Piece:
-        _, count, hidden, log_mu, before = records[live.serial]
+        _, count, hidden, log_mu = records[live.serial]
         if count != len(tokens):
             raise RuntimeError(
                 f"vLLM sampled {len(tokens)} tokens, and {count} were recorded for request "
@@ -243,21 +249,22 @@ class VllmEngine:
                 "engine's arithmetic are broken"
             )
         spans = live.finished_spans(len(tokens), self._policy)
+        none = torch.empty(0, width, dtype=torch.bfloat16)
         return Piece(
             id=live.request.id,
             tokens=tokens,
             hidden=_bfloat16(hidden, width),
             log_probabilities=log_probabilities,
-            prompt_hidden=_bfloat16(before, width),
+            prompt_hidden=none,
             finish="stop" if tokens[-1] in live.request.stop_ids else "length",
             spans=spans,
-            swap_hidden=[torch.empty(0, width, dtype=torch.bfloat16) for _ in spans[1:]],
+            swap_hidden=[none] * (len(spans) - 1),
         )
 
 
 def engine_arguments(
     folder: Path,
-    config: dict[str, Any],
+    model: Architecture,
     device: torch.device,
     dtype: torch.dtype,
     hardware: Hardware,
@@ -278,8 +285,8 @@ def engine_arguments(
         "kv_cache_dtype": "auto",
         "speculative_config": None,
         "enforce_eager": on_cpu or not hardware.cuda_graphs,
-        "enable_prefix_caching": config["hidden_size"] >= TOP_VALUES,
-        "max_model_len": hardware.length_max or config["max_position_embeddings"],
+        "enable_prefix_caching": True,
+        "max_model_len": hardware.length_max or model.length_max,
         "tensor_parallel_size": hardware.tensor_parallel,
         "pipeline_parallel_size": hardware.pipeline_parallel,
         "gpu_memory_utilization": hardware.memory_share,
@@ -294,18 +301,15 @@ def engine_arguments(
         arguments["max_num_seqs"] = hardware.slots
     if on_cpu:
         arguments["max_num_seqs"] = hardware.slots or 64
-        arguments["kv_cache_memory_bytes"] = _cpu_cache_bytes(config, dtype, arguments, hardware)
+        arguments["kv_cache_memory_bytes"] = _cpu_cache_bytes(model, dtype, arguments, hardware)
     return arguments
 
 
 def _cpu_cache_bytes(
-    config: dict[str, Any], dtype: torch.dtype, arguments: dict[str, Any], hardware: Hardware
+    model: Architecture, dtype: torch.dtype, arguments: dict[str, Any], hardware: Hardware
 ) -> int:
     """A cache for all slots at full length, within bounds and the memory share."""
-    heads = config["num_attention_heads"]
-    head_size = config.get("head_dim") or config["hidden_size"] // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    token: int = 2 * config["num_hidden_layers"] * kv_heads * head_size * dtype.itemsize
+    token = 2 * len(model.layers) * model.kv_heads * model.head_size * dtype.itemsize
     block = 128  # tokens in vLLM's blocks on a CPU
     rows: int = arguments["max_num_seqs"] * -(-arguments["max_model_len"] // block) * block
     share = int(hardware.memory_share * free_memory_bytes())
@@ -313,13 +317,13 @@ def _cpu_cache_bytes(
     return max(CPU_CACHE_BYTES_MIN, min(most, rows * token + block * token))
 
 
-def _start(arguments: dict[str, Any], device: torch.device) -> Any:
+def _start(arguments: dict[str, Any], model: Architecture, device: torch.device) -> Any:
     """Start vLLM's engine; its own reasons for refusing become one sentence."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     if device.type == "cpu":
-        _check_head_size(arguments["model"])
+        _check_head_size(model.head_size)
     try:
         return LLMEngine.from_engine_args(EngineArgs(**arguments))
     except (ValueError, RuntimeError, AssertionError, torch.OutOfMemoryError) as error:
@@ -328,11 +332,9 @@ def _start(arguments: dict[str, Any], device: torch.device) -> Any:
         ) from error
 
 
-def _check_head_size(folder: str) -> None:
+def _check_head_size(size: int) -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    config = read_supported_config(Path(folder))
-    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     known = CPUAttentionBackend.get_supported_head_sizes()
     if size not in known:
         raise UserError(

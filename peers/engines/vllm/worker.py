@@ -18,15 +18,14 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from peers.engines.engine import PROMPT_ROWS_MAX
 from peers.engines.sampling import gumbel_noise
 
 ARGUMENT = "swarm"
 """Name of `extra_args` under which a request carries `Sampled`'s first five fields."""
 
-Taken = tuple[int, int, bytes, bytes, bytes]
-"""Serial, tokens, and the bytes of hidden (bf16), log-probabilities (fp32) and prompt rows (bf16).
-Bytes, because vLLM's workers may be other processes."""
+Taken = tuple[int, int, bytes, bytes]
+"""Serial, tokens, and the bytes of hidden (bf16) and log-probabilities (fp32). Bytes, because the
+workers may be other processes."""
 
 
 @dataclass
@@ -40,11 +39,9 @@ class Sampled:
     temperature: float
     output: list[int] = field(default_factory=list)
     """vLLM's own list of the tokens sampled, which it extends after each step."""
-    prompt_length: int = 0
     hidden: Tensor = field(default_factory=lambda: torch.empty(0))
     """bf16 [capacity, hidden] on the CPU."""
     log_probabilities: list[float] = field(default_factory=list)
-    prompt_hidden: Tensor | None = None
 
     def put(self, index: int, hidden: Tensor, log_probability: float) -> None:
         """Record the token at `index`, again if it was recorded before."""
@@ -83,8 +80,8 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]
             return
         for index in batch_update.removed:
             self._rows.pop(index, None)
-        for index, params, prompt, output in batch_update.added:
-            self._rows[index] = self._record(params, len(prompt or ()), output)
+        for index, params, _, output in batch_update.added:
+            self._rows[index] = self._record(params, output)
         for one, other, direction in batch_update.moved:
             moved, replaced = self._rows.pop(one, None), self._rows.pop(other, None)
             if moved is not None:
@@ -92,14 +89,14 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]
             if replaced is not None and direction == MoveDirectionality.SWAP:
                 self._rows[one] = replaced
 
-    def _record(self, params: SamplingParams, prompt_length: int, output: list[int]) -> Sampled:
+    def _record(self, params: SamplingParams, output: list[int]) -> Sampled:
         serial, key, row, start, temperature = params.extra_args[ARGUMENT]
         record = self._records.get(serial)
         if record is None:
             key = None if key is None else tuple(key)
             record = Sampled(serial, key, row, start, temperature)
             self._records[serial] = record
-        record.output, record.prompt_length = output, prompt_length
+        record.output = output
         return record
 
     def apply(self, logits: Tensor) -> Tensor:
@@ -122,22 +119,6 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]
         self.hidden = None
         return logits
 
-    def note_prompt(self, computed: Sequence[int], starts: Sequence[int], hidden: Tensor) -> None:
-        """Keep the states of prompts, for a model whose proofs need rows before the first token.
-
-        In this step row i computes positions computed[i] onwards, rows starts[i] to starts[i + 1]
-        of `hidden`.
-        """
-        for index, first in enumerate(computed):
-            record = self._rows.get(index)
-            if record is None or record.output or first >= record.prompt_length - 1:
-                continue  # once a token is sampled, a proof binds the states it has seen
-            count = min(starts[index + 1] - starts[index], record.prompt_length - 1 - first)
-            rows = hidden[starts[index] : starts[index] + count].to("cpu", torch.bfloat16)
-            if record.prompt_hidden is not None and first > 0:
-                rows = torch.cat((record.prompt_hidden, rows))
-            record.prompt_hidden = rows[-PROMPT_ROWS_MAX:].clone()
-
     def sampled_counts(self) -> dict[int, int]:
         """The tokens sampled so far, by serial."""
         return {serial: len(record.output) for serial, record in self._records.items()}
@@ -154,16 +135,7 @@ class SeededSampling(LogitsProcessor):  # type: ignore[misc]
                 continue
             count = len(record.log_probabilities)
             log_mu = torch.tensor(record.log_probabilities, dtype=torch.float32)
-            before = record.prompt_hidden
-            taken.append(
-                (
-                    serial,
-                    count,
-                    _raw(record.hidden[:count]),
-                    _raw(log_mu),
-                    b"" if before is None else _raw(before),
-                )
-            )
+            taken.append((serial, count, _raw(record.hidden[:count]), _raw(log_mu)))
         return taken
 
     @torch.inference_mode()  # as vLLM calls `apply`
@@ -200,14 +172,13 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def swarm_install(self, keep_prompts: bool) -> bool:
-        """Hook the model; returns whether this worker samples (the last stage of a pipeline).
+    def swarm_install(self) -> bool:
+        """Hook the head; returns whether this worker samples (the last stage of a pipeline).
 
         From now on weights are read from files.
         """
         self.model_runner.vllm_config.load_config.load_format = "safetensors"
-        model = self.model_runner.model
-        head = getattr(model, "logits_processor", None)
+        head = getattr(self.model_runner.model, "logits_processor", None)
         sampling = self._sampling()
         if not isinstance(head, nn.Module) or sampling is None:
             return False
@@ -216,18 +187,6 @@ class WorkerExtension:
             sampling.hidden = arguments[1]
 
         head.register_forward_pre_hook(keep)
-        if keep_prompts:
-            runner = self.model_runner
-
-            def note(module: nn.Module, arguments: Any, output: Any) -> None:
-                count = runner.input_batch.num_reqs
-                hidden = output[0] if isinstance(output, tuple) else output
-                if isinstance(hidden, Tensor):
-                    computed = runner.input_batch.num_computed_tokens_cpu[:count].tolist()
-                    starts = runner.query_start_loc.np[: count + 1].tolist()
-                    sampling.note_prompt(computed, starts, hidden)
-
-            model.model.norm.register_forward_hook(note)  # vLLM calls model.model without hooks
         return True
 
     def swarm_take(self, serials: list[int]) -> list[Taken]:
